@@ -1,0 +1,124 @@
+"""What was seen: one step, one configuration, one whole run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scavenger.domain.configuration import Configuration
+
+__all__ = ["ConvergenceRecord", "EpochRecord", "Measurement", "Profile", "StepRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """The indicators of one applied step.
+
+    Attributes:
+        step: Counts optimizer updates from 1; never goes back.
+        view: Number of the view that it ran under.
+        epoch: 0-based.
+        samples: Samples in the step; less than `global_batch_size` at the end of an epoch.
+        step_time_s: From the previous publication of weights to this one.
+        compute_s: Gradient computation of the slowest worker.
+        sync_s: The rest of the step: pushing, aggregating, applying, pulling.
+        loss: Mean over the step's samples, before the update.
+        mean_worker_sqnorm: Mean over workers of |g_k|^2, weighted by samples. At one worker, of the two halves.
+        mean_sqnorm: |g|^2 of the sample-weighted mean gradient.
+        noise_parts: Gradients that `mean_worker_sqnorm` is over: the workers, or 2 at one worker; 0 where the
+            step had too few samples to tell.
+        disturbed: The time of this step is no evidence of the configuration's speed: the first steps of a view,
+            a partial batch, or workers starting on the same machine.
+        at_s: Seconds since the job began.
+    """
+
+    step: int
+    view: int
+    epoch: int
+    workers: int
+    global_batch_size: int
+    samples: int
+    step_time_s: float
+    compute_s: float
+    sync_s: float
+    loss: float
+    mean_worker_sqnorm: float
+    mean_sqnorm: float
+    noise_parts: int
+    disturbed: bool
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """What was evaluated at the end of an epoch.
+
+    Attributes:
+        epoch: 0-based.
+        step: The last step of the epoch.
+        metrics: By Keras's names, validation metrics with `val_`.
+        evaluation_s: Time that training stood still for it.
+        at_s: Seconds since the job began.
+    """
+
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+    evaluation_s: float
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One configuration, profiled.
+
+    Attributes:
+        steps: Undisturbed steps that the times are over.
+        step_time_s: Their median.
+        step_time_spread_s: Standard deviation of a single step's time, robust (1.4826 times the median absolute
+            deviation).
+        compute_s: Median of the slowest worker's gradient computation.
+        sync_s: Median of the rest.
+        gradient_noise: Smoothed γ, in [1, K] (at one worker, of two halves: in [1, 2]); None where unknown.
+        noise_scale: Smoothed φ, samples; None where unknown.
+        memory_bytes: Largest resident memory of a worker.
+    """
+
+    configuration: Configuration
+    steps: int
+    step_time_s: float
+    step_time_spread_s: float
+    compute_s: float
+    sync_s: float
+    gradient_noise: float | None
+    noise_scale: float | None
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConvergenceRecord:
+    """A finished run of a job to its target: the truth that the statistical model is fitted to.
+
+    Attributes:
+        global_batch_size: B of most of its samples.
+        epochs: Epochs to the target.
+    """
+
+    global_batch_size: int
+    epochs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """All that is known of a job when its models are fitted.
+
+    Attributes:
+        dataset_size: Training samples D per epoch.
+        evaluation_s: Time that training stands still at the end of an epoch, by worker count: pairs (K, seconds).
+        setup_s: From the launch of a worker until it is ready to join.
+    """
+
+    measurements: tuple[Measurement, ...]
+    dataset_size: int
+    evaluation_s: tuple[tuple[int, float], ...] = ()
+    setup_s: float = 0.0
+    convergence: tuple[ConvergenceRecord, ...] = ()

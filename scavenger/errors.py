@@ -1,0 +1,155 @@
+"""Every error that Scavenger raises on purpose, and the exit code that each ends a command with.
+
+::
+
+    ScavengerError                      1   a fault of Scavenger itself
+    ├── ConfigurationError              2   the user's words cannot be followed
+    │   ├── JobFileError                    the job file; carries path, line, column and a suggestion
+    │   └── NotSupportedError               asked for something that this version does not do
+    ├── TransientError                  3   may succeed when tried again
+    │   ├── StoreBusyError                  another process holds the database
+    │   └── WorkersLostError                every worker died, or more than may be replaced
+    ├── NoFeasiblePlanError             4   no configuration meets the constraints
+    ├── LimitReachedError               5   stopped by budget or deadline
+    ├── TrainingError                   6   the user's training code failed
+    │   ├── TrainingCodeError               it raised
+    │   ├── NonFiniteError                  it produced NaN or infinity
+    │   └── TrainingHungError               it made no progress
+    ├── CredentialsError                7   credentials or quota
+    ├── CleanupError                    8   something may have been left behind
+    └── StoreError                      1   the database cannot be used
+        ├── StoreTooNewError                written by a newer Scavenger
+        └── StoreReadOnlyError              cannot be written to
+
+An `Interrupted` is no error: it is the user's wish, and ends with 130.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CleanupError",
+    "ConfigurationError",
+    "CredentialsError",
+    "Interrupted",
+    "JobFileError",
+    "LimitReachedError",
+    "NoFeasiblePlanError",
+    "NonFiniteError",
+    "NotSupportedError",
+    "ScavengerError",
+    "StoreBusyError",
+    "StoreError",
+    "StoreReadOnlyError",
+    "StoreTooNewError",
+    "TrainingCodeError",
+    "TrainingError",
+    "TrainingHungError",
+    "TransientError",
+    "WorkersLostError",
+]
+
+
+class ScavengerError(Exception):
+    """Base of all; the message is one line for a person, with the place and the fix."""
+
+    exit_code = 1
+
+
+class ConfigurationError(ScavengerError):
+    """What the user wrote cannot be followed."""
+
+    exit_code = 2
+
+
+class JobFileError(ConfigurationError):
+    """The job file is malformed, or says something absurd.
+
+    Args:
+        message: What is wrong and what would be right, without the place.
+        path: The file, as the user named it.
+        line: 1-based; None where the fault has no line (a missing file).
+        column: 1-based.
+    """
+
+    def __init__(self, message: str, *, path: str, line: int | None = None, column: int | None = None) -> None:
+        place = ":".join(str(part) for part in (path, line, column) if part is not None)
+        super().__init__(f"{place}: {message}")
+        self.path, self.line, self.column, self.reason = path, line, column, message
+
+
+class NotSupportedError(ConfigurationError):
+    """The request is well-formed, but this version does not do it."""
+
+
+class TransientError(ScavengerError):
+    """May succeed when tried again."""
+
+    exit_code = 3
+
+
+class StoreBusyError(TransientError):
+    """Another process holds the database."""
+
+
+class WorkersLostError(TransientError):
+    """Workers died without an error of the training code, and could not be replaced."""
+
+
+class NoFeasiblePlanError(ScavengerError):
+    """No configuration meets the constraints; the message names the nearest one."""
+
+    exit_code = 4
+
+
+class LimitReachedError(ScavengerError):
+    """The run was stopped before it would have crossed its budget or deadline."""
+
+    exit_code = 5
+
+
+class TrainingError(ScavengerError):
+    """The user's training code failed: a user's error, not an infrastructure error."""
+
+    exit_code = 6
+
+
+class TrainingCodeError(TrainingError):
+    """The training code raised; the message names its file and line."""
+
+
+class NonFiniteError(TrainingError):
+    """A gradient or loss was NaN or infinite; it was refused before it was applied."""
+
+
+class TrainingHungError(TrainingError):
+    """A worker made no progress within its time limit; its stack is in the log."""
+
+
+class CredentialsError(ScavengerError):
+    """Credentials or quota."""
+
+    exit_code = 7
+
+
+class CleanupError(ScavengerError):
+    """Something may have been left behind; the message says what and how to remove it."""
+
+    exit_code = 8
+
+
+class StoreError(ScavengerError):
+    """The database cannot be used."""
+
+
+class StoreTooNewError(StoreError):
+    """The database was written by a newer Scavenger."""
+
+
+class StoreReadOnlyError(StoreError):
+    """The database, or the folder it is in, cannot be written to."""
+
+
+class Interrupted(BaseException):  # noqa: N818 - a wish, not an error
+    """Ctrl-C."""
+
+    exit_code = 130
