@@ -1,0 +1,200 @@
+"""What happened: events while a job runs, and the report at its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
+from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
+
+__all__ = [
+    "Actual",
+    "ChoiceMade",
+    "EpochEnded",
+    "Event",
+    "JobState",
+    "MetricOutcome",
+    "Noted",
+    "Observer",
+    "PhaseChanged",
+    "Predicted",
+    "Profiled",
+    "RunReport",
+    "SearchOutcome",
+    "StepDone",
+    "ViewChanged",
+    "WorkerChanged",
+]
+
+JobState = Literal[
+    "starting", "profiling", "planned", "running", "succeeded", "target_missed", "failed", "stopped", "interrupted"
+]
+"""`succeeded`: the target was reached, or there was none; `target_missed`: `max_epochs` came first; `stopped`: by
+budget or deadline; `planned`: `plan` ends there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChanged:
+    """`starting`, `profiling`, `fitting`, `running`, `saving`, or `done`, with what it is about to do."""
+
+    phase: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChanged:
+    """A process of the job: `starting`, `ready`, `training`, `leaving`, `lost`, `failed`, `gone`."""
+
+    process: str
+    state: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    """A view took effect; `stall_s` is how long the workers that stayed stood still for it."""
+
+    view: int
+    configuration: Configuration
+    first_step: int
+    stall_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step was applied; `progress` in [0, 1] of the phase that is under way (None where it cannot be known)."""
+
+    record: StepRecord
+    progress: float | None
+    cost_usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """An epoch was evaluated."""
+
+    record: EpochRecord
+    goal_metric: str | None
+    target: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """A configuration has been profiled; `index` of `total` planned."""
+
+    measurement: Measurement
+    index: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceMade:
+    """The search is over."""
+
+    curve: TradeoffCurve
+    choice: Choice | Infeasible
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Something that the user should know. `level` is `info` or `warning`."""
+
+    level: str
+    message: str
+
+
+Event = (
+    PhaseChanged | WorkerChanged | ViewChanged | StepDone | EpochEnded | Profiled | ChoiceMade | Noted
+)
+
+
+class Observer:
+    """Is told what happens, as it happens, on the thread that drives the job; must return quickly."""
+
+    def on_event(self, event: Event) -> None:
+        """Take note of one event."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """How the search went.
+
+    Attributes:
+        strategy: What was really done: `full`, `partial`, `none` or `universal`.
+        reason: Why this strategy, in one sentence.
+        profiled: One measurement per profiled configuration, in order.
+        time_s, cost_usd: Spent while searching; the steps count as training.
+        overhead_s, overhead_usd: What the same training progress would have cost less at the chosen
+            configuration; None where nothing was chosen.
+    """
+
+    strategy: str
+    reason: str
+    profiled: tuple[Measurement, ...]
+    time_s: float
+    cost_usd: float
+    overhead_s: float | None = None
+    overhead_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """For this run, from its start to its end, as predicted at the moment of the choice; intervals hold 90 %."""
+
+    time_s: float
+    time_interval_s: tuple[float, float]
+    cost_usd: float
+    cost_interval_usd: tuple[float, float]
+    step_time_s: float
+    epochs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Actual:
+    """What it came to; `step_time_s` is the median at the chosen configuration."""
+
+    time_s: float
+    cost_usd: float
+    step_time_s: float
+    epochs: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricOutcome:
+    """The goal: its metric, the best value seen, the target and whether it was reached."""
+
+    name: str
+    value: float | None
+    target: float | None
+    reached: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """One run of `optimize` or `plan`.
+
+    Attributes:
+        job_id: UUID, text.
+        model_path: The saved `.keras` model; None for `plan` and where training ended before it had weights.
+        measurements_path: The JSON file with every step, epoch and measurement.
+        warnings: What went wrong without ending the run, and what is not known.
+        error: One line; empty unless the job failed.
+    """
+
+    job_id: str
+    job_name: str
+    state: JobState
+    search: SearchOutcome
+    curve: TradeoffCurve | None
+    choice: Choice | Infeasible | None
+    predicted: Predicted | None
+    actual: Actual | None
+    metric: MetricOutcome | None
+    steps: int
+    model_path: str | None
+    measurements_path: str | None
+    warnings: tuple[str, ...] = field(default=())
+    error: str = ""
