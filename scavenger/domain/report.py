@@ -182,6 +182,7 @@ class RunReport:
         measurements_path: The JSON file with every step, epoch and measurement.
         warnings: What went wrong without ending the run, and what is not known.
         error: One line; empty unless the job failed.
+        exit_code: What the command ends with (see `scavenger.errors`).
     """
 
     job_id: str
@@ -198,3 +199,4 @@ class RunReport:
     measurements_path: str | None
     warnings: tuple[str, ...] = field(default=())
     error: str = ""
+    exit_code: int = 0
