@@ -1,0 +1,142 @@
+"""A view: who computes what from one step on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Member", "Position", "Share", "StepPlan", "View", "plan_step", "split"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """Where the next step begins: `consumed` samples into `epoch` (0-based)."""
+
+    epoch: int = 0
+    consumed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker in a view. Its slot in the shared block is its alone for ever: a late writer can hurt nobody."""
+
+    worker: str
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What holds from `first_step` on.
+
+    Attributes:
+        number: Only grows; every message carries it, and one of an older view is refused.
+        first_step: The first step computed under it (steps count from 1).
+        global_batch_size: B.
+        members: In a fixed order, which gives each its share.
+        position: Where `first_step` begins in the data.
+        reason: Why the view changed, for people.
+    """
+
+    number: int
+    first_step: int
+    global_batch_size: int
+    members: tuple[Member, ...]
+    position: Position
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise ValueError("a view needs a member")
+        if self.global_batch_size < len(self.members):
+            raise ValueError("a view's batch must give every member a sample")
+
+    @property
+    def workers(self) -> int:
+        return len(self.members)
+
+    @property
+    def local_batch_size(self) -> int:
+        """The largest share of a full step."""
+        return -(-self.global_batch_size // len(self.members))
+
+    def rank(self, worker: str) -> int | None:
+        """The member's place; None for a stranger."""
+        for rank, member in enumerate(self.members):
+            if member.worker == worker:
+                return rank
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Positions `start` to `stop` (exclusive) of the epoch's order."""
+
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What a step is made of: one share per member, in their order."""
+
+    step: int
+    epoch: int
+    shares: tuple[Share, ...]
+    ends_epoch: bool
+
+    @property
+    def samples(self) -> int:
+        return self.shares[-1].stop - self.shares[0].start
+
+    @property
+    def next_position(self) -> Position:
+        if self.ends_epoch:
+            return Position(self.epoch + 1, 0)
+        return Position(self.epoch, self.shares[-1].stop)
+
+
+def split(start: int, samples: int, parts: int) -> tuple[Share, ...]:
+    """Cut `samples` positions from `start` on into contiguous shares that differ by at most one sample.
+
+    Earlier shares are the larger ones; with fewer samples than parts, the last shares are empty.
+    """
+    if parts < 1 or samples < 0:
+        raise ValueError(f"cannot split {samples} samples into {parts} parts")
+    size, extra = divmod(samples, parts)
+    bounds = [start + part * size + min(part, extra) for part in range(parts + 1)]
+    return tuple(Share(low, high) for low, high in zip(bounds, bounds[1:], strict=False))
+
+
+def plan_step(view: View, step: int, dataset_size: int) -> StepPlan:
+    """The plan of a step under a view: a pure function, so nobody hands samples out and none is lost or repeated.
+
+    Steps take the next B samples of the epoch; the last step of an epoch takes what is left.
+
+    Args:
+        view: The view, which knows where its first step begins.
+        step: At least `view.first_step`.
+        dataset_size: D, samples per epoch.
+
+    Raises:
+        ValueError: If the step lies before the view.
+    """
+    ahead = step - view.first_step
+    if ahead < 0:
+        raise ValueError(f"step {step} lies before view {view.number}, which begins at {view.first_step}")
+    batch, position = view.global_batch_size, view.position
+    left_in_first = -(-(dataset_size - position.consumed) // batch)
+    if ahead < left_in_first:
+        epoch, start = position.epoch, position.consumed + ahead * batch
+    else:
+        epochs, steps = divmod(ahead - left_in_first, -(-dataset_size // batch))
+        epoch, start = position.epoch + 1 + epochs, steps * batch
+    samples = min(batch, dataset_size - start)
+    return StepPlan(
+        step=step,
+        epoch=epoch,
+        shares=split(start, samples, view.workers),
+        ends_epoch=start + samples == dataset_size,
+    )

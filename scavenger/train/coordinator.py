@@ -1,0 +1,446 @@
+"""The coordinator: leads the processes of one job and tells its caller what happens.
+
+It is driven by `poll`, owns no thread, and decides nothing about configurations: `scavenger.control` does, by
+`launch`, `resize` and `release`. What membership and views follow from that is decided in `scavenger.elastic`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from scavenger.elastic.barrier import Announce
+from scavenger.elastic.membership import Membership, WorkerState
+from scavenger.errors import (
+    NonFiniteError,
+    NotSupportedError,
+    ScavengerError,
+    TrainingCodeError,
+    TrainingHungError,
+    WorkersLostError,
+)
+from scavenger.train import messages as m
+from scavenger.train.engine import Exit, ProcessEngine
+from scavenger.train.memory import Block, Layout, create_block
+from scavenger.train.wire import Router, new_keys
+
+__all__ = ["Coordinator", "JobSource", "Lost", "Started", "Timeouts"]
+
+_AGGREGATOR = "aggregator"
+_MEMORY_SAMPLE_S = 0.5
+_PROBE_ANSWER_S = 5.0
+_STACK_DUMP_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class JobSource:
+    """Where the training code is: `module:object` beside `job_dir`, and the seed it is built with."""
+
+    job_id: str
+    train: str
+    job_dir: Path
+    seed: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a worker may take to start, and a step to be applied, before it counts as hung; seconds."""
+
+    start_s: float
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A worker is ready to train; `setup_s` since its launch."""
+
+    worker: str
+    setup_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker died without an error of its code; the others go on."""
+
+    worker: str
+    cause: str
+
+
+Event = m.StepReport | m.EpochReport | m.ViewInstalled | Started | Lost
+
+
+class Coordinator:
+    """Leads one job on one engine.
+
+    Args:
+        source: The training code.
+        slots: Workers that may be launched over the whole job, at most.
+        work_dir: For logs.
+        timeouts: Limits on starting and on steps.
+        clock: Monotonic seconds.
+
+    Every method may raise a `ScavengerError` that ends the job; `close` must be called in any case.
+    """
+
+    def __init__(
+        self,
+        source: JobSource,
+        *,
+        slots: int,
+        work_dir: Path,
+        timeouts: Timeouts,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source, self._slots, self._timeouts, self._clock = source, slots, timeouts, clock
+        self._context = zmq.Context()
+        self._keys = new_keys()
+        self._control = Router(self._context, self._keys)
+        self._fd = create_block()
+        self.engine = ProcessEngine(work_dir / "logs", self._fd)
+        self.membership = Membership()
+        self.manifest: m.Manifest | None = None
+        self._layout: Layout | None = None
+        self._aggregator_address = ""
+        self._aggregator_keys = new_keys()
+        self._greeted: list[str] = []
+        self._seeding: str | None = None
+        self._seeded = False
+        self._launched_at: dict[str, float] = {}
+        self._ended_at: dict[str, float] = {}
+        self._progress_at = clock()
+        self._paused = True
+        self._probed_at: float | None = None
+        self._memory_at = 0.0
+        self.memory_bytes: dict[str, int] = {}
+        self._events: list[Event] = []
+        self._done: m.Done | None = None
+        self._saved: m.Saved | None = None
+        self._quitting: set[str] = set()
+
+    # ---- what the caller wants --------------------------------------------------------------------------------
+
+    def start(self, workers: int) -> None:
+        """Start the aggregator and the first workers."""
+        self.engine.launch(self._boot("aggregator", _AGGREGATOR))
+        self.launch(workers)
+
+    def launch(self, workers: int) -> tuple[str, ...]:
+        """Start more workers; they warm up while the others train. Returns their names.
+
+        Raises:
+            WorkersLostError: If the job has used up its slots.
+        """
+        names = []
+        for _ in range(workers):
+            member = self.membership.launch()
+            if member.slot >= self._slots:
+                raise WorkersLostError(f"{self._slots} workers have been started; the job may start no more")
+            self.engine.launch(self._boot("worker", member.worker, member.slot))
+            self._launched_at[member.worker] = self._clock()
+            names.append(member.worker)
+        return tuple(names)
+
+    def resize(self, workers: int, global_batch_size: int, reason: str) -> None:
+        """Train on K workers with batch B from the next step boundary on, with the workers that are ready."""
+        self._announce(self.membership.resize(workers, global_batch_size, reason))
+
+    def release(self, keep: int) -> tuple[str, ...]:
+        """Let workers go that no view needs, newest first, until `keep` are alive. Returns the names."""
+        if not self.membership.settled:
+            return ()
+        spare = len(self.membership.alive) - keep
+        standby = self.membership.workers(WorkerState.STANDBY)
+        leaving = standby[len(standby) - max(0, min(spare, len(standby))) :]
+        for worker in leaving:
+            self._control.send(worker, m.Quit())
+            self.membership.release(worker)
+            self._quitting.add(worker)
+        return leaving
+
+    def verdict(self, *, stop: bool, keep_best: bool) -> None:
+        """The answer to an `EpochReport`, for which the job waits."""
+        self._paused = stop
+        self._progress_at = self._clock()
+        self._control.send(_AGGREGATOR, m.VerdictGiven(stop=stop, keep_best=keep_best))
+
+    def finish(self, path: Path, *, best: bool) -> None:
+        """Finalise the weights and have a worker write the model; waits for it.
+
+        Raises:
+            WorkersLostError: If no worker is left to write it.
+            TrainingError: If writing fails.
+        """
+        self._paused = True
+        self._control.send(_AGGREGATOR, m.Finish(best=best))
+        self._wait(lambda: self._done is not None, "the aggregator did not finish")
+        assert self._done is not None
+        able = self.membership.workers(WorkerState.TRAINING, WorkerState.STANDBY)
+        if not able:
+            raise WorkersLostError("no worker is left to write the model")
+        self._control.send(able[0], m.Save(str(path), self._done.step))
+        self._wait(lambda: self._saved is not None, "the model was not written")
+
+    def close(self) -> None:
+        """End every process and free everything; safe to call twice."""
+        with contextlib.suppress(zmq.ZMQError):
+            for name in self.engine.running:
+                self._control.send(name, m.Quit())
+        try:
+            self.engine.stop()
+        finally:
+            self.engine.close()
+            for name in self._launched_at:
+                self._ended_at.setdefault(name, self._clock())
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+                self._control.close()
+                self._context.term()
+
+    # ---- what the caller may know -----------------------------------------------------------------------------
+
+    @property
+    def starting(self) -> int:
+        """Workers that are warming up."""
+        return self.membership.count(WorkerState.STARTING)
+
+    @property
+    def ready(self) -> int:
+        """Workers that train or could."""
+        return self.membership.count(WorkerState.STANDBY, WorkerState.TRAINING)
+
+    @property
+    def ending(self) -> bool:
+        """Some worker has been let go but has not ended yet."""
+        return bool(self._quitting & set(self.engine.running))
+
+    def worker_seconds(self) -> float:
+        """Time that workers have existed, summed: what a cloud would charge for."""
+        now = self._clock()
+        return sum(self._ended_at.get(name, now) - at for name, at in self._launched_at.items())
+
+    # ---- the loop ---------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float) -> list[Event]:
+        """Take what has arrived, waiting at most `timeout_s` for something; returns it in order.
+
+        Raises:
+            TrainingError: The training code failed, hangs, or yields NaN.
+            NotSupportedError: The model or data cannot be trained on exactly.
+            WorkersLostError: The aggregator died.
+        """
+        self._control.socket.poll(int(timeout_s * 1000))
+        for peer, message in self._control.receive():
+            self._take(peer, message)
+        for ended in self.engine.poll():
+            self._ended(ended)
+        self._watch()
+        events, self._events = self._events, []
+        return events
+
+    def _wait(self, condition: Callable[[], bool], complaint: str) -> None:
+        deadline = self._clock() + self._timeouts.start_s
+        while not condition():
+            if self._clock() > deadline:
+                raise TrainingHungError(f"{complaint} within {self._timeouts.start_s:.0f} s")
+            self._events = self.poll(0.05) + self._events
+
+    # ---- messages ---------------------------------------------------------------------------------------------
+
+    def _take(self, peer: str, message: m.Message) -> None:
+        match message:
+            case m.Hello() if message.worker == peer:
+                self._hello(peer, message.manifest)
+            case m.AggregatorReady() if peer == _AGGREGATOR:
+                self._aggregator_address = message.address
+                self._prepare_greeted()
+            case m.Seeded() if not self._seeded and self.manifest is not None:
+                self._seeded = True
+                self._control.send(_AGGREGATOR, m.Initialise(self.manifest, self._slots))
+                self._prepare_greeted()
+            case m.Ready() if message.worker == peer:
+                self._progress_at = self._clock()
+                self._events.append(Started(peer, self._clock() - self._launched_at[peer]))
+                self._announce(self.membership.ready(peer))
+            case m.StepReport():
+                self._progress_at, self._probed_at = self._clock(), None
+                self._events.append(message)
+            case m.EpochReport():
+                self._paused = True
+                self._events.append(message)
+            case m.ViewInstalled():
+                self._paused = False
+                self._progress_at = self._clock()
+                self.membership.installed(message.view)
+                self._events.append(message)
+            case m.Missing():
+                self._blame(message)
+            case m.Done():
+                self._done = message
+            case m.Saved():
+                self._saved = message
+            case m.Failed():
+                self._fail(peer, message)
+            case _:
+                pass
+
+    def _hello(self, worker: str, manifest: m.Manifest) -> None:
+        if self.manifest is None:
+            self.manifest = manifest
+            self._layout = Layout.of(manifest, self._slots)
+        elif manifest != self.manifest:
+            raise TrainingCodeError(
+                f"{worker} built another model or data set than the workers before it: the training module must "
+                "give every worker the same (check for randomness in shapes or data)"
+            )
+        self._greeted.append(worker)
+        self._prepare_greeted()
+
+    def _prepare_greeted(self) -> None:
+        """Let workers map the block and warm up: first one alone, whose initial weights become the job's."""
+        if not self._aggregator_address or self.manifest is None:
+            return
+        if not self._seeded and self._seeding is not None:
+            return
+        while self._greeted:
+            worker = self._greeted.pop(0)
+            initial = not self._seeded
+            self._control.send(
+                worker,
+                m.Prepare(
+                    manifest=self.manifest,
+                    slots=self._slots,
+                    aggregator=self._aggregator_address,
+                    aggregator_key=self._aggregator_keys[0].decode(),
+                    initial=initial,
+                ),
+            )
+            if initial:
+                self._seeding = worker
+                return
+
+    def _announce(self, announce: Announce | None) -> None:
+        if announce is None:
+            return
+        self._control.send(
+            _AGGREGATOR,
+            m.Announcement(
+                number=announce.number,
+                members=tuple(m.MemberBody(member.worker, member.slot) for member in announce.members),
+                global_batch_size=announce.global_batch_size,
+                urgent=announce.urgent,
+                reason=announce.reason,
+            ),
+        )
+
+    def _fail(self, process: str, message: m.Failed) -> None:
+        text = f"{message.message} (log: {self.engine.log(process)})"
+        match message.kind:
+            case "code":
+                raise TrainingCodeError(f"the training code failed: {text}")
+            case "unsupported":
+                raise NotSupportedError(message.message)
+            case "nonfinite":
+                raise NonFiniteError(message.message)
+            case _:
+                raise ScavengerError(f"{process} failed: {text}")
+
+    # ---- losses and hangs -------------------------------------------------------------------------------------
+
+    def _ended(self, ended: Exit) -> None:
+        self._ended_at[ended.name] = self._clock()
+        for peer, message in self._control.receive():
+            self._take(peer, message)  # its last words, if it had any
+        if ended.name == _AGGREGATOR:
+            raise WorkersLostError(f"the aggregator {ended.cause} (log: {self.engine.log(_AGGREGATOR)})")
+        if ended.name in self._quitting:
+            self._quitting.discard(ended.name)
+            self._free(ended.name)
+            return
+        if self.manifest is None and ended.status >= 0:
+            raise TrainingCodeError(
+                f"{ended.name} {ended.cause} while starting (log: {self.engine.log(ended.name)})"
+            )
+        self._announce(self.membership.lost(ended.name))
+        self._free(ended.name)
+        self._progress_at = self._clock()
+        if ended.name in self._greeted:
+            self._greeted.remove(ended.name)
+        if ended.name == self._seeding and not self._seeded:
+            self._seeding = None
+            self._prepare_greeted()
+        self._events.append(Lost(ended.name, ended.cause))
+
+    def _free(self, worker: str) -> None:
+        if self._layout is not None and self._fd >= 0:
+            block = Block(self._fd, self._layout)
+            block.release_slot(int(worker[1:]))
+
+    def _watch(self) -> None:
+        """Notice workers that start or compute for ever, and sample memory."""
+        now = self._clock()
+        if now - self._memory_at >= _MEMORY_SAMPLE_S:
+            self._memory_at = now
+            self.memory_bytes |= self.engine.sample_memory()
+        for worker in self.membership.workers(WorkerState.STARTING):
+            if now - self._launched_at[worker] > self._timeouts.start_s:
+                self._end_hung(worker)
+                raise TrainingHungError(
+                    f"{worker} did not get ready within {self._timeouts.start_s:.0f} s (limits.start); "
+                    f"its stack is in {self.engine.log(worker)}"
+                )
+        if self._paused or self.membership.count(WorkerState.TRAINING) == 0:
+            return
+        if self._probed_at is None and now - self._progress_at > self._timeouts.step_s:
+            self._probed_at = now
+            self._control.send(_AGGREGATOR, m.Probe())
+        elif self._probed_at is not None and now - self._probed_at > _PROBE_ANSWER_S:
+            raise TrainingHungError(
+                f"the aggregator does not answer (log: {self.engine.log(_AGGREGATOR)})"
+            )
+
+    def _blame(self, message: m.Missing) -> None:
+        """Some members did not contribute in time: end them; if all are to blame, it is the training code."""
+        if self._probed_at is None or not message.workers:
+            self._probed_at, self._progress_at = None, self._clock()
+            return
+        for worker in message.workers:
+            self._end_hung(worker)
+        self._probed_at, self._progress_at = None, self._clock()
+        if len(message.workers) == self.membership.count(WorkerState.TRAINING):
+            logs = self.engine.log(message.workers[0])
+            raise TrainingHungError(
+                f"step {message.step} was not done within {self._timeouts.step_s:.0f} s (limits.step); the stack of "
+                f"{message.workers[0]} is in {logs}"
+            )
+
+    def _end_hung(self, worker: str) -> None:
+        self.engine.show_stack(worker)
+        time.sleep(_STACK_DUMP_S)  # for the dump to be written; the job is stalled anyway
+        self.engine.kill(worker)
+
+    def _boot(self, role: str, name: str, slot: int = -1) -> m.Bootstrap:
+        keys: Any = self._aggregator_keys if role == "aggregator" else new_keys()
+        return m.Bootstrap(
+            role=role,
+            name=name,
+            job_id=self._source.job_id,
+            coordinator=self._control.address,
+            server_key=self._keys[0].decode(),
+            public_key=keys[0].decode(),
+            secret_key=keys[1].decode(),
+            memory_fd=self._fd,
+            slot=slot,
+            train=self._source.train,
+            job_dir=str(self._source.job_dir),
+            seed=self._source.seed,
+            threads=self._source.threads,
+        )

@@ -1,0 +1,108 @@
+"""Reading batches out of what a user calls data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["DataError", "Source", "open_source"]
+
+
+class DataError(ValueError):
+    """The data has a form that cannot be trained on; the message names it."""
+
+
+class Source(Protocol):
+    """Samples by index."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        """`(x, y)` or `(x, y, sample_weight)` of the samples, stacked along the first axis."""
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    """An array as Keras would feed it: floats in the default float type, everything else as it is."""
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise DataError("the data holds Python objects instead of numbers of one shape")
+    if np.issubdtype(array.dtype, np.floating):
+        return np.ascontiguousarray(array, dtype=keras.config.floatx())
+    return array
+
+
+class _Arrays:
+    """Arrays in memory."""
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self._parts = tuple(keras.tree.map_structure(_array, part) for part in parts)
+        leaves = keras.tree.flatten(self._parts)
+        if any(leaf.ndim == 0 for leaf in leaves):
+            raise DataError("data arrays need a first axis of samples")
+        lengths = {len(leaf) for leaf in leaves}
+        if len(lengths) != 1:
+            raise DataError(f"data arrays disagree on the number of samples: {sorted(lengths)}")
+        self._length = lengths.pop()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        return tuple(keras.tree.map_structure(lambda leaf: leaf[indices], part) for part in self._parts)
+
+
+class _Items:
+    """A map-style data set."""
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+        self._width = len(_parts(items[0]))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        samples = [_parts(self._items[int(index)]) for index in indices]
+        return tuple(
+            keras.tree.map_structure(
+                lambda *leaves: _array(np.stack(leaves)), *[sample[part] for sample in samples]
+            )
+            for part in range(self._width)
+        )
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
+        raise DataError("data must be (x, y) or (x, y, sample_weight)")
+    return tuple(value)
+
+
+def open_source(data: Any, name: str) -> Source:
+    """A source over a user's data.
+
+    Args:
+        data: See `scavenger.sdk.KerasJob`.
+        name: For messages: `train` or `validation`.
+
+    Raises:
+        DataError: If the data has another form, or no sample.
+    """
+    try:
+        source: Source
+        if isinstance(data, (tuple, list)):
+            source = _Arrays(_parts(data))
+        elif isinstance(data, Sequence) or (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+            source = _Items(data)
+        else:
+            raise DataError(
+                f"a {type(data).__name__} is neither arrays (x, y) nor an object with __len__ and __getitem__"
+            )
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from None
+    if len(source) == 0:
+        raise DataError(f"{name}: there is no sample")
+    return source

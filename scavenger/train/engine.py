@@ -1,0 +1,210 @@
+"""Starting and ending the processes of a job on this machine, so that none is ever left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import psutil
+
+from scavenger.errors import CleanupError
+from scavenger.train.messages import Bootstrap
+
+__all__ = ["Exit", "ProcessEngine"]
+
+_GRACE_S = 5.0
+_LOG_BYTES_MAX = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A process that ended: its name, and its exit status (negative: the signal that killed it)."""
+
+    name: str
+    status: int
+
+    @property
+    def cause(self) -> str:
+        if self.status >= 0:
+            return f"ended with status {self.status}"
+        name = signal.Signals(-self.status).name
+        return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+
+
+@dataclass(slots=True)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    log: Path
+    peak_bytes: int = 0
+    ended: bool = False
+    started_at: float = field(default_factory=time.monotonic)
+
+
+class ProcessEngine:
+    """Runs each role of a job as a process group of its own on this machine.
+
+    Args:
+        log_dir: Where each process's output goes, one file each.
+        memory_fd: The job's shared block, which every process inherits.
+    """
+
+    def __init__(self, log_dir: Path, memory_fd: int) -> None:
+        self._log_dir = log_dir
+        self._fd = memory_fd
+        self._processes: dict[str, _Process] = {}
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def launch(self, boot: Bootstrap, *, env: dict[str, str] | None = None) -> int:
+        """Start a process; returns its id.
+
+        Raises:
+            OSError: If the machine cannot start one.
+        """
+        log = self._log_dir / f"{boot.name}.log"
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "scavenger.train.process"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(self._fd,),
+                start_new_session=True,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            )
+        self._tell_reaper("+", popen.pid)
+        self._processes[boot.name] = _Process(popen, log)
+        assert popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            popen.stdin.write(msgspec.json.encode(boot))
+            popen.stdin.close()
+        return popen.pid
+
+    def poll(self) -> list[Exit]:
+        """Processes that have ended since the last look; what they started is ended with them."""
+        exits = []
+        for name, process in self._processes.items():
+            if not process.ended and process.popen.poll() is not None:
+                exits.append(Exit(name, process.popen.returncode))
+                self._bury(process)
+        return exits
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].popen.pid
+
+    def log(self, name: str) -> Path:
+        return self._processes[name].log
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        return tuple(name for name, process in self._processes.items() if not process.ended)
+
+    def sample_memory(self) -> dict[str, int]:
+        """Largest resident memory seen so far of each running process, bytes; shared pages count for each."""
+        sizes = {}
+        for name, process in self._processes.items():
+            if process.ended:
+                continue
+            with contextlib.suppress(psutil.Error):
+                resident = psutil.Process(process.popen.pid).memory_info().rss
+                process.peak_bytes = max(process.peak_bytes, resident)
+                sizes[name] = process.peak_bytes
+        return sizes
+
+    def show_stack(self, name: str) -> None:
+        """Have a process write where it stands to its log."""
+        self._signal(name, signal.SIGUSR1)
+
+    def kill(self, name: str) -> None:
+        """End a process and all that it started, at once."""
+        process = self._processes[name]
+        if not process.ended:
+            self._kill_group(process.popen.pid)
+
+    def stop(self, names: Sequence[str] | None = None, *, grace_s: float = _GRACE_S) -> None:
+        """End processes that have been told to quit: wait, then SIGTERM, then SIGKILL to each group.
+
+        Raises:
+            CleanupError: If one cannot be ended; the message names it.
+        """
+        chosen = [self._processes[name] for name in (names if names is not None else self.running)]
+        for action in (None, signal.SIGTERM, signal.SIGKILL):
+            waiting = [process for process in chosen if not process.ended]
+            for process in waiting:
+                if action is not None and process.popen.poll() is None:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.popen.pid, action)
+            deadline = time.monotonic() + grace_s
+            for process in waiting:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.popen.wait(timeout=max(0.0, deadline - time.monotonic()))
+                if process.popen.poll() is not None:
+                    self._bury(process)
+        left = [process.popen.pid for process in chosen if not process.ended]
+        if left:
+            raise CleanupError(f"processes {left} do not end; end them with `kill -9 {' '.join(map(str, left))}`")
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything, without waiting; safe to call from a signal handler."""
+        for process in self._processes.values():
+            if not process.ended:
+                self._kill_group(process.popen.pid)
+
+    def close(self) -> None:
+        """End what still runs, then the reaper."""
+        try:
+            self.stop(grace_s=1.0)
+        finally:
+            pipe = self._reaper.stdin
+            if pipe is not None and not pipe.closed:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+            self._reaper.wait()
+
+    def _bury(self, process: _Process) -> None:
+        process.ended = True
+        self._kill_group(process.popen.pid)  # what its code started and left
+        self._tell_reaper("-", process.popen.pid)
+        _cap(process.log)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self._processes[name].popen.pid, number)
+
+    @staticmethod
+    def _kill_group(group: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+    def _tell_reaper(self, sign: str, group: int) -> None:
+        pipe: IO[bytes] | None = self._reaper.stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(f"{sign}{group}\n".encode())
+            pipe.flush()
+
+
+def _cap(log: Path) -> None:
+    """Keep a log's end when the training code wrote without end."""
+    with contextlib.suppress(OSError):
+        size = log.stat().st_size
+        if size > _LOG_BYTES_MAX:
+            with log.open("rb+") as file:
+                file.seek(size - _LOG_BYTES_MAX)
+                tail = file.read()
+                file.seek(0)
+                file.write(tail)
+                file.truncate()

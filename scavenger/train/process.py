@@ -1,0 +1,79 @@
+"""Entry point of worker and aggregator processes: `python -m scavenger.train.process`, bootstrap on standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+
+import msgspec
+import zmq
+
+from scavenger.train import messages as m
+from scavenger.train.wire import Dealer, new_keys
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when the one that started it is gone (Linux)."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent == 1 or os.getppid() != parent:
+        os._exit(1)
+
+
+def _limit_threads(threads: int) -> None:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
+    os.environ["TF_NUM_INTEROP_THREADS"] = "1"
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ["KERAS_BACKEND"] = "tensorflow"
+
+
+def main() -> int:
+    """Run one role until it is told to quit; returns the exit status."""
+    _die_with_parent()
+    boot = msgspec.json.decode(sys.stdin.buffer.read(), type=m.Bootstrap)
+    sys.stdin.close()
+    # a watchdog's SIGUSR1 shows where the training code hangs
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    _limit_threads(boot.threads)
+    context = zmq.Context()
+    keys = (boot.public_key.encode(), boot.secret_key.encode())
+    control = Dealer(context, boot.name, boot.coordinator, boot.server_key.encode(), keys)
+    status = 0
+    try:
+        if boot.role == "aggregator":
+            from scavenger.train.aggregator import Aggregator
+
+            Aggregator(context, control, keys, boot.memory_fd).run()
+        else:
+            from scavenger.train.worker import Worker
+
+            Worker(context, boot, control, new_keys()).run()
+    except (Exception, SystemExit) as error:
+        traceback.print_exc()
+        kind, message = "internal", f"{type(error).__name__}: {error}"
+        if boot.role == "worker":
+            from scavenger.train.worker import describe_failure
+
+            kind, message = describe_failure(error, boot.job_dir)
+        control.send(m.Failed(boot.name, kind, message))
+        status = 1
+    control.close()
+    context.term()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""The user's Keras model as three pure functions of (weights, samples): gradient, evaluation, metrics.
+
+A worker keeps nothing between steps that it could not fetch again: weights come in, gradients go out, dropout draws
+from a seed that names the samples, metric variables are zeroed before each step and summed by the aggregator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from scavenger.errors import NotSupportedError
+from scavenger.sdk.job import KerasJob
+from scavenger.train.data import open_source
+from scavenger.train.messages import Manifest, TensorSpec
+
+__all__ = ["Gradient", "Program"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What one share of a step yields.
+
+    Attributes:
+        gradients: One per trainable tensor.
+        states: One per other tensor, as the forward pass left it.
+        metrics: One per metric variable, over these samples alone.
+        loss: Mean over these samples.
+        half_sqnorm: Mean of |g|^2 over the two halves of the samples; 0 where they were not computed apart.
+    """
+
+    gradients: Sequence[Array]
+    states: Sequence[Array]
+    metrics: Sequence[Array]
+    loss: float
+    half_sqnorm: float
+
+
+class Program:
+    """A job's model and data inside a worker.
+
+    Args:
+        job: What the user's module gave.
+
+    Raises:
+        NotSupportedError: If the model trains in a way that cannot be split over workers; the message says which.
+        DataError: If the data cannot be read.
+    """
+
+    def __init__(self, job: KerasJob) -> None:
+        self.model = job.model
+        _check(self.model)
+        self.train = open_source(job.train, "train")
+        self.validation = None if job.validation is None else open_source(job.validation, "validation")
+        sample = self.train.batch(np.zeros(1, dtype=np.int64))
+        self._prepare(sample)
+
+        model = self.model
+        weights = {id(v) for v in model.non_trainable_weights}
+        self._trainable = list(model.trainable_variables)
+        self._states = [v for v in model.non_trainable_variables if id(v) in weights]
+        self._seeds = [v for v in model.non_trainable_variables if id(v) not in weights]
+        self._metrics = [v for metric in model.metrics for v in metric.variables]
+        self.manifest = self._manifest(sample)
+
+        specs = tf.nest.map_structure(
+            lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)), sample
+        )
+        state = [
+            tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors
+        ]
+        seed = tf.TensorSpec((), tf.int64)
+        self._whole = tf.function(self._gradient_whole, input_signature=[state, specs, seed])
+        self._halves = tf.function(self._gradient_halves, input_signature=[state, specs, seed])
+        self._test = tf.function(self._evaluate_batch, input_signature=[specs])
+        self._load = tf.function(self._assign, input_signature=[state])
+
+    def initial_state(self) -> list[Array]:
+        """The weights that the user's module built, in the manifest's order."""
+        return [v.numpy() for v in self._trainable + self._states]
+
+    def gradient(
+        self, weights: Sequence[Array], indices: npt.NDArray[np.int64], *, seed: int, halves: bool
+    ) -> Gradient:
+        """The gradient of the mean loss over some samples at given weights.
+
+        Args:
+            weights: In the manifest's order.
+            indices: Which samples; at least 1, and at least 2 with `halves`.
+            seed: From which dropout draws.
+            halves: Compute the two halves apart, so that their norms tell the gradient noise; their
+                sample-weighted mean is the gradient.
+        """
+        function: Callable[..., Any] = self._halves if halves else self._whole
+        batch = self.train.batch(indices)
+        gradients, states, metrics, loss, half = function(list(weights), batch, np.int64(seed))
+        return Gradient(
+            gradients=[g.numpy() for g in gradients],
+            states=[s.numpy() for s in states],
+            metrics=[m.numpy() for m in metrics],
+            loss=float(loss),
+            half_sqnorm=float(half),
+        )
+
+    def evaluate(self, weights: Sequence[Array], start: int, stop: int, batch_size: int) -> list[Array]:
+        """Metric variables over samples `start` to `stop` of the validation data at given weights."""
+        self.model.reset_metrics()
+        if self.validation is not None and stop > start:
+            self._load(list(weights))
+            for low in range(start, stop, batch_size):
+                self._test(self.validation.batch(np.arange(low, min(low + batch_size, stop))))
+        return [v.numpy() for v in self._metrics]
+
+    def summarise(self, training: Sequence[Array], validation: Sequence[Array]) -> dict[str, float]:
+        """Metrics by Keras's names from the sums of their variables over workers and steps."""
+        results = self._result(training)
+        if self.validation is not None:
+            results |= {f"val_{name}": value for name, value in self._result(validation).items()}
+        return results
+
+    def save(self, weights: Sequence[Array], path: Path) -> None:
+        """Write the model with given weights as a `.keras` file, whole or not at all."""
+        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+            variable.assign(value)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.stem}.partial.keras")
+        try:
+            self.model.save(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    # ---- traced ---------------------------------------------------------------------------------------------
+
+    def _assign(self, weights: list[Any]) -> None:
+        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+            variable.assign(value)
+
+    def _start(self, weights: list[Any], seed: Any) -> None:
+        self._assign(weights)
+        for index, variable in enumerate(self._seeds):
+            draw = tf.cast(tf.stack([seed, tf.constant(index, tf.int64)]), variable.dtype)
+            variable.assign(tf.reshape(draw, variable.shape))
+        for metric in self.model.metrics:
+            metric.reset_state()
+
+    def _half(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        """Loss and gradients of a batch, counting it in the metrics, as Keras's own training step does."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        model = self.model
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True) if model._call_has_training_arg else model(x)
+            loss = model.compute_loss(
+                x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True
+            )
+        variables = [v.value for v in self._trainable]
+        gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
+        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        return loss, [tf.convert_to_tensor(g) for g in gradients]
+
+    def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], seed: Any) -> Any:
+        self._start(weights, seed)
+        loss, gradients = self._half(batch)
+        return self._outputs(gradients, loss, tf.zeros((), tf.float64))
+
+    def _gradient_halves(self, weights: list[Any], batch: tuple[Any, ...], seed: Any) -> Any:
+        self._start(weights, seed)
+        samples = tf.shape(tf.nest.flatten(batch)[0])[0]
+        middle = samples // 2
+        first_loss, first = self._half(tf.nest.map_structure(lambda leaf: leaf[:middle], batch))
+        second_loss, second = self._half(tf.nest.map_structure(lambda leaf: leaf[middle:], batch))
+        share = tf.cast(middle, tf.float64) / tf.cast(samples, tf.float64)
+        half = share * _sqnorm(first) + (1 - share) * _sqnorm(second)
+        gradients = [
+            tf.cast(share, a.dtype) * a + tf.cast(1 - share, b.dtype) * b
+            for a, b in zip(first, second, strict=True)
+        ]
+        loss = tf.cast(share, first_loss.dtype) * first_loss + tf.cast(1 - share, second_loss.dtype) * second_loss
+        return self._outputs(gradients, loss, half)
+
+    def _outputs(self, gradients: list[Any], loss: Any, half: Any) -> Any:
+        states = [tf.identity(v.value) for v in self._states]
+        metrics = [tf.identity(v.value) for v in self._metrics]
+        return gradients, states, metrics, loss, half
+
+    def _evaluate_batch(self, batch: tuple[Any, ...]) -> None:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        model = self.model
+        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
+        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
+        model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
+        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+
+    # ---- set-up ---------------------------------------------------------------------------------------------
+
+    def _prepare(self, sample: tuple[Any, ...]) -> None:
+        """Build what Keras builds lazily (layers, metrics), leaving weights and metrics as they were."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(sample)
+        predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
+        self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
+        self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        self.model.reset_metrics()
+
+    def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
+        model = self.model
+        tensors = [
+            TensorSpec(v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype), "trainable")
+            for v in self._trainable
+        ]
+        for variable in self._states:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            role = "mean" if "float" in dtype else "first"
+            tensors.append(TensorSpec(variable.path, tuple(variable.shape), dtype, role))
+        names = tuple(model.get_metrics_result())
+        if self.validation is not None:
+            names += tuple(f"val_{name}" for name in names)
+        return Manifest(
+            tensors=tuple(tensors),
+            metrics=tuple(tuple(v.shape) for v in self._metrics),
+            optimizer=json.dumps(keras.optimizers.serialize(model.optimizer), default=float),
+            architecture=_architecture(model),
+            parameters=sum(int(np.prod(v.shape)) for v in self._trainable),
+            dataset_size=len(self.train),
+            validation_size=0 if self.validation is None else len(self.validation),
+            sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
+            metric_names=names,
+        )
+
+    def _result(self, sums: Sequence[Array]) -> dict[str, float]:
+        for variable, value in zip(self._metrics, sums, strict=True):
+            variable.assign(np.asarray(value).astype(variable.dtype))
+        flat: dict[str, float] = {}
+        for name, value in self.model.get_metrics_result().items():
+            for key, leaf in value.items() if isinstance(value, dict) else ((name, value),):
+                flat[key] = float(np.mean(leaf))
+        return flat
+
+
+def _sqnorm(gradients: Sequence[Any]) -> Any:
+    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in gradients])
+
+
+def _check(model: Any) -> None:
+    """Refuse what cannot be split over workers exactly; nothing is approximated silently."""
+    if not isinstance(model, keras.Model):
+        raise NotSupportedError(f"the job's model is a {type(model).__name__}, not a keras.Model")
+    if not model.compiled or model.optimizer is None or model.loss is None:
+        raise NotSupportedError("the model is not compiled: call model.compile(optimizer=..., loss=...)")
+    if type(model).train_step is not keras.Model.train_step:
+        raise NotSupportedError(
+            f"{type(model).__name__} has a train_step of its own, which cannot be split into gradients; "
+            "put the loss into compute_loss"
+        )
+    optimizer = model.optimizer
+    if not type(optimizer).__module__.startswith("keras."):
+        raise NotSupportedError(
+            f"the optimizer {type(optimizer).__name__} is not one of Keras's own, so the aggregator, which runs no "
+            "code of the user, cannot apply it"
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise NotSupportedError("loss scaling (LossScaleOptimizer) is not supported; compile without it")
+    if int(optimizer.iterations.numpy()) > 0:
+        raise NotSupportedError("the optimizer has taken steps already; compile the model anew")
+    if getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
+        optimizer, "_exclude_from_weight_decay_pattern", None
+    ):
+        raise NotSupportedError("exclude_from_weight_decay is not part of the optimizer's config and would be lost")
+    losses = keras.tree.flatten(model.loss)
+    if any(getattr(loss, "reduction", None) in ("sum", "none", None) and hasattr(loss, "reduction") for loss in losses):
+        raise NotSupportedError(
+            "a loss with reduction 'sum' or none changes its meaning with the number of workers; "
+            "use 'sum_over_batch_size'"
+        )
+
+
+def _architecture(model: Any) -> str:
+    """SHA-256 of the layers: classes, configurations and weight shapes, without names."""
+    layers = []
+    for layer in model.layers:
+        try:
+            config = _nameless(layer.get_config())
+        except (NotImplementedError, TypeError, ValueError):
+            config = None  # a subclassed layer without one: its class and shapes must do
+        layers.append([type(layer).__name__, config, [list(v.shape) for v in layer.weights]])
+    text = json.dumps([type(model).__name__, layers], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _nameless(value: Any) -> Any:
+    if isinstance(value, dict):
+        drop = ("name", "inbound_nodes", "build_config", "input_layers", "output_layers")
+        return {key: _nameless(item) for key, item in value.items() if key not in drop}
+    if isinstance(value, (list, tuple)):
+        return [_nameless(item) for item in value]
+    return value
