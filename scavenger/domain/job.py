@@ -1,5 +1,361 @@
 """A job as its user describes it: the job file, validated.
 
-Fields carry their unit last in the name where the job file's own word has none; durations are kept in seconds and
-money in US dollars, whatever form the file wrote them in.
+Fields carry their unit last in the name where the job file's own word has none; durations are kept in seconds
+and money in US dollars, whatever form the file wrote them in.
 """
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+
+from scavenger.domain.forms import (
+    Duration,
+    EntryPoint,
+    EntryPointText,
+    FrozenModel,
+    Infra,
+    InfraText,
+    JobName,
+    MetricName,
+    Money,
+    Path,
+    Utility,
+    VmName,
+    did_you_mean,
+    fault,
+    parse_duration,
+    parse_money,
+    shown,
+)
+from scavenger.domain.ranges import (
+    CONFIGURATIONS_MAX,
+    WORKERS_MAX,
+    Amount,
+    BatchSizes,
+    CpuAmount,
+    MemoryAmount,
+    VmNames,
+    WorkerCounts,
+)
+
+__all__ = [
+    "EPOCHS_MAX",
+    "Amount",
+    "CheckpointSpec",
+    "ConstraintsSpec",
+    "ElasticSpec",
+    "EntryPoint",
+    "GoalSpec",
+    "Infra",
+    "JobSpec",
+    "LimitsSpec",
+    "ProfileSpec",
+    "ResourcesSpec",
+    "SearchSpec",
+    "Utility",
+    "parse_duration",
+    "parse_money",
+]
+
+EPOCHS_MAX = 10**6
+"""More passes over a dataset than any training makes."""
+STEPS_MAX = 10**6
+"""More steps than profiling one configuration can be worth."""
+SEED_MAX = 2**32 - 1
+"""What NumPy's and TensorFlow's generators take."""
+
+_OBJECTIVES = ("time", "cost", "knee")
+_FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "perplexity", "divergence", "wer", "cer")
+_FRACTIONS = ("accuracy", "auc", "precision", "recall")
+
+
+def _parse_version(value: object) -> int:
+    if value is True or value is False or not isinstance(value, int) or value != 1:
+        raise fault(f"must be 1, the format that this Scavenger reads, not {shown(value)}")
+    return value
+
+
+def _parse_objective(value: object) -> str | Utility:
+    if isinstance(value, dict | Utility):
+        return Utility.model_validate(value)
+    if isinstance(value, str) and value in _OBJECTIVES:
+        return value
+    hint = did_you_mean(value, _OBJECTIVES) if isinstance(value, str) else ""
+    raise fault(f"must be time, cost, knee or {{utility: ...}}, not {shown(value)}{hint}")
+
+
+def _write_objective(objective: str | Utility) -> str | dict[str, str]:
+    return objective if isinstance(objective, str) else {"utility": objective.utility}
+
+
+Version = Annotated[int, PlainValidator(_parse_version), WithJsonSchema({"const": 1})]
+Objective = Annotated[
+    str | Utility,
+    PlainValidator(_parse_objective),
+    PlainSerializer(_write_objective),
+    WithJsonSchema({"anyOf": [{"enum": list(_OBJECTIVES)}, Utility.model_json_schema()]}),
+]
+
+
+class ResourcesSpec(FrozenModel):
+    """What each worker runs on: a VM type, a choice of types, or a size; exactly one of the three."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["vm"]},
+                {"required": ["any_of"]},
+                {"anyOf": [{"required": ["cpus"]}, {"required": ["memory"]}]},
+            ]
+        }
+    )
+
+    vm: VmName | None = Field(default=None, description="One VM type, by the provider's name.")
+    any_of: VmNames | None = Field(default=None, description="VM types to choose from: names, or {vm: NAME}.")
+    cpus: CpuAmount | None = Field(
+        default=None, description="Processors of each VM: 4 for exactly, 4+ for at least."
+    )
+    memory: MemoryAmount | None = Field(
+        default=None, description="Memory of each VM in GiB: 16 for exactly, 16+ for at least."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ResourcesSpec:
+        sized = self.cpus is not None or self.memory is not None
+        if (self.vm is not None) + (self.any_of is not None) + sized != 1:
+            raise fault("must have exactly one of: vm, any_of, or a size by cpus and memory")
+        return self
+
+    @property
+    def vms(self) -> tuple[str, ...]:
+        """The VM types named, in the user's order; empty where they are chosen by size."""
+        return (self.vm,) if self.vm is not None else self.any_of or ()
+
+
+class SearchSpec(FrozenModel):
+    """Which configurations to consider, and how to find out about them."""
+
+    strategy: Literal["auto", "full", "partial", "none", "universal"] = Field(
+        default="auto",
+        description="What to profile: full (every configuration), partial (a few), none (reuse what an "
+        "earlier run of the same job taught), universal (none, with the average of all jobs), auto (none if "
+        "it can be, else partial).",
+    )
+    workers: WorkerCounts = Field(
+        default=(1, 2, 3, 4), description="Cluster sizes K: a range 1..4, a number, or a list [1, 2, 4]."
+    )
+    batch_size: BatchSizes = Field(
+        default=(32, 64, 128, 256),
+        description="Global batch sizes B, samples per step over all workers: {min, max} (doubling), "
+        "{min, max, step}, a number, or a list.",
+    )
+
+
+class ConstraintsSpec(FrozenModel):
+    """What the whole run must not exceed, profiling included."""
+
+    deadline: Duration | None = Field(default=None, description="Longest time, such as 8h or 1h30m.")
+    budget: Money | None = Field(default=None, description="Highest cost in US dollars, such as $20.")
+
+
+class GoalSpec(FrozenModel):
+    """When training is done."""
+
+    metric: MetricName | None = Field(
+        default=None, description="Keras's name of the metric to reach; val_ for the validation data's."
+    )
+    target: float | None = Field(default=None, description="The metric's value at which to stop.")
+    mode: Literal["auto", "max", "min"] = Field(
+        default="auto",
+        description="Whether the metric is to rise (max) or to fall (min); auto goes by its name.",
+    )
+    max_epochs: int = Field(
+        ge=1, le=EPOCHS_MAX, description="Epochs after which to stop, target or not.", examples=[60]
+    )
+    epochs_hint: float | None = Field(
+        default=None,
+        gt=0,
+        le=EPOCHS_MAX,
+        description="Epochs that you expect at the smallest batch size, if you know.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> GoalSpec:
+        if self.target is not None:
+            if self.metric is None:
+                raise fault("needs a metric that is to reach it, such as metric: val_accuracy", "target")
+            share = self.metric.removeprefix("val_").endswith(_FRACTIONS)
+            if share and not 0 <= self.target <= 1:
+                hint = (
+                    f"; write {self.target / 100:g} for {self.target:g} %" if 1 < self.target <= 100 else ""
+                )
+                raise fault(f"must be from 0 to 1 for {self.metric}, not {self.target:g}{hint}", "target")
+        if self.epochs_hint is not None and self.epochs_hint > self.max_epochs:
+            raise fault(
+                f"must be at most max_epochs ({self.max_epochs}), not {self.epochs_hint:g}", "epochs_hint"
+            )
+        return self
+
+    @property
+    def direction(self) -> Literal["max", "min"]:
+        """`mode`, with `auto` resolved: `min` for metrics named like a loss or an error, else `max`."""
+        if self.mode != "auto":
+            return self.mode
+        return "min" if self.metric is not None and self.metric.lower().endswith(_FALLING) else "max"
+
+
+class ProfileSpec(FrozenModel):
+    """How much profiling may take; the steps it makes are training all the same."""
+
+    steps: int = Field(
+        default=20, ge=3, le=STEPS_MAX, description="Undisturbed steps measured at each configuration."
+    )
+    max_cost: Money | None = Field(
+        default=None, description="Highest cost of profiling; without it, the budget alone."
+    )
+    max_time: Duration | None = Field(
+        default=None, description="Longest time of profiling; without it, the deadline alone."
+    )
+
+
+class ElasticSpec(FrozenModel):
+    """How the running job may change."""
+
+    min: int | None = Field(
+        default=None,
+        ge=1,
+        le=WORKERS_MAX,
+        description="Fewest workers at any time; else the search's fewest.",
+    )
+    max: int | None = Field(
+        default=None, ge=1, le=WORKERS_MAX, description="Most workers at any time; else the search's most."
+    )
+    straggler: Literal["none", "replace"] = Field(
+        default="none", description="What to do about a worker that is slow beside its peers."
+    )
+    lr_scaling: Literal["none", "linear", "sqrt", "adascale"] = Field(
+        default="none", description="How the learning rate follows a change of the batch size."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> ElasticSpec:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise fault(f"must be at least min ({self.min}), not {self.max}", "max")
+        return self
+
+
+class CheckpointSpec(FrozenModel):
+    """Where and how often the training state is saved."""
+
+    path: Path = Field(
+        description="A folder, relative to the job file, or a URL.", examples=["./checkpoints"]
+    )
+    every: Duration = Field(default=600.0, description="Time between checkpoints.")
+
+
+class LimitsSpec(FrozenModel):
+    """When a silent process counts as hung."""
+
+    start: Duration = Field(
+        default=180.0, description="Longest time for a worker to start and build the model."
+    )
+    step: Duration = Field(default=60.0, description="Longest time for one step.")
+
+
+class JobSpec(FrozenModel):
+    """The job file. `output` and `checkpoint.path` are relative to the folder that the file is in."""
+
+    version: Version = Field(description="Version of this format.", examples=[1])
+    name: JobName = Field(description="The job's name.", examples=["digits-cnn"])
+    train: EntryPointText = Field(
+        description="The training code, as module:object, the module beside the job file.",
+        examples=["train:job"],
+    )
+    infra: InfraText = Field(
+        default=Infra(),
+        description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE] or kubernetes[/CONTEXT].",
+        json_schema_extra={"default": "local"},
+    )
+    resources: ResourcesSpec | None = Field(
+        default=None, description="What each worker runs on; without it, the provider's default."
+    )
+    spot: Literal["never", "auto", "always"] = Field(
+        default="never", description="Whether workers may be spot VMs, which the cloud can take back."
+    )
+    search: SearchSpec = Field(default=SearchSpec(), description="Which configurations to consider.")
+    objective: Objective = Field(
+        default="knee",
+        description="What to choose: the fastest (time), the cheapest (cost), the bend between them (knee).",
+    )
+    constraints: ConstraintsSpec = Field(
+        default=ConstraintsSpec(), description="What the whole run must not exceed."
+    )
+    goal: GoalSpec = Field(description="When training is done.", examples=[{"max_epochs": 60}])
+    profile: ProfileSpec = Field(default=ProfileSpec(), description="How much profiling may take.")
+    elastic: ElasticSpec = Field(default=ElasticSpec(), description="How the running job may change.")
+    checkpoint: CheckpointSpec | None = Field(
+        default=None, description="Where and how often the training state is saved."
+    )
+    seed: int = Field(
+        default=0, ge=0, le=SEED_MAX, description="Seed of the data order, the weights and augmentation."
+    )
+    output: Path = Field(default="./.scavenger", description="Folder for what the job writes.")
+    limits: LimitsSpec = Field(default=LimitsSpec(), description="When a silent process counts as hung.")
+
+    @model_validator(mode="after")
+    def _check(self) -> JobSpec:
+        if not self.worker_counts:
+            asked = self.search.workers
+            raise fault(
+                f"leaves none of the cluster sizes {asked[0]} to {asked[-1]} of search.workers",
+                "elastic",
+                "min" if self.elastic_range[0] > asked[-1] else "max",
+            )
+        count = self.configuration_count
+        if count == 0:
+            raise fault(
+                f"must reach {self.worker_counts[0]}, one sample for each worker, not {self.batch_sizes[-1]}",
+                "search",
+                "batch_size",
+            )
+        if count > CONFIGURATIONS_MAX:
+            raise fault(
+                f"spans {count} configurations; at most {CONFIGURATIONS_MAX} can be searched: narrow the "
+                "ranges or widen the step",
+                "search",
+            )
+        return self
+
+    @property
+    def worker_counts(self) -> tuple[int, ...]:
+        """Cluster sizes K to consider, strictly increasing: those of the search that `elastic` allows."""
+        low, high = self.elastic_range
+        return tuple(k for k in self.search.workers if low <= k <= high)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Global batch sizes B to consider, samples, strictly increasing."""
+        return self.search.batch_size
+
+    @property
+    def elastic_range(self) -> tuple[int, int]:
+        """Fewest and most workers at any time."""
+        workers, elastic = self.search.workers, self.elastic
+        return (
+            workers[0] if elastic.min is None else elastic.min,
+            workers[-1] if elastic.max is None else elastic.max,
+        )
+
+    @property
+    def configuration_count(self) -> int:
+        """Configurations (VM type, K, B) with B >= K; a choice by size counts as one VM type."""
+        sizes = self.batch_sizes
+        pairs = sum(len(sizes) - bisect_left(sizes, k) for k in self.worker_counts)
+        return pairs * max(1, len(self.resources.vms) if self.resources is not None else 1)
+
+    def written(self) -> dict[str, Any]:
+        """The job as a document that validates to the same job again; holds only what was set."""
+        return self.model_dump(mode="json", exclude_unset=True)

@@ -16,6 +16,8 @@ says what follows, `-` that the event is refused or ignored::
     VERDICT    pending        refused            -                  refused         -               STEP or STOPPED
     STOPPED    -              refused            -                  refused         -               -
 
+`Halt` stops at the next boundary: at once in IDLE and VERDICT, else where STEP or EVALUATE would begin.
+
 A view that is *pending* takes effect at the next step boundary, so no work is lost. An *urgent* one (a member died)
 takes effect at once: the contributions of the unfinished step are thrown away and its samples are computed again by
 the new members, at the same weights. So each sample of each step is applied exactly once.
@@ -35,6 +37,7 @@ __all__ = [
     "Barrier",
     "Contribution",
     "Evaluated",
+    "Halt",
     "Installed",
     "Instruction",
     "Phase",
@@ -112,7 +115,12 @@ class Verdict:
     stop: bool
 
 
-Event = Announce | Contribution | Applied | Evaluated | Summed | Verdict
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Stop at the next boundary, wherever in an epoch it is."""
+
+
+Event = Halt | Announce | Contribution | Applied | Evaluated | Summed | Verdict
 
 
 # ---- instructions ------------------------------------------------------------------------------------------
@@ -193,6 +201,7 @@ class Barrier:
         self._number = 0
         self._plan: StepPlan | None = None
         self._arrived: set[str] = set()
+        self._halting = False
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -208,6 +217,8 @@ class Barrier:
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event; returns what follows from it, in order."""
         match event:
+            case Halt():
+                return self._halt()
             case Announce():
                 return self._announce(event)
             case Contribution():
@@ -222,6 +233,10 @@ class Barrier:
                 return self._verdict(event)
 
     # ---- one method per event ------------------------------------------------------------------------------
+
+    def _halt(self) -> list[Instruction]:
+        self._halting = True
+        return self._stop() if self.phase in (Phase.IDLE, Phase.VERDICT) else []
 
     def _announce(self, event: Announce) -> list[Instruction]:
         if event.number <= self._number or self.phase is Phase.STOPPED:
@@ -279,19 +294,25 @@ class Barrier:
     def _verdict(self, event: Verdict) -> list[Instruction]:
         if self.phase is not Phase.VERDICT:
             return []
-        if event.stop:
-            assert self.view is not None
-            self.phase = Phase.STOPPED
-            return [Proceed(m.worker, "stop", self.step, self.view) for m in self.view.members]
-        return self._begin_step()
+        return self._stop() if event.stop else self._begin_step()
 
     # ---- what several events lead to -----------------------------------------------------------------------
 
+    def _stop(self) -> list[Instruction]:
+        self.phase = Phase.STOPPED
+        if self.view is None:
+            return []
+        return [Proceed(m.worker, "stop", self.step, self.view) for m in self.view.members]
+
     def _begin_step(self) -> list[Instruction]:
+        if self._halting:
+            return self._stop()
         self.phase = Phase.STEP
         return self._open("train")
 
     def _begin_evaluation(self) -> list[Instruction]:
+        if self._halting:
+            return self._stop()
         self.phase = Phase.EVALUATE
         # a pending view that is not urgent waits for the boundary behind the evaluation
         if self._pending is not None and not self._pending.urgent:

@@ -57,6 +57,7 @@ class Aggregator:
         self._evaluating_since = 0.0
         self._barrier: b.Barrier | None = None
         self._failed = False
+        self._finishing: m.Finish | None = None
 
     @property
     def address(self) -> str:
@@ -100,8 +101,9 @@ class Aggregator:
                 phase = state.phase.value if state else "starting"
                 missing = state.missing if state else ()
                 self._control.send(m.Missing(phase, state.step + 1 if state else 0, missing))
-            case m.Finish():
-                self._finish(message)
+            case m.Finish() if self._barrier is not None:
+                self._finishing = message
+                self._feed(b.Halt())
             case m.Quit():
                 self._running = False
             case _:
@@ -137,6 +139,12 @@ class Aggregator:
         self._carry_out(self._state.handle(event))
 
     def _carry_out(self, queue: list[b.Instruction]) -> None:
+        self._work_off(queue)
+        if self._finishing is not None and (self._failed or self._state.phase is b.Phase.STOPPED):
+            self._finish(self._finishing)
+            self._finishing = None
+
+    def _work_off(self, queue: list[b.Instruction]) -> None:
         while queue:
             instruction = queue.pop(0)
             match instruction:
@@ -289,6 +297,7 @@ class Aggregator:
         step = self._state.step
         out = self._weights[step % 2]
         if message.best:
+            # the best weights of an earlier epoch take the place of the last ones
             self._block.copy(self._layout.best_at, self._layout.weights_at(step))
         else:
             self._master.finalise(out[: self._trainable])

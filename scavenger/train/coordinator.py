@@ -222,6 +222,20 @@ class Coordinator:
         """Some worker has been let go but has not ended yet."""
         return bool(self._quitting & set(self.engine.running))
 
+    def processes(self) -> dict[str, tuple[str, int, str]]:
+        """Role, process id and state of every process that the job has had, by name."""
+        running = set(self.engine.running)
+        found = {_AGGREGATOR: ("aggregator", self.engine.pid(_AGGREGATOR), "training")}
+        if _AGGREGATOR not in running:
+            found[_AGGREGATOR] = ("aggregator", self.engine.pid(_AGGREGATOR), "gone")
+        words = {WorkerState.STARTING: "starting", WorkerState.STANDBY: "ready", WorkerState.TRAINING: "training"}
+        for worker in self._launched_at:
+            state = words.get(self.membership.state(worker), "gone")
+            if worker in self._quitting:
+                state = "leaving"
+            found[worker] = ("worker", self.engine.pid(worker), state if worker in running else "gone")
+        return found
+
     def worker_seconds(self) -> float:
         """Time that workers have existed, summed: what a cloud would charge for."""
         now = self._clock()

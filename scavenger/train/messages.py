@@ -235,7 +235,7 @@ class Probe(_Message, frozen=True):
 
 
 class Finish(_Message, frozen=True):
-    """To the aggregator: finalise the weights (`best`: put the best ones in their place)."""
+    """To the aggregator: stop at the next boundary and finalise the weights (`best`: put the best in their place)."""
 
     best: bool
 

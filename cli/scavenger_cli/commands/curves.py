@@ -1,0 +1,110 @@
+"""`curves`: the predicted time and cost of every configuration, as text, picture or data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scavenger.domain.curve import Choice
+from scavenger.domain.document import curve_from_document, report_from_document
+from scavenger.errors import ConfigurationError, StoreError
+from scavenger_cli import console
+
+if TYPE_CHECKING:
+    from scavenger.store.records import JobRecord
+    from scavenger.store.store import Store
+
+__all__ = ["FORMATS", "show"]
+
+FORMATS = ("terminal", "svg", "html", "csv", "json")
+RECENT = 200
+"""Jobs looked through for the latest that has a curve."""
+
+
+def show(key: str | None, *, form: str, out: Path | None, store_url: str | None) -> int:
+    """Write one job's curve to `out`, or stdout.
+
+    Raises:
+        ConfigurationError: No such job, no curve, or `out` cannot be written.
+    """
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        job = _latest(store) if key is None else store.job(key)
+    document = job.report
+    if document is None or document.get("curve") is None:
+        raise ConfigurationError(f"job {job.name} ({job.id[:8]}) has no curve: it is {job.state}")
+    try:
+        text = _text(document, form, to_file=out is not None)
+    except ValueError as error:
+        raise StoreError(f"the stored report of job {job.id[:8]} cannot be read: {error}") from error
+    if out is None:
+        if text is not None:
+            console.write(sys.stdout, text)
+        return 0
+    _write(out, text or "")
+    console.note(f"written: {out}")
+    return 0
+
+
+def _latest(store: Store) -> JobRecord:
+    for job in store.jobs(RECENT):
+        if job.ended and job.predicted is not None:
+            return store.job(job.id)
+    raise ConfigurationError(f"{store.name} holds no job with a curve: run `scavenger plan JOB.yaml` first")
+
+
+def _text(document: dict[str, Any], form: str, *, to_file: bool) -> str | None:
+    """The file's content; None when it went to the terminal as it was drawn."""
+    if form == "json":
+        import json
+
+        kept = ("schema_version", "job", "choice", "infeasible", "curve", "curve_info", "predicted", "actual")
+        chosen = {name: document.get(name) for name in kept}
+        return json.dumps(chosen, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
+    if form == "csv":
+        from scavenger_cli.curve_files import curve_csv
+
+        return curve_csv(document["curve"])
+    report, curve = report_from_document(document), curve_from_document(document)
+    choice = report.choice if isinstance(report.choice, Choice) else None
+    if form == "svg":
+        from scavenger_cli.plots import curve_svg
+
+        return curve_svg(curve, choice, title=f"{report.job_name}: predicted time and cost")
+    if form == "html":
+        from scavenger_cli.curve_files import curve_html
+
+        return curve_html(report, curve)
+    from scavenger_cli import render
+    from scavenger_cli.terminal_plot import terminal_plot
+
+    screen = console.console(sys.stdout)
+    parts = [
+        terminal_plot(curve, choice, width=console.PLAIN_WIDTH if to_file else screen.width),
+        "",
+        *render.curve_table(curve, choice),
+        "",
+        *render.choice_lines(report.choice, relative_only=curve.relative_only),
+    ]
+    if not to_file:
+        console.emit(*parts)
+        return None
+    import io
+
+    buffer = io.StringIO()
+    console.emit(*parts, stream=buffer)
+    return buffer.getvalue()
+
+
+def _write(out: Path, text: str) -> None:
+    """Whole or not at all: a picture half written looks like a picture."""
+    partial = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(out)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ConfigurationError(f"{out}: {error.strerror or error}") from error

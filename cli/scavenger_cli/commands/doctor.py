@@ -1,0 +1,226 @@
+"""`doctor`: is everything there that a job needs, and what to do about what is not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Literal
+
+from rich.text import Text
+
+from scavenger import __version__
+from scavenger.errors import ScavengerError
+from scavenger_cli import console
+from scavenger_cli.formatting import clean, plural, size
+
+__all__ = ["Check", "check_all", "show"]
+
+PYTHON_LEAST = (3, 11)
+WORKER_MEMORY_BYTES = 600 * 2**20
+"""Resident memory of a process that has imported TensorFlow (565 MB measured), before it holds a model."""
+_EXTRAS = (
+    ("gcp", "google.cloud.compute", "Google Cloud"),
+    ("aws", "boto3", "AWS"),
+    ("kubernetes", "kubernetes", "Kubernetes"),
+    ("ray", "ray", "Ray"),
+    ("plots", "matplotlib", "curves as SVG and HTML"),
+    ("postgresql", "psycopg", "a store on PostgreSQL"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the doctor: what was looked at, what was found, and the fix where it is not well."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    found: str
+    fix: str = ""
+
+
+def check_all(store_url: str | None) -> list[Check]:
+    """Look at everything; starts nothing, and changes nothing but the store's own schema when that is due."""
+    return [
+        _python(),
+        *_training(),
+        _cores(),
+        _memory(),
+        _shared_memory(),
+        *_store(store_url),
+        *_extras(),
+    ]
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < PYTHON_LEAST:
+        return Check("Python", "fail", found, "install Python 3.11 or later")
+    if platform.system() != "Linux":
+        return Check("Python", "fail", found, "training runs on Linux only: use a Linux machine or container")
+    return Check("Python", "ok", found)
+
+
+def _training() -> Iterable[Check]:
+    """By their metadata: importing TensorFlow takes seconds and half a gigabyte."""
+    for name, packages in (("TensorFlow", ("tensorflow-cpu", "tensorflow")), ("Keras", ("keras",))):
+        versions = [(package, _version(package)) for package in packages]
+        there = [f"{package} {found}" for package, found in versions if found is not None]
+        if not there:
+            yield Check(name, "fail", "not installed", f"pip install {packages[0]}")
+        elif find_spec(name.lower()) is None:
+            yield Check(
+                name,
+                "fail",
+                f"{there[0]} is listed but its files are gone",
+                f"pip install --force-reinstall {packages[0]}",
+            )
+        else:
+            yield Check(name, "ok", there[0])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cores() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < 2:
+        return Check(
+            "processors", "warn", "1", "several workers will share it: more workers will not be faster"
+        )
+    return Check("processors", "ok", str(cores))
+
+
+def _memory() -> Check:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    found = f"{size(memory.available)} of {size(memory.total)} free"
+    fits = int(memory.available // WORKER_MEMORY_BYTES)
+    if fits < 2:
+        return Check(
+            "memory", "fail" if fits < 1 else "warn", found, "a worker takes 600 MiB and its model: free some"
+        )
+    return Check("memory", "ok", f"{found}, room for about {plural(fits, 'small worker')}")
+
+
+def _shared_memory() -> Check:
+    """Tensors are shared in anonymous memory files, which /dev/shm's size does not bound."""
+    if not hasattr(os, "memfd_create"):
+        return Check(
+            "shared memory", "fail", "no memfd_create", "use Linux 3.17 or later with glibc 2.27 or later"
+        )
+    try:
+        os.close(os.memfd_create("scavenger-doctor"))
+    except OSError as error:
+        return Check(
+            "shared memory", "fail", f"memfd_create: {error.strerror}", "allow memfd_create in the sandbox"
+        )
+    try:
+        mount = os.statvfs("/dev/shm")  # noqa: S108 - its size is asked for, nothing is written
+        found = f"memory files; /dev/shm of {size(mount.f_blocks * mount.f_frsize)}"
+    except OSError:
+        found = "memory files"
+    return Check("shared memory", "ok", found)
+
+
+def _store(url: str | None) -> Iterable[Check]:
+    from scavenger.store import Store
+
+    try:
+        with Store.open(url) as store:
+            yield Check("store", "ok", f"{store.name}, schema {store.revision}")
+            dead = [job for job in store.jobs() if not job.ended and not store.is_alive(job)]
+            bad = [model for model in store.models() if not model.intact]
+            left = _leftovers(store, [job.id for job in dead])
+    except ScavengerError as error:
+        yield Check(
+            "store", "fail", str(error), "set SCAVENGER_STORE or --store to a database that can be written"
+        )
+        return
+    if left:
+        pids = " ".join(str(pid) for pid in left)
+        yield Check("leftovers", "warn", f"processes of dead jobs: {pids}", f"kill {pids}")
+    elif dead:
+        names = ", ".join(f"{job.name} ({job.id[:8]})" for job in dead)
+        yield Check(
+            "leftovers",
+            "warn",
+            f"jobs whose process is gone: {names}",
+            "the next `scavenger optimize` closes them",
+        )
+    else:
+        yield Check("leftovers", "ok", "none")
+    if bad:
+        ids = " ".join(model.id[:8] for model in bad)
+        yield Check(
+            "models",
+            "warn",
+            f"changed after they were written, and not used: {ids}",
+            f"scavenger models rm {bad[0].id[:8]}",
+        )
+
+
+def _leftovers(store: object, dead_jobs: list[str]) -> list[int]:
+    """Living processes of ownerless jobs: a pid counts if it began before the process was last seen."""
+    import psutil
+
+    from scavenger.store import Store
+
+    assert isinstance(store, Store)
+    alive = []
+    for job_id in dead_jobs:
+        for process in store.processes(job_id):
+            if process.pid is None or process.state in ("lost", "failed", "gone"):
+                continue
+            try:
+                began = psutil.Process(process.pid).create_time()
+            except psutil.Error:
+                continue
+            if began <= process.updated_at.timestamp():
+                alive.append(process.pid)
+    return alive
+
+
+def _extras() -> Iterable[Check]:
+    for extra, module, purpose in _EXTRAS:
+        try:
+            there = find_spec(module) is not None
+        except ModuleNotFoundError:
+            there = False
+        found = f"installed ({purpose})" if there else f"missing; pip install 'scavenger-ml[{extra}]'"
+        yield Check(f"extra {extra}", "ok", found)
+
+
+def show(*, store_url: str | None, as_json: bool) -> int:
+    """Print the checks.
+
+    Returns:
+        1 if one failed, else 0.
+    """
+    checks = check_all(store_url)
+    failed = any(check.status == "fail" for check in checks)
+    if as_json:
+        console.emit_json(
+            {
+                "schema_version": console.SCHEMA_VERSION,
+                "version": __version__,
+                "ok": not failed,
+                "checks": console.plain(checks),
+            }
+        )
+    else:
+        styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+        for check in checks:
+            fix = f" - fix: {clean(check.fix)}" if check.fix else ""
+            line = f" {clean(check.name)}: {clean(check.found)}{fix}"
+            console.emit(Text.assemble((f"{check.status:<4}", styles[check.status]), line))
+    return 1 if failed else 0

@@ -1,0 +1,256 @@
+"""`status` and `models`: what the store knows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from scavenger.errors import ConfigurationError
+from scavenger_cli import console, render
+from scavenger_cli.formatting import clean, duration, money, plural, quantity, when
+
+if TYPE_CHECKING:
+    from scavenger.store.records import JobRecord, ModelRecord
+    from scavenger.store.store import Store
+
+__all__ = ["export_models", "import_models", "list_models", "remove_model", "show_model", "show_status"]
+
+EVENTS_SHOWN = 12
+JOBS_SHOWN = 20
+IMPORT_MAX_BYTES = 64 * 2**20
+"""Ten thousand models take a few MiB; more is no file of ours."""
+
+
+def show_status(key: str | None, *, store_url: str | None, as_json: bool) -> int:
+    """The latest jobs, or one with its processes and what happened to it."""
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        if key is None:
+            _list_jobs(store, as_json=as_json)
+        else:
+            _show_job(store, store.job(key), as_json=as_json)
+    return 0
+
+
+def _state(store: Store, job: JobRecord) -> str:
+    words = job.state.replace("_", " ")
+    return words if job.ended or store.is_alive(job) else f"dead ({words} when last heard of)"
+
+
+def _list_jobs(store: Store, *, as_json: bool) -> None:
+    jobs = store.jobs(JOBS_SHOWN)
+    if as_json:
+        rows = [{**console.plain(job), "alive": store.is_alive(job)} for job in jobs]
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "store": store.name, "jobs": rows})
+        return
+    if not jobs:
+        console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
+        return
+    grid = render.table(
+        ("id", "left"),
+        ("name", "left"),
+        ("state", "left"),
+        ("chosen", "left"),
+        ("spent", "right"),
+        ("began", "left"),
+    )
+    for job in jobs:
+        chosen = "-" if job.chosen is None else f"{job.chosen.workers} x batch {job.chosen.global_batch_size}"
+        spent = "-" if job.cost_usd is None else money(job.cost_usd)
+        grid.add_row(
+            job.id[:8], clean(job.name), _state(store, job), chosen, spent, when(job.created_at)[5:16]
+        )
+    console.emit(grid)
+
+
+def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
+    processes, events = store.processes(job.id), store.events(job.id, limit=EVENTS_SHOWN)
+    if as_json:
+        console.emit_json(
+            {
+                "schema_version": console.SCHEMA_VERSION,
+                "store": store.name,
+                "job": {**console.plain(job), "alive": store.is_alive(job)},
+                "processes": console.plain(processes),
+                "events": console.plain(events),
+            }
+        )
+        return
+    facts = render.table(("Job", "left"), (f"{clean(job.name)} ({job.id})", "left"))
+    phase = f"{job.phase}: {clean(job.detail)}" if job.detail else job.phase
+    ended = job.ended_at or datetime.now(UTC)
+    rows = (
+        ("state", _state(store, job)),
+        ("phase", "" if job.ended else phase),
+        ("began", f"{when(job.created_at)}, {duration((ended - job.created_at).total_seconds())}"),
+        ("job file", clean(job.job_file)),
+        ("chosen", "" if job.chosen is None else clean(job.chosen)),
+        ("step", "" if job.step is None else f"{job.step:,}"),
+        ("spent", "" if job.cost_usd is None else money(job.cost_usd)),
+        ("model", clean(job.model_path or "")),
+        ("error", clean(job.error)),
+    )
+    for name, value in rows:
+        if value:
+            facts.add_row(name, value)
+    console.emit(facts)
+    if job.predicted is not None or job.actual is not None:
+        console.emit("", *render.comparison(job.predicted, job.actual))
+    if processes and not job.ended:
+        grid = render.table(
+            ("process", "left"), ("pid", "right"), ("state", "left"), ("step", "right"), ("", "left")
+        )
+        for process in processes:
+            pid, step = ("-" if value is None else str(value) for value in (process.pid, process.step))
+            grid.add_row(clean(process.process), pid, process.state, step, clean(process.detail))
+        console.emit("", grid)
+    if events:
+        grid = render.table(("when", "left"), ("what", "left"))
+        for event in events:
+            grid.add_row(when(event.at)[5:], clean(event.message))
+        console.emit("", grid)
+
+
+def list_models(*, store_url: str | None, as_json: bool) -> int:
+    """Every fitted model, latest first."""
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        models = store.models()
+    if as_json:
+        rows = [{**console.plain(model), "model": None} for model in models]
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "models": rows})
+    elif not models:
+        console.emit(
+            Text("No models yet: a finished job leaves one, `scavenger models import` brings others.")
+        )
+    else:
+        grid = render.table(
+            ("id", "left"),
+            ("VM", "left"),
+            ("parameters", "right"),
+            ("goal", "left"),
+            ("evidence", "left"),
+            ("", "left"),
+        )
+        for model in models:
+            mark = ("" if model.origin == "local" else model.origin) if model.intact else "TAMPERED"
+            grid.add_row(
+                model.id[:8],
+                clean(model.fingerprint.vm),
+                quantity(model.fingerprint.parameters),
+                clean(model.fingerprint.goal) or "-",
+                _evidence(model),
+                mark,
+            )
+        console.emit(grid)
+    for model in models:
+        if not model.intact:
+            console.note(
+                f"warning: model {model.id[:8]} was changed after it was written and is not used; "
+                f"remove it: scavenger models rm {model.id[:8]}"
+            )
+    return 0
+
+
+def _evidence(model: ModelRecord) -> str:
+    return f"{plural(model.measurements, 'measurement')}, {plural(model.runs, 'run')}"
+
+
+def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
+    """One model with what it was fitted for."""
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        model = store.model(key)
+    if as_json:
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "model": console.plain(model)})
+        return 0
+    grid = render.table(("Model", "left"), (model.id, "left"))
+    for name, value in console.plain(model.fingerprint).items():
+        grid.add_row(name.replace("_", " "), clean(value) or "-")
+    grid.add_row("evidence", _evidence(model))
+    grid.add_row("origin", f"{model.origin}, {when(model.created_at)}")
+    grid.add_row(
+        "intact", "yes" if model.intact else "no: it was changed after it was written and is not used"
+    )
+    console.emit(grid)
+    return 0
+
+
+def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
+    """Delete one model, after asking."""
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        model = store.model(key)
+        if not dry_run:
+            if not yes and not console.is_interactive():
+                raise ConfigurationError("there is no terminal to ask on: use --yes to delete the model")
+            if not yes and not console.ask(f"Delete model {model.id[:8]} ({_evidence(model)})?"):
+                console.note("nothing was deleted")
+                return 0
+            store.delete_model(model.id)
+    words = "would delete" if dry_run else "deleted"
+    if as_json:
+        document = {"schema_version": console.SCHEMA_VERSION, "deleted": [] if dry_run else [model.id]}
+        console.emit_json({**document, "dry_run": dry_run, "would_delete": [model.id] if dry_run else []})
+    else:
+        console.emit(Text(f"{words} model {model.id}"))
+    return 0
+
+
+def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -> int:
+    """One JSON document with the models, on stdout or in a file."""
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        document = store.export_models(keys or None)
+    if out is None:
+        console.emit_json(document)
+        return 0
+    try:
+        out.write_text(json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n", "utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{out}: {error.strerror or error}") from error
+    console.note(f"written: {out}")
+    return 0
+
+
+def import_models(source: str, *, store_url: str | None, as_json: bool) -> int:
+    """Take in the models of an exported document, each checked against its digest.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is too large, or is no JSON.
+    """
+    from scavenger.store import Store
+
+    try:
+        with sys.stdin.buffer if source == "-" else Path(source).open("rb") as stream:
+            raw = stream.read(IMPORT_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{source}: {error.strerror or error}") from error
+    if len(raw) > IMPORT_MAX_BYTES:
+        raise ConfigurationError(
+            f"{source}: larger than {IMPORT_MAX_BYTES >> 20} MiB: not an export of models"
+        )
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{source}: not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ConfigurationError(f"{source}: not an export of models: the document is no object")
+    with Store.open(store_url) as store:
+        models = store.import_models(document)
+    if as_json:
+        ids = [model.id for model in models]
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "imported": ids})
+    else:
+        console.emit(Text(f"imported {plural(len(models), 'model')}"))
+    return 0

@@ -1,0 +1,162 @@
+"""Where output goes and in what form: results on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import os
+import sys
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+from scavenger_cli.formatting import clean
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+__all__ = [
+    "PLAIN_WIDTH",
+    "SCHEMA_VERSION",
+    "ask",
+    "console",
+    "emit",
+    "emit_json",
+    "error",
+    "is_interactive",
+    "is_terminal",
+    "note",
+    "plain",
+    "prepare_streams",
+    "silence",
+    "write",
+]
+
+SCHEMA_VERSION = 1
+"""Of every document but the report, which has its own (`scavenger.domain.document`)."""
+PLAIN_WIDTH = 80
+"""Columns of output that goes into a file or pipe, where there is no terminal to ask."""
+
+_PLAIN = {"×": "x", "–": "-", "—": "-", "…": ".", "≥": ">", "≤": "<", "±": "~", "·": ".", "γ": "g", "φ": "p"}
+_HANDLER = "scavenger-plain"
+
+
+def _plain(fault: UnicodeError) -> tuple[str, int]:
+    """Codec error handler: one plain character for each that the stream cannot say, so that columns stay."""
+    if not isinstance(fault, UnicodeEncodeError):
+        raise fault
+    lost = fault.object[fault.start : fault.end]
+    replaced = (_PLAIN.get(c) or unicodedata.normalize("NFKD", c)[:1] for c in lost)
+    return "".join(c if c.isascii() else "?" for c in replaced), fault.end
+
+
+def prepare_streams() -> None:
+    """Let stdout and stderr replace what their encoding cannot express instead of failing."""
+    codecs.register_error(_HANDLER, _plain)
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=_HANDLER)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person looks at it, on something that can redraw a line."""
+    try:
+        return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+    except ValueError:  # closed
+        return False
+
+
+def is_interactive() -> bool:
+    """Whether a question can be put and answered: questions go to stderr."""
+    try:
+        return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    except ValueError:
+        return False
+
+
+def console(stream: TextIO) -> Console:
+    """A rich console that interprets no text as markup, and colours only terminals (without NO_COLOR)."""
+    from rich.console import Console
+
+    terminal = is_terminal(stream)
+    return Console(
+        file=stream,
+        force_terminal=terminal,
+        width=None if terminal else PLAIN_WIDTH,
+        color_system="auto" if terminal else None,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
+
+
+def emit(*parts: RenderableType, stream: TextIO | None = None) -> None:
+    """Print renderables, on stdout unless told otherwise, without trailing spaces where it is no terminal."""
+    target = sys.stdout if stream is None else stream
+    out = console(target)
+    if out.is_terminal:
+        for part in parts:
+            out.print(part)
+        return
+    with out.capture() as captured:
+        for part in parts:
+            out.print(part)
+    write(target, "\n".join(line.rstrip() for line in captured.get().split("\n")))
+
+
+def emit_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout, in ASCII, so that no encoding or escape can get in its way."""
+    write(sys.stdout, json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n")
+
+
+def note(message: object) -> None:
+    """One line on stderr."""
+    write(sys.stderr, clean(message) + "\n")
+
+
+def error(message: object) -> None:
+    """`scavenger: error: ...` on stderr, in one line."""
+    note(f"scavenger: error: {message}")
+
+
+def write(stream: TextIO, text: str) -> None:
+    """Write and flush; once the reader has gone, the rest goes nowhere, and the outcome stands."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """Point a stream at nothing, so that the interpreter's own last flush does not fail either."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def ask(question: str) -> bool:
+    """Put a yes-or-no question on the terminal; anything but yes is no."""
+    sys.stderr.write(f"{clean(question)} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON's own types: times in ISO 8601, paths as text, floats that are not finite as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

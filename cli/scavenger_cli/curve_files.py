@@ -1,0 +1,117 @@
+"""A curve as files: CSV for spreadsheets, and one HTML page that needs nothing else."""
+
+from __future__ import annotations
+
+import csv
+import io
+from html import escape
+from typing import Any
+
+from scavenger.domain.curve import Choice, TradeoffCurve
+from scavenger.domain.report import RunReport
+from scavenger_cli.formatting import clean, duration, duration_range, money, money_range, quantity
+from scavenger_cli.plots import curve_svg, describe
+from scavenger_cli.render import relative_note
+
+__all__ = ["curve_csv", "curve_html"]
+
+_FORMULA = ("=", "+", "-", "@")
+"""A cell that begins so is run as a formula by spreadsheets."""
+
+_CSS = """
+:root{color-scheme:light dark}
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+body{color:#1b1b1b;background:#fff}
+svg{max-width:100%;height:auto}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
+th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #8886;white-space:nowrap}
+th:first-child,td:first-child,td:last-child,th:last-child{text-align:left}
+tr.front{font-weight:600}
+tr.out{opacity:.6}
+@media(prefers-color-scheme:dark){body{color:#ececec;background:#161616}}
+"""
+
+
+def curve_csv(rows: list[dict[str, Any]]) -> str:
+    """Every point of a report document's `curve`; unknown numbers are empty cells."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    plain = [name for name in rows[0] if name != "interval"] if rows else []
+    bounds = ("time_low_s", "time_high_s", "cost_low_usd", "cost_high_usd") if rows else ()
+    writer.writerow([*plain, *bounds])
+    for row in rows:
+        interval = [*row["interval"]["time_s"], *row["interval"]["cost_usd"]]
+        writer.writerow([_cell(value) for value in (*(row[name] for name in plain), *interval)])
+    return text.getvalue()
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = clean(value)
+        return f"'{text}" if text.startswith(_FORMULA) else text
+    return value
+
+
+def curve_html(report: RunReport, curve: TradeoffCurve) -> str:
+    """One page: the picture, the choice in words, and every point in a table.
+
+    Raises:
+        ConfigurationError: If matplotlib is not installed.
+    """
+    choice = report.choice if isinstance(report.choice, Choice) else None
+    title = f"{clean(report.job_name)}: predicted time and cost"
+    svg = curve_svg(curve, choice, title=title)
+    notes = [*([relative_note] if curve.relative_only else []), *map(clean, curve.notes)]
+    chosen = "" if choice is None else f"Chosen: {clean(choice.configuration)}. {clean(choice.reason)}"
+    return "\n".join(
+        (
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width,initial-scale=1">',
+            '<meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+            f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>",
+            f"<h1>{escape(title)}</h1>",
+            f"<figure>{svg}<figcaption>{escape(describe(curve, choice))}</figcaption></figure>",
+            f"<p>{escape(chosen)}</p>" if chosen else "",
+            *(f"<p>Note: {escape(note)}</p>" for note in notes),
+            f'<div class="wide" tabindex="0" role="region" aria-label="Every configuration">'
+            f"{_html_table(curve, choice)}</div>",
+            "</main></body></html>",
+            "",
+        )
+    )
+
+
+def _html_table(curve: TradeoffCurve, choice: Choice | None) -> str:
+    titles = ("VM", "K", "B", "time", "90 %", "cost", "90 %", "step time", "epochs", "remarks")
+    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
+    body = []
+    for index, point in enumerate(curve):
+        configuration = point.configuration
+        remarks = (
+            ("chosen", choice is not None and configuration == choice.configuration),
+            ("knee", index == curve.knee),
+            ("front", point.on_front),
+            ("measured", point.measured),
+            ("extrapolated", point.extrapolated),
+            (f"ruled out: {clean(point.excluded)}", bool(point.excluded)),
+        )
+        cells = (
+            clean(configuration.vm),
+            str(configuration.workers),
+            str(configuration.global_batch_size),
+            duration(point.time_s),
+            duration_range(*point.time_interval_s),
+            money(point.cost_usd),
+            money_range(*point.cost_interval_usd),
+            duration(point.step_time_s),
+            quantity(point.epochs),
+            ", ".join(words for words, there in remarks if there),
+        )
+        kind = "front" if point.on_front else "out" if point.excluded else ""
+        body.append(f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"

@@ -1,0 +1,153 @@
+"""Numbers as a person reads them: durations, money, sizes, and how far off a prediction was."""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from datetime import datetime
+
+__all__ = [
+    "clean",
+    "difference",
+    "duration",
+    "duration_range",
+    "money",
+    "money_range",
+    "plural",
+    "quantity",
+    "size",
+    "when",
+]
+
+UNKNOWN = "unknown"
+_MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+_UNITS = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_ESCAPES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours and cursor movements
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC and its kin: titles, links, clipboard
+    r"|\x1b[@-Z\\-_]?",
+    re.DOTALL,
+)
+
+
+def clean(text: object) -> str:
+    """The text on one line without terminal escapes, control, direction-changing or unpaired characters.
+
+    Names, reasons and errors come from files and from the user's code: printed as they are, they could move
+    the cursor, hide text or reach the terminal's clipboard.
+    """
+    plain = re.sub(r"[\t\r\n\v\f\x85\u2028\u2029]+", " ", _ESCAPES.sub("", str(text)))
+    return "".join(c for c in plain if unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+
+
+def quantity(value: float | None, digits: int = 3) -> str:
+    """With so many significant digits, without an exponent for everyday sizes."""
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    if math.isinf(value):
+        return "unbounded"
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    if not -5 <= magnitude <= 12:
+        return f"{value:.{digits - 1}e}"
+    rounded = round(value, digits - 1 - magnitude)
+    text = f"{rounded:,.{max(digits - 1 - magnitude, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def duration(seconds: float | None) -> str:
+    """`85 ms`, `12.3 s`, `4 min 10 s`, `1 h 12 min`, `3 d 4 h`."""
+    if seconds is None or not math.isfinite(seconds):
+        return quantity(seconds)
+    if seconds < 0:
+        return "-" + duration(-seconds)
+    if seconds == 0:
+        return "0 s"
+    for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= unit * 0.9995 or unit == 1e-6:
+            if seconds < 59.95:
+                return f"{quantity(seconds / unit)} {name}"
+            break
+    for big, big_name, small, small_name in (
+        (_MINUTE, "min", 1.0, "s"),
+        (_HOUR, "h", _MINUTE, "min"),
+        (_DAY, "d", _HOUR, "h"),
+    ):
+        whole = round(seconds / small)
+        per = round(big / small)
+        limit = {_MINUTE: 60, _HOUR: 48}.get(big, math.inf)
+        count, rest = divmod(whole, per)
+        if count < limit:
+            return f"{count:,} {big_name}" + (f" {rest} {small_name}" if rest else "")
+    raise AssertionError("days have no limit")
+
+
+def duration_range(low: float, high: float) -> str:
+    """`58-90 min`: both ends in the unit of the upper one, so that they compare at a glance."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return UNKNOWN
+    unit, name = next((u for u in _UNITS if high >= u[0]), _UNITS[-1])
+    return _range(low / unit, high / unit) + f" {name}"
+
+
+def _range(low: float, high: float) -> str:
+    first, second = quantity(low, 2), quantity(high, 2)
+    return first if first == second else f"{first}-{second}"
+
+
+def money(usd: float | None, digits: int = 3) -> str:
+    """US dollars: whole cents from one dollar on, so many significant digits below."""
+    if usd is None or not math.isfinite(usd):
+        return quantity(usd)
+    if usd < 0:
+        return "-" + money(-usd, digits)
+    if usd == 0:
+        return "$0"
+    if usd >= 0.995:
+        return f"${usd:,.2f}" if usd < 10_000 else f"${usd:,.0f}"
+    places = digits - 1 - math.floor(math.log10(usd))
+    if places > 9:
+        return "<$0.000001"
+    text = f"{usd:.{places}f}".rstrip("0")
+    return f"${text:0<4}"
+
+
+def money_range(low: float, high: float) -> str:
+    """`$0.0040-0.0052`."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return UNKNOWN
+    first, second = money(low, 2), money(high, 2)
+    return first if first == second else f"{first}-{second.removeprefix('$')}"
+
+
+def size(count: float) -> str:
+    """Bytes in binary units."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{quantity(count)} {unit}"
+        count /= 1024
+    return f"{quantity(count)} TiB"
+
+
+def difference(predicted: float, actual: float) -> str:
+    """How far the prediction was off, relative to what came: `+4.2 %` where too much was predicted."""
+    if not (math.isfinite(predicted) and math.isfinite(actual)):
+        return UNKNOWN
+    if predicted == actual:
+        return "0 %"
+    if actual == 0:
+        return "was 0"
+    percent = 100 * (predicted - actual) / abs(actual)
+    return f"{percent:+.1f} %" if abs(percent) < 1000 else f"{percent:+,.0f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def when(moment: datetime | None) -> str:
+    """In this machine's time zone, to the second."""
+    return "-" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,405 @@
+"""The `scavenger` command: its words and options. What it does is imported when it is asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scavenger import __version__
+from scavenger.errors import Interrupted, ScavengerError
+from scavenger_cli import console
+
+__all__ = ["app", "main"]
+
+USAGE_ERROR = 2
+
+
+class Output(StrEnum):
+    """How a command answers."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ObjectiveName(StrEnum):
+    """What to choose."""
+
+    TIME = "time"
+    COST = "cost"
+    KNEE = "knee"
+
+
+class Strategy(StrEnum):
+    """What to profile."""
+
+    AUTO = "auto"
+    FULL = "full"
+    PARTIAL = "partial"
+    NONE = "none"
+    UNIVERSAL = "universal"
+
+
+class CurveFormat(StrEnum):
+    """What a curve is written as."""
+
+    TERMINAL = "terminal"
+    SVG = "svg"
+    HTML = "html"
+    CSV = "csv"
+    JSON = "json"
+
+
+OutputOption = Annotated[
+    Output, typer.Option("-o", "--output", help="What to answer with: text, or one JSON document.")
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Database; else SCAVENGER_STORE, else a file of this user."),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Agree beforehand: ask nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
+JobKey = Annotated[
+    str | None, typer.Argument(metavar="[JOB]", help="Id, start of the id, or name; the latest if left out.")
+]
+ModelKey = Annotated[str, typer.Argument(metavar="MODEL", help="A model's id, or the start of it.")]
+ObjectiveOption = Annotated[
+    ObjectiveName | None, typer.Option(help="Choose by this instead of the job file's objective.")
+]
+StrategyOption = Annotated[
+    Strategy | None, typer.Option(help="Profile by this instead of the job file's strategy.")
+]
+BudgetOption = Annotated[str | None, typer.Option(metavar="$", help="Highest cost, such as 20 or $0.50.")]
+DeadlineOption = Annotated[str | None, typer.Option(metavar="TIME", help="Longest time, such as 8h or 90m.")]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to stdout.")]
+
+_settings = {"help_option_names": ["-h", "--help"]}
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings=_settings,
+    help="Decides what a training job should run on, and runs it there.",
+)
+models = typer.Typer(
+    rich_markup_mode=None, context_settings=_settings, help="Fitted models that serve later jobs."
+)
+schema = typer.Typer(rich_markup_mode=None, context_settings=_settings, help="Schemas of the files.")
+app.add_typer(models, name="models")
+app.add_typer(schema, name="schema")
+
+
+def _finish(output: Output, command: Callable[[], int]) -> None:
+    """Run a command; where JSON was asked for, errors are a document too."""
+    try:
+        code = command()
+    except Exception as error:
+        if output is Output.JSON:
+            known = isinstance(error, ScavengerError)
+            console.emit_json(
+                {
+                    "schema_version": console.SCHEMA_VERSION,
+                    "error": str(error) if known else f"internal fault: {type(error).__name__}",
+                    "exit_code": error.exit_code if isinstance(error, ScavengerError) else 1,
+                }
+            )
+        raise
+    raise typer.Exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"scavenger {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    _help_unless_command(context)
+
+
+@models.callback(invoke_without_command=True)
+def _models(context: typer.Context) -> None:
+    _help_unless_command(context)
+
+
+@schema.callback(invoke_without_command=True)
+def _schema(context: typer.Context) -> None:
+    _help_unless_command(context)
+
+
+def _help_unless_command(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def optimize(
+    job_file: JobFile,
+    objective: ObjectiveOption = None,
+    strategy: StrategyOption = None,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Choose what a job should run on, and run it there."""
+    _execute(True, job_file, objective, strategy, budget, deadline, yes, dry_run, store, output)
+
+
+@app.command()
+def plan(
+    job_file: JobFile,
+    objective: ObjectiveOption = None,
+    strategy: StrategyOption = None,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show what a job would take, without running it."""
+    _execute(False, job_file, objective, strategy, budget, deadline, yes, dry_run, store, output)
+
+
+def _execute(
+    run: bool,
+    job_file: Path,
+    objective: ObjectiveName | None,
+    strategy: Strategy | None,
+    budget: str | None,
+    deadline: str | None,
+    yes: bool,
+    dry_run: bool,
+    store: str | None,
+    output: Output,
+) -> None:
+    def command() -> int:
+        from scavenger_cli.commands.run import Overrides, execute
+
+        return execute(
+            job_file,
+            run=run,
+            overrides=Overrides(
+                None if objective is None else objective.value,
+                None if strategy is None else strategy.value,
+                budget,
+                deadline,
+            ),
+            yes=yes,
+            dry_run=dry_run,
+            store_url=store,
+            as_json=output is Output.JSON,
+        )
+
+    _finish(output, command)
+
+
+@app.command()
+def curves(
+    job: JobKey = None,
+    form: Annotated[CurveFormat, typer.Option("--format", "-f", help="What to draw.")] = CurveFormat.TERMINAL,
+    out: OutOption = None,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Draw the predicted times and costs of a job."""
+
+    def command() -> int:
+        from scavenger_cli.commands.curves import show
+
+        wanted = CurveFormat.JSON if output is Output.JSON else form
+        return show(job, form=wanted.value, out=out, store_url=store)
+
+    _finish(output, command)
+
+
+@app.command()
+def status(job: JobKey = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Show the latest jobs, or one job with its processes."""
+
+    def command() -> int:
+        from scavenger_cli.commands.stored import show_status
+
+        return show_status(job, store_url=store, as_json=output is Output.JSON)
+
+    _finish(output, command)
+
+
+@app.command()
+def doctor(store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Check that everything a job needs is there."""
+
+    def command() -> int:
+        from scavenger_cli.commands.doctor import show
+
+        return show(store_url=store, as_json=output is Output.JSON)
+
+    _finish(output, command)
+
+
+@models.command("list")
+def models_list(store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """List the fitted models."""
+
+    def command() -> int:
+        from scavenger_cli.commands.stored import list_models
+
+        return list_models(store_url=store, as_json=output is Output.JSON)
+
+    _finish(output, command)
+
+
+@models.command("show")
+def models_show(model: ModelKey, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Show what a model was fitted for."""
+
+    def command() -> int:
+        from scavenger_cli.commands.stored import show_model
+
+        return show_model(model, store_url=store, as_json=output is Output.JSON)
+
+    _finish(output, command)
+
+
+@models.command("rm")
+def models_rm(
+    model: ModelKey,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Delete a model."""
+
+    def command() -> int:
+        from scavenger_cli.commands.stored import remove_model
+
+        as_json = output is Output.JSON
+        return remove_model(model, yes=yes, dry_run=dry_run, store_url=store, as_json=as_json)
+
+    _finish(output, command)
+
+
+@models.command("export")
+def models_export(
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL]...", help="All, if none is named.")
+    ] = None,
+    out: OutOption = None,
+    store: StoreOption = None,
+    output: OutputOption = Output.JSON,
+) -> None:
+    """Write models as one JSON document, to be imported elsewhere."""
+
+    def command() -> int:
+        from scavenger_cli.commands.stored import export_models
+
+        return export_models(model or [], out=out, store_url=store)
+
+    _finish(output, command)
+
+
+@models.command("import")
+def models_import(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An exported document; - for stdin.")],
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Take in exported models; a record that was tampered with is refused."""
+
+    def command() -> int:
+        from scavenger_cli.commands.stored import import_models
+
+        return import_models(file, store_url=store, as_json=output is Output.JSON)
+
+    _finish(output, command)
+
+
+@schema.command("job")
+def schema_job(output: OutputOption = Output.JSON) -> None:
+    """Print the JSON Schema of the job file."""
+
+    def command() -> int:
+        from scavenger.control.jobfile import job_schema
+
+        console.emit_json(job_schema())
+        return 0
+
+    _finish(output, command)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Without the program's name; None for those of this process.
+
+    Returns:
+        The exit code (see `scavenger.errors`). No exception leaves; SCAVENGER_DEBUG=1 shows their tracebacks.
+    """
+    console.prepare_streams()
+    try:
+        code = app(args=arguments, prog_name="scavenger", standalone_mode=False)
+        console.write(sys.stdout, "")
+        return int(code or 0)
+    except typer.Abort:
+        return Interrupted.exit_code
+    except Interrupted as wish:
+        return wish.exit_code
+    except ScavengerError as error:
+        _show_traceback_if_asked()
+        console.error(error)
+        return error.exit_code
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "scavenger"
+        console.error(f"{error.format_message()} (see `{path} --help`)")
+        return USAGE_ERROR
+    except Exception as error:  # noqa: BLE001 - the last resort of a program that shows no tracebacks
+        _show_traceback_if_asked()
+        console.error(f"internal fault, {type(error).__name__}: {error}; {_keep_traceback()}")
+        return 1
+
+
+def _show_traceback_if_asked() -> None:
+    if os.environ.get("SCAVENGER_DEBUG", "") not in ("", "0"):
+        console.write(sys.stderr, traceback.format_exc())
+
+
+def _keep_traceback() -> str:
+    """Write the traceback where a report can quote it from, and say where."""
+    import tempfile
+
+    from platformdirs import user_log_path
+
+    text = f"scavenger {__version__}, Python {sys.version}\n{traceback.format_exc()}"
+    for folder in (user_log_path("scavenger"), Path(tempfile.gettempdir())):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            number, name = tempfile.mkstemp(prefix="scavenger-", suffix=".traceback", dir=folder)
+            with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as stream:
+                stream.write(text)
+        except OSError:
+            continue
+        return f"the traceback is in {name}"
+    return "set SCAVENGER_DEBUG=1 to see the traceback"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

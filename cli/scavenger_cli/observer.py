@@ -1,0 +1,223 @@
+"""What a running job says of itself: a live display on terminals, plain lines everywhere else.
+
+Both are told up to some hundred steps per second. The live display only notes the last one, and redraws
+at its own rate; the plain one writes a step at most every ten seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+from scavenger.domain.curve import Choice
+from scavenger.domain.report import (
+    ChoiceMade,
+    EpochEnded,
+    Event,
+    Noted,
+    Observer,
+    PhaseChanged,
+    Profiled,
+    StepDone,
+    ViewChanged,
+    WorkerChanged,
+)
+from scavenger_cli.console import console, is_terminal
+from scavenger_cli.formatting import clean, duration, money, plural, quantity
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.live import Live
+
+__all__ = ["CliObserver", "LiveObserver", "PlainObserver", "make_observer"]
+
+PLAIN_INTERVAL_S = 10.0
+"""Between two lines about steps: an hour's log stays readable, and a dead job is soon noticed."""
+REDRAWS_PER_S = 8
+"""As often as the eye follows; the display takes no time from the steps in between."""
+BAR_WIDTH = 24
+
+
+class CliObserver(Observer):
+    """What both displays share: which processes live, and what each event means in words."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._alive: set[str] = set()
+        self._goal: tuple[str, float | None] | None = None
+        self._metric: float | None = None
+
+    @property
+    def processes(self) -> int:
+        """How many processes of the job live."""
+        return len(self._alive)
+
+    def start(self) -> None:
+        """Begin to show; again after `stop`."""
+
+    def stop(self) -> None:
+        """Leave the terminal as it was, for a question or for the end."""
+
+    def _notice(self, event: Event) -> None:
+        if isinstance(event, WorkerChanged):
+            ended = event.state in ("lost", "failed", "gone")
+            (self._alive.discard if ended else self._alive.add)(event.process)
+        elif isinstance(event, EpochEnded) and event.goal_metric is not None:
+            self._goal = (event.goal_metric, event.target)
+            self._metric = event.record.metrics.get(event.goal_metric)
+
+    def _metric_words(self) -> str:
+        if self._goal is None:
+            return ""
+        name, target = self._goal
+        towards = "" if target is None else f" (target {quantity(target, 4)})"
+        return f"{clean(name)} {quantity(self._metric, 4)}{towards}"
+
+    def _step_words(self, event: StepDone) -> str:
+        record = event.record
+        words = [
+            f"step {record.step}",
+            f"epoch {record.epoch + 1}",
+            f"{record.workers} x batch {record.global_batch_size}",
+            f"{duration(record.step_time_s)} a step",
+            f"loss {quantity(record.loss, 4)}",
+            self._metric_words(),
+            money(event.cost_usd),
+        ]
+        return ", ".join(word for word in words if word)
+
+
+def _words(event: Event) -> str | None:
+    """An event in one line; None for steps and for what is of no interest to a person."""
+    match event:
+        case PhaseChanged(phase, detail):
+            return f"{phase}: {detail}" if detail else phase
+        case WorkerChanged(process, state, detail):
+            if state not in ("lost", "failed"):
+                return None
+            return f"worker: {process} {state}" + (f": {detail}" if detail else "")
+        case ViewChanged(view, configuration, first_step, stall_s, reason):
+            text = f"view {view}: {configuration} from step {first_step}"
+            text += f", stood still {duration(stall_s)}" if stall_s > 0 else ""
+            return text + (f" ({reason})" if reason else "")
+        case EpochEnded(record):
+            metrics = ", ".join(f"{name} {quantity(value, 4)}" for name, value in record.metrics.items())
+            return f"epoch {record.epoch + 1}: {metrics}" if metrics else f"epoch {record.epoch + 1}"
+        case Profiled(measurement, index, total):
+            noise = measurement.noise_scale
+            text = f"profiled {index} of {total}: {measurement.configuration}: "
+            text += f"{duration(measurement.step_time_s)} a step over {plural(measurement.steps, 'step')}"
+            return text + ("" if noise is None else f", noise scale {quantity(noise)}")
+        case ChoiceMade(_, choice):
+            if isinstance(choice, Choice):
+                return f"chosen: {choice.configuration}: {choice.reason}"
+            return f"no plan: {choice.reason}"
+        case Noted(level, message):
+            return f"{'warning' if level == 'warning' else 'note'}: {message}"
+        case StepDone():
+            return None
+
+
+class PlainObserver(CliObserver):
+    """Lines with fixed first words, for files, pipes and people who do not see."""
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock=clock)
+        self._stream = stream
+        self._next_at = float("-inf")
+
+    def on_event(self, event: Event) -> None:
+        """See `Observer.on_event`."""
+        self._notice(event)
+        if isinstance(event, StepDone):
+            now = self._clock()
+            if now < self._next_at:
+                return
+            self._next_at = now + PLAIN_INTERVAL_S
+            share = "" if event.progress is None else f", {100 * event.progress:.0f} %"
+            self._write(self._step_words(event) + share)
+            return
+        line = _words(event)
+        if line is not None:
+            self._write(line)
+
+    def _write(self, line: str) -> None:
+        try:
+            self._stream.write(clean(line) + "\n")
+            self._stream.flush()
+        except (BrokenPipeError, ValueError):
+            pass  # nobody listens any more: that must not end a training
+
+
+class LiveObserver(CliObserver):
+    """A bar with the phase and its progress, a line with the last step, and what happened above them."""
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock=clock)
+        self._console = console(stream)
+        self._phase = PhaseChanged("starting", "")
+        self._since = clock()
+        self._step: StepDone | None = None
+        self._live: Live | None = None
+
+    def _new_display(self) -> Live:
+        from rich.live import Live
+
+        return Live(
+            get_renderable=self._render,
+            console=self._console,
+            refresh_per_second=REDRAWS_PER_S,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def start(self) -> None:
+        """See `CliObserver.start`."""
+        if self._live is None:
+            self._live = self._new_display()
+            self._live.start()
+
+    def stop(self) -> None:
+        """See `CliObserver.stop`."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def on_event(self, event: Event) -> None:
+        """See `Observer.on_event`."""
+        self._notice(event)
+        if isinstance(event, StepDone):
+            self._step = event
+            return
+        if isinstance(event, PhaseChanged):
+            self._phase, self._since, self._step = event, self._clock(), None
+        line = _words(event)
+        if line is not None:
+            warn = (isinstance(event, Noted) and event.level == "warning") or isinstance(event, WorkerChanged)
+            self._console.print(clean(line), style="yellow" if warn else None)
+
+    def _render(self) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        step = self._step
+        progress = None if step is None else step.progress
+        head = Table.grid(padding=(0, 1, 0, 0))
+        done = 0.0 if progress is None else min(max(progress, 0.0), 1.0)
+        bar = ProgressBar(
+            total=1.0, completed=done, width=BAR_WIDTH, pulse=progress is None, animation_time=self._clock()
+        )
+        elapsed = duration(float(int(self._clock() - self._since)))
+        share = "" if progress is None else f"{100 * done:.0f} %"
+        head.add_row(Text(clean(self._phase.phase), style="bold"), bar, share, elapsed)
+        below = self._step_words(step) if step else clean(self._phase.detail)
+        return Group(head, Text(below, no_wrap=True, overflow="crop"))
+
+
+def make_observer(stream: TextIO) -> CliObserver:
+    """A live display where `stream` is a terminal, plain lines elsewhere."""
+    return LiveObserver(stream) if is_terminal(stream) else PlainObserver(stream)

@@ -1,0 +1,292 @@
+"""Curves, choices and reports as text that fits 80 columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.curve import Choice, CurvePoint, FloatArray, Infeasible, IntArray, TradeoffCurve
+from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport
+from scavenger_cli.formatting import (
+    clean,
+    difference,
+    duration,
+    duration_range,
+    money,
+    money_range,
+    plural,
+    quantity,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = [
+    "choice_lines",
+    "comparison",
+    "confirmation",
+    "curve_table",
+    "index_of",
+    "label",
+    "relative_note",
+    "report_text",
+    "table",
+]
+
+ROWS = 24
+"""Configurations shown as text: a screenful; `curves` has them all."""
+
+_MARKS = (
+    (">", "chosen"),
+    ("k", "knee"),
+    ("*", "front: none is both faster and cheaper"),
+    ("m", "measured"),
+    ("e", "extrapolated beyond what was profiled"),
+)
+
+relative_note = (
+    "How many epochs the target takes is not known: ratios between configurations can be relied on, absolute "
+    "times and costs only bound what may come."
+)
+
+
+def table(*columns: tuple[str, str]) -> Table:
+    """A table without lines, alike in every encoding; columns as (title, `left` or `right`)."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for title, side in columns:
+        made.add_column(title, justify="right" if side == "right" else "left", overflow="fold")
+    return made
+
+
+def label(point: CurvePoint) -> str:
+    """`2 x e2-standard-4, batch 128`."""
+    return clean(point.configuration)
+
+
+def curve_table(curve: TradeoffCurve, choice: Choice | None, *, rows: int = ROWS) -> Iterator[RenderableType]:
+    """The predicted time and cost of the configurations, front first, and what the marks mean."""
+    allowed = np.flatnonzero(curve.excluded == 0)
+    shown = _shown(curve, choice, allowed, rows)
+    several = len(curve.vms) > 1
+    vms = "" if several or not curve.vms else f" on {clean(curve.vms[0])}"
+    yield Text(f"Predicted for {plural(len(curve), 'configuration')}{vms}:", style="bold")
+    if curve.relative_only:
+        yield Text(relative_note)
+    if len(shown):
+        grid = table(("", "left"), *((("VM", "left"),) if several else ()), ("K", "right"), ("B", "right"))
+        titles = ("time x", "cost x") if curve.relative_only else ("time", "(90 %)", "cost", "(90 %)")
+        for title in titles:
+            grid.add_column(title, justify="right", no_wrap=True)
+        fastest, cheapest = _least(curve.time_s[allowed]), _least(curve.cost_usd[allowed])
+        used: set[str] = set()
+        for index in shown:
+            point = curve[index]
+            marks = _marks(point, index == curve.knee, choice)
+            used.update(marks)
+            cells = [marks, *([clean(point.configuration.vm)] if several else [])]
+            cells += [str(point.configuration.workers), str(point.configuration.global_batch_size)]
+            if curve.relative_only:
+                cells += [_ratio(point.time_s, fastest), _ratio(point.cost_usd, cheapest)]
+            else:
+                cells += [duration(point.time_s), duration_range(*point.time_interval_s)]
+                cells += [money(point.cost_usd), money_range(*point.cost_interval_usd)]
+            grid.add_row(*cells, style="bold" if ">" in marks else "" if point.on_front else "dim")
+        yield grid
+        yield Text("  ".join(f"{mark} {words}" for mark, words in _MARKS if mark in used), style="dim")
+    if len(allowed) > len(shown):
+        yield Text(
+            f"and {plural(len(allowed) - len(shown), 'more configuration')}, none of them better in both"
+        )
+    yield from _excluded(curve)
+    for remark in curve.notes:
+        yield Text(f"note: {clean(remark)}")
+
+
+def _shown(curve: TradeoffCurve, choice: Choice | None, allowed: IntArray, rows: int) -> list[int]:
+    """The front by time, then the rest by time; the chosen one and the knee are never left out."""
+    order = allowed[np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed], ~curve.on_front[allowed]))]
+    if len(order) <= rows:
+        return [int(i) for i in order]
+    kept = [int(i) for i in order[:rows]]
+    landmarks = [index_of(curve, choice.configuration) if choice is not None else None, curve.knee]
+    musts = list(dict.fromkeys(i for i in landmarks if i is not None and i not in kept and i in allowed))
+    return kept[: rows - len(musts)] + musts
+
+
+def index_of(curve: TradeoffCurve, configuration: Configuration) -> int | None:
+    """Where a configuration stands on the curve; None if it has none."""
+    if configuration.vm not in curve.vms:
+        return None
+    hits = np.flatnonzero(
+        (curve.vm_index == curve.vms.index(configuration.vm))
+        & (curve.workers == configuration.workers)
+        & (curve.global_batch_size == configuration.global_batch_size)
+    )
+    return int(hits[0]) if len(hits) else None
+
+
+def _least(values: FloatArray) -> float:
+    finite = values[np.isfinite(values)]
+    return float(finite.min()) if len(finite) else float("nan")
+
+
+def _ratio(value: float, least: float) -> str:
+    return (
+        f"{value / least:.2f}"
+        if least > 0 and np.isfinite(value)
+        else "1.00"
+        if value == least
+        else "unknown"
+    )
+
+
+def _is_choice(point: CurvePoint, choice: Choice | None) -> bool:
+    return choice is not None and point.configuration == choice.configuration
+
+
+def _marks(point: CurvePoint, knee: bool, choice: Choice | None) -> str:
+    present = (_is_choice(point, choice), knee, point.on_front, point.measured, point.extrapolated)
+    return "".join(mark for (mark, _), there in zip(_MARKS, present, strict=True) if there)
+
+
+def _excluded(curve: TradeoffCurve) -> Iterator[RenderableType]:
+    counts = Counter(int(i) for i in curve.excluded if i)
+    for index, count in counts.most_common():
+        yield Text(f"ruled out: {plural(count, 'configuration')}: {clean(curve.reasons[index])}")
+
+
+def choice_lines(
+    choice: Choice | Infeasible | None, *, relative_only: bool = False
+) -> Iterator[RenderableType]:
+    """What was chosen and why, and what else there is; or why nothing was."""
+    if choice is None:
+        return
+    if isinstance(choice, Infeasible):
+        yield Text(f"No configuration meets the constraints: {clean(choice.reason)}", style="bold")
+        if choice.nearest is not None:
+            yield Text(f"  nearest   {label(choice.nearest)}: {_figures(choice.nearest)}")
+        return
+    yield Text.assemble(
+        ("Chosen: ", "bold"), (label(choice.point), "bold"), f"  (objective {choice.objective})"
+    )
+    yield Text(f"  why        {clean(choice.reason)}")
+    base = choice.point
+    for name, point in choice.alternatives:
+        same = point.configuration == base.configuration
+        figures = _compared(point, base) if relative_only else _figures(point)
+        yield Text(f"  {clean(name):<9}  " + ("the same" if same else f"{label(point)}: {figures}"))
+
+
+def _figures(point: CurvePoint) -> str:
+    return f"{duration(point.time_s)}, {money(point.cost_usd)}"
+
+
+def _compared(point: CurvePoint, base: CurvePoint) -> str:
+    return (
+        f"{_ratio(point.time_s, base.time_s)} x the time, {_ratio(point.cost_usd, base.cost_usd)} x the cost"
+    )
+
+
+def confirmation(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> Iterator[RenderableType]:
+    """What saying yes will spend."""
+    bound = "at most " if curve.relative_only else ""
+    grid = table(("This will run", "left"), (label(choice.point), "left"))
+    grid.add_row(
+        "time", f"{bound}{duration(predicted.time_s)}{_bracket(duration_range, predicted.time_interval_s)}"
+    )
+    grid.add_row(
+        "cost", f"{bound}{money(predicted.cost_usd)}{_bracket(money_range, predicted.cost_interval_usd)}"
+    )
+    grid.add_row("epochs", f"{bound}{quantity(predicted.epochs)}")
+    grid.add_row("", "from the start of the job to its end, what was spent on profiling included")
+    yield grid
+
+
+def _bracket(say: Callable[[float, float], str], interval: tuple[float, float]) -> str:
+    return f"  (90 %: {say(*interval)})"
+
+
+def comparison(predicted: Predicted | None, actual: Actual | None) -> Iterator[RenderableType]:
+    """Predicted against actual; the difference is relative to what came."""
+    if predicted is None and actual is None:
+        return
+    columns: list[tuple[str, str]] = [("", "left")]
+    if predicted is not None:
+        columns += [("predicted", "right"), ("(90 %)", "right")]
+    if actual is not None:
+        columns.append(("actual", "right"))
+    if predicted is not None and actual is not None:
+        columns.append(("off by", "right"))
+    grid = table(*columns)
+    rows = (
+        ("time", duration, "time_s", duration_range, "time_interval_s"),
+        ("cost", money, "cost_usd", money_range, "cost_interval_usd"),
+        ("step time", duration, "step_time_s", None, ""),
+        ("epochs", quantity, "epochs", None, ""),
+    )
+    for name, say, attribute, say_range, interval in rows:
+        cells = [name]
+        if predicted is not None:
+            cells.append(say(getattr(predicted, attribute)))
+            cells.append(say_range(*getattr(predicted, interval)) if say_range else "")
+        if actual is not None:
+            cells.append(say(getattr(actual, attribute)))
+        if predicted is not None and actual is not None:
+            cells.append(difference(getattr(predicted, attribute), getattr(actual, attribute)))
+        grid.add_row(*cells)
+    yield grid
+
+
+def _metric(metric: MetricOutcome) -> str:
+    goal = "" if metric.target is None else f", target {quantity(metric.target, 4)}"
+    reached = "" if metric.target is None else " reached" if metric.reached else " not reached"
+    return f"{clean(metric.name)} {quantity(metric.value, 4)}{goal}{reached}"
+
+
+def _search(report: RunReport) -> str:
+    search = report.search
+    text = f"Search: {clean(search.strategy)}, {plural(len(search.profiled), 'configuration')} profiled in "
+    text += f"{duration(search.time_s)} for {money(search.cost_usd)}"
+    if search.overhead_s is not None:
+        text += f" (overhead {duration(search.overhead_s)}"
+        text += ")" if search.overhead_usd is None else f", {money(search.overhead_usd)})"
+    return f"{text}. {clean(search.reason)}"
+
+
+def report_text(report: RunReport, *, with_curve: bool = True) -> Iterator[RenderableType]:
+    """The end of `optimize` and `plan`: search, curve, choice, what was predicted and what came."""
+    yield Text(_search(report))
+    if report.curve is not None and with_curve:
+        yield Text("")
+        yield from curve_table(report.curve, report.choice if isinstance(report.choice, Choice) else None)
+    if report.choice is not None:
+        yield Text("")
+        yield from choice_lines(
+            report.choice, relative_only=report.curve is not None and report.curve.relative_only
+        )
+    if report.predicted is not None or report.actual is not None:
+        yield Text("")
+        yield from comparison(report.predicted, report.actual)
+    yield Text("")
+    outcome = f"Job {clean(report.job_name)} ({clean(report.job_id)[:8]}): {report.state.replace('_', ' ')}"
+    if report.actual is not None:
+        outcome += f" after {plural(report.steps, 'step')}"
+    yield Text(outcome + (f"; {_metric(report.metric)}" if report.metric else ""), style="bold")
+    yield from _paths((("model", report.model_path), ("measurements", report.measurements_path)))
+    for warning in report.warnings:
+        yield Text(f"warning: {clean(warning)}", style="yellow")
+
+
+def _paths(named: Iterable[tuple[str, str | None]]) -> Sequence[Text]:
+    """Paths stay on one line whatever the width, so that they can be copied."""
+    return [
+        Text(f"  {name:<13} {clean(path)}", no_wrap=True, overflow="ignore")
+        for name, path in named
+        if path is not None
+    ]

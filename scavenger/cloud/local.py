@@ -1,0 +1,87 @@
+"""This machine as a cloud: workers are processes that share its processors and memory.
+
+A worker of type `local-2` computes with two threads. Workers are not held to that by the kernel, so where more
+threads run than there are processors, they slow each other down; offers say so by `shared_cpus`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from scavenger.domain.configuration import Offer
+from scavenger.errors import ConfigurationError
+
+__all__ = ["LocalCloud"]
+
+PRICE_VARIABLE = "SCAVENGER_LOCAL_PRICE"
+_PRICE_DEFAULT = 0.13402
+"""US dollars per hour and worker: an e2-standard-4 of Google Cloud as in Scavenger (Tyagi and Sharma), section V."""
+
+
+class LocalCloud:
+    """Offers of this machine.
+
+    Args:
+        environment: Where `SCAVENGER_LOCAL_PRICE`, dollars per hour of a one-processor worker, is looked up.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._environment = environment
+
+    def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
+        """See `Cloud.offers`: one type per number of threads, memory shared evenly among the workers."""
+        cpus = _usable_cpus()
+        price, source = self._price()
+        memory = psutil.virtual_memory().total // max(1, workers_max)
+        return tuple(
+            Offer(
+                provider="local",
+                region="",
+                vm=f"local-{count}",
+                price_usd_per_hour=price * count,
+                price_source=source,
+                cpus=count,
+                memory_bytes=memory,
+                shared_cpus=cpus,
+            )
+            for count in range(1, cpus + 1)
+        )
+
+    def hardware(self) -> str:
+        """See `Cloud.hardware`."""
+        return f"{_processor()}, {_usable_cpus()} processors"
+
+    def _price(self) -> tuple[float, str]:
+        text = self._environment.get(PRICE_VARIABLE)
+        if text is None:
+            return _PRICE_DEFAULT, "default, the price of an e2-standard-4"
+        try:
+            price = float(text)
+        except ValueError:
+            price = math.nan
+        if not (math.isfinite(price) and price >= 0):
+            raise ConfigurationError(
+                f"{PRICE_VARIABLE} must be dollars per worker and hour, such as 0.134, not {text!r}"
+            )
+        return price, PRICE_VARIABLE
+
+
+def _usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

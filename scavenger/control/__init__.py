@@ -1,0 +1,1 @@
+"""The shell: from a job file to a trained model, by measuring, asking the core, and acting."""

@@ -1,0 +1,72 @@
+"""When training is done, as a pure function of the epochs' metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from scavenger.domain.job import GoalSpec
+from scavenger.domain.measurement import EpochRecord
+from scavenger.domain.report import MetricOutcome
+from scavenger.errors import ConfigurationError
+
+__all__ = ["Goal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A metric to reach, or epochs to train for."""
+
+    spec: GoalSpec
+
+    def check(self, names: Sequence[str]) -> None:
+        """Raise a `ConfigurationError` where the model has no such metric."""
+        metric = self.spec.metric
+        if metric is None or metric in names:
+            return
+        close = get_close_matches(metric, names, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        extra = (
+            "; the job has no validation data" if metric.startswith("val_") and metric[4:] in names else ""
+        )
+        raise ConfigurationError(
+            f"goal.metric: the model has no metric {metric!r}{hint or extra}; it has {', '.join(names)}"
+        )
+
+    def value(self, epoch: EpochRecord) -> float | None:
+        """The goal's metric; None where it is unknown or not finite."""
+        value = None if self.spec.metric is None else epoch.metrics.get(self.spec.metric)
+        return value if value is not None and math.isfinite(value) else None
+
+    def better(self, value: float, best: float | None) -> bool:
+        if best is None:
+            return True
+        return value > best if self.spec.direction == "max" else value < best
+
+    def reached(self, value: float | None) -> bool:
+        """Whether a value meets the target; never where there is none."""
+        target = self.spec.target
+        if target is None or value is None:
+            return False
+        return value >= target if self.spec.direction == "max" else value <= target
+
+    def outcome(self, epochs: Sequence[EpochRecord]) -> MetricOutcome | None:
+        """How the run did; None for a job without a metric."""
+        if self.spec.metric is None:
+            return None
+        best: float | None = None
+        for epoch in epochs:
+            value = self.value(epoch)
+            if value is not None and self.better(value, best):
+                best = value
+        return MetricOutcome(self.spec.metric, best, self.spec.target, self.reached(best))
+
+    @property
+    def text(self) -> str:
+        """For fingerprints: epochs to one goal say nothing of another."""
+        if self.spec.metric is None or self.spec.target is None:
+            return ""
+        sign = ">=" if self.spec.direction == "max" else "<="
+        return f"{self.spec.metric}{sign}{self.spec.target:g}"

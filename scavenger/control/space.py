@@ -1,0 +1,122 @@
+"""From a job file to the configurations that may be searched, and what this version does not do yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from scavenger.cloud.base import Cloud
+from scavenger.cloud.local import LocalCloud
+from scavenger.domain.configuration import Offer, SearchSpace
+from scavenger.domain.job import JobSpec
+from scavenger.errors import ConfigurationError, NotSupportedError
+
+__all__ = ["CLOUDS", "check_supported", "check_training_module", "fit_to_data", "open_cloud", "search_space"]
+
+CLOUDS = {"local": LocalCloud}
+
+
+def check_supported(job: JobSpec) -> None:
+    """Refuse what the job file may say but this version does not do; nothing is ignored silently.
+
+    Raises:
+        NotSupportedError: Naming the key and what to write instead.
+    """
+    refused: list[tuple[bool, str]] = [
+        (job.infra.provider not in CLOUDS, f"infra: {job.infra} cannot be provisioned by this version; use local"),
+        (not isinstance(job.objective, str), "objective: utility is not supported yet; use time, cost or knee"),
+        (job.spot != "never", f"spot: {job.spot} needs a cloud that has spot VMs; use never"),
+        (job.elastic.straggler != "none", "elastic.straggler: replace is not supported yet; use none"),
+        (job.elastic.lr_scaling != "none", f"elastic.lr_scaling: {job.elastic.lr_scaling} is not supported yet; use none"),
+        (job.checkpoint is not None, "checkpoint is not supported yet; remove it"),
+    ]
+    for wrong, message in refused:
+        if wrong:
+            raise NotSupportedError(message)
+
+
+def open_cloud(job: JobSpec) -> Cloud:
+    """The cloud that a job names."""
+    return CLOUDS[job.infra.provider]()
+
+
+def check_training_module(job: JobSpec, job_file: Path) -> Path:
+    """The folder of the training module.
+
+    Raises:
+        ConfigurationError: If there is no such module beside the job file.
+    """
+    folder = job_file.resolve().parent
+    path = folder.joinpath(*job.train.module.split("."))
+    if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
+        beside = sorted(p.stem for p in folder.glob("*.py"))
+        close = get_close_matches(job.train.module, beside, n=1)
+        hint = f"; did you mean {close[0]}:{job.train.name}?" if close else ""
+        raise ConfigurationError(f"{job_file}: train names {job.train.module}.py, which is not in {folder}{hint}")
+    return folder
+
+
+def search_space(job: JobSpec, cloud: Cloud) -> SearchSpace:
+    """The configurations of a job before its data is known.
+
+    Raises:
+        ConfigurationError: If the cloud has no VM type that will do.
+    """
+    return SearchSpace(_select(job, cloud), job.worker_counts, job.batch_sizes)
+
+
+def _select(job: JobSpec, cloud: Cloud) -> tuple[Offer, ...]:
+    offers = cloud.offers(workers_max=job.worker_counts[-1])
+    wanted = job.resources
+    if wanted is None:
+        return offers[:1]
+    if wanted.vms:
+        by_name = {offer.vm: offer for offer in offers}
+        missing = [vm for vm in wanted.vms if vm not in by_name]
+        if missing:
+            raise ConfigurationError(
+                f"resources: {job.infra} has no VM type {missing[0]!r}; it has {', '.join(by_name)}"
+            )
+        chosen = tuple(by_name[vm] for vm in wanted.vms)
+    else:
+        chosen = tuple(
+            offer
+            for offer in offers
+            if (wanted.cpus is None or wanted.cpus.admits(offer.cpus))
+            and (wanted.memory is None or wanted.memory.admits(offer.memory_bytes / 2**30))
+        )[:1]
+        if not chosen:
+            raise ConfigurationError(
+                f"resources: {job.infra} has no VM type with cpus {wanted.cpus or 'any'} and memory "
+                f"{wanted.memory or 'any'} GiB; it has {', '.join(o.vm for o in offers)}"
+            )
+    if len(chosen) > 1:
+        raise NotSupportedError("resources.any_of: choosing between VM types is not supported yet; name one vm")
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    space: SearchSpace
+    notes: tuple[str, ...]
+
+
+def fit_to_data(space: SearchSpace, dataset_size: int) -> _Fitted:
+    """The space without batch sizes that the data cannot fill, and a note where that left some out.
+
+    Raises:
+        ConfigurationError: If none is left.
+    """
+    sizes = tuple(size for size in space.global_batch_sizes if size <= dataset_size)
+    if sizes == space.global_batch_sizes:
+        return _Fitted(space, ())
+    if not sizes or sizes[-1] < space.workers[0]:
+        raise ConfigurationError(
+            f"search.batch_size: the smallest, {space.global_batch_sizes[0]}, is more than the {dataset_size} samples "
+            "of an epoch"
+        )
+    dropped = len(space.global_batch_sizes) - len(sizes)
+    note = f"{dropped} batch size(s) above the {dataset_size} samples of an epoch left out"
+    workers = tuple(k for k in space.workers if k <= sizes[-1])
+    return _Fitted(replace(space, global_batch_sizes=sizes, workers=workers), (note,))

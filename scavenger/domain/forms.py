@@ -1,0 +1,316 @@
+"""The written forms of the job's values - `8h`, `$20`, `train:job`, `gcp/us-central1` - and what they mean.
+
+Each form is an annotated type: a validator that turns what was written into a value, a serializer that writes
+it back, and the JSON Schema of what may be written. A validator also takes the value itself, so that a dumped
+job validates again. Faults are worded as the rest of a sentence that begins with the key: `must be ...`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, TypeGuard
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+__all__ = [
+    "FAULT",
+    "NUMBER",
+    "VM",
+    "Duration",
+    "EntryPoint",
+    "EntryPointText",
+    "FrozenModel",
+    "Infra",
+    "InfraText",
+    "JobName",
+    "MetricName",
+    "Money",
+    "Path",
+    "Utility",
+    "VmName",
+    "did_you_mean",
+    "fault",
+    "is_number",
+    "nearest",
+    "parse_duration",
+    "parse_money",
+    "shown",
+]
+
+MONEY_MAX_USD = 1e9
+"""A budget above is a slip of the keyboard."""
+DURATION_MAX_S = 366 * 86400.0
+"""A year: a limit above is a slip of the keyboard."""
+
+FAULT = "scavenger"
+"""The error type of faults worded here; their context holds `text` and `at`."""
+
+
+class FrozenModel(BaseModel):
+    """Strict (`true` is no number, `"3"` is no number), without NaN and infinity, refusing unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def fault(text: str, *at: str | int) -> PydanticCustomError:
+    """The error to raise for a value that cannot be.
+
+    Args:
+        text: Completes a sentence that begins with the key, as `must be at least 1, not 0`.
+        at: Where inside the value that is validated; empty for the value itself.
+    """
+    return PydanticCustomError(FAULT, "{text}", {"text": text, "at": at})
+
+
+def shown(value: object) -> str:
+    """A value as the user wrote it, on one line, short, and harmless to a terminal."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = f"'{value}'" if isinstance(value, str) else str(value)
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:200])
+    return safe if len(text) <= 60 else f"{safe[:56]}...'" if isinstance(value, str) else f"{safe[:56]}..."
+
+
+def nearest(word: str, options: Iterable[str]) -> str | None:
+    """The option that is most like `word`, in any case of letters; None where none is like it."""
+    by_lower = {option.lower(): option for option in options}
+    near = difflib.get_close_matches(word[:100].lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[near[0]] if near else None
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or nothing."""
+    near = nearest(word, options)
+    return f"; did you mean '{near}'?" if near else ""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number; `true` is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _text(pattern: str, words: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    compiled = re.compile(pattern)
+
+    def check(value: object) -> object:
+        if isinstance(value, str) and compiled.fullmatch(value):
+            return value
+        hint = "; put it in quotes" if value is not None and compiled.fullmatch(shown(value)) else ""
+        raise fault(f"must be {words}, not {shown(value)}{hint}")
+
+    return BeforeValidator(check), WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$"})
+
+
+VM = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,99}"
+
+JobName = Annotated[
+    str,
+    *_text(
+        r"[a-z0-9][a-z0-9-]{0,62}",
+        "made of lower-case letters, digits and hyphens (at most 63, the first no hyphen)",
+    ),
+]
+VmName = Annotated[str, *_text(VM, "the name of a VM type such as 'e2-standard-4'")]
+MetricName = Annotated[
+    str, *_text(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", "the name of a Keras metric such as 'val_accuracy'")
+]
+Path = Annotated[str, *_text(r"[^\x00-\x1f\x7f]{1,4096}", "a path")]
+
+
+class Utility(FrozenModel):
+    """An objective of the user's own, as an expression of time and cost."""
+
+    utility: Annotated[str, *_text(r"[^\x00-\x1f\x7f]{1,500}", "an expression as text")] = Field(
+        description="Expression of the predicted time and cost that is to be as large as possible.",
+        examples=["-time_s - 3600 * cost_usd"],
+    )
+
+
+NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
+_UNITS_S = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
+_DURATION = "(?=[0-9])" + "".join(
+    f"(?:(%s){unit}{'(?!s)' if unit == 'm' else ''})?" % NUMBER for unit in _UNITS_S
+)
+_MONEY = r"\$" + NUMBER
+
+
+def parse_duration(value: object) -> float:
+    """Seconds from `8h`, `1h30m`, `250ms` or a plain number of seconds; above 0 and at most a year.
+
+    Raises:
+        PydanticCustomError: A `ValueError`, worded as the rest of a sentence.
+    """
+    example = "a duration such as 90s, 10m, 8h or 1h30m"
+    if isinstance(value, str) and (match := re.fullmatch(_DURATION, value)):
+        seconds = math.fsum(
+            float(n) * s for n, s in zip(match.groups(), _UNITS_S.values(), strict=True) if n is not None
+        )
+    elif is_number(value):
+        seconds = float(value)
+    else:
+        hint = "; give it a unit, as in 90s" if isinstance(value, str) and value.isdecimal() else ""
+        raise fault(f"must be {example}, not {shown(value)}{hint}")
+    if not 0 < seconds <= DURATION_MAX_S:
+        raise fault(f"must be above 0 and at most a year (366d), not {shown(value)}")
+    return seconds
+
+
+def parse_money(value: object) -> float:
+    """US dollars from `$20`, `$0.50` or a plain number; at least 0 and at most a billion.
+
+    Raises:
+        PydanticCustomError: A `ValueError`, worded as the rest of a sentence.
+    """
+    if isinstance(value, str) and re.fullmatch(_MONEY, value):
+        dollars = float(value[1:])
+    elif is_number(value):
+        dollars = float(value)
+    else:
+        raise fault(f"must be US dollars such as $20 or $0.50, not {shown(value)}")
+    if not 0 <= dollars <= MONEY_MAX_USD:
+        raise fault(f"must be from $0 to $1000000000, not {shown(value)}")
+    return dollars
+
+
+Duration = Annotated[
+    float,
+    PlainValidator(parse_duration),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"^(?:{_DURATION})$"},
+                {"type": "number", "exclusiveMinimum": 0, "maximum": DURATION_MAX_S},
+            ]
+        }
+    ),
+]
+Money = Annotated[
+    float,
+    PlainValidator(parse_money),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": f"^{_MONEY}$"},
+                {"type": "number", "minimum": 0, "maximum": MONEY_MAX_USD},
+            ]
+        }
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoint:
+    """The training code: an object in a module beside the job file."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.name}"
+
+    @classmethod
+    def parse(cls, value: object) -> EntryPoint:
+        """From `module:object`, both plain Python names; the module may be dotted."""
+        if isinstance(value, EntryPoint):
+            return value
+        words = "must be module:object such as train:job"
+        if not isinstance(value, str):
+            raise fault(f"{words}, not {shown(value)}")
+        module, _, name = value.partition(":")
+        if re.fullmatch(r"[A-Za-z0-9_./]+\.py", module):
+            dotted = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+            raise fault(f"names a module, not a file: write {dotted}:{name or 'job'}, not {shown(value)}")
+        if not re.fullmatch(_ENTRY, value):
+            raise fault(f"{words}, not {shown(value)}")
+        for part in (*module.split("."), name):
+            if keyword.iskeyword(part):
+                raise fault(f"{words}; '{part}' is a word of the Python language")
+        return cls(module, name)
+
+
+_ENTRY = rf"{_IDENTIFIER}(?:\.{_IDENTIFIER}){{0,19}}:{_IDENTIFIER}"
+
+EntryPointText = Annotated[
+    EntryPoint,
+    PlainValidator(EntryPoint.parse),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": f"^(?:{_ENTRY})$"}),
+]
+
+_PLACES = {
+    "gcp": (r"[a-z]+-[a-z]+[0-9]+(?:-[a-z])?", "gcp/us-central1 or gcp/us-central1-a"),
+    "aws": (r"[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]?", "aws/us-east-1 or aws/us-east-1a"),
+    "kubernetes": (r"[A-Za-z0-9][A-Za-z0-9@:._/-]{0,252}", "kubernetes or kubernetes/CONTEXT"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Infra:
+    """Where a job runs.
+
+    Attributes:
+        provider: `local`, `gcp`, `aws` or `kubernetes`.
+        place: A region or zone (gcp, aws), or a context (kubernetes; empty for the current one).
+    """
+
+    provider: str = "local"
+    place: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.provider}/{self.place}" if self.place else self.provider
+
+    @classmethod
+    def parse(cls, value: object) -> Infra:
+        """From `local`, `gcp/REGION[-ZONE]`, `aws/REGION[ZONE]` or `kubernetes[/CONTEXT]`."""
+        if isinstance(value, Infra):
+            return value
+        words = "must be local, gcp/REGION, aws/REGION or kubernetes"
+        if not isinstance(value, str):
+            raise fault(f"{words}, not {shown(value)}")
+        provider, slash, place = value.partition("/")
+        if provider == "local" and not slash:
+            return cls()
+        if provider == "kubernetes" and not slash:
+            return cls(provider)
+        if provider in _PLACES:
+            pattern, example = _PLACES[provider]
+            if re.fullmatch(pattern, place):
+                return cls(provider, place)
+            raise fault(f"must say where, as {example}, not {shown(value)}")
+        raise fault(f"{words}, not {shown(value)}{did_you_mean(provider, ('local', *_PLACES))}")
+
+
+InfraText = Annotated[
+    Infra,
+    PlainValidator(Infra.parse),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema(
+        {
+            "type": "string",
+            "pattern": "^(?:local|kubernetes|"
+            + "|".join(f"{provider}/{pattern}" for provider, (pattern, _) in _PLACES.items())
+            + ")$",
+        }
+    ),
+]

@@ -1,0 +1,340 @@
+"""Time and cost of every configuration: the statistical and the parallel model joined with the data set.
+
+=======  ===========================================================================
+e(B)     epochs to the target, from `statistical`
+τ(K, B)  time of a step, seconds, from `parallel`
+D        training samples per epoch; an epoch has ceil(D / B) steps
+v(K)     time that training stands still for the evaluation after each epoch, seconds
+T, C     time to the target, seconds; cost, US dollars
+p        price of one VM, US dollars per hour
+=======  ===========================================================================
+
+T = e (ceil(D / B) τ + v) and C = T K p / 3600: eq. 3-5 of Tyagi and Sharma, "Scavenger", with whole steps
+and the evaluation counted. Starting the workers, aggregators, storage and traffic are not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+from pydantic import TypeAdapter
+from scipy.optimize import nnls
+
+from scavenger.domain.configuration import Offer, SearchSpace
+from scavenger.domain.curve import BoolArray, FloatArray, IntArray
+from scavenger.domain.measurement import Measurement, Profile
+from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
+from scavenger.models.statistical import StatisticalModel, fit_statistical
+from scavenger.models.step_laws import StepTimes
+from scavenger.models.types import Count, NotNegative, Positive
+
+__all__ = ["EvaluationLaw", "JobModel", "MemoryLaw", "Prediction", "VmModel", "contention_of"]
+
+SCHEMA_VERSION = 1
+
+OTHER_VM_LOG_SD = 0.5
+"""Of a step time carried over from another VM type by the number of processors alone: a factor of 1.6."""
+
+LOG_SD_MAX = 3.0
+"""A factor of 140 either way says already that nothing is known; a wider interval only overflows."""
+
+MEMORY_USABLE = 0.9
+"""Share of a VM's memory that a worker may fill: the rest is the system's, and the law is a rough one."""
+
+MEMORY_SLOPE_MIN = 1e-3
+"""Growth over the profiled local batches, relative to the base, that is not told from rounding to pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of n configurations of one offer; every array has shape `(n,)`, intervals hold 90 %."""
+
+    time_s: FloatArray
+    time_low_s: FloatArray
+    time_high_s: FloatArray
+    cost_usd: FloatArray
+    cost_low_usd: FloatArray
+    cost_high_usd: FloatArray
+    step_time_s: FloatArray
+    epochs: FloatArray
+    extrapolated: BoolArray
+    measured: BoolArray
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationLaw:
+    """v(K) = base + shared c / K: what every worker repeats, and what they divide among themselves."""
+
+    base_s: NotNegative = 0.0
+    shared_s: NotNegative = 0.0
+
+    def evaluation_s(self, workers: IntArray, contention: FloatArray) -> FloatArray:
+        return np.asarray(self.base_s + self.shared_s * contention / workers)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLaw:
+    """Resident memory of a worker by its local batch: base + per_sample b."""
+
+    base_bytes: NotNegative
+    per_sample_bytes: NotNegative
+
+    def local_batch_max(self, memory_bytes: float) -> int | None:
+        """The largest local batch that fits (0: not even one sample); None where memory does not grow."""
+        room = MEMORY_USABLE * memory_bytes - self.base_bytes
+        if room <= 0.0:
+            return 0
+        return math.floor(room / self.per_sample_bytes) if self.per_sample_bytes > 0.0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class VmModel:
+    """What was learned on one VM type; `memory` is None where none was measured."""
+
+    vm: str
+    cpus: Count
+    parallel: ParallelModel
+    memory: MemoryLaw | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobModel:
+    """All that is known of a job, ready to predict; made by `fit`, `average` or `from_dict`.
+
+    Attributes:
+        vms: One entry per VM type that was profiled (or learned of from an earlier model); never empty.
+        max_epochs: The run ends then, target or not.
+        notes: What the reader must know: what is assumed, and what is not counted.
+    """
+
+    dataset_size: Count
+    statistical: StatisticalModel
+    vms: tuple[VmModel, ...]
+    evaluation: EvaluationLaw
+    max_epochs: Positive
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.vms:
+            raise ValueError("a job model needs at least one VM type")
+
+    @classmethod
+    def fit(
+        cls,
+        profile: Profile,
+        *,
+        space: SearchSpace,
+        epochs_hint: float | None,
+        max_epochs: int,
+        fixed_epochs: bool = False,
+        prior: JobModel | None = None,
+    ) -> JobModel:
+        """Fit both models to a profile; deterministic, and independent of the order of its measurements.
+
+        Args:
+            epochs_hint: The user's own estimate at the smallest batch size.
+            max_epochs: An upper bound, or the exact number where `fixed_epochs` says that there is no target.
+            prior: A stored model of an alike job: fills what the profile does not tell.
+
+        Raises:
+            ValueError: If no usable step time was measured and `prior` has none either.
+        """
+        notes: list[str] = []
+        offers = {offer.vm: offer for offer in space.offers}
+        known = [m for m in profile.measurements if m.configuration.vm in offers]
+        if len(known) < len(profile.measurements):
+            notes.append(
+                f"{len(profile.measurements) - len(known)} measurement(s) of other VM types left out"
+            )
+        vms = []
+        for offer in space.offers:
+            fitted = _fit_vm(offer, [m for m in known if m.configuration.vm == offer.vm], prior, notes)
+            if fitted is not None:
+                vms.append(fitted)
+        if not vms:
+            raise ValueError("no usable step time was measured, and no stored model has one")
+        statistical = fit_statistical(
+            known,
+            profile.convergence,
+            global_batch_sizes=space.global_batch_sizes,
+            epochs_hint=epochs_hint,
+            max_epochs=max_epochs,
+            fixed_epochs=fixed_epochs,
+            prior=None if prior is None else prior.statistical,
+        )
+        evaluation = _fit_evaluation(profile, offers[vms[0].vm], prior, notes)
+        notes.append("starting the workers, aggregators, storage and traffic are not counted")
+        return cls(profile.dataset_size, statistical, tuple(vms), evaluation, float(max_epochs), tuple(notes))
+
+    @property
+    def relative_only(self) -> bool:
+        """Ratios between predictions mean something, absolute figures do not."""
+        return self.statistical.relative_only
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Those of the job, of the epochs and of every VM type, each once."""
+        parallel = [note for vm in self.vms for note in vm.parallel.notes]
+        return tuple(dict.fromkeys((*self.notes, *self.statistical.notes, *parallel)))
+
+    def knows(self, offer: Offer) -> bool:
+        """Whether steps were measured on this VM type; elsewhere they are carried over by processor count."""
+        return any(vm.vm == offer.vm for vm in self.vms)
+
+    def local_batch_max(self, offer: Offer) -> int | None:
+        """The largest local batch that fits into one VM's memory; None where no limit is known."""
+        laws = [vm.memory for vm in self.vms if vm.memory is not None and vm.vm == offer.vm]
+        laws = laws or [vm.memory for vm in self.vms if vm.memory is not None]
+        return laws[0].local_batch_max(offer.memory_bytes) if laws else None
+
+    def predict(self, offer: Offer, workers: IntArray, global_batch_size: IntArray) -> Prediction:
+        """Time and cost of configurations of one offer; eq. 3-5, see the module.
+
+        Args:
+            workers, global_batch_size: K and B, shape `(n,)`, with `1 <= K <= B`.
+
+        Raises:
+            ValueError: If the shapes differ or a configuration gives nothing to some workers.
+        """
+        count, batch = np.asarray(workers, dtype=np.int64), np.asarray(global_batch_size, dtype=np.int64)
+        if count.shape != batch.shape or count.ndim != 1:
+            raise ValueError(
+                f"workers and batch sizes must be vectors of one length, not {count.shape}, {batch.shape}"
+            )
+        if np.any(count < 1) or np.any(batch < count):
+            raise ValueError("every configuration needs 1 <= K <= B")
+        contention = contention_of(offer, count)
+        parallel = self._parallel(offer)
+        step_time_s, step_log_sd = parallel.predict(count, batch, contention)
+        epochs, epochs_log_sd = self.statistical.predict(batch.astype(np.float64))
+        steps_per_epoch = -(-self.dataset_size // batch)
+        time_s = epochs * (steps_per_epoch * step_time_s + self.evaluation.evaluation_s(count, contention))
+        margin = np.exp(INTERVAL_Z * np.minimum(np.hypot(step_log_sd, epochs_log_sd), LOG_SD_MAX))
+        usd_per_second = count * offer.price_usd_per_hour / 3600.0
+        outside = (count < parallel.workers_min) | (count > parallel.workers_max)
+        outside |= (batch < self.statistical.batch_min) | (batch > self.statistical.batch_max)
+        return Prediction(
+            time_s=time_s,
+            time_low_s=time_s / margin,
+            time_high_s=time_s * margin,
+            cost_usd=time_s * usd_per_second,
+            cost_low_usd=time_s / margin * usd_per_second,
+            cost_high_usd=time_s * margin * usd_per_second,
+            step_time_s=step_time_s,
+            epochs=epochs,
+            extrapolated=outside | (not self.knows(offer)),
+            measured=parallel.is_measured(count, batch),
+        )
+
+    def _parallel(self, offer: Offer) -> ParallelModel:
+        """Of this VM type, or of the nearest: computing scaled by the processors, its error widened."""
+        for vm in self.vms:
+            if vm.vm == offer.vm:
+                return vm.parallel
+        near = min(self.vms, key=lambda vm: abs(math.log(vm.cpus / offer.cpus)))
+        speed, law = offer.cpus / near.cpus, near.parallel.law
+        scaled = replace(
+            law,
+            compute_base_s=law.compute_base_s / speed,
+            compute_per_sample_s=law.compute_per_sample_s / speed,
+        )
+        wider = math.hypot(near.parallel.residual_log_sd, OTHER_VM_LOG_SD)
+        return replace(near.parallel, law=scaled, residual_log_sd=wider, measured=())
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON with its `schema_version`; `from_dict` gives back an equal model."""
+        return {"schema_version": SCHEMA_VERSION, "model": _adapter().dump_python(self, mode="json")}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> JobModel:
+        """Read what `to_dict` wrote, checking every type and range.
+
+        Raises:
+            ValueError: If it is of another version, incomplete, of a wrong type, out of range or not finite.
+        """
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"a job model of version {version!r} cannot be read, only {SCHEMA_VERSION}")
+        try:
+            text = json.dumps(data.get("model"), allow_nan=False)
+        except TypeError as error:
+            raise ValueError(f"a job model must be plain JSON: {error}") from error
+        return _adapter().validate_json(text, strict=True)
+
+
+@cache
+def _adapter() -> TypeAdapter[JobModel]:
+    return TypeAdapter(JobModel)
+
+
+def contention_of(offer: Offer, workers: IntArray) -> FloatArray:
+    """`Offer.contention` of each K, shape `(n,)`."""
+    sizes, place = np.unique(workers, return_inverse=True)
+    return np.array([offer.contention(int(size)) for size in sizes], dtype=np.float64)[place]
+
+
+def _fit_vm(
+    offer: Offer, measurements: Sequence[Measurement], prior: JobModel | None, notes: list[str]
+) -> VmModel | None:
+    """The model of one VM type; the stored one where nothing usable was measured, None without one."""
+    times = [
+        StepTimes(
+            workers=m.configuration.workers,
+            global_batch_size=m.configuration.global_batch_size,
+            local_batch_size=m.configuration.local_batch_size,
+            contention=offer.contention(m.configuration.workers),
+            step_time_s=m.step_time_s,
+            compute_s=m.compute_s,
+            sync_s=m.sync_s,
+            spread_s=m.step_time_spread_s,
+            steps=m.steps,
+        )
+        for m in measurements
+    ]
+    if any(time.usable() for time in times):
+        return VmModel(offer.vm, offer.cpus, fit_parallel(times), _fit_memory(measurements))
+    stored = [vm for vm in prior.vms if vm.vm == offer.vm] if prior is not None else []
+    if stored:
+        notes.append(f"step times on {offer.vm} are from stored models, not from this job")
+        return stored[0]
+    notes.append(
+        f"no step was measured on {offer.vm}: carried over from other VM types by processor count, if at all"
+    )
+    return None
+
+
+def _fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:
+    rows = [(m.configuration.local_batch_size, m.memory_bytes) for m in measurements if m.memory_bytes > 0]
+    if not rows:
+        return None
+    batch, memory = np.array(rows, dtype=np.float64).T
+    if len(np.unique(batch)) < 2:
+        return MemoryLaw(float(memory.max()), 0.0)
+    (base, slope), _ = nnls(np.column_stack((np.ones(len(batch)), batch / batch.max())), memory)
+    # A worker that runs out of memory is lost, so the line goes through the highest point, not the middle.
+    base += max(float(np.max(memory - base - slope * batch / batch.max())), 0.0)
+    if slope < MEMORY_SLOPE_MIN * base:
+        return MemoryLaw(float(memory.max()), 0.0)
+    return MemoryLaw(float(base), float(slope / batch.max()))
+
+
+def _fit_evaluation(
+    profile: Profile, offer: Offer, prior: JobModel | None, notes: list[str]
+) -> EvaluationLaw:
+    rows = [(k, s) for k, s in profile.evaluation_s if k >= 1 and math.isfinite(s) and s > 0.0]
+    if not rows:
+        if prior is not None and prior.evaluation != EvaluationLaw():
+            notes.append("evaluation time is from stored models")
+            return prior.evaluation
+        notes.append("evaluation after each epoch was not measured and is not counted")
+        return EvaluationLaw()
+    share = np.array([offer.contention(k) / k for k, _ in rows])
+    seconds = np.array([s for _, s in rows])
+    if len(np.unique(share)) < 2:
+        return EvaluationLaw(base_s=float(np.median(seconds)))
+    (base, shared), _ = nnls(np.column_stack((1.0 / seconds, share / seconds)), np.ones(len(rows)))
+    return EvaluationLaw(float(base), float(shared))

@@ -1,0 +1,172 @@
+"""From the tradeoff curve to the configuration to run, with the reason and the alternatives in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scavenger.domain.curve import Choice, FloatArray, Infeasible, IntArray, Objective, TradeoffCurve
+from scavenger.search.curve import OVER_BUDGET, PAST_DEADLINE
+
+__all__ = ["OBJECTIVES", "choose"]
+
+NOTHING_USD = 1e-6
+"""A cost below a ten-thousandth of a cent is nothing: no share of it means anything."""
+
+
+def choose(
+    curve: TradeoffCurve,
+    objective: Objective,
+    *,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    spent_time_s: float = 0.0,
+    spent_usd: float = 0.0,
+) -> Choice | Infeasible:
+    """The allowed point that the objective asks for.
+
+    Args:
+        curve: As `build_curve` made it with the same limits.
+        objective: `time`, `cost` or `knee`.
+
+    Returns:
+        The choice; or, if nothing is allowed, the point that misses deadline and budget by least, and by
+        how much.
+
+    Raises:
+        ValueError: If the objective is unknown.
+    """
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective {objective!r} is none of {', '.join(OBJECTIVES)}")
+    allowed = np.flatnonzero(curve.excluded == 0)
+    if not len(allowed):
+        return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd)
+    index, reason = OBJECTIVES[objective](curve, allowed)
+    if len(allowed) == 1:
+        reason = "the only configuration that the constraints allow"
+    if curve.extrapolated[index]:
+        reason += "; extrapolated beyond what was profiled"
+    if curve.relative_only:
+        reason += "; absolute figures are bounds, as the epochs to the target are unknown"
+    alternatives = [("fastest", _fastest(curve, allowed)), ("cheapest", _cheapest(curve, allowed))]
+    if curve.knee is not None:
+        alternatives.append(("knee", curve.knee))
+    return Choice(curve[index], objective, reason, tuple((label, curve[i]) for label, i in alternatives))
+
+
+def _fastest(curve: TradeoffCurve, allowed: IntArray) -> int:
+    """Of equally fast points the cheapest."""
+    return int(allowed[np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed]))[0]])
+
+
+def _cheapest(curve: TradeoffCurve, allowed: IntArray) -> int:
+    """Of equally cheap points the fastest."""
+    return int(allowed[np.lexsort((curve.time_s[allowed], curve.cost_usd[allowed]))[0]])
+
+
+def _by_time(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
+    index = _fastest(curve, allowed)
+    return index, f"fastest of {len(allowed)}: {_beside(curve, index, _cheapest(curve, allowed), 'cheapest')}"
+
+
+def _by_cost(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
+    index = _cheapest(curve, allowed)
+    return index, f"cheapest of {len(allowed)}: {_beside(curve, index, _fastest(curve, allowed), 'fastest')}"
+
+
+def _by_knee(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
+    """The knee; without one, the point of the front nearest to (least time, least cost) in log space."""
+    fastest = _fastest(curve, allowed)
+    if curve.knee is not None:
+        return curve.knee, f"knee: {_beside(curve, curve.knee, fastest, 'fastest')}"
+    front = np.flatnonzero(curve.on_front)
+    if len(front) == 1:
+        return int(front[0]), "both fastest and cheapest, so there is no tradeoff to find a knee of"
+    distance = np.hypot(_log_excess(curve.time_s[front]), _log_excess(curve.cost_usd[front]))
+    index = int(front[int(np.argmin(distance))])
+    beside = _beside(curve, index, fastest, "fastest")
+    return index, f"the front has no knee; nearest to both the least time and the least cost: {beside}"
+
+
+OBJECTIVES: dict[str, Callable[[TradeoffCurve, IntArray], tuple[int, str]]] = {
+    "time": _by_time,
+    "cost": _by_cost,
+    "knee": _by_knee,
+}
+
+
+def _log_excess(values: FloatArray) -> FloatArray:
+    """ln of how many times the least each value is, where anything below `NOTHING_USD` counts as that."""
+    log = np.log(np.maximum(values, NOTHING_USD))
+    return np.asarray(log - log.min())
+
+
+def _beside(curve: TradeoffCurve, index: int, other: int, name: str) -> str:
+    """How a point compares with another, as `12 % slower than the fastest at 41 % of its cost`."""
+    if index == other:
+        return f"also the {name}"
+    time, cost = curve.time_s[index] / curve.time_s[other], curve.cost_usd[other]
+    pace = "as fast as" if abs(time - 1.0) < 0.005 else _times(float(time)) + " than"
+    if cost > NOTHING_USD:
+        share = curve.cost_usd[index] / cost
+        return f"{pace} the {name} at {share:.0%} of its cost".replace("%", " %")
+    return f"{pace} the {name} at ${curve.cost_usd[index]:.2f} instead of nothing".replace("%", " %")
+
+
+def _times(ratio: float) -> str:
+    if ratio >= 2.0:
+        return f"{ratio:.1f} times slower"
+    if ratio >= 1.0:
+        return f"{ratio - 1.0:.0%} slower"
+    return f"{1.0 - ratio:.0%} faster" if ratio > 0.5 else f"{1.0 / ratio:.1f} times faster"
+
+
+def _infeasible(
+    curve: TradeoffCurve,
+    deadline_s: float | None,
+    budget_usd: float | None,
+    spent_time_s: float,
+    spent_usd: float,
+) -> Infeasible:
+    """Names the point with the smallest factor over its limits, among those that can run at all."""
+    if not len(curve):
+        return Infeasible("the search space has no configuration with a sample for every worker", None)
+    over_time = _over(curve.time_s + spent_time_s, deadline_s)
+    over_cost = _over(curve.cost_usd + spent_usd, budget_usd)
+    miss = np.maximum(over_time, over_cost)
+    soft = np.array([reason.startswith((PAST_DEADLINE, OVER_BUDGET)) for reason in curve.reasons])
+    can_run = np.flatnonzero(soft[curve.excluded])
+    if not len(can_run):
+        hard = sorted({curve.reasons[i] for i in curve.excluded})
+        return Infeasible(f"no configuration can run: {'; '.join(hard)}", None)
+    index = int(can_run[int(np.argmin(miss[can_run]))])
+    misses = []
+    if over_time[index] > 1.0 and deadline_s is not None:
+        total = curve.time_s[index] + spent_time_s
+        misses.append(f"{total:.4g} s, {_percent(over_time[index])} past the deadline of {deadline_s:.6g} s")
+    if over_cost[index] > 1.0 and budget_usd is not None:
+        total = curve.cost_usd[index] + spent_usd
+        misses.append(f"${total:.4g}, {_percent(over_cost[index])} over the budget of ${budget_usd:.6g}")
+    point = curve[index]
+    limits = " and ".join(
+        name for name, limit in (("deadline", deadline_s), ("budget", budget_usd)) if limit is not None
+    )
+    reason = (
+        f"none of {len(curve)} configurations meets the {limits}; nearest is {point.configuration}: "
+        f"{' and '.join(misses)}"
+    )
+    return Infeasible(reason, point)
+
+
+def _over(total: FloatArray, limit: float | None) -> FloatArray:
+    """How many times the limit; 0 without one, infinite where nothing may be spent and something is."""
+    if limit is None:
+        return np.zeros(len(total))
+    if limit <= 0.0:
+        return np.where(total > limit, np.inf, 1.0)
+    return np.asarray(total / limit)
+
+
+def _percent(ratio: float) -> str:
+    return f"{ratio - 1.0:.0%}".replace("%", " %") if np.isfinite(ratio) else "infinitely"

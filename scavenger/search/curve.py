@@ -1,0 +1,211 @@
+"""The tradeoff curve: time and cost of every configuration, what constraints leave of it, its front and knee.
+
+The knee is Kneedle's [1]_, as implemented by `kneed`. Two things are done before it sees the front. A front
+of discrete configurations is ragged, and Kneedle takes each rag for a knee; the point of the front that
+lies furthest below the chord is on its lower convex hull in any case, so the hull is what Kneedle gets. And
+its threshold is in units of the spacing of the points, so that three points have no knee however sharp
+their bend; the hull is sampled evenly first, as the paper does with its spline.
+
+References:
+    .. [1] Satopää et al., "Finding a Kneedle in a Haystack", ICDCS workshops 2011.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from kneed import KneeLocator
+
+from scavenger.domain.configuration import SearchSpace
+from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve
+from scavenger.models.job_model import JobModel, Prediction
+from scavenger.models.parallel import local_batch_sizes
+
+__all__ = ["OVER_BUDGET", "PAST_DEADLINE", "build_curve", "find_knee", "pareto_front"]
+
+PAST_DEADLINE, OVER_BUDGET = "past the deadline", "over the budget"
+"""How the reasons begin that rule out a configuration that could run."""
+
+NO_LIMIT = int(np.iinfo(np.int64).max)
+"""A local batch that nothing limits."""
+
+KNEE_SAMPLES = 201
+"""Even samples of the hull that Kneedle is given, besides its own corners."""
+
+KNEE_DEPTH_MIN = 0.1
+"""How far below the chord, in a square of side 1, the front must bend to have a knee: a right angle is 1, a
+straight line 0, and at a tenth moving along the chord instead loses less than a tenth of what the
+objectives span."""
+
+
+def build_curve(
+    model: JobModel,
+    space: SearchSpace,
+    *,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    local_batch_max: int | None = None,
+    workers_max: int | None = None,
+    spent_time_s: float = 0.0,
+    spent_usd: float = 0.0,
+) -> TradeoffCurve:
+    """Predict every configuration of the space and apply the constraints, by point prediction.
+
+    Args:
+        deadline_s, budget_usd: Limits of the whole job; None where there is none.
+        local_batch_max: The largest local batch that fits into a worker's memory, in every VM type; what
+            `model` knows of memory applies besides.
+        workers_max: The largest cluster, if less than the space's.
+        spent_time_s, spent_usd: Already spent, counted against the limits but not in the curve.
+
+    Returns:
+        One point per configuration, in the order of `space.configurations()`. Memory and cluster size exclude
+        before deadline and budget do.
+    """
+    vm_index, workers, batch = _grid(space)
+    parts = []
+    memory_max = np.full(len(workers), NO_LIMIT)
+    for index, offer in enumerate(space.offers):
+        here = vm_index == index
+        parts.append(model.predict(offer, workers[here], batch[here]))
+        limits = [limit for limit in (local_batch_max, model.local_batch_max(offer)) if limit is not None]
+        if limits:
+            memory_max[here] = min(*limits, NO_LIMIT)
+    predicted = Prediction(
+        **{
+            field.name: np.concatenate([getattr(part, field.name) for part in parts])
+            for field in dataclasses.fields(Prediction)
+        }
+    )
+
+    reasons = [""]
+    excluded = np.zeros(len(workers), dtype=np.int64)
+
+    def exclude(where: BoolArray, reason: str) -> None:
+        fresh = where & (excluded == 0)
+        if np.any(fresh):
+            reasons.append(reason)
+            excluded[fresh] = len(reasons) - 1
+
+    if workers_max is not None:
+        exclude(workers > workers_max, f"more than {workers_max} workers")
+    # What was profiled has fitted, whatever the law of memory makes of it.
+    too_large = (local_batch_sizes(workers, batch) > memory_max) & ~predicted.measured
+    exclude(too_large, "local batch too large for a worker's memory")
+    notes = list(model.all_notes())
+    if deadline_s is not None:
+        exclude(predicted.time_s + spent_time_s > deadline_s, f"{PAST_DEADLINE} of {deadline_s:.6g} s")
+    if budget_usd is not None:
+        exclude(predicted.cost_usd + spent_usd > budget_usd, f"{OVER_BUDGET} of ${budget_usd:.6g}")
+    allowed = excluded == 0
+    for limit, high, spent, name in (
+        (deadline_s, predicted.time_high_s, spent_time_s, "deadline"),
+        (budget_usd, predicted.cost_high_usd, spent_usd, "budget"),
+    ):
+        crossing = int(np.sum(allowed & (high + spent > limit))) if limit is not None else 0
+        if crossing:
+            notes.append(
+                f"the {name} is within the 90 % interval of {crossing} of the {int(allowed.sum())} allowed "
+                "configurations: these may miss it"
+            )
+    over = int(np.sum(allowed & (predicted.epochs > model.max_epochs)))
+    if over and not model.relative_only:
+        notes.append(
+            f"{over} allowed configurations would need more than the {model.max_epochs:g} epochs allowed"
+        )
+    front = pareto_front(predicted.time_s, predicted.cost_usd, allowed)
+    knee = find_knee(predicted.time_s, predicted.cost_usd, front)
+    if knee is None and np.any(allowed):
+        notes.append("the front has no knee")
+    return TradeoffCurve(
+        vms=tuple(offer.vm for offer in space.offers),
+        vm_index=vm_index,
+        workers=workers,
+        global_batch_size=batch,
+        time_s=predicted.time_s,
+        time_low_s=predicted.time_low_s,
+        time_high_s=predicted.time_high_s,
+        cost_usd=predicted.cost_usd,
+        cost_low_usd=predicted.cost_low_usd,
+        cost_high_usd=predicted.cost_high_usd,
+        step_time_s=predicted.step_time_s,
+        epochs=predicted.epochs,
+        on_front=front,
+        measured=predicted.measured,
+        extrapolated=predicted.extrapolated,
+        excluded=excluded,
+        reasons=tuple(reasons),
+        relative_only=model.relative_only,
+        notes=tuple(notes),
+        knee=knee,
+    )
+
+
+def _grid(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
+    """Offer index, K and B of every configuration with B >= K, in the order of `space.configurations()`."""
+    axes = (np.arange(len(space.offers)), np.array(space.workers), np.array(space.global_batch_sizes))
+    vm_index, workers, batch = (axis.ravel().astype(np.int64) for axis in np.meshgrid(*axes, indexing="ij"))
+    keep = batch >= workers
+    return vm_index[keep], workers[keep], batch[keep]
+
+
+def pareto_front(time_s: FloatArray, cost_usd: FloatArray, allowed: BoolArray) -> BoolArray:
+    """Allowed points than which no other allowed point is at least as fast and as cheap, and better in one.
+
+    Points that tie in both are all on the front. O(n log n); all arrays of shape `(n,)`.
+    """
+    front = np.zeros(len(time_s), dtype=np.bool_)
+    index = np.flatnonzero(allowed)
+    if not len(index):
+        return front
+    order = index[np.lexsort((cost_usd[index], time_s[index]))]
+    time, cost = time_s[order], cost_usd[order]
+    first = np.flatnonzero(np.append(True, time[1:] > time[:-1]))
+    group = np.cumsum(np.append(True, time[1:] > time[:-1])) - 1
+    # Within equal times the cheapest comes first; it must beat everything that is strictly faster.
+    cheapest = cost[first]
+    faster = np.append(np.inf, np.minimum.accumulate(cheapest)[:-1])
+    front[order] = (cost == cheapest[group]) & (cost < faster[group])
+    return front
+
+
+def find_knee(time_s: FloatArray, cost_usd: FloatArray, front: BoolArray) -> int | None:
+    """Index of the front's knee; None if it has fewer than three distinct points or bends too little."""
+    order = np.flatnonzero(front)
+    order = order[np.argsort(time_s[order], kind="stable")]
+    keep = np.append(True, np.diff(time_s[order]) > 0.0) if len(order) else np.zeros(0, dtype=np.bool_)
+    order = order[keep]
+    if len(order) < 3:
+        return None
+    x = _unit(time_s[order])
+    y = _unit(cost_usd[order])
+    hull = _lower_hull(x, y)
+    if len(hull) < 3:
+        return None
+    samples = np.union1d(x[hull], np.linspace(0.0, 1.0, KNEE_SAMPLES))
+    found = KneeLocator(
+        samples, np.interp(samples, x[hull], y[hull]), curve="convex", direction="decreasing", S=1.0
+    ).knee
+    if found is None:
+        return None
+    corner = hull[int(np.argmin(np.abs(x[hull] - float(found))))]
+    deep_enough = 1.0 - x[corner] - y[corner] >= KNEE_DEPTH_MIN
+    return int(order[corner]) if deep_enough else None
+
+
+def _unit(values: FloatArray) -> FloatArray:
+    return np.asarray((values - values.min()) / (values.max() - values.min()))
+
+
+def _lower_hull(x: FloatArray, y: FloatArray) -> list[int]:
+    """Indices of the lower convex hull of points with strictly increasing x (Andrew's monotone chain)."""
+    hull: list[int] = []
+    for i in range(len(x)):
+        while len(hull) >= 2:
+            a, b = hull[-2], hull[-1]
+            if (x[b] - x[a]) * (y[i] - y[a]) - (y[b] - y[a]) * (x[i] - x[a]) > 0.0:
+                break
+            hull.pop()
+        hull.append(i)
+    return hull

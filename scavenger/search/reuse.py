@@ -1,0 +1,87 @@
+"""Which stored model serves which job, and how to notice that it no longer does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from scavenger.domain.configuration import Configuration, Offer
+from scavenger.domain.fingerprint import Fingerprint
+from scavenger.models.job_model import JobModel
+
+__all__ = ["DRIFT_MAX", "distance", "find_nearest", "same", "step_time_drift"]
+
+DRIFT_MAX = 0.25
+"""A stored model whose step time is off by more than this factor, less one, is of another job or another
+machine: what the laws leave of a measured configuration is a tenth of it."""
+
+DIFFERENCES = {
+    "architecture": 4.0,
+    "optimizer": 1.0,
+    "goal": 1.0,
+    "vm": 2.0,
+    "hardware": 2.0,
+}
+"""What a difference that has no size counts for, in factors of e of a difference that has one: another
+architecture outweighs a fifty times larger one of the same kind, and other hardware changes only the step
+time."""
+
+
+def same(one: Fingerprint, other: Fingerprint) -> bool:
+    """The same job on the same hardware: everything that decides on time and epochs is equal."""
+    return one == other
+
+
+def distance(one: Fingerprint, other: Fingerprint) -> float:
+    """How unlike two jobs are: 0 if and only if they are the same; symmetric.
+
+    The sum of |ln ratio| of parameters, data set size and sample size, and of `DIFFERENCES` for each word
+    that differs. Optimizers of one class with other settings count half.
+    """
+    sizes = (
+        (one.parameters, other.parameters),
+        (one.dataset_size, other.dataset_size),
+        (one.sample_bytes, other.sample_bytes),
+    )
+    total = math.fsum(abs(math.log(max(a, 1) / max(b, 1))) for a, b in sizes)
+    for word, weight in DIFFERENCES.items():
+        if getattr(one, word) != getattr(other, word):
+            total += weight
+    alike = one.optimizer != other.optimizer and _class_name(one.optimizer) == _class_name(other.optimizer)
+    return total - DIFFERENCES["optimizer"] / 2.0 if alike else total
+
+
+def _class_name(optimizer: str) -> str:
+    return optimizer.partition(":")[0]
+
+
+def find_nearest(
+    wanted: Fingerprint, stored: Sequence[Fingerprint], *, distance_max: float = math.inf
+) -> tuple[int, float] | None:
+    """Index and distance of the stored job that is most alike (the first of equals); None if none is near
+    enough.
+    """
+    if not stored:
+        return None
+    distances = [distance(wanted, candidate) for candidate in stored]
+    best = min(range(len(stored)), key=distances.__getitem__)
+    return (best, distances[best]) if distances[best] <= distance_max else None
+
+
+def step_time_drift(
+    model: JobModel, configuration: Configuration, offer: Offer, live_step_time_s: float
+) -> float:
+    """By which factor, less one, the model's step time is off from a live one, in either direction: 0 is a
+    fit.
+
+    Raises:
+        ValueError: If the live step time is not positive and finite.
+    """
+    if not (math.isfinite(live_step_time_s) and live_step_time_s > 0.0):
+        raise ValueError(f"a step time is positive and finite, not {live_step_time_s}")
+    predicted = model.predict(
+        offer, np.array([configuration.workers]), np.array([configuration.global_batch_size])
+    )
+    return math.expm1(abs(math.log(live_step_time_s / float(predicted.step_time_s[0]))))

@@ -1,0 +1,54 @@
+"""What every part of the store needs: the database, the clock, and rows for fingerprints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+
+from sqlalchemy.orm import Session
+
+from scavenger.domain.fingerprint import Fingerprint
+from scavenger.errors import ConfigurationError
+from scavenger.store.database import Database
+from scavenger.store.documents import fingerprint_id
+from scavenger.store.schema import FingerprintRow, JobRow
+
+__all__ = ["FINGERPRINT_FIELDS", "Part", "fingerprint_of", "fingerprint_row", "job_row"]
+
+FINGERPRINT_FIELDS = tuple(Fingerprint.__dataclass_fields__)
+
+KEY_PREFIX_MIN = 4
+"""A shorter beginning of an id is more likely a slip than a choice."""
+
+
+class Part:
+    """A part of the store's interface, over one database."""
+
+    def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
+        self._database = database
+        self._clock = clock
+
+
+def fingerprint_of(row: FingerprintRow) -> Fingerprint:
+    """The value of a row."""
+    return Fingerprint(**{name: getattr(row, name) for name in FINGERPRINT_FIELDS})
+
+
+def fingerprint_row(session: Session, fingerprint: Fingerprint) -> FingerprintRow:
+    """The row of a fingerprint, made where there is none, mended where it was changed."""
+    row = session.merge(FingerprintRow(id=fingerprint_id(fingerprint), **asdict(fingerprint)))
+    session.flush()
+    return row
+
+
+def job_row(session: Session, job_id: str) -> JobRow:
+    """The row of a job.
+
+    Raises:
+        ConfigurationError: There is no such job.
+    """
+    row = session.get(JobRow, job_id)
+    if row is None:
+        raise ConfigurationError(f"there is no job {job_id}; `scavenger status` lists the jobs")
+    return row

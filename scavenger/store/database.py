@@ -1,0 +1,248 @@
+"""The connection to the database: where it is, how it is opened, and how its errors are told.
+
+SQLite runs in WAL mode, where readers never wait; a writer takes the write lock when its transaction begins
+(`BEGIN IMMEDIATE`), because a lock that is only wanted half-way cannot be waited for. On PostgreSQL an
+advisory lock gives the same order of one writer at a time. No transaction outlives the call that needs it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from sqlalchemy import URL, Connection, create_engine, event, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from scavenger.errors import (
+    ConfigurationError,
+    NotSupportedError,
+    ScavengerError,
+    StoreBusyError,
+    StoreError,
+    StoreReadOnlyError,
+)
+from scavenger.store.documents import dump
+
+__all__ = ["Database", "default_url", "filesystem_of", "is_busy"]
+
+BUSY_TIMEOUT_S = 5.0
+"""How long one attempt waits for the write lock; `?timeout=` in a SQLite URL overrides it."""
+
+WRITE_ATTEMPTS = 2
+"""SQLite serves waiters in no order, so among many writers one may starve for the whole of its first wait."""
+
+ADVISORY_LOCK = 0x5CA7E26E2
+"""PostgreSQL's advisory locks are numbered; this one is Scavenger's."""
+
+NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "fuse.sshfs", "fuse.glusterfs"}
+)
+"""SQLite's WAL needs shared memory, which machines on these do not share: they would damage the file."""
+
+BUSY_STATES = frozenset({"55P03", "40P01", "40001"})
+"""PostgreSQL: lock not available, deadlock, serialization failure."""
+
+READ_ONLY_STATES = frozenset({"25006", "42501"})
+"""PostgreSQL: read-only transaction, insufficient privilege."""
+
+
+def default_url() -> str:
+    """`SCAVENGER_STORE`, else a SQLite file in the user's data folder."""
+    if url := os.environ.get("SCAVENGER_STORE"):
+        return url
+    from platformdirs import user_data_path
+
+    path = user_data_path("scavenger", appauthor=False) / "scavenger.db"
+    return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+
+
+def filesystem_of(path: Path, mounts: dict[str, str]) -> str:
+    """The type of the file system of an absolute path, by `mounts` (folder: type); empty if unknown."""
+    for folder in (path, *path.parents):
+        if kind := mounts.get(str(folder)):
+            return kind
+    return ""
+
+
+def is_busy(cause: BaseException | None) -> bool:
+    """Whether a driver's error says that somebody else holds a lock."""
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind, the rest its detail
+    return (
+        code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        or getattr(cause, "sqlstate", None) in BUSY_STATES
+    )
+
+
+class Database:
+    """One database, its engine and its words for errors.
+
+    Raises:
+        ConfigurationError: The URL cannot be read, or names no file.
+        NotSupportedError: Neither SQLite nor PostgreSQL, no driver, or SQLite on a network file system.
+        StoreReadOnlyError: The file or its folder cannot be written to.
+        StoreError: The folder cannot be made.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = _parse(url)
+        self.name = self.url.render_as_string(hide_password=True)
+        self.path: Path | None = None
+        options: dict[str, Any] = {"json_serializer": dump}
+        if self.url.get_backend_name() == "sqlite":
+            with self.errors():
+                self.path = _file_of(self.url)
+                self.name = str(self.path)
+                _prepare_file(self.path)
+            self.url = self.url.set(database=self.name)
+            if "timeout" not in self.url.query:
+                options["connect_args"] = {"timeout": BUSY_TIMEOUT_S}
+        else:
+            options["pool_pre_ping"] = True
+            options["connect_args"] = {
+                "connect_timeout": int(BUSY_TIMEOUT_S),
+                "options": f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)}",
+            }
+        try:
+            with self.errors():
+                self.engine = create_engine(self.url, **options)
+        except ModuleNotFoundError as error:
+            raise NotSupportedError(
+                f"{self.name} needs {error.name}; install it with `pip install 'scavenger-ml[postgresql]'`"
+            ) from None
+        if self.path:
+            event.listen(self.engine, "connect", _set_up_sqlite)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session to read with; on SQLite, from one snapshot."""
+        with self.errors(), Session(self.engine, expire_on_commit=False) as session:
+            if self.path:
+                session.execute(text("BEGIN"))
+            yield session
+
+    @contextmanager
+    def writing(self, attempts: int = WRITE_ATTEMPTS) -> Iterator[Session]:
+        """A session that holds the write lock; committed at the end, rolled back on any exception.
+
+        Raises:
+            StoreBusyError: Another process held the lock all the while, `attempts` times the busy timeout.
+        """
+        with self.errors(), Session(self.engine, expire_on_commit=False) as session:
+            self.lock(session, attempts)
+            yield session
+            session.commit()
+
+    def lock(self, session: Session | Connection, attempts: int = WRITE_ATTEMPTS) -> None:
+        """Begin a transaction with the write lock, waiting for others."""
+        statement = "BEGIN IMMEDIATE" if self.path else f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"
+        for attempt in range(1, attempts + 1):
+            try:
+                session.execute(text(statement))
+                return
+            except DBAPIError as error:
+                session.rollback()
+                if attempt == attempts or not is_busy(error.orig):
+                    raise
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn every error of the database and its libraries into one of Scavenger's, in one line.
+
+        Raises:
+            StoreBusyError: Locked.
+            StoreReadOnlyError: Not writable.
+            StoreError: Anything else.
+        """
+        try:
+            yield
+        except ScavengerError:
+            raise
+        except (SQLAlchemyError, sqlite3.Error, OSError, OverflowError, ValueError) as error:
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> ScavengerError:
+        cause = error.orig if isinstance(error, DBAPIError) and error.orig else error
+        elsewhere = "or name another store with SCAVENGER_STORE"
+        code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+        state = getattr(cause, "sqlstate", None)
+        if is_busy(cause):
+            return StoreBusyError(f"{self.name} is held by another process; try again when that has ended")
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM) or state in READ_ONLY_STATES:
+            return StoreReadOnlyError(f"{self.name} cannot be written to; make it writable, {elsewhere}")
+        if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return StoreReadOnlyError(f"{self.name}: {cause.strerror}; make its folder writable, {elsewhere}")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return StoreError(f"{self.name} is no Scavenger store, or is damaged; move it away, {elsewhere}")
+        if code == sqlite3.SQLITE_FULL:
+            return StoreError(f"{self.name} cannot grow, the disk is full; free some space, {elsewhere}")
+        if isinstance(cause, OSError):
+            return StoreError(f"{self.name}: {cause.strerror or cause}; check the path, {elsewhere}")
+        words = " ".join(str(cause).split())
+        if isinstance(error, OperationalError) and not self.path and state is None:
+            return StoreError(
+                f"{self.name} cannot be reached: {words}; check the server and the URL, {elsewhere}"
+            )
+        return StoreError(f"{self.name}: {words}")
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # the text is not repeated, it may hold a password
+        raise ConfigurationError(
+            "the store is no URL; write sqlite:////path/to/file.db or postgresql://user@host/database"
+        ) from None
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    backend = parsed.get_backend_name()
+    if backend not in ("sqlite", "postgresql"):
+        raise NotSupportedError(
+            f"a store cannot be kept in {backend}; use sqlite:////path or postgresql://host/database"
+        )
+    return parsed
+
+
+def _file_of(url: URL) -> Path:
+    database = url.database
+    if not database or database == ":memory:" or database.startswith("file:"):
+        raise ConfigurationError(f"the store {url} names no file; write sqlite:////path/to/file.db")
+    path = Path(database).expanduser().absolute()
+    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
+    if (kind := filesystem_of(path.resolve(), mounts)) in NETWORK_FILESYSTEMS:
+        raise NotSupportedError(
+            f"{path} is on a network file system ({kind}), where SQLite is not safe;"
+            " name a local file or a postgresql:// URL with SCAVENGER_STORE"
+        )
+    return path
+
+
+def _prepare_file(path: Path) -> None:
+    """Create the file for its user alone; SQLite gives its side files the same mode."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.is_dir():
+        raise IsADirectoryError(0, "is a folder")
+    if not path.exists():
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    for place in (path, path.parent):
+        if not os.access(place, os.W_OK):
+            raise StoreReadOnlyError(
+                f"{path} cannot be written to; run `chmod u+w {place}`,"
+                " or name another store with SCAVENGER_STORE"
+            )
+
+
+def _set_up_sqlite(connection: sqlite3.Connection, _: object) -> None:
+    connection.isolation_level = None  # transactions begin where this module says so
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA synchronous = FULL")

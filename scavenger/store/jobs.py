@@ -1,0 +1,283 @@
+"""Jobs, from their start to their end."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import Any, Unpack, cast
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session, undefer
+
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.report import Actual, JobState, Predicted
+from scavenger.errors import ConfigurationError, StoreError
+from scavenger.store.base import KEY_PREFIX_MIN, Part, fingerprint_of, fingerprint_row, job_row
+from scavenger.store.documents import without_nonfinite
+from scavenger.store.owner import is_alive, this_process
+from scavenger.store.records import (
+    LIVE_STATES,
+    JobProgress,
+    JobRecord,
+    JobUpdate,
+    Owner,
+)
+from scavenger.store.schema import JobRow
+
+__all__ = ["Jobs"]
+
+
+class Jobs(Part):
+    """The part of `Store` that holds jobs.
+
+    Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve
+    it, and `ConfigurationError` where there is no such job.
+    """
+
+    def create_job(
+        self, name: str, *, spec: Mapping[str, Any], job_file: str | os.PathLike[str]
+    ) -> JobRecord:
+        """Record a new job in state `starting`, owned by the calling process.
+
+        Args:
+            name: As in the job file; need not be unique.
+            spec: The validated job file as JSON.
+            job_file: Kept as an absolute path.
+        """
+        owner, now = this_process(), self._clock()
+        row = JobRow(
+            id=str(uuid.uuid4()),
+            name=name,
+            state="starting",
+            phase="",
+            detail="",
+            spec=without_nonfinite(spec),
+            job_file=_absolute(job_file),
+            owner_pid=owner.pid,
+            owner_host=owner.host,
+            owner_started_at_s=owner.started_at_s,
+            heartbeat_at=now,
+            created_at=now,
+            error="",
+        )
+        with self._database.writing() as session:
+            session.add(row)
+            return _as_stored(session, row)
+
+    def update_job(self, job_id: str, **fields: Unpack[JobUpdate]) -> None:
+        """Change a job that has not ended; the first `profiling` or `running` sets `started_at`.
+
+        Raises:
+            ConfigurationError: There is no such job.
+            StoreError: The job has ended, or `state` is final (`finish_job` ends a job).
+            TypeError: A field that `JobUpdate` does not have.
+        """
+        if unknown := set(fields) - set(JobUpdate.__annotations__):
+            raise TypeError(f"update_job() got unexpected fields: {', '.join(sorted(unknown))}")
+        with self._database.writing() as session:
+            _set(session, _live_row(session, job_id), fields)
+            row = job_row(session, job_id)
+            if row.state not in LIVE_STATES:
+                raise StoreError(f"job {job_id} cannot be updated to {row.state}, a state that ends it")
+            if row.started_at is None and row.state != "starting":
+                row.started_at = self._clock()
+
+    def heartbeat(self, job_id: str) -> None:
+        """Say that the owner lives; nothing happens to a job that has ended."""
+        with self._database.writing() as session:
+            row = job_row(session, job_id)
+            if row.state in LIVE_STATES:
+                row.heartbeat_at = self._clock()
+
+    def finish_job(
+        self,
+        job_id: str,
+        *,
+        state: JobState,
+        report: Mapping[str, Any] | None,
+        error: str = "",
+        exit_code: int | None,
+        **fields: Unpack[JobProgress],
+    ) -> JobRecord:
+        """End a job, with its report; NaN and infinity in the report become null.
+
+        Args:
+            state: A final one.
+            report: As `scavenger.domain.document.report_document` makes it.
+            error: One line.
+            exit_code: What the command ends with; None where it is not known.
+            **fields: Further changes, as for `update_job`.
+
+        Raises:
+            ConfigurationError: There is no such job.
+            StoreError: The job has ended already, or `state` is not final.
+        """
+        if state in LIVE_STATES:
+            raise StoreError(f"job {job_id} cannot end as {state}, which is the state of a live job")
+        with self._database.writing() as session:
+            row = _live_row(session, job_id)
+            _set(session, row, fields)
+            row.state, row.error, row.exit_code, row.ended_at = state, error, exit_code, self._clock()
+            row.report = without_nonfinite(report)
+            return _as_stored(session, row)
+
+    def job(self, key: str) -> JobRecord:
+        """A job by its id, its name (the latest of that name), or the first characters of its id, at least 4.
+
+        Raises:
+            ConfigurationError: None or several fit; the message offers what is near.
+        """
+        with self._database.reading() as session:
+            query = select(JobRow).options(undefer(JobRow.report))
+            row = session.scalar(query.where(JobRow.id == key))
+            row = row or session.scalar(_latest(query.where(JobRow.name == key)).limit(1))
+            if row is None and len(key) >= KEY_PREFIX_MIN:
+                found = session.scalars(
+                    _latest(query.where(JobRow.id.startswith(key, autoescape=True))).limit(4)
+                ).all()
+                if len(found) > 1:
+                    ids = ", ".join(each.id[: len(key) + KEY_PREFIX_MIN] for each in found)
+                    raise ConfigurationError(
+                        f"{key!r} begins the ids of several jobs ({ids}, ...); give more of it"
+                    )
+                row = found[0] if found else None
+            if row is None:
+                raise ConfigurationError(self._no_job(session, key))
+            return _job(row, with_report=True)
+
+    def _no_job(self, session: Session, key: str) -> str:
+        names = list(session.scalars(select(JobRow.name).distinct()))
+        if not names:
+            return f"there is no job {key!r}: {self._database.name} holds no job yet"
+        near = get_close_matches(key, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "`scavenger status` lists the jobs"
+        return f"there is no job {key!r}; {hint}"
+
+    def jobs(self, limit: int = 50, *, name: str | None = None) -> tuple[JobRecord, ...]:
+        """The latest jobs, newest first, without their reports."""
+        query = _latest(select(JobRow)).limit(limit)
+        if name is not None:
+            query = query.where(JobRow.name == name)
+        return self._listed(query)
+
+    def is_alive(self, job: JobRecord) -> bool:
+        """Whether a job has not ended and its owner lives; see `scavenger.store.owner.is_alive`."""
+        return is_alive(job, at=self._clock())
+
+    def running_jobs(self, job_file: str | os.PathLike[str] | None = None) -> tuple[JobRecord, ...]:
+        """Live jobs, newest first, of one job file or of all."""
+        query = _latest(select(JobRow).where(JobRow.state.in_(LIVE_STATES)))
+        if job_file is not None:
+            query = query.where(JobRow.job_file == _absolute(job_file))
+        return tuple(job for job in self._listed(query) if self.is_alive(job))
+
+    def reap_dead_jobs(self) -> tuple[JobRecord, ...]:
+        """End as `failed` the jobs whose owner is gone from this host; those of other hosts are left alone.
+
+        Returns:
+            The jobs as they were before.
+        """
+        host = this_process().host
+        query = _latest(select(JobRow).where(JobRow.state.in_(LIVE_STATES), JobRow.owner_host == host))
+        dead = [job for job in self._listed(query) if not self.is_alive(job)]
+        if not dead:
+            return ()
+        with self._database.writing() as session:
+            for job in dead:
+                row = job_row(session, job.id)
+                if row.state in LIVE_STATES:  # it may have been reaped meanwhile
+                    row.state, row.ended_at = "failed", self._clock()
+                    row.error = (
+                        f"its process {job.owner.pid} ended without a word: killed, or the machine restarted"
+                    )
+        return tuple(dead)
+
+    def _listed(self, query: Select[Any]) -> tuple[JobRecord, ...]:
+        with self._database.reading() as session:
+            return tuple(_job(row, with_report=False) for row in session.scalars(query))
+
+
+def _latest(query: Select[Any]) -> Select[Any]:
+    return query.order_by(JobRow.created_at.desc(), JobRow.id)
+
+
+def _absolute(path: str | os.PathLike[str]) -> str:
+    return os.path.realpath(path)
+
+
+def _as_stored(session: Session, row: JobRow) -> JobRecord:
+    session.flush()
+    session.refresh(row)  # the database may hold text in another form than it was given
+    return _job(row, with_report=True)
+
+
+def _live_row(session: Session, job_id: str) -> JobRow:
+    row = job_row(session, job_id)
+    if row.state not in LIVE_STATES:
+        raise StoreError(f"job {job_id} has already ended as {row.state}")
+    return row
+
+
+def _set(session: Session, row: JobRow, fields: JobProgress) -> None:
+    changes: dict[str, Any] = dict(fields)
+    if (fingerprint := changes.pop("fingerprint", None)) is not None:
+        row.fingerprint = fingerprint_row(session, fingerprint)
+    if (chosen := changes.pop("chosen", None)) is not None:
+        row.chosen_vm, row.chosen_workers = chosen.vm, chosen.workers
+        row.chosen_global_batch_size = chosen.global_batch_size
+    for name in ("predicted", "actual"):
+        if (value := changes.pop(name, None)) is not None:
+            setattr(row, name, without_nonfinite(asdict(value)))
+    for name, value in changes.items():
+        setattr(row, name, value)
+
+
+def _job(row: JobRow, *, with_report: bool) -> JobRecord:
+    chosen = None
+    if (
+        row.chosen_vm is not None
+        and row.chosen_workers is not None
+        and row.chosen_global_batch_size is not None
+    ):
+        chosen = Configuration(row.chosen_vm, row.chosen_workers, row.chosen_global_batch_size)
+    return JobRecord(
+        id=row.id,
+        name=row.name,
+        state=cast(JobState, row.state),
+        phase=row.phase,
+        detail=row.detail,
+        spec=row.spec,
+        job_file=row.job_file,
+        owner=Owner(row.owner_pid, row.owner_host, row.owner_started_at_s),
+        heartbeat_at=row.heartbeat_at,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        step=row.step,
+        cost_usd=row.cost_usd,
+        fingerprint=fingerprint_of(row.fingerprint) if row.fingerprint else None,
+        chosen=chosen,
+        predicted=Predicted(**_numbers(row.predicted)) if row.predicted else None,
+        actual=Actual(**_numbers(row.actual)) if row.actual else None,
+        report=row.report if with_report else None,
+        error=row.error,
+        exit_code=row.exit_code,
+        model_path=row.model_path,
+        measurements_path=row.measurements_path,
+    )
+
+
+def _numbers(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `Predicted` or `Actual`: pairs as tuples, and NaN where a figure was not finite."""
+
+    def number(value: float | None) -> float:
+        return math.nan if value is None else value
+
+    return {
+        name: tuple(map(number, value)) if isinstance(value, list) else number(value)
+        for name, value in document.items()
+    }

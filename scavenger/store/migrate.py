@@ -1,0 +1,131 @@
+"""Bringing a database to the tables of this version, all or nothing, one process at a time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import column, table
+
+from scavenger.errors import StoreError, StoreTooNewError
+from scavenger.store.database import Database, is_busy
+from scavenger.store.schema import REVISION, VERSION_TABLE, Base
+
+__all__ = ["migrations_path", "revision_of", "upgrade"]
+
+WAIT_ATTEMPTS = 12
+"""Another process may be migrating a large store: a minute at the default busy timeout."""
+
+WAL_PATIENCE_S = 10.0
+WAL_RETRY_S = 0.02
+
+_one_at_a_time = threading.Lock()  # Alembic keeps the migration under way in module globals
+
+
+def migrations_path() -> Path:
+    """The migrations, inside the installed package or beside it in the repository.
+
+    Raises:
+        StoreError: The installation lacks them.
+    """
+    here = Path(__file__).parent
+    for path in (here / "migrations", here.parents[1] / "migrations"):
+        if (path / "env.py").is_file():
+            return path
+    raise StoreError(f"this installation lacks {here / 'migrations'}; install Scavenger again")
+
+
+def revision_of(database: Database) -> str | None:
+    """The revision of a store; None for an empty database.
+
+    Raises:
+        StoreError: The tables in it are another program's.
+    """
+    with database.reading() as session:
+        return _revision(session.connection(), database)
+
+
+def _revision(connection: Connection, database: Database) -> str | None:
+    inspector = inspect(connection)
+    if inspector.has_table(VERSION_TABLE):
+        version = table(VERSION_TABLE, column("version_num"))
+        return connection.execute(select(version.c.version_num)).scalar()
+    # A PostgreSQL database may be shared with others; a SQLite file is one program's.
+    foreign = set(inspector.get_table_names())
+    if not database.path:
+        foreign &= set(Base.metadata.tables)
+    if foreign:
+        raise StoreError(
+            f"{database.name} holds tables of another program ({', '.join(sorted(foreign)[:3])});"
+            " name another store with SCAVENGER_STORE"
+        )
+    return None
+
+
+def upgrade(database: Database) -> None:
+    """Bring a store to `REVISION`; a no-op where another process did so meanwhile.
+
+    Raises:
+        StoreTooNewError: A newer Scavenger wrote it.
+        StoreBusyError: Another process holds it.
+        StoreError: The migration failed; the store is as it was.
+    """
+    with _one_at_a_time, database.errors():
+        if database.path:
+            _use_wal(database)
+        with database.engine.connect() as connection:
+            if database.path:
+                # Rebuilding a table drops it for a moment, which must not cascade; within a transaction
+                # SQLite would ignore this.
+                connection.execute(text("PRAGMA foreign_keys = OFF"))
+            try:
+                database.lock(connection, WAIT_ATTEMPTS)
+                _run(connection, database)
+                connection.commit()
+            finally:
+                connection.invalidate()  # rolls back the uncommitted, and keeps the pragma out of the pool
+
+
+def _run(connection: Connection, database: Database) -> None:
+    found = _revision(connection, database)
+    if found == REVISION:
+        return
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_path()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found not in known:
+        raise StoreTooNewError(
+            f"{database.name} was written by a newer Scavenger (schema {found}, this one knows {REVISION});"
+            " upgrade Scavenger, or name another store with SCAVENGER_STORE"
+        )
+    try:
+        command.upgrade(config, REVISION)
+    except CommandError as error:
+        raise StoreError(f"{database.name} could not be migrated to schema {REVISION}: {error}") from error
+    if database.path and connection.execute(text("PRAGMA foreign_key_check")).first():
+        raise StoreError(
+            f"{database.name} could not be migrated to schema {REVISION}: rows would lose what they refer to"
+        )
+
+
+def _use_wal(database: Database) -> None:
+    """Switch to WAL, which the file then stays in; SQLite itself does not always wait here."""
+    patience = time.monotonic() + WAL_PATIENCE_S
+    while True:
+        try:
+            with database.engine.connect() as connection:
+                connection.execute(text("PRAGMA journal_mode = WAL"))
+            return
+        except DBAPIError as error:
+            if not is_busy(error.orig) or time.monotonic() > patience:
+                raise
+        time.sleep(WAL_RETRY_S)

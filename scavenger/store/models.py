@@ -1,0 +1,244 @@
+"""Fitted models and finished runs: what one job leaves to the next of its kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.errors import ConfigurationError
+from scavenger.store.base import (
+    FINGERPRINT_FIELDS,
+    KEY_PREFIX_MIN,
+    Part,
+    fingerprint_of,
+    fingerprint_row,
+    job_row,
+)
+from scavenger.store.documents import check_model, dump, export_document, model_id, parse_document
+from scavenger.store.records import ModelRecord, Origin
+from scavenger.store.schema import ConvergenceRow, FingerprintRow, ModelRow
+
+__all__ = ["Models"]
+
+CONVERGES_ALIKE = ("architecture", "parameters", "optimizer", "dataset_size", "goal")
+"""Epochs to the target do not depend on what computes them."""
+
+
+class Models(Part):
+    """The part of `Store` that holds fitted models and convergence records.
+
+    Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve
+    it.
+    """
+
+    def save_model(
+        self,
+        fingerprint: Fingerprint,
+        model: Mapping[str, Any],
+        *,
+        job_id: str | None,
+        schema_version: int,
+        measurements: int,
+        runs: int,
+    ) -> ModelRecord:
+        """Keep a fitted model; one that says the same is kept once.
+
+        Args:
+            model: As JSON.
+            job_id: The job that fitted it.
+            schema_version: Of `model`, at least 1.
+            measurements: How many it was fitted to.
+            runs: How many finished runs it was fitted to.
+
+        Raises:
+            ValueError: The model holds NaN or infinity, or is larger or deeper than a model can be.
+            ConfigurationError: There is no such job.
+        """
+        content = dict(model)
+        check_model(content)
+        with self._database.writing() as session:
+            if job_id is not None:
+                job_row(session, job_id)
+            row = ModelRow(
+                model=dump(content),
+                schema_version=schema_version,
+                measurements=measurements,
+                runs=runs,
+                job_id=job_id,
+                origin="local",
+                created_at=self._clock(),
+            )
+            return _kept(session, row, fingerprint)
+
+    def models(self) -> tuple[ModelRecord, ...]:
+        """All models, newest first, also those that are no longer `intact`."""
+        with self._database.reading() as session:
+            rows = session.scalars(select(ModelRow).order_by(ModelRow.created_at.desc(), ModelRow.id))
+            return tuple(_model(row) for row in rows)
+
+    def model(self, key: str) -> ModelRecord:
+        """A model by its id or at least four characters that only its id begins with.
+
+        Raises:
+            ConfigurationError: None or several fit.
+        """
+        with self._database.reading() as session:
+            return _model(_model_row(session, key))
+
+    def delete_model(self, key: str) -> ModelRecord:
+        """Forget a model; returns what it was. Raises as `model`."""
+        with self._database.writing() as session:
+            row = _model_row(session, key)
+            session.delete(row)
+            return _model(row)
+
+    def find_models(
+        self, fingerprint: Fingerprint, *, ignoring: Collection[str] = ()
+    ) -> tuple[ModelRecord, ...]:
+        """Intact models of a kind of job, newest first.
+
+        Args:
+            ignoring: Fields of the fingerprint that need not be equal, as `("vm", "hardware")`.
+        """
+        if unknown := set(ignoring) - set(FINGERPRINT_FIELDS):
+            raise ValueError(f"a fingerprint has no field {', '.join(sorted(unknown))}")
+        alike = [name for name in FINGERPRINT_FIELDS if name not in ignoring]
+        query = select(ModelRow).join(ModelRow.fingerprint).where(*_equal(fingerprint, alike))
+        with self._database.reading() as session:
+            rows = session.scalars(query.order_by(ModelRow.created_at.desc(), ModelRow.id))
+            return tuple(record for record in map(_model, rows) if record.intact)
+
+    def export_models(self, keys: Sequence[str] | None = None) -> dict[str, Any]:
+        """Models as one JSON document, which `import_models` reads.
+
+        Args:
+            keys: As for `model`; None for all that are intact.
+
+        Raises:
+            ConfigurationError: A key fits none or several, or its model is not intact.
+        """
+        if keys is None:
+            return export_document([record for record in self.models() if record.intact])
+        records = [self.model(key) for key in keys]
+        if damaged := [record.id[:12] for record in records if not record.intact]:
+            raise ConfigurationError(
+                f"model {damaged[0]} does not match its digest, so it was changed; remove it with"
+                f" `scavenger models rm {damaged[0]}`"
+            )
+        return export_document(records)
+
+    def import_models(self, document: Mapping[str, Any]) -> tuple[ModelRecord, ...]:
+        """Take in exported models, all or none; those already here are returned as they are.
+
+        Raises:
+            ConfigurationError: One line on the first fault: of the form, a size, a range, or a digest.
+        """
+        entries = parse_document(document)
+        with self._database.writing() as session:
+            return tuple(
+                _kept(
+                    session,
+                    ModelRow(
+                        model=dump(entry.model),
+                        schema_version=entry.schema_version,
+                        measurements=entry.measurements,
+                        runs=entry.runs,
+                        origin="imported",
+                        created_at=entry.created_at,
+                    ),
+                    fingerprint,
+                )
+                for entry, fingerprint in entries
+            )
+
+    def add_convergence(self, fingerprint: Fingerprint, record: ConvergenceRecord, job_id: str) -> None:
+        """Record that a job reached its target; said again, it replaces what was said before.
+
+        Raises:
+            ConfigurationError: There is no such job.
+        """
+        with self._database.writing() as session:
+            job_row(session, job_id)
+            row = session.scalar(select(ConvergenceRow).filter_by(job_id=job_id)) or ConvergenceRow(
+                job_id=job_id
+            )
+            row.fingerprint = fingerprint_row(session, fingerprint)
+            row.global_batch_size, row.epochs = record.global_batch_size, record.epochs
+            row.created_at = self._clock()
+            session.add(row)
+
+    def convergence(self, fingerprint: Fingerprint) -> tuple[ConvergenceRecord, ...]:
+        """Finished runs of the same model, optimizer, data set and goal, on any hardware, oldest first."""
+        query = select(ConvergenceRow).join(ConvergenceRow.fingerprint)
+        query = query.where(*_equal(fingerprint, CONVERGES_ALIKE)).order_by(ConvergenceRow.id)
+        with self._database.reading() as session:
+            return tuple(
+                ConvergenceRecord(row.global_batch_size, row.epochs) for row in session.scalars(query)
+            )
+
+
+def _equal(fingerprint: Fingerprint, names: Collection[str]) -> list[Any]:
+    return [getattr(FingerprintRow, name) == getattr(fingerprint, name) for name in names]
+
+
+def _kept(session: Session, row: ModelRow, fingerprint: Fingerprint) -> ModelRecord:
+    """Store a model under its digest; an intact one stays, a damaged one is mended."""
+    row.id = _id_of(row, fingerprint)
+    present = session.get(ModelRow, row.id)
+    if present is not None and (record := _model(present)).intact:
+        return record
+    row.fingerprint_id = fingerprint_row(session, fingerprint).id
+    kept = session.merge(row)
+    session.flush()
+    session.refresh(kept)
+    return _model(kept)
+
+
+def _model_row(session: Session, key: str) -> ModelRow:
+    found: Sequence[ModelRow] = ()
+    if len(key) >= KEY_PREFIX_MIN:
+        query = select(ModelRow).where(ModelRow.id.startswith(key, autoescape=True))
+        found = session.scalars(query.limit(2)).all()
+    if len(found) == 1:
+        return found[0]
+    problem = f"several models begin with {key!r}" if found else f"there is no model {key!r}"
+    raise ConfigurationError(
+        f"{problem}; give at least {KEY_PREFIX_MIN} characters of an id that `scavenger models list` shows"
+    )
+
+
+def _id_of(row: ModelRow, fingerprint: Fingerprint) -> str:
+    return model_id(
+        fingerprint,
+        json.loads(row.model),
+        schema_version=row.schema_version,
+        measurements=row.measurements,
+        runs=row.runs,
+    )
+
+
+def _model(row: ModelRow) -> ModelRecord:
+    fingerprint = fingerprint_of(row.fingerprint)
+    try:
+        intact = _id_of(row, fingerprint) == row.id
+        model = json.loads(row.model)
+    except (TypeError, ValueError, RecursionError):  # what a changed row may hold
+        intact, model = False, {}
+    return ModelRecord(
+        id=row.id,
+        fingerprint=fingerprint,
+        model=model,
+        schema_version=row.schema_version,
+        measurements=row.measurements,
+        runs=row.runs,
+        job_id=row.job_id,
+        origin=cast(Origin, row.origin),
+        created_at=row.created_at,
+        intact=intact,
+    )

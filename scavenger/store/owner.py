@@ -1,0 +1,44 @@
+"""Whether the process that drives a job still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import datetime, timedelta
+
+import psutil
+
+from scavenger.store.records import JobRecord, Owner
+
+__all__ = ["HEARTBEAT_STALE", "is_alive", "this_process"]
+
+HEARTBEAT_STALE = timedelta(seconds=60)
+"""Owners beat every few seconds; a minute of silence is no hiccup."""
+
+START_TOLERANCE_S = 2.0
+"""The kernel counts a process's start from boot, and the boot's own time is known to the second."""
+
+
+def this_process() -> Owner:
+    """The calling process as an owner."""
+    return Owner(os.getpid(), socket.gethostname(), psutil.Process().create_time())
+
+
+def is_alive(job: JobRecord, *, at: datetime) -> bool:
+    """Whether a job's owner lives: on this host by its pid and start time, elsewhere by its heartbeat.
+
+    A start time that does not fit means that the pid was used again, or that the clock was set; with a fresh
+    heartbeat the owner counts as alive, since a job must not be taken for dead on a doubt.
+    """
+    if job.ended:
+        return False
+    fresh = at - job.heartbeat_at < HEARTBEAT_STALE
+    if job.owner.host != socket.gethostname():
+        return fresh
+    try:
+        process = psutil.Process(job.owner.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return abs(process.create_time() - job.owner.started_at_s) < START_TOLERANCE_S or fresh
+    except psutil.NoSuchProcess:
+        return False

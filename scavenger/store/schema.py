@@ -1,0 +1,304 @@
+"""The tables.
+
+A job is one run of `optimize` or `plan`: running the same job file again makes another job, so a table of
+runs would hold one row per job and is left out. A change here needs a new file in `migrations/versions` and
+`REVISION` raised to its number; migrating from empty must give what these tables say.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
+
+from scavenger.domain.report import JobState
+from scavenger.store.records import LIVE_STATES, EventLevel, Origin, ProcessRole, ProcessState
+
+__all__ = [
+    "REVISION",
+    "VERSION_TABLE",
+    "Base",
+    "ConvergenceRow",
+    "EventRow",
+    "FingerprintRow",
+    "JobRow",
+    "MeasurementRow",
+    "ModelRow",
+    "ProcessRow",
+]
+
+REVISION = "0001"
+"""The newest migration."""
+
+VERSION_TABLE = "scavenger_version"
+"""Alembic's own name would collide with another program's in a shared PostgreSQL database."""
+
+WholeNumber = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite's integers have 64 bits whatever their name, and only INTEGER counts up by itself."""
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware moment, kept in UTC; SQLite, which knows no zones, keeps the bare UTC time."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"a time without a zone: {value}")
+        moment = value.astimezone(UTC)
+        return moment.replace(tzinfo=None) if dialect.name == "sqlite" else moment
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class FreeText(TypeDecorator[str]):
+    """Text from outside, which may hold what no database takes: undecodable bytes of a path, NUL."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
+def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+def _positive(*columns: str) -> list[CheckConstraint]:
+    return [CheckConstraint(f"{column} > 0", name=column) for column in columns]
+
+
+def _not_negative(*columns: str) -> list[CheckConstraint]:
+    return [CheckConstraint(f"{column} >= 0", name=column) for column in columns]
+
+
+class Base(DeclarativeBase):
+    """Constraints are named by rule, so that a migration can name what it changes."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - read once by SQLAlchemy, which fixes its type
+        str: FreeText,
+        int: WholeNumber,
+        float: Float(53),
+        datetime: UtcDateTime,
+        dict[str, Any]: JSON(none_as_null=True),
+    }
+
+
+class FingerprintRow(Base):
+    """See `scavenger.domain.fingerprint.Fingerprint`; `id` is its digest."""
+
+    __tablename__ = "fingerprints"
+    __table_args__ = (
+        *_positive("dataset_size"),
+        *_not_negative("parameters", "sample_bytes"),
+        Index(None, "architecture", "dataset_size"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    architecture: Mapped[str]
+    parameters: Mapped[int]
+    optimizer: Mapped[str]
+    dataset_size: Mapped[int]
+    sample_bytes: Mapped[int]
+    goal: Mapped[str]
+    vm: Mapped[str]
+    hardware: Mapped[str]
+
+
+class JobRow(Base):
+    """See `scavenger.store.records.JobRecord`."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        _one_of("state", get_args(JobState)),
+        CheckConstraint(
+            "(ended_at IS NULL) = (state IN ({}))".format(", ".join(f"'{state}'" for state in LIVE_STATES)),
+            name="ended",
+        ),
+        CheckConstraint(
+            "(chosen_vm IS NULL) = (chosen_workers IS NULL)"
+            " AND (chosen_vm IS NULL) = (chosen_global_batch_size IS NULL)",
+            name="chosen",
+        ),
+        CheckConstraint(
+            "chosen_workers > 0 AND chosen_global_batch_size >= chosen_workers", name="chosen_size"
+        ),
+        *_positive("owner_pid"),
+        *_not_negative("step", "cost_usd"),
+        Index(None, "created_at"),
+        Index(None, "name", "created_at"),
+        Index(None, "state"),
+        Index(None, "fingerprint_id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    state: Mapped[str]
+    phase: Mapped[str]
+    detail: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    job_file: Mapped[str]
+    owner_pid: Mapped[int]
+    owner_host: Mapped[str]
+    owner_started_at_s: Mapped[float]
+    heartbeat_at: Mapped[datetime]
+    created_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    step: Mapped[int | None]
+    cost_usd: Mapped[float | None]
+    fingerprint_id: Mapped[str | None] = mapped_column(ForeignKey("fingerprints.id"))
+    chosen_vm: Mapped[str | None]
+    chosen_workers: Mapped[int | None]
+    chosen_global_batch_size: Mapped[int | None]
+    predicted: Mapped[dict[str, Any] | None]
+    actual: Mapped[dict[str, Any] | None]
+    report: Mapped[dict[str, Any] | None] = mapped_column(deferred=True)
+    error: Mapped[str]
+    exit_code: Mapped[int | None]
+    model_path: Mapped[str | None]
+    measurements_path: Mapped[str | None]
+
+    fingerprint: Mapped[FingerprintRow | None] = relationship(lazy="joined")
+
+
+class ProcessRow(Base):
+    """See `scavenger.store.records.ProcessRecord`."""
+
+    __tablename__ = "processes"
+    __table_args__ = (
+        _one_of("role", get_args(ProcessRole)),
+        _one_of("state", get_args(ProcessState)),
+        *_positive("pid"),
+        *_not_negative("step", "view_number"),
+    )
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    process: Mapped[str] = mapped_column(primary_key=True)
+    role: Mapped[str]
+    pid: Mapped[int | None]
+    state: Mapped[str]
+    detail: Mapped[str]
+    step: Mapped[int | None]
+    view_number: Mapped[int | None]
+    updated_at: Mapped[datetime]
+
+
+class EventRow(Base):
+    """See `scavenger.store.records.EventRecord`."""
+
+    __tablename__ = "events"
+    __table_args__ = (_one_of("level", get_args(EventLevel)), Index(None, "job_id", "id"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    at: Mapped[datetime]
+    level: Mapped[str]
+    kind: Mapped[str]
+    message: Mapped[str]
+
+
+class MeasurementRow(Base):
+    """See `scavenger.domain.measurement.Measurement`; one per job and configuration."""
+
+    __tablename__ = "measurements"
+    __table_args__ = (
+        UniqueConstraint("job_id", "vm", "workers", "global_batch_size"),
+        CheckConstraint("workers > 0 AND global_batch_size >= workers", name="configuration"),
+        *_positive("steps", "step_time_s"),
+        *_not_negative("step_time_spread_s", "compute_s", "sync_s", "memory_bytes"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    vm: Mapped[str]
+    workers: Mapped[int]
+    global_batch_size: Mapped[int]
+    steps: Mapped[int]
+    step_time_s: Mapped[float]
+    step_time_spread_s: Mapped[float]
+    compute_s: Mapped[float]
+    sync_s: Mapped[float]
+    gradient_noise: Mapped[float | None]
+    noise_scale: Mapped[float | None]
+    memory_bytes: Mapped[int]
+
+
+class ModelRow(Base):
+    """See `scavenger.store.records.ModelRecord`; `model` is JSON as text, so that damage can be told."""
+
+    __tablename__ = "models"
+    __table_args__ = (
+        _one_of("origin", get_args(Origin)),
+        *_positive("schema_version"),
+        *_not_negative("measurements", "runs"),
+        Index(None, "fingerprint_id"),
+        Index(None, "created_at"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint_id: Mapped[str] = mapped_column(ForeignKey("fingerprints.id"))
+    model: Mapped[str]
+    schema_version: Mapped[int]
+    measurements: Mapped[int]
+    runs: Mapped[int]
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.id", ondelete="SET NULL"))
+    origin: Mapped[str]
+    created_at: Mapped[datetime]
+
+    fingerprint: Mapped[FingerprintRow] = relationship(lazy="joined")
+
+
+class ConvergenceRow(Base):
+    """See `scavenger.domain.measurement.ConvergenceRecord`; a job reaches its target once."""
+
+    __tablename__ = "convergence"
+    __table_args__ = (
+        UniqueConstraint("job_id"),
+        *_positive("global_batch_size", "epochs"),
+        Index(None, "fingerprint_id"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    fingerprint_id: Mapped[str] = mapped_column(ForeignKey("fingerprints.id"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    global_batch_size: Mapped[int]
+    epochs: Mapped[float]
+    created_at: Mapped[datetime]
+
+    fingerprint: Mapped[FingerprintRow] = relationship(lazy="joined")

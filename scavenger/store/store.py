@@ -1,0 +1,96 @@
+"""The store: everything that outlives a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from scavenger.errors import StoreError
+from scavenger.store.database import Database, default_url
+from scavenger.store.jobs import Jobs
+from scavenger.store.migrate import revision_of, upgrade
+from scavenger.store.models import Models
+from scavenger.store.progress import Progress
+from scavenger.store.schema import REVISION
+
+__all__ = ["Store"]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Store(Jobs, Progress, Models):
+    """Jobs, measurements, fitted models and finished runs, in one SQL database.
+
+    Threads may share a store, and processes a database; a forked process must open its own. Every method call
+    is one transaction.
+    """
+
+    @classmethod
+    def open(
+        cls, url: str | None = None, *, migrate: bool = True, clock: Callable[[], datetime] = _now
+    ) -> Self:
+        """Open the database, making and migrating it as needed; close it with `close` or a `with` block.
+
+        Args:
+            url: `sqlite:////path/to/file.db` or `postgresql://user:password@host/database`; None for
+                `SCAVENGER_STORE`, else a SQLite file in the user's data folder.
+            migrate: Whether an empty or older database is brought to this version's tables.
+            clock: Gives the time, aware, that records are stamped with.
+
+        Raises:
+            ConfigurationError: The URL cannot be read, or names no file.
+            NotSupportedError: Neither SQLite nor PostgreSQL, no driver, or SQLite on a network file system.
+            StoreBusyError: Another process holds the database.
+            StoreReadOnlyError: The file or its folder cannot be written to.
+            StoreTooNewError: A newer Scavenger wrote it.
+            StoreError: It is no store, is damaged or out of reach, or a migration failed and changed nothing.
+        """
+        database = Database(url or default_url())
+        try:
+            found = revision_of(database)
+            if found != REVISION:
+                if not migrate:
+                    raise StoreError(
+                        f"{database.name} has schema {found or 'none'}, this Scavenger needs {REVISION};"
+                        " open it once with migration"
+                    )
+                upgrade(database)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database, clock)
+
+    @property
+    def name(self) -> str:
+        """Where the store is, for a person: the path of the file, or the URL without its password."""
+        return self._database.name
+
+    @property
+    def path(self) -> Path | None:
+        """The SQLite file; None for PostgreSQL."""
+        return self._database.path
+
+    @property
+    def revision(self) -> str:
+        """The schema's revision, which is this version's."""
+        return REVISION
+
+    def close(self) -> None:
+        """Close every connection; the store cannot be used afterwards."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

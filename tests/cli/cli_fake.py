@@ -1,0 +1,80 @@
+"""Runs the command line with a stand-in for the driver: `python cli_fake.py MODE ARGUMENTS...`.
+
+The modes: `finish` ends at once, `ask` asks first, `wait` runs until it is stopped, `fail` ends with a training
+error, `break` raises what nobody expects.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from dataclasses import replace
+
+from cli_samples import make_choice, make_curve, make_report
+
+from scavenger.domain.report import ChoiceMade, Observer, PhaseChanged, RunReport, WorkerChanged
+
+killed: list[str] = []
+
+
+class FakeRun:
+    """Has the driver's interface."""
+
+    mode = "finish"
+
+    def __init__(self, job, *, job_file, store, observer: Observer, run: bool, confirm) -> None:  # type: ignore[no-untyped-def]
+        self._observer, self._run, self._confirm, self._stop = observer, run, confirm, ""
+
+    def run(self) -> RunReport:
+        curve = make_curve()
+        report = make_report(curve, planned=not self._run)
+        assert report.predicted is not None
+        self._observer.on_event(PhaseChanged("starting", "1 worker"))
+        self._observer.on_event(WorkerChanged("worker-0", "ready"))
+        self._observer.on_event(ChoiceMade(curve, make_choice(curve)))
+        if self.mode == "break":
+            raise ZeroDivisionError("by\x1b[2J zero")
+        if self.mode == "fail":
+            return replace(report, state="failed", error="train.py:12: ValueError: no data", exit_code=6)
+        if self._confirm is not None and not self._confirm(curve, make_choice(curve), report.predicted):
+            stopped = bool(self._stop)
+            return replace(
+                make_report(curve, planned=True),
+                state="interrupted" if stopped else "planned",
+                exit_code=130 if stopped else 0,
+            )
+        if self.mode == "wait":
+            while not self._stop:
+                time.sleep(0.01)
+        if self._stop == "interrupted":
+            if "stubborn" in sys.argv[0]:
+                time.sleep(30)
+            return replace(report, state="interrupted", exit_code=130)
+        return report
+
+    def request_stop(self, reason: str) -> None:
+        self._stop = reason
+
+    def kill_now(self) -> None:
+        sys.stderr.write("killed\n")
+        sys.stderr.flush()
+
+
+def install(mode: str) -> None:
+    """Put the stand-in where the command line looks for the driver."""
+    module = types.ModuleType("scavenger.control.jobs")
+    module.JobRun = FakeRun  # type: ignore[attr-defined]
+    FakeRun.mode = mode
+    sys.modules["scavenger.control.jobs"] = module
+
+
+if __name__ == "__main__":
+    from scavenger_cli.main import main
+
+    mode, *arguments = sys.argv[1:]
+    if mode == "stubborn":
+        sys.argv[0] = mode
+        mode = "wait"
+    install(mode)
+    sys.exit(main(arguments))

@@ -1,0 +1,117 @@
+"""The report as a document."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scavenger.domain.curve import TradeoffCurve
+from scavenger.domain.document import curve_from_document, report_document, report_from_document
+
+finite = st.floats(0.0, 1e12, allow_nan=False)
+
+
+@st.composite
+def curves(draw: st.DrawFn) -> TradeoffCurve:
+    names = draw(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3, unique=True))
+    reasons = ["", *draw(st.lists(st.text(min_size=1, max_size=8), max_size=3, unique=True))]
+    cells = st.tuples(
+        st.integers(0, len(names) - 1),
+        st.integers(1, 64),
+        st.integers(64, 4096),
+        *[finite] * 8,
+        *[st.booleans()] * 3,
+        st.integers(0, len(reasons) - 1),
+    )
+    rows = draw(st.lists(cells, min_size=1, max_size=12, unique_by=lambda row: row[:3]))
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    floats = [column.astype(np.float64) for column in columns[3:11]]
+    knee = draw(st.none() | st.integers(0, len(rows) - 1))
+    notes = tuple(draw(st.lists(st.text(max_size=9), max_size=2)))
+    return TradeoffCurve(
+        tuple(names), *columns[:3], *floats, *columns[11:], tuple(reasons), draw(st.booleans()), notes, knee
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(curve=curves())
+def test_a_curve_survives_the_way_through_json(curve: TradeoffCurve) -> None:
+    report = replace(make_report(), curve=curve, choice=None)
+    read = curve_from_document(json.loads(json.dumps(report_document(report), allow_nan=False)))
+
+    assert list(read) == list(curve)
+    assert (read.knee, read.relative_only, read.notes) == (curve.knee, curve.relative_only, curve.notes)
+
+
+@pytest.mark.parametrize("report", [make_report(), make_report(planned=True), make_infeasible_report()])
+def test_a_report_read_back_gives_the_same_document(report) -> None:  # type: ignore[no-untyped-def]
+    document = report_document(report)
+
+    assert report_document(report_from_document(json.loads(json.dumps(document)))) == document
+
+
+def test_numbers_that_are_not_finite_become_null_and_come_back_unknown() -> None:
+    curve = make_curve()
+    curve.time_high_s[0] = math.inf
+    curve.epochs[1] = math.nan
+    document = report_document(replace(make_report(), curve=curve))
+
+    text = json.dumps(document, allow_nan=False)
+    assert document["curve"][0]["interval"]["time_s"][1] is None
+    assert document["curve"][1]["epochs"] is None
+    assert math.isnan(curve_from_document(json.loads(text)).epochs[1])
+
+
+def test_a_plan_has_the_fields_of_a_run_but_nothing_actual() -> None:
+    run, plan = report_document(make_report()), report_document(make_report(planned=True))
+
+    assert plan.keys() == run.keys()
+    assert plan["actual"] is None
+    assert plan["choice"] == run["choice"]
+
+
+def test_where_nothing_is_feasible_the_choice_is_null_and_the_reason_stands_beside_it() -> None:
+    document = report_document(make_infeasible_report())
+
+    assert document["choice"] is None
+    assert "deadline" in document["infeasible"]["reason"]
+    assert document["infeasible"]["nearest"]["workers"] == 1
+
+
+def test_exactly_the_knee_is_marked() -> None:
+    curve = make_curve()
+    rows = report_document(make_report(curve))["curve"]
+
+    assert [i for i, row in enumerate(rows) if row["knee"]] == [curve.knee]
+    assert make_choice(curve).configuration == curve[curve.knee or 0].configuration
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"schema_version": 2},
+        {"schema_version": 1},
+        {**report_document(make_report()), "job": None},
+        {**report_document(make_report()), "curve": [{}]},
+        {**report_document(make_report()), "choice": {"workers": 9, "global_batch_size": 9, "vm": "no"}},
+    ],
+)
+def test_what_is_no_report_is_refused_by_name(broken: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"report|curve|schema"):
+        report_from_document(broken)
+
+
+def test_a_hundred_thousand_points_become_a_document_within_seconds() -> None:
+    small = make_curve(range(1, 11), range(128, 138))
+    arrays = {item.name: getattr(small, item.name) for item in fields(small)}
+    curve = replace(small, **{k: np.tile(v, 1000) for k, v in arrays.items() if isinstance(v, np.ndarray)})
+
+    assert len(report_document(replace(make_report(), curve=curve, choice=None))["curve"]) == 100_000

@@ -1,0 +1,126 @@
+"""What is said while a job runs."""
+
+from __future__ import annotations
+
+import io
+
+from cli_samples import make_choice, make_curve
+from scavenger_cli.observer import PLAIN_INTERVAL_S, LiveObserver, PlainObserver, make_observer
+
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
+from scavenger.domain.report import (
+    ChoiceMade,
+    EpochEnded,
+    Event,
+    Noted,
+    PhaseChanged,
+    Profiled,
+    StepDone,
+    ViewChanged,
+    WorkerChanged,
+)
+
+
+def step(number: int) -> StepDone:
+    record = StepRecord(
+        number, 1, 0, 2, 128, 128, 0.012, 0.008, 0.004, 0.5, 1.0, 0.5, 2, False, number * 0.01
+    )
+    return StepDone(record, 0.25, 0.0042)
+
+
+CURVE = make_curve()
+EVENTS: tuple[Event, ...] = (
+    PhaseChanged("profiling", "6 configurations"),
+    WorkerChanged("worker-0", "starting"),
+    WorkerChanged("worker-1", "ready"),
+    ViewChanged(2, Configuration("local", 2, 128), 21, 0.05, "profiling the next"),
+    step(1),
+    EpochEnded(EpochRecord(0, 400, {"val_accuracy": 0.91}, 1.2, 9.0), "val_accuracy", 0.97),
+    Profiled(
+        Measurement(Configuration("local", 2, 128), 20, 0.012, 0.001, 0.008, 0.004, 1.2, 220.0, 1), 1, 6
+    ),
+    ChoiceMade(CURVE, make_choice(CURVE)),
+    Noted("warning", "the disk is\x1b[2J nearly full"),
+    WorkerChanged("worker-1", "lost", "killed by signal 9"),
+)
+
+
+def plain(clock: list[float]) -> tuple[PlainObserver, io.StringIO]:
+    stream = io.StringIO()
+    return PlainObserver(stream, clock=lambda: clock[0]), stream
+
+
+def test_plain_lines_start_with_fixed_words() -> None:
+    observer, stream = plain([0.0])
+    for event in EVENTS:
+        observer.on_event(event)
+
+    firsts = [line.split()[0].rstrip(":,") for line in stream.getvalue().splitlines()]
+    assert firsts == ["profiling", "view", "step", "epoch", "profiled", "chosen", "warning", "worker"]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_of_ten_thousand_steps_in_a_hundred_seconds_eleven_lines_are_written() -> None:
+    clock = [0.0]
+    observer, stream = plain(clock)
+    for number in range(10_001):
+        clock[0] = number / 100
+        observer.on_event(step(number + 1))
+
+    assert len(stream.getvalue().splitlines()) == 100 / PLAIN_INTERVAL_S + 1
+
+
+def test_a_step_line_holds_configuration_step_time_loss_metric_target_and_cost() -> None:
+    clock = [0.0]
+    observer, stream = plain(clock)
+    observer.on_event(EVENTS[5])
+    observer.on_event(step(7))
+
+    line = stream.getvalue().splitlines()[-1]
+    for words in ("2 x batch 128", "12 ms", "loss 0.5", "val_accuracy 0.91 (target 0.97)", "$0.0042", "25 %"):
+        assert words in line
+
+
+def test_living_processes_are_counted() -> None:
+    observer, _ = plain([0.0])
+    counts = []
+    for event in EVENTS:
+        observer.on_event(event)
+        counts.append(observer.processes)
+
+    assert counts == [0, 1, 2, 2, 2, 2, 2, 2, 2, 1]
+
+
+def test_a_reader_who_left_does_not_end_the_training() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    PlainObserver(Gone()).on_event(EVENTS[0])
+
+
+def test_where_there_is_no_terminal_the_plain_one_is_used() -> None:
+    assert isinstance(make_observer(io.StringIO()), PlainObserver)
+
+
+def test_the_live_display_draws_the_last_step_and_costs_nothing_per_step() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    observer = LiveObserver(stream)
+    for event in EVENTS:
+        observer.on_event(event)
+    before = len(stream.getvalue())
+    for number in range(1000):
+        observer.on_event(step(number))
+    assert len(stream.getvalue()) == before
+
+    observer.start()
+    observer.stop()
+    drawn = stream.getvalue()[before:]
+    assert "step 999" in drawn
+    assert "profiling" in drawn
+    assert drawn.endswith("\x1b[2K") or "\x1b[?25h" in drawn

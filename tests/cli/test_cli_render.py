@@ -1,0 +1,120 @@
+"""What is printed fits 80 columns, says what it must, and needs neither colour nor Unicode."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
+from scavenger_cli import console, render
+from scavenger_cli.terminal_plot import terminal_plot
+
+from scavenger.domain.report import RunReport
+
+LARGE = make_curve(
+    range(1, 11), [64 * i for i in range(1, 11)], ("e2-standard-4", "n2-standard-8"), deadline_s=900
+)
+
+
+def printed(*parts: object) -> str:
+    stream = io.StringIO()
+    console.emit(*parts, stream=stream)  # type: ignore[arg-type]
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "report", [make_report(), make_report(planned=True), make_report(LARGE), make_infeasible_report()]
+)
+def test_no_line_of_a_report_is_longer_than_80_columns(report: RunReport) -> None:
+    text = printed(*render.report_text(report))
+
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert text.isascii()
+
+
+def test_a_report_says_what_was_chosen_what_was_predicted_and_what_came() -> None:
+    text = printed(*render.report_text(make_report()))
+
+    assert "Chosen: 2 x e2-standard-4, batch 128  (objective knee)" in text
+    assert "the bend of the front: faster costs disproportionately more" in text
+    assert "-20.0 %" in text  # 1.25 times as slow as predicted
+    assert "val_accuracy 0.9712, target 0.97 reached" in " ".join(text.split())
+    assert "/home/u/.scavenger/model.keras" in text
+
+
+def test_the_front_comes_first_and_the_chosen_point_is_marked() -> None:
+    curve = make_curve()
+    lines = printed(*render.curve_table(curve, make_choice(curve))).splitlines()
+    rows = [line for line in lines if " min " in line]
+    on_front = ["*" in row.split("  ")[0] for row in rows]
+
+    assert len(rows) == 6
+    assert on_front == sorted(on_front, reverse=True)
+    assert sum(row.startswith(">") for row in rows) == 1
+
+
+def test_ruled_out_configurations_are_counted_with_their_reason_and_not_listed() -> None:
+    excluded = int((LARGE.excluded > 0).sum())
+    text = printed(*render.curve_table(LARGE, make_choice(LARGE)))
+
+    assert excluded > 1
+    assert f"ruled out: {excluded} configurations: slower than the deadline" in text
+    assert f"and {len(LARGE) - excluded - render.ROWS} more configurations" in text
+
+
+def test_the_chosen_point_is_shown_even_where_the_table_is_cut() -> None:
+    text = printed(*render.curve_table(LARGE, make_choice(LARGE), rows=2))
+
+    assert any(line.startswith(">") for line in text.splitlines())
+
+
+def test_without_known_epochs_ratios_are_shown_instead_of_figures() -> None:
+    curve = make_curve(relative_only=True)
+    text = printed(*render.curve_table(curve, make_choice(curve)))
+
+    assert "$" not in text
+    assert " min" not in text
+    assert "1.00" in text
+
+
+def test_saying_yes_is_asked_with_time_cost_and_their_intervals() -> None:
+    report = make_report()
+    assert report.curve is not None
+    assert report.predicted is not None
+    text = printed(*render.confirmation(report.curve, make_choice(report.curve), report.predicted))
+
+    assert "23 min" in text
+    assert text.count("90 %") == 2
+
+
+def test_names_cannot_carry_terminal_escapes_or_markup_into_the_output() -> None:
+    curve = make_curve(vms=("\x1b[2J[red]vm",))
+    text = printed(*render.report_text(make_report(curve, name="a\x1b]0;owned\x07b\rc")))
+
+    assert "\x1b" not in text
+    assert "\r" not in text
+    assert "[red]vm" in text
+
+
+@pytest.mark.parametrize("curve", [make_curve(), make_curve((1, 2, 3, 4), (64, 128, 256, 512, 1024)), LARGE])
+def test_the_plot_fits_its_width_in_plain_characters_and_shows_the_choice_once(curve) -> None:  # type: ignore[no-untyped-def]
+    for width in (40, 80, 200):
+        text = terminal_plot(curve, make_choice(curve), width=width).plain
+        drawn = [line.split("|", 1)[1] for line in text.splitlines() if "|" in line]
+        assert text.isascii()
+        assert sum(line.count("@") for line in drawn) == 1
+        assert max(len(line) + 12 for line in drawn) <= max(width, 33)
+
+
+def test_a_plot_of_nothing_says_so() -> None:
+    assert "No allowed configuration" in terminal_plot(make_curve(deadline_s=0.5), None).plain
+
+
+def test_what_a_stream_cannot_encode_is_replaced_by_as_many_plain_characters() -> None:
+    console.prepare_streams()
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii", errors="scavenger-plain")
+    console.write(stream, "2 × é…漢")
+
+    assert raw.getvalue() == b"2 x e.?"

@@ -1,0 +1,126 @@
+"""The choice and its reason."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spaces import SPACE, curve_of, job_model
+
+from scavenger.domain.curve import Choice, Infeasible
+from scavenger.search.choose import choose
+from scavenger.search.curve import build_curve
+
+BENT = ((100.0, 10.0), (120.0, 4.0), (500.0, 2.0), (600.0, 11.0))
+
+
+def chosen(*points: tuple[float, float], objective: str = "knee", **more: object) -> Choice:
+    choice = choose(curve_of(*points, **more), objective)  # type: ignore[arg-type]
+    assert isinstance(choice, Choice)
+    return choice
+
+
+@pytest.mark.parametrize(("objective", "workers"), [("time", 1), ("cost", 3), ("knee", 2)])
+def test_each_objective_chooses_its_point(objective: str, workers: int) -> None:
+    choice = chosen(*BENT, objective=objective)
+
+    assert choice.configuration.workers == workers
+    assert [(label, p.configuration.workers) for label, p in choice.alternatives] == [
+        ("fastest", 1),
+        ("cheapest", 3),
+        ("knee", 2),
+    ]
+
+
+def test_the_reason_compares_with_the_fastest() -> None:
+    assert chosen(*BENT).reason == "knee: 20 % slower than the fastest at 40 % of its cost"
+    assert (
+        chosen(*BENT, objective="time").reason
+        == "fastest of 4: 5.0 times faster than the cheapest at 500 % of its cost"
+    )
+    assert chosen((2, 5), (3, 0), objective="time").reason.endswith("at $5.00 instead of nothing")
+
+
+def test_without_a_knee_the_point_nearest_to_the_ideal_is_taken_and_said() -> None:
+    choice = chosen((1, 4), (2, 2), (4, 1))
+
+    assert choice.configuration.workers == 2
+    assert "no knee" in chosen((1.0, 3.0), (2.0, 2.0), (3.0, 1.0)).reason
+
+
+def test_a_single_allowed_point_is_said_to_be_the_only_one() -> None:
+    choice = chosen((1, 2), (2, 1), excluded=(0,))
+
+    assert choice.configuration.workers == 2
+    assert choice.reason == "the only configuration that the constraints allow"
+
+
+def test_a_point_that_is_fastest_and_cheapest_leaves_no_tradeoff() -> None:
+    choice = chosen((1, 1), (2, 2), (3, 3))
+
+    assert choice.configuration.workers == 1
+    assert "no tradeoff" in choice.reason
+
+
+def test_ties_are_broken_by_the_other_objective() -> None:
+    assert chosen((1, 0), (2, 0), objective="cost").configuration.workers == 1
+    assert chosen((1, 2), (1, 1), objective="time").configuration.workers == 2
+
+
+def test_free_points_have_a_knee_or_a_reason() -> None:
+    assert chosen((1, 5), (2, 0), (3, 0)).reason
+
+
+def test_nothing_feasible_names_the_nearest_and_by_how_much_it_misses() -> None:
+    curve = build_curve(job_model(), SPACE, deadline_s=1.0)
+    verdict = choose(curve, "knee", deadline_s=1.0)
+
+    assert isinstance(verdict, Infeasible)
+    assert verdict.nearest is not None
+    assert verdict.nearest.time_s == pytest.approx(float(curve.time_s.min()))
+    assert str(verdict.nearest.configuration) in verdict.reason
+    assert f"{verdict.nearest.time_s - 1.0:.0%}".replace("%", " %") in verdict.reason
+
+
+def test_the_nearest_option_is_one_that_can_run() -> None:
+    model = job_model()
+    curve = build_curve(model, SPACE, workers_max=1, deadline_s=1.0)
+    verdict = choose(curve, "time", deadline_s=1.0)
+
+    assert isinstance(verdict, Infeasible)
+    assert verdict.nearest is not None
+    assert verdict.nearest.configuration.workers == 1
+
+
+def test_where_nothing_can_run_the_reason_says_why() -> None:
+    verdict = choose(build_curve(job_model(), SPACE, workers_max=0), "time")
+
+    assert verdict == Infeasible("no configuration can run: more than 0 workers", None)
+
+
+def test_an_unknown_objective_is_refused() -> None:
+    with pytest.raises(ValueError, match="beauty"):
+        choose(curve_of((1, 1)), "beauty")
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.0, 1e6)), min_size=1, max_size=20),
+    st.sampled_from(["time", "cost", "knee"]),
+)
+def test_every_choice_is_on_the_front_and_explained(
+    points: list[tuple[float, float]], objective: str
+) -> None:
+    curve = curve_of(*points)
+    choice = choose(curve, objective)
+
+    assert isinstance(choice, Choice)
+    assert choice.point.on_front
+    assert choice.reason
+    assert not math.isnan(choice.point.time_s)
+    if objective == "time":
+        assert choice.point.time_s == np.min(curve.time_s)
+    if objective == "cost":
+        assert choice.point.cost_usd == np.min(curve.cost_usd)

@@ -1,0 +1,105 @@
+"""Laws of many who write at once, and of those who are killed while they write."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from scavenger.store import Store
+
+WRITER = """
+import sys, time
+from scavenger.store import Store
+with Store.open(sys.argv[1]) as store:
+    job = store.create_job(sys.argv[2], spec={}, job_file="job.yaml")
+    print(job.id, flush=True)
+    sys.stdin.readline()
+    until = time.monotonic() + float(sys.argv[3])
+    number = 0
+    while time.monotonic() < until:
+        number += 1
+        store.update_job(job.id, step=number)
+        store.add_event(job.id, "step", str(number))
+        print(number, flush=True)
+"""
+
+
+def writer(url: str, name: str, seconds: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, url, name, str(seconds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def go(child: subprocess.Popen[str]) -> str:
+    """Wait for a writer to have its job, and let it write; the id of the job."""
+    assert child.stdout is not None
+    assert child.stdin is not None
+    job_id = child.stdout.readline().strip()
+    child.stdin.write("go\n")
+    child.stdin.flush()
+    return job_id
+
+
+def test_six_processes_that_write_for_a_second_all_succeed(url: str) -> None:
+    with Store.open(url) as store:
+        children = [writer(url, f"writer-{number}", 1.0) for number in range(6)]
+        ids = [go(child) for child in children]
+        for job_id, child in zip(ids, children, strict=True):
+            output, complaint = child.communicate(timeout=60)
+            assert complaint == ""
+            last = int(output.split()[-1])
+            assert last >= 1
+            assert store.job(job_id).step == last
+            assert store.events(job_id)[-1].message == str(last)
+
+
+def test_threads_that_share_a_store_lose_no_write(store: Store) -> None:
+    job = store.create_job("digits", spec={}, job_file="job.yaml")
+    failures: list[BaseException] = []
+
+    def note(number: int) -> None:
+        try:
+            for _ in range(10):
+                store.add_event(job.id, "note", str(number))
+                store.job(job.id)
+        except BaseException as error:  # noqa: BLE001 - it is reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=note, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sorted(event.message for event in store.events(job.id)) == sorted("012345" * 10)
+
+
+def test_what_was_confirmed_before_a_kill_is_there_after_it(sqlite_url: str, tmp_path: Path) -> None:
+    with Store.open(sqlite_url) as store:
+        assert store.path is not None
+        for milliseconds in (5, 20, 45, 80):
+            child = writer(sqlite_url, "killed", 30.0)
+            job_id = go(child)
+            time.sleep(milliseconds / 1000)  # a kill point within its stream of writes
+            child.kill()
+            output, _ = child.communicate(timeout=60)
+            confirmed = int((output.split() or ["0"])[-1])
+
+            # at most the write under way is there unconfirmed
+            assert store.job(job_id).step in ((confirmed or None), confirmed + 1)
+            assert len(store.events(job_id, limit=10_000)) in (min(confirmed, 1000), confirmed + 1)
+            store.update_job(job_id, detail="the next writer is not held up")
+        check = sqlite3.connect(store.path)
+        assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert check.execute("PRAGMA foreign_key_check").fetchall() == []
+        check.close()

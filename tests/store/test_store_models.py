@@ -1,0 +1,227 @@
+"""Laws of fitted models: one content has one id, the changed is never used, nothing imported is believed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from sqlalchemy import create_engine, text
+from store_values import ELSEWHERE, FINGERPRINT, MODEL, Clock, documents, fingerprints, save
+
+from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.errors import ConfigurationError
+from scavenger.store import Store
+from scavenger.store.documents import MODEL_BYTES_MAX, digest
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path_factory.mktemp('shared')}/s.db") as store:
+        yield store
+
+
+@pytest.fixture
+def other(tmp_path) -> Iterator[Store]:
+    """Another user's store."""
+    with Store.open(f"sqlite:///{tmp_path}/other.db") as store:
+        yield store
+
+
+def change(url: str, statement: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        assert connection.execute(text(statement)).rowcount > 0
+    engine.dispose()
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+class TestKeeping:
+    @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(fingerprints, documents)
+    def test_a_model_is_read_as_written_and_intact(self, shared: Store, fingerprint, model) -> None:
+        saved = save(shared, fingerprint, model)
+
+        assert (saved.fingerprint, saved.model, saved.intact) == (fingerprint, model, True)
+        assert shared.model(saved.id) == saved
+        assert saved in shared.find_models(fingerprint)
+
+    def test_the_same_content_is_kept_once_under_one_id(self, store: Store) -> None:
+        reordered = dict(reversed(MODEL.items()))
+
+        assert save(store) == save(store, model=reordered)
+        assert len(store.models()) == 1
+        assert save(store, runs=2).id != save(store).id
+
+    def test_look_ups_match_the_kind_and_put_the_newest_first(self, url: str) -> None:
+        clock = Clock()
+        with Store.open(url, clock=clock) as store:
+            here = save(store)
+            clock.pass_(1)
+            there = save(store, ELSEWHERE)
+            clock.pass_(1)
+            save(store, replace(FINGERPRINT, goal="val_accuracy>=0.99"))
+
+            assert store.find_models(FINGERPRINT) == (here,)
+            assert store.find_models(FINGERPRINT, ignoring=("vm", "hardware")) == (there, here)
+            assert len(store.find_models(FINGERPRINT, ignoring=("vm", "hardware", "goal"))) == 3
+            with pytest.raises(ValueError, match="no field colour"):
+                store.find_models(FINGERPRINT, ignoring=("colour",))
+
+    def test_deleted_by_the_beginning_of_its_id(self, store: Store) -> None:
+        kept, gone = save(store), save(store, ELSEWHERE)
+
+        assert store.delete_model(gone.id[:8]) == gone
+        assert store.models() == (kept,)
+        for key in (gone.id, gone.id[:3], ""):
+            with pytest.raises(ConfigurationError, match="no model"):
+                store.model(key)
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_a_model_with_a_number_that_is_none_is_refused(self, shared: Store, bad: float) -> None:
+        with pytest.raises(ValueError, match="not finite"):
+            save(shared, model={"coefficients": [1.0, bad]})
+
+
+class TestTampering:
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE models SET model = replace(model, '7.25', '0.25')",
+            "UPDATE models SET model = '{'",
+            "UPDATE models SET model = 'NaN'",
+            "UPDATE models SET runs = 100",
+            "UPDATE models SET schema_version = 9",
+            "UPDATE fingerprints SET dataset_size = 5",
+        ],
+    )
+    def test_a_changed_model_is_shown_but_never_found(self, url: str, statement: str) -> None:
+        with Store.open(url) as store:
+            saved = save(store)
+            change(url, statement)
+
+            (shown,) = store.models()
+            assert not shown.intact
+            assert store.find_models(shown.fingerprint) == ()
+            assert store.find_models(FINGERPRINT) == ()
+            assert store.export_models()["models"] == []
+            with pytest.raises(ConfigurationError, match=f"model {saved.id[:12]} does not match its digest"):
+                store.export_models([saved.id])
+
+    def test_saving_or_importing_it_again_mends_it(self, url: str) -> None:
+        with Store.open(url) as store:
+            saved = save(store)
+            document = store.export_models()
+            change(url, "UPDATE models SET model = '{}'")
+            assert save(store).intact
+
+            change(url, "UPDATE fingerprints SET goal = ''")
+            (mended,) = store.import_models(document)
+            assert mended.intact
+            assert store.find_models(FINGERPRINT) == (mended,)
+            assert mended.id == saved.id
+
+
+class TestExchange:
+    def test_what_is_exported_is_imported_whole_and_only_once(self, store: Store, other: Store) -> None:
+        mine = (save(store), save(store, ELSEWHERE, {"law": "noise-linear", "θ": 0.1}))
+        document = json.loads(json.dumps(store.export_models()))
+
+        for _ in range(2):
+            taken = other.import_models(document)
+            assert {record.id for record in taken} == {record.id for record in mine}
+            assert len(other.models()) == 2
+        assert all(record.origin == "imported" and record.intact for record in other.models())
+        assert other.find_models(FINGERPRINT)[0].model == MODEL
+        assert other.find_models(FINGERPRINT)[0].created_at == mine[0].created_at
+        assert store.import_models(document) == tuple(
+            map(store.model, (e["digest"] for e in document["models"]))
+        )
+        assert all(record.origin == "local" for record in store.models())
+
+    def test_chosen_models_alone_are_exported(self, store: Store) -> None:
+        save(store)
+        chosen = save(store, ELSEWHERE)
+
+        document = store.export_models([chosen.id[:10]])
+        assert [entry["digest"] for entry in document["models"]] == [chosen.id]
+
+    @pytest.mark.parametrize(
+        ("spoil", "complaint"),
+        [
+            (lambda d: d["models"][0]["model"].update(e_min=1.0), "changed after its export"),
+            (lambda d: d["models"][0]["fingerprint"].update(vm="other"), "changed after its export"),
+            (lambda d: d["models"][0].update(runs=1_000), "changed after its export"),
+            (lambda d: d["models"][0].update(runs=-1), "runs"),
+            (lambda d: d["models"][0].update(digest="x"), "digest"),
+            (lambda d: d["models"][0].update(created_at="yesterday"), "created_at"),
+            (lambda d: d["models"][0].update(colour="red"), "colour"),
+            (lambda d: d["models"][0]["fingerprint"].update(vm="\x1b[2J"), "vm"),
+            (lambda d: d["models"][0]["fingerprint"].update(parameters=2**63), "parameters"),
+            (lambda d: d["models"][0]["fingerprint"].update(parameters=True), "parameters"),
+            (lambda d: d["models"][0]["model"].update(e_min=math.nan), "not finite"),
+            (lambda d: d["models"][0]["model"].update(pad="x" * MODEL_BYTES_MAX), "bytes"),
+            (lambda d: d["models"][0]["model"].update(deep=nested(5_000)), "deep"),
+            (lambda d: d.pop("kind"), "kind"),
+            (lambda d: d.update(schema_version=0), "schema_version"),
+            (lambda d: d.update(schema_version=2), "newer Scavenger"),
+            (lambda d: d.update(models=[{}] * 10_001), "models"),
+        ],
+    )
+    def test_a_spoilt_document_is_refused_in_one_line_and_leaves_no_trace(
+        self, shared: Store, other: Store, spoil: Callable[[dict[str, Any]], object], complaint: str
+    ) -> None:
+        save(shared)
+        good = shared.export_models()["models"][0]
+        document = {**shared.export_models([good["digest"]]), "models": [copy.deepcopy(good), good]}
+        spoil(document)
+
+        with pytest.raises(ConfigurationError, match=complaint) as caught:
+            other.import_models(document)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 300
+        assert other.models() == ()
+
+    @pytest.mark.parametrize("document", [None, [], "models", 7, {}])
+    def test_what_is_no_document_at_all_is_refused(self, other: Store, document: Any) -> None:
+        with pytest.raises(ConfigurationError, match="not a Scavenger models export"):
+            other.import_models(document)
+
+    def test_the_digest_is_that_of_the_published_canonical_form(self) -> None:
+        """As `printf '{"a":[1,2.5],"b":"\\\\u00e9"}' | sha256sum` prints it."""
+        assert digest({"b": "é", "a": [1, 2.5]}) == (
+            "60d4fe7d84d09285a774fa6c850ed0e739e0153890529471751ae4df4e1df886"
+        )
+
+
+class TestConvergence:
+    def test_runs_to_the_target_are_found_on_any_hardware(self, store: Store) -> None:
+        jobs = [store.create_job("digits", spec={}, job_file="job.yaml") for _ in range(3)]
+        records = [ConvergenceRecord(64, 7.5), ConvergenceRecord(512, 13.0)]
+        store.add_convergence(FINGERPRINT, records[0], jobs[0].id)
+        store.add_convergence(replace(ELSEWHERE, sample_bytes=1), records[1], jobs[1].id)
+        store.add_convergence(replace(FINGERPRINT, goal="loss<=0.1"), ConvergenceRecord(8, 1.0), jobs[2].id)
+
+        assert store.convergence(FINGERPRINT) == tuple(records)
+        assert store.convergence(ELSEWHERE) == tuple(records)
+        assert store.convergence(replace(FINGERPRINT, optimizer="SGD:00")) == ()
+
+    def test_a_job_reaches_its_target_once(self, store: Store) -> None:
+        job = store.create_job("digits", spec={}, job_file="job.yaml")
+        store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 7.5), job.id)
+        store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 8.0), job.id)
+
+        assert store.convergence(FINGERPRINT) == (ConvergenceRecord(64, 8.0),)
+        with pytest.raises(ConfigurationError, match="no job none"):
+            store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 7.5), "none")
