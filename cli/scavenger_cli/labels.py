@@ -24,7 +24,7 @@ Box = tuple[float, float, float, float]
 CHARACTER_WIDTH, LINE_HEIGHT = 0.62, 1.3
 """Of the font size: a little more than the sans-serif fonts take, since the reader's font is not known."""
 SHARE = np.linspace(0.0, 1.0, 25)[:, None]
-"""Where along a stroke it is looked for: closer than a label is wide, for strokes across the whole picture."""
+"""Where along a stroke it is looked for: closer than a label is wide, for any stroke in the picture."""
 NEAR_PT, FAR_PT = (5.0,), (14.0, 26.0, 44.0, 70.0, 100.0)
 
 

@@ -44,6 +44,7 @@ _FALSE = ("false", "False", "FALSE")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_DIRECTIVE = re.compile(r"(?:(?<=[\r\n])|\A)%")
 _ESCAPE = re.compile(r"\\U([0-9a-fA-F]{8})")
 # Tab, line feed and carriage return may stand; other breaks would make line numbers differ from an editor's.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
@@ -128,6 +129,9 @@ class _Loader:
         if match := _FORBIDDEN.search(self._text):
             self._look_at(match.start())
             raise self._error(f"the character {shown(match[0])} has no place in a job file; remove it")
+        if match := _DIRECTIVE.search(self._text):
+            self._look_at(match.start())
+            raise self._error("directives (%YAML, %TAG) are not read; remove the line")
         yaml = YAML(typ="safe", pure=True)
         self._events = iter(yaml.parse(self._text))
         try:
@@ -163,8 +167,6 @@ class _Loader:
         while isinstance(event := self._next(), DocumentStartEvent):
             if root is not None:
                 raise self._error("a second document begins here; a job file holds one")
-            if event.version not in (None, (1, 2)) or event.tags:
-                raise self._error("directives (%YAML, %TAG) are not read; remove the line")
             root = self._node(self._next(), 1)
             self._next()  # the end of the document
         if root is None:
@@ -175,9 +177,9 @@ class _Loader:
     def _node(self, event: Event, depth: int) -> Node:
         line, column = self._line, self._column
         if isinstance(event, AliasEvent):
-            raise self._error(f"aliases (*{event.anchor}) are not read; write the value out")
+            raise self._error(f"aliases ({shown(f'*{event.anchor}')}) are not read; write the value out")
         if isinstance(event, NodeEvent) and event.anchor:
-            raise self._error(f"anchors (&{event.anchor}) are not read; remove it")
+            raise self._error(f"anchors ({shown(f'&{event.anchor}')}) are not read; remove it")
         if tag := getattr(event, "tag", None):
             short = str(tag).replace("tag:yaml.org,2002:", "!!")
             raise self._error(f"tags ({shown(short)}) are not read; remove it")

@@ -109,6 +109,8 @@ def build_curve(
                 f"the {name} is within the 90 % interval of {crossing} of the {int(allowed.sum())} allowed "
                 "configurations: these may miss it"
             )
+    if model.relative_only and (deadline_s is not None or budget_usd is not None):
+        notes.append("deadline and budget are held against a bound, as the epochs to the target are unknown")
     over = int(np.sum(allowed & (predicted.epochs > model.max_epochs)))
     if over and not model.relative_only:
         notes.append(

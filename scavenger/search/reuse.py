@@ -37,15 +37,15 @@ def same(one: Fingerprint, other: Fingerprint) -> bool:
 def distance(one: Fingerprint, other: Fingerprint) -> float:
     """How unlike two jobs are: 0 if and only if they are the same; symmetric.
 
-    The sum of |ln ratio| of parameters, data set size and sample size, and of `DIFFERENCES` for each word
-    that differs. Optimizers of one class with other settings count half.
+    The sum of |ln ratio| of parameters, data set size and sample size (each plus one, so that 0 may stand),
+    and of `DIFFERENCES` for each word that differs. Optimizers of one class with other settings count half.
     """
     sizes = (
         (one.parameters, other.parameters),
         (one.dataset_size, other.dataset_size),
         (one.sample_bytes, other.sample_bytes),
     )
-    total = math.fsum(abs(math.log(max(a, 1) / max(b, 1))) for a, b in sizes)
+    total = math.fsum(abs(math.log((a + 1) / (b + 1))) for a, b in sizes)
     for word, weight in DIFFERENCES.items():
         if getattr(one, word) != getattr(other, word):
             total += weight

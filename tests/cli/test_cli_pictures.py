@@ -10,12 +10,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 from cli_samples import make_choice, make_curve, make_report
+from scavenger_cli.curve_files import curve_csv, curve_html
+from scavenger_cli.plots import INK, curve_figure, curve_svg, landmarks
 
 from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import report_document
 from scavenger.errors import ConfigurationError
-from scavenger_cli.curve_files import curve_csv, curve_html
-from scavenger_cli.plots import INK, curve_figure, curve_svg, landmarks
 
 HOSTILE = "<script>alert(1)</script>&\x1b[2J$x$"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -79,7 +79,13 @@ def test_the_html_needs_nothing_else_and_lists_every_point() -> None:
 
 
 @pytest.mark.parametrize(
-    "curve", [make_curve(price=0.0), make_curve((1,), (64,)), make_curve((1, 64), (64, 4096)), make_curve(deadline_s=1.0)]
+    "curve",
+    [
+        make_curve(price=0.0),
+        make_curve((1,), (64,)),
+        make_curve((1, 64), (64, 4096)),
+        make_curve(deadline_s=1.0),
+    ],
 )
 def test_free_single_far_and_ruled_out_points_can_be_drawn_too(curve: TradeoffCurve) -> None:
     choice = None if curve.knee is None else make_choice(curve)

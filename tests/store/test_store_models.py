@@ -15,8 +15,9 @@ from sqlalchemy import create_engine, text
 from store_values import ELSEWHERE, FINGERPRINT, MODEL, Clock, documents, fingerprints, save
 
 from scavenger.domain.measurement import ConvergenceRecord
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, StoreError
 from scavenger.store import Store
+from scavenger.store.database import Database
 from scavenger.store.documents import MODEL_BYTES_MAX, digest
 
 
@@ -131,6 +132,31 @@ class TestTampering:
             assert mended.intact
             assert store.find_models(FINGERPRINT) == (mended,)
             assert mended.id == saved.id
+
+
+class TestReferences:
+    def test_what_a_job_did_goes_with_it_and_what_it_learned_stays(self, url: str) -> None:
+        with Store.open(url) as store:
+            job = store.create_job("digits", spec={}, job_file="job.yaml")
+            store.add_event(job.id, "note", "hello")
+            store.set_process(job.id, "worker-1", role="worker", state="ready")
+            saved = save(store, job_id=job.id)
+            database = Database(url)
+            with database.writing() as session:
+                session.execute(text("DELETE FROM jobs"))
+            database.close()
+
+            assert (store.events(job.id), store.processes(job.id)) == ((), ())
+            assert store.models() == (replace(saved, job_id=None),)
+
+    def test_a_fingerprint_in_use_cannot_be_deleted(self, url: str) -> None:
+        with Store.open(url) as store:
+            saved = save(store)
+            database = Database(url)
+            with pytest.raises(StoreError, match="(?i)foreign key"), database.writing() as session:
+                session.execute(text("DELETE FROM fingerprints"))
+            database.close()
+            assert store.models() == (saved,)
 
 
 class TestExchange:

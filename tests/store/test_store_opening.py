@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +33,7 @@ from scavenger.errors import (
 )
 from scavenger.store import Store
 from scavenger.store import migrate as migrate_module
-from scavenger.store.database import default_url, filesystem_of
+from scavenger.store.database import Database, default_url, filesystem_of
 from scavenger.store.schema import REVISION, VERSION_TABLE, Base
 
 NOBODY = 65534
@@ -316,6 +317,21 @@ class TestWhatCannotBeUsed:
             holder.execute("ROLLBACK")
             holder.close()
             store.update_job(job.id, detail="free again")
+
+    def test_a_writer_that_starved_once_waits_again(self, sqlite_url: str) -> None:
+        """The lock is let go after several timeouts, and long before the last attempt."""
+        Store.open(sqlite_url).close()
+        database = Database(f"{sqlite_url}?timeout=0.02")
+        assert database.path is not None
+        holder = sqlite3.connect(database.path, isolation_level=None, check_same_thread=False)
+        holder.execute("BEGIN IMMEDIATE")
+        release = threading.Timer(0.2, holder.close)
+        release.start()
+        with database.writing(attempts=500) as session:
+            assert release.finished.is_set()
+            assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
+        release.join()
+        database.close()
 
     def test_an_empty_file_that_another_holds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(migrate_module, "WAL_PATIENCE_S", 0.1)

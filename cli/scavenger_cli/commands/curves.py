@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "show"]
 
 FORMATS = ("terminal", "svg", "html", "csv", "json")
-RECENT = 200
+RECENT = 50
 """Jobs looked through for the latest that has a curve."""
 
 
@@ -50,9 +50,10 @@ def show(key: str | None, *, form: str, out: Path | None, store_url: str | None)
 
 
 def _latest(store: Store) -> JobRecord:
-    for job in store.jobs(RECENT):
-        if job.ended and job.predicted is not None:
-            return store.job(job.id)
+    for listed in store.jobs(RECENT):
+        job = store.job(listed.id)  # listings come without reports
+        if job.report is not None and job.report.get("curve") is not None:
+            return job
     raise ConfigurationError(f"{store.name} holds no job with a curve: run `scavenger plan JOB.yaml` first")
 
 

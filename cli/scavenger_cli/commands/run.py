@@ -46,10 +46,13 @@ class Overrides:
             said["objective"] = self.objective
         if self.strategy is not None:
             said["search"] = {"strategy": self.strategy}
-        limits = {"budget": self.budget, "deadline": self.deadline}
-        given = {name: value for name, value in limits.items() if value is not None}
-        if given:
-            said["constraints"] = given
+        limits: dict[str, Any] = {}
+        if self.budget is not None:  # shells eat a `$`, so it may be left out here
+            limits["budget"] = f"${self.budget.removeprefix('$')}"
+        if self.deadline is not None:
+            limits["deadline"] = int(self.deadline) if self.deadline.isdecimal() else self.deadline
+        if limits:
+            said["constraints"] = limits
         return said
 
 
@@ -117,7 +120,6 @@ def execute(
             "or `plan` to see what it would cost"
         )
     from scavenger.control.jobs import JobRun
-
     from scavenger.store import Store
 
     observer = make_observer(sys.stderr)

@@ -1,0 +1,391 @@
+"""The commands, as their user and as scripts see them."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import cli_fake
+import pytest
+from cli_samples import make_report
+from scavenger_cli import console
+from scavenger_cli.main import app, main
+from typer.testing import CliRunner
+
+from scavenger.domain.document import report_document
+from scavenger.domain.fingerprint import Fingerprint
+from scavenger.store import Store
+
+ROOT = Path(__file__).parents[2]
+JOB = """\
+version: 1
+name: digits-cnn
+train: train:job
+search: {workers: 1..2, batch_size: {min: 64, max: 256}}
+goal: {metric: val_accuracy, target: 0.97, max_epochs: 60}
+"""
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def store_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    monkeypatch.setenv("SCAVENGER_STORE", url)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("SCAVENGER_DEBUG", raising=False)
+    return url
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def scavenger(store_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls the command line with the driver's stand-in in this process; (exit code, stdout, stderr)."""
+
+    def call(*arguments: object, mode: str = "finish") -> tuple[int, str, str]:
+        monkeypatch.setitem(sys.modules, "scavenger.control.jobs", sys)  # restored after the test
+        cli_fake.install(mode)
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def stored(store_url: str) -> str:
+    """The id of a finished job in the store."""
+    with Store.open(store_url) as store:
+        job = store.create_job("digits-cnn", spec={}, job_file="job.yaml")
+        store.add_event(job.id, "phase", "running: at 2 x 128")
+        store.finish_job(job.id, state="succeeded", report=report_document(make_report()), exit_code=0)
+    return job.id
+
+
+def test_help_takes_less_than_half_a_second_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, time, scavenger_cli.main as m; m.main(['--help']);"
+        "print(sorted({n.split('.')[0] for n in sys.modules}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}"}
+    listing = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    heavy = {
+        "numpy",
+        "sqlalchemy",
+        "scipy",
+        "pydantic",
+        "matplotlib",
+        "alembic",
+        "rich",
+        "tensorflow",
+        "keras",
+    }
+    assert not heavy & set(eval(listing.stdout.splitlines()[-1]))
+
+    def spent() -> float:
+        before = os.times()
+        subprocess.run(
+            [sys.executable, "-m", "scavenger_cli", "--help"],
+            env=environment,
+            capture_output=True,
+            check=True,
+        )
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    assert min(spent() for _ in range(3)) < 0.5
+
+
+def test_typers_own_runner_sees_every_command() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+
+    assert result.exit_code == 0
+    for command in ("optimize", "plan", "curves", "status", "models", "schema", "doctor"):
+        assert f"  {command} " in result.output
+    assert CliRunner().invoke(app, ["--version"]).output.startswith("scavenger ")
+
+
+def test_optimize_prints_the_report_on_stdout_and_progress_on_stderr(scavenger: Run, job_file: Path) -> None:
+    code, out, err = scavenger("optimize", job_file, "--yes")
+
+    assert code == 0
+    assert "Chosen: 2 x e2-standard-4" in out
+    assert "succeeded" in out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "starting: 1 worker" in err
+    assert "starting" not in out
+
+
+def test_json_is_one_document_on_stdout_whatever_happens(scavenger: Run, job_file: Path) -> None:
+    code, out, _ = scavenger("optimize", job_file, "--yes", "-o", "json")
+    assert code == 0
+    assert json.loads(out) == report_document(make_report())
+
+    code, out, err = scavenger("plan", job_file, "-o", "json")
+    assert json.loads(out)["actual"] is None
+
+    code, out, err = scavenger("plan", job_file.parent / "none.yaml", "-o", "json")
+    assert code == 2
+    assert json.loads(out)["exit_code"] == 2
+    assert err.startswith("scavenger: error: ")
+
+
+def test_the_training_codes_failure_ends_with_its_exit_code_and_one_line(
+    scavenger: Run, job_file: Path
+) -> None:
+    code, out, err = scavenger("optimize", job_file, "--yes", mode="fail")
+
+    assert code == 6
+    assert "failed" in out
+    assert err.splitlines()[-1] == "scavenger: error: train.py:12: ValueError: no data"
+
+
+def test_what_nobody_expects_is_one_line_and_a_file_with_the_traceback(
+    scavenger: Run, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = scavenger("optimize", job_file, "--yes", mode="break")
+    last = err.splitlines()[-1]
+    path = Path(last.split("the traceback is in ")[1])
+
+    assert code == 1
+    assert "Traceback" not in err
+    assert "ZeroDivisionError: by zero;" in last
+    assert "ZeroDivisionError" in path.read_text()
+
+    monkeypatch.setenv("SCAVENGER_DEBUG", "1")
+    assert "Traceback" in scavenger("optimize", job_file, "--yes", mode="break")[2]
+
+
+def test_without_a_terminal_and_without_yes_nothing_starts(scavenger: Run, job_file: Path) -> None:
+    code, out, err = scavenger("optimize", job_file)
+
+    assert (code, out) == (2, "")
+    assert "--yes" in err
+    assert "starting" not in err
+
+
+def test_a_dry_run_says_what_would_be_done_and_starts_nothing(
+    scavenger: Run, job_file: Path, tmp_path: Path
+) -> None:
+    code, out, err = scavenger("optimize", job_file, "--dry-run", "--budget", "5", "--deadline", "8h")
+    words = " ".join(out.split())
+
+    assert (code, err) == (0, "")
+    assert "6 configurations: K 1, 2, B 64, 128, 256, local" in words
+    assert "at most 8 h and $5.00" in words
+    assert not (tmp_path / "store.db").exists()
+
+    document = json.loads(scavenger("plan", job_file, "--dry-run", "-o", "json", "--strategy", "full")[1])
+    assert document["job"]["search"]["strategy"] == "full"
+    assert (document["runs"], document["asks"]) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        (("--deadline", "8x"), "--deadline: must be a duration"),
+        (("--budget", "-1"), "--budget: "),
+        (("--objective", "fun"), "--objective"),
+        (("--frobnicate",), "--frobnicate"),
+    ],
+)
+def test_wrong_options_are_one_line_and_exit_2(
+    scavenger: Run, job_file: Path, arguments: tuple[str, ...], fragment: str
+) -> None:
+    code, out, err = scavenger("optimize", job_file, "--dry-run", *arguments)
+
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert err.startswith("scavenger: error: ")
+    assert fragment in err
+
+
+def test_overrides_reach_the_driver_as_a_valid_job(job_file: Path) -> None:
+    from scavenger_cli.commands.run import Overrides, overridden
+
+    from scavenger.control.jobfile import load_job
+
+    before = load_job(job_file)
+    after = overridden(before, Overrides("cost", "full", "$3", "90m"))
+
+    assert (after.objective, after.search.strategy) == ("cost", "full")
+    assert (after.constraints.budget, after.constraints.deadline) == (3.0, 5400.0)
+    assert after.search.workers == before.search.workers
+    assert after.goal == before.goal
+    assert overridden(before, Overrides()) is before
+
+
+@pytest.mark.parametrize("form", ["terminal", "svg", "html", "csv", "json"])
+def test_curves_of_a_stored_job_by_id_prefix_name_or_none(
+    scavenger: Run, stored: str, tmp_path: Path, form: str
+) -> None:
+    out_file = tmp_path / f"curve.{form}"
+    texts = [
+        scavenger("curves", *key, "-f", form)[1] for key in ((), (stored,), (stored[:8],), ("digits-cnn",))
+    ]
+
+    assert texts[0]
+    assert len(set(texts)) == 1
+    assert scavenger("curves", "-f", form, "--out", out_file)[0] == 0
+    assert out_file.read_text() == texts[0]
+
+
+def test_curves_as_json_holds_every_point(scavenger: Run, stored: str) -> None:
+    document = json.loads(scavenger("curves", "-o", "json")[1])
+
+    assert document["schema_version"] == 1
+    assert len(document["curve"]) == 6
+
+
+def test_a_curve_that_cannot_be_written_leaves_no_half_file(
+    scavenger: Run, stored: str, tmp_path: Path
+) -> None:
+    code, _, err = scavenger("curves", "-f", "svg", "--out", tmp_path / "none" / "curve.svg")
+    assert code == 2
+    assert "No such file or directory" in err
+
+    (tmp_path / "folder").mkdir()
+    assert scavenger("curves", "-f", "csv", "--out", tmp_path / "folder")[0] == 2
+    assert not list(tmp_path.glob(".folder*"))
+
+
+def test_status_lists_jobs_and_shows_one(scavenger: Run, stored: str) -> None:
+    code, out, _ = scavenger("status")
+    assert code == 0
+    assert stored[:8] in out
+    assert "succeeded" in out
+
+    out = scavenger("status", "digits-cnn")[1]
+    assert stored in out
+    assert "running: at 2 x 128" in out
+    assert json.loads(scavenger("status", "-o", "json")[1])["jobs"][0]["id"] == stored
+    assert json.loads(scavenger("status", stored[:8], "-o", "json")[1])["job"]["report"]["steps"] == 4242
+
+
+def test_an_unknown_job_is_a_usage_error_with_the_nearest_name(scavenger: Run, stored: str) -> None:
+    code, _, err = scavenger("status", "digits-cn")
+
+    assert code == 2
+    assert "digits-cnn" in err
+
+
+def test_an_empty_store_says_how_to_begin(scavenger: Run) -> None:
+    assert "scavenger plan" in scavenger("status")[1]
+    assert scavenger("curves")[0] == 2
+    assert "No models yet" in scavenger("models", "list")[1]
+
+
+def test_models_travel_to_another_store_and_can_be_removed(
+    scavenger: Run, store_url: str, tmp_path: Path
+) -> None:
+    fingerprint = Fingerprint("a" * 64, 1000, "Adam:1", 60_000, 784, "val_accuracy>=0.97", "local", "cpu")
+    with Store.open(store_url) as store:
+        model = store.save_model(
+            fingerprint, {"x": 1.5}, job_id=None, schema_version=1, measurements=4, runs=1
+        )
+    exported, other = tmp_path / "models.json", f"sqlite:///{tmp_path / 'other.db'}"
+
+    assert scavenger("models", "export", "--out", exported)[0] == 0
+    assert json.loads(scavenger("models", "import", exported, "--store", other, "-o", "json")[1])["imported"]
+    assert model.id[:8] in scavenger("models", "list", "--store", other)[1]
+    assert "val_accuracy>=0.97" in scavenger("models", "show", model.id[:8], "--store", other)[1]
+    shown = json.loads(scavenger("models", "show", model.id, "-o", "json")[1])
+    assert shown["model"]["model"] == {"x": 1.5}
+
+    assert scavenger("models", "rm", model.id)[0] == 2  # no terminal to ask on
+    assert "would delete" in scavenger("models", "rm", model.id, "--dry-run")[1]
+    assert scavenger("models", "rm", model.id, "--yes")[0] == 0
+    assert json.loads(scavenger("models", "list", "-o", "json")[1])["models"] == []
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"schema_version": 1}', "[" * 100_000])
+def test_what_is_no_export_is_refused_in_one_line(scavenger: Run, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "models.json"
+    path.write_text(content)
+    code, out, err = scavenger("models", "import", path)
+
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert "internal" not in err
+
+
+def test_the_job_schema_is_a_document(scavenger: Run) -> None:
+    assert "properties" in json.loads(scavenger("schema", "job")[1])
+
+
+def test_the_doctor_says_of_each_thing_whether_it_is_well(scavenger: Run, tmp_path: Path) -> None:
+    code, out, _ = scavenger("doctor")
+    assert code == 0
+    assert {line.split()[0] for line in out.splitlines()} <= {"ok", "warn"}
+    for name in ("Python", "TensorFlow", "memory", "shared memory", "store", "leftovers"):
+        assert f" {name}: " in out
+
+    (tmp_path / "garbage.db").write_text("not a database, but long enough to be looked at" * 50)
+    code, out, _ = scavenger("doctor", "-o", "json", "--store", f"sqlite:///{tmp_path / 'garbage.db'}")
+    document = json.loads(out)
+    assert (code, document["ok"]) == (1, False)
+    failed = [check for check in document["checks"] if check["status"] == "fail"]
+    assert [check["name"] for check in failed] == ["store"]
+    assert all(check["fix"] for check in failed)
+
+
+def test_the_doctor_imports_no_training_framework(scavenger: Run) -> None:
+    before = set(sys.modules)
+    scavenger("doctor")
+
+    assert not {name.split(".")[0] for name in set(sys.modules) - before} & {"tensorflow", "keras"}
+
+
+def test_a_reader_who_leaves_early_changes_no_outcome(job_file: Path, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
+        "SCAVENGER_STORE": f"sqlite:///{tmp_path / 'store.db'}",
+    }
+    process = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("cli_fake.py"), "fail", "optimize", job_file, "-y"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.stderr.close()
+
+    assert process.wait() == 6
+    assert "BrokenPipe" not in err
+
+
+def test_the_fake_driver_takes_what_the_real_one_takes() -> None:
+    import inspect
+
+    sys.modules.pop("scavenger.control.jobs", None)
+    real = importlib.import_module("scavenger.control.jobs").JobRun
+    fake = inspect.signature(cli_fake.FakeRun.__init__).parameters
+
+    assert list(inspect.signature(real.__init__).parameters) == list(fake)
+    for method in ("run", "request_stop", "kill_now"):
+        assert callable(getattr(real, method))
+
+
+def test_console_records_become_json() -> None:
+    report = console.plain(make_report())
+
+    assert json.loads(json.dumps(report, allow_nan=False))["job_name"] == "digits-cnn"

@@ -1,0 +1,148 @@
+"""On a real terminal: questions, the live display, Ctrl-C once and twice."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+JOB = """\
+version: 1
+name: digits-cnn
+train: train:job
+search: {workers: 1..2, batch_size: {min: 64, max: 256}}
+goal: {max_epochs: 60}
+"""
+PATIENCE_S = 30.0
+
+
+class Terminal:
+    """The command line with the driver's stand-in, on a pseudo-terminal."""
+
+    def __init__(self, folder: Path, mode: str, *arguments: str, **environment: str) -> None:
+        (folder / "job.yaml").write_text(JOB)
+        self._mine, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("cli_fake.py"), mode, *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            cwd=folder,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
+                "SCAVENGER_STORE": f"sqlite:///{folder / 'store.db'}",
+                "TERM": "xterm-256color",
+                "COLUMNS": "80",
+                **environment,
+            },
+        )
+        os.close(theirs)
+        self.seen = ""
+
+    def until(self, words: str) -> None:
+        """Read on until the words have been seen."""
+        end = time.monotonic() + PATIENCE_S
+        while words not in self.seen:
+            assert time.monotonic() < end, self.seen
+            if not self._read():
+                raise AssertionError(f"ended before {words!r}: {self.seen}")
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._mine], [], [], 0.2)
+        if not ready:
+            return True
+        try:
+            data = os.read(self._mine, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.seen += data.decode(errors="replace")
+        return bool(data)
+
+    def type(self, text: str) -> None:
+        os.write(self._mine, text.encode())
+
+    def end(self) -> int:
+        """The exit code, with everything read."""
+        while self._read() and self.process.poll() is None:
+            pass
+        while select.select([self._mine], [], [], 0)[0] and self._read():
+            pass
+        os.close(self._mine)
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(("answer", "state"), [("y\n", "succeeded"), ("n\n", "planned"), ("\n", "planned")])
+def test_only_yes_is_yes(tmp_path: Path, answer: str, state: str) -> None:
+    terminal = Terminal(tmp_path, "ask", "optimize", "job.yaml")
+    terminal.until("Run it? [y/N]")
+    assert "This will run" in terminal.seen
+    terminal.type(answer)
+
+    assert terminal.end() == 0
+    assert state in terminal.seen.split("[y/N]")[1]
+    assert terminal.seen.count("Predicted for 6") == 1
+
+
+def test_ctrl_c_takes_a_question_back(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "ask", "optimize", "job.yaml")
+    terminal.until("Run it? [y/N]")
+    terminal.process.send_signal(signal.SIGINT)
+
+    assert terminal.end() == 130
+    assert "interrupted" in terminal.seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_signal_ends_in_order_and_says_what_still_runs(tmp_path: Path, number: int) -> None:
+    terminal = Terminal(tmp_path, "wait", "optimize", "job.yaml", "--yes")
+    terminal.until("chosen:")
+    terminal.process.send_signal(number)
+
+    assert terminal.end() == 130
+    assert "1 process of this job still running" in terminal.seen
+    assert "Ctrl-C again" in terminal.seen
+    assert "Job digits-cnn" in terminal.seen
+
+
+def test_the_second_ctrl_c_kills_and_leaves_at_once_with_the_cursor_back(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "stubborn", "optimize", "job.yaml", "--yes")
+    terminal.until("chosen:")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.until("Ctrl-C again")
+    began = time.monotonic()
+    terminal.process.send_signal(signal.SIGINT)
+
+    assert terminal.end() == 130
+    assert time.monotonic() - began < 10
+    assert "killed" in terminal.seen
+    assert terminal.seen.rindex("\x1b[?25h") > terminal.seen.rindex("\x1b[?25l")
+
+
+def test_no_color_means_no_colour_even_on_a_terminal(tmp_path: Path) -> None:
+    coloured = Terminal(tmp_path, "finish", "optimize", "job.yaml", "--yes")
+    assert coloured.end() == 0
+    plain = Terminal(tmp_path, "finish", "optimize", "job.yaml", "--yes", NO_COLOR="1")
+    assert plain.end() == 0
+
+    colours = [f"\x1b[{code}m" for code in range(30, 38)] + ["\x1b[38;", "\x1b[33m"]
+    assert not any(colour in plain.seen for colour in colours)
+    assert "Chosen" in plain.seen
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}])
+def test_poor_terminals_get_plain_words(tmp_path: Path, environment: dict[str, str]) -> None:
+    terminal = Terminal(tmp_path, "finish", "optimize", "job.yaml", "--yes", **environment)
+
+    assert terminal.end() == 0
+    assert terminal.seen.isascii()
+    assert ("\x1b[" in terminal.seen) == ("PYTHONIOENCODING" in environment)
