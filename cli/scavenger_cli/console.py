@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
@@ -100,13 +100,19 @@ def emit(*parts: RenderableType, stream: TextIO | None = None) -> None:
     target = sys.stdout if stream is None else stream
     out = console(target)
     if out.is_terminal:
-        for part in parts:
-            out.print(part)
+        _print(out, parts)
         return
     with out.capture() as captured:
-        for part in parts:
-            out.print(part)
+        _print(out, parts)
     write(target, "\n".join(line.rstrip() for line in captured.get().split("\n")))
+
+
+def _print(out: Console, parts: Iterable[RenderableType]) -> None:
+    """Each with its own wrapping, which rich forgets of texts: paths must stay on one line."""
+    for part in parts:
+        out.print(
+            part, no_wrap=getattr(part, "no_wrap", None), overflow=getattr(part, "overflow", None), crop=False
+        )
 
 
 def emit_json(document: Mapping[str, Any]) -> None:

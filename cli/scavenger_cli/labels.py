@@ -25,6 +25,8 @@ CHARACTER_WIDTH, LINE_HEIGHT = 0.62, 1.3
 """Of the font size: a little more than the sans-serif fonts take, since the reader's font is not known."""
 SHARE = np.linspace(0.0, 1.0, 25)[:, None]
 """Where along a stroke it is looked for: closer than a label is wide, for any stroke in the picture."""
+LEADER_WEIGHT = 8
+"""A line from a label to its point is dark, and hides more than the thin lines of the data."""
 NEAR_PT, FAR_PT = (5.0,), (14.0, 26.0, 44.0, 70.0, 100.0)
 
 
@@ -67,7 +69,8 @@ def place_labels(axes: Axes, labels: Iterable[Label], points: FloatArray, *, col
         taken.append(box)
         if label.must:
             middle = np.array([(box[0] + box[2]) / 2, (box[1] + box[3]) / 2])
-            strokes = np.concatenate([strokes, at + SHARE * (middle - at)])
+            leader = np.repeat(at + SHARE * (middle - at), LEADER_WEIGHT, axis=0)
+            strokes = np.concatenate([strokes, leader])
         axes.annotate(
             label.text,
             (label.x, label.y),
@@ -112,4 +115,4 @@ def _harm(box: Box, pixels: FloatArray, strokes: FloatArray, taken: Iterable[Box
 
     labels = sum(left < r and right > x and bottom < t and top > b for x, b, r, t in taken)
     outside = left < frame.x0 or right > frame.x1 or bottom < frame.y0 or top > frame.y1
-    return under(pixels, 4.0) + 0.05 * under(strokes, 0.0) + 4.0 * labels + 10.0 * outside
+    return under(pixels, 4.0) + 0.1 * under(strokes, 0.0) + 4.0 * labels + 10.0 * outside

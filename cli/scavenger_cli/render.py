@@ -45,9 +45,9 @@ ROWS = 24
 _MARKS = (
     (">", "chosen"),
     ("k", "knee"),
-    ("*", "front: none is both faster and cheaper"),
+    ("*", "front (unbeaten)"),
     ("m", "measured"),
-    ("e", "extrapolated beyond what was profiled"),
+    ("e", "extrapolated"),
 )
 
 relative_note = (

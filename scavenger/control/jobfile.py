@@ -123,6 +123,8 @@ def override_job(job: JobSpec, changes: Mapping[str, object]) -> JobSpec:
         target = document
         for parent in parents:
             target = target.setdefault(parent, {})
+            if not isinstance(target, dict):
+                raise ConfigurationError(f"{key}: {parent} holds no keys")
         try:
             target[leaf] = read_scalar(value) if isinstance(value, str) else value
         except ValueError as error:

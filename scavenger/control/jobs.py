@@ -281,7 +281,8 @@ class JobRun:
         )
         for index, configuration in enumerate(plan.configurations):
             stability = NoiseStability(steps_min=plan.steps_per_configuration)
-            trainer.move(configuration, "profiling")
+            # samples go furthest in small batches, so that is where to wait
+            trainer.move(configuration, "profiling", meanwhile=self._space.global_batch_sizes[0])
             begin = seen = trainer.step
 
             def enough(
@@ -429,7 +430,8 @@ class JobRun:
         model = search.model
         assert model is not None
         trainer.progress = lambda: self._progress(model)
-        trainer.move(chosen, "chosen" if search.measurements else "known from earlier runs")
+        reason = "chosen" if search.measurements else "known from earlier runs"
+        trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
 
     def _check_prior(
         self, prior: JobModel, chosen: Configuration, knowledge: Knowledge, recorder: Recorder

@@ -119,11 +119,18 @@ class Trainer:
         while not (self.finished or condition()):
             self.pump()
 
-    def move(self, target: Configuration, reason: str) -> None:
-        """Go over to a configuration: start what is missing while training goes on, switch, let go what is spare."""
+    def move(self, target: Configuration, reason: str, *, meanwhile: int | None = None) -> None:
+        """Go over to a configuration: start what is missing while training goes on, switch, let go what is spare.
+
+        Args:
+            reason: For the report.
+            meanwhile: Batch size to train with while workers start; None to stay at the present one.
+        """
         self._target_workers = target.workers
         missing = target.workers - len(self.coordinator.membership.alive)
         if missing > 0:
+            if meanwhile is not None and self.configuration is not None:
+                self.coordinator.resize(self.configuration.workers, meanwhile, "while workers start")
             self._launch(missing)
         self.until(lambda: self.coordinator.ready >= self._target_workers)
         if self.finished:

@@ -164,7 +164,7 @@ class _Loader:
     def _document(self) -> Node:
         root: Node | None = None
         self._next()  # the start of the stream
-        while isinstance(event := self._next(), DocumentStartEvent):
+        while isinstance(self._next(), DocumentStartEvent):
             if root is not None:
                 raise self._error("a second document begins here; a job file holds one")
             root = self._node(self._next(), 1)

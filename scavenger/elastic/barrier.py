@@ -16,7 +16,8 @@ says what follows, `-` that the event is refused or ignored::
     VERDICT    pending        refused            -                  refused         -               STEP or STOPPED
     STOPPED    -              refused            -                  refused         -               -
 
-`Halt` stops at the next boundary: at once in IDLE and VERDICT, else where STEP or EVALUATE would begin.
+`Halt` leads from every phase to STOPPED at once, so that a step which may never be complete holds up nobody: the
+last applied step stays the last.
 
 A view that is *pending* takes effect at the next step boundary, so no work is lost. An *urgent* one (a member died)
 takes effect at once: the contributions of the unfinished step are thrown away and its samples are computed again by
@@ -117,7 +118,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Stop at the next boundary, wherever in an epoch it is."""
+    """The job ends with the last applied step; an unfinished one is forgotten."""
 
 
 Event = Halt | Announce | Contribution | Applied | Evaluated | Summed | Verdict
@@ -201,7 +202,6 @@ class Barrier:
         self._number = 0
         self._plan: StepPlan | None = None
         self._arrived: set[str] = set()
-        self._halting = False
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ class Barrier:
         """Take one event; returns what follows from it, in order."""
         match event:
             case Halt():
-                return self._halt()
+                return self._stop()
             case Announce():
                 return self._announce(event)
             case Contribution():
@@ -233,10 +233,6 @@ class Barrier:
                 return self._verdict(event)
 
     # ---- one method per event ------------------------------------------------------------------------------
-
-    def _halt(self) -> list[Instruction]:
-        self._halting = True
-        return self._stop() if self.phase in (Phase.IDLE, Phase.VERDICT) else []
 
     def _announce(self, event: Announce) -> list[Instruction]:
         if event.number <= self._number or self.phase is Phase.STOPPED:
@@ -299,20 +295,17 @@ class Barrier:
     # ---- what several events lead to -----------------------------------------------------------------------
 
     def _stop(self) -> list[Instruction]:
-        self.phase = Phase.STOPPED
-        if self.view is None:
+        if self.view is None or self.phase is Phase.STOPPED:
+            self.phase = Phase.STOPPED
             return []
+        self.phase = Phase.STOPPED
         return [Proceed(m.worker, "stop", self.step, self.view) for m in self.view.members]
 
     def _begin_step(self) -> list[Instruction]:
-        if self._halting:
-            return self._stop()
         self.phase = Phase.STEP
         return self._open("train")
 
     def _begin_evaluation(self) -> list[Instruction]:
-        if self._halting:
-            return self._stop()
         self.phase = Phase.EVALUATE
         # a pending view that is not urgent waits for the boundary behind the evaluation
         if self._pending is not None and not self._pending.urgent:

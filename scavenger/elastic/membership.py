@@ -28,6 +28,8 @@ class WorkerState(Enum):
 class _Worker:
     slot: int
     state: WorkerState
+    awaited_until: int = 0
+    """Once GONE: no view from this one on has the worker."""
 
 
 class Membership:
@@ -67,6 +69,11 @@ class Membership:
     def settled(self) -> bool:
         """The newest view has taken effect, so whoever it leaves out is no longer waited for."""
         return self._installed == self._number
+
+    def forgotten(self, worker: str) -> bool:
+        """The worker is gone, and a view without it has taken effect: nobody will read its slot any more."""
+        entry = self._workers[worker]
+        return entry.state is WorkerState.GONE and self._installed >= entry.awaited_until
 
     # ---- what happens -------------------------------------------------------------------------------------
 
@@ -108,8 +115,9 @@ class Membership:
             entry.state is WorkerState.STANDBY and not self.settled
         )
         entry.state = WorkerState.GONE
-        if not awaited or self._target is None:
+        if not awaited:
             return None
+        entry.awaited_until = self._number + 1
         return self._announce(urgent=True, reason=f"{worker} was lost")
 
     def installed(self, number: int) -> None:

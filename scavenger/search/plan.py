@@ -54,8 +54,7 @@ def plan_search(
         has_same: Such a model is stored.
         has_any: A model of any job is stored.
         steps: To profile each configuration for.
-        local_batch_max: The largest local batch that fits into a worker's memory; None where nothing limits
-            it.
+        local_batch_max: The largest local batch that fits into a worker's memory; None without a limit.
 
     Raises:
         ConfigurationError: If the strategy is unknown, or needs a stored model that there is not.

@@ -60,9 +60,7 @@ def _class_name(optimizer: str) -> str:
 def find_nearest(
     wanted: Fingerprint, stored: Sequence[Fingerprint], *, distance_max: float = math.inf
 ) -> tuple[int, float] | None:
-    """Index and distance of the stored job that is most alike (the first of equals); None if none is near
-    enough.
-    """
+    """Index and distance of the stored job that is most alike (of equals the first); None if none is near."""
     if not stored:
         return None
     distances = [distance(wanted, candidate) for candidate in stored]

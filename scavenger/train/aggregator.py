@@ -57,6 +57,7 @@ class Aggregator:
         self._evaluating_since = 0.0
         self._barrier: b.Barrier | None = None
         self._failed = False
+        self._has_best = False
         self._finishing: m.Finish | None = None
 
     @property
@@ -93,6 +94,7 @@ class Aggregator:
                 )
             case m.VerdictGiven():
                 if message.keep_best:
+                    self._has_best = True
                     layout = self._layout
                     self._block.copy(layout.weights_at(self._state.step), layout.best_at)
                 self._feed(b.Verdict(stop=message.stop))
@@ -216,10 +218,13 @@ class Aggregator:
         out = self._weights[plan.step % 2]
         self._master.apply(self._mean, out[:cut])
         for index in range(cut, len(out)):
+            target: Any = out[index]
+            first = counted[0][1][index]
+            target[...] = first
             if self._layout.manifest.tensors[index].role == "mean":
-                out[index][...] = sum((n / plan.samples) * state[index] for n, state, _, _ in counted)
-            else:
-                out[index][...] = counted[0][1][index]
+                # as differences, so that what no worker changed (frozen layers) keeps its every bit
+                for n, state, _, _ in counted[1:]:
+                    target += (n / plan.samples) * (state[index] - first)
         for _, _, metrics, _ in counted:
             for total, part in zip(self._epoch_sums, metrics, strict=True):
                 total += part
@@ -296,7 +301,7 @@ class Aggregator:
     def _finish(self, message: m.Finish) -> None:
         step = self._state.step
         out = self._weights[step % 2]
-        if message.best:
+        if message.best and self._has_best:
             # the best weights of an earlier epoch take the place of the last ones
             self._block.copy(self._layout.best_at, self._layout.weights_at(step))
         else:

@@ -37,6 +37,8 @@ _AGGREGATOR = "aggregator"
 _MEMORY_SAMPLE_S = 0.5
 _PROBE_ANSWER_S = 5.0
 _STACK_DUMP_S = 0.5
+_LAST_WORDS_S = 1.0  # a dead process's message may still be on its way through the sockets
+_QUIT_S = 10.0  # as long as a worker that is let go may take, since its time is paid for
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,10 @@ class Coordinator:
         self._events: list[Event] = []
         self._done: m.Done | None = None
         self._saved: m.Saved | None = None
-        self._quitting: set[str] = set()
+        self._quitting: dict[str, float] = {}
+        self._failed: set[str] = set()
+        self._hung: dict[str, str] = {}
+        self._unfreed: set[str] = set()
 
     # ---- what the caller wants --------------------------------------------------------------------------------
 
@@ -138,11 +143,11 @@ class Coordinator:
         Raises:
             WorkersLostError: If the job has used up its slots.
         """
+        if len(self._launched_at) + workers > self._slots:
+            raise WorkersLostError(f"{self._slots} workers may be started over the whole job, and no more")
         names = []
         for _ in range(workers):
             member = self.membership.launch()
-            if member.slot >= self._slots:
-                raise WorkersLostError(f"{self._slots} workers have been started; the job may start no more")
             self.engine.launch(self._boot("worker", member.worker, member.slot))
             self._launched_at[member.worker] = self._clock()
             names.append(member.worker)
@@ -162,7 +167,7 @@ class Coordinator:
         for worker in leaving:
             self._control.send(worker, m.Quit())
             self.membership.release(worker)
-            self._quitting.add(worker)
+            self._quitting[worker] = self._clock()
         return leaving
 
     def verdict(self, *, stop: bool, keep_best: bool) -> None:
@@ -172,21 +177,36 @@ class Coordinator:
         self._control.send(_AGGREGATOR, m.VerdictGiven(stop=stop, keep_best=keep_best))
 
     def finish(self, path: Path, *, best: bool) -> None:
-        """Finalise the weights and have a worker write the model; waits for it.
+        """End training with the last applied step, and have a worker write the model; waits for it.
+
+        Args:
+            path: Where the `.keras` file goes.
+            best: Write the weights that a verdict last said to keep, not the last ones (the last ones where no
+                verdict did).
 
         Raises:
             WorkersLostError: If no worker is left to write it.
             TrainingError: If writing fails.
         """
         self._paused = True
+        self._done = self._saved = None
         self._control.send(_AGGREGATOR, m.Finish(best=best))
         self._wait(lambda: self._done is not None, "the aggregator did not finish")
         assert self._done is not None
-        able = self.membership.workers(WorkerState.TRAINING, WorkerState.STANDBY)
-        if not able:
-            raise WorkersLostError("no worker is left to write the model")
-        self._control.send(able[0], m.Save(str(path), self._done.step))
-        self._wait(lambda: self._saved is not None, "the model was not written")
+        step = self._done.step
+        while self._saved is None:
+            able = self.membership.workers(WorkerState.TRAINING, WorkerState.STANDBY)
+            if not able:
+                raise WorkersLostError("no worker is left to write the model")
+            writer = able[0]
+            self._control.send(writer, m.Save(str(path.resolve()), step))
+            self._wait(
+                lambda writer=writer: (
+                    self._saved is not None
+                    or self.membership.state(writer) is WorkerState.GONE
+                ),
+                "the model was not written",
+            )
 
     def close(self) -> None:
         """End every process and free everything; safe to call twice."""
@@ -220,7 +240,7 @@ class Coordinator:
     @property
     def ending(self) -> bool:
         """Some worker has been let go but has not ended yet."""
-        return bool(self._quitting & set(self.engine.running))
+        return bool(self._quitting)
 
     def processes(self) -> dict[str, tuple[str, int, str]]:
         """Role, process id and state of every process that the job has had, by name."""
@@ -228,7 +248,11 @@ class Coordinator:
         found = {_AGGREGATOR: ("aggregator", self.engine.pid(_AGGREGATOR), "training")}
         if _AGGREGATOR not in running:
             found[_AGGREGATOR] = ("aggregator", self.engine.pid(_AGGREGATOR), "gone")
-        words = {WorkerState.STARTING: "starting", WorkerState.STANDBY: "ready", WorkerState.TRAINING: "training"}
+        words = {
+            WorkerState.STARTING: "starting",
+            WorkerState.STANDBY: "ready",
+            WorkerState.TRAINING: "training",
+        }
         for worker in self._launched_at:
             state = words.get(self.membership.state(worker), "gone")
             if worker in self._quitting:
@@ -276,11 +300,11 @@ class Coordinator:
             case m.AggregatorReady() if peer == _AGGREGATOR:
                 self._aggregator_address = message.address
                 self._prepare_greeted()
-            case m.Seeded() if not self._seeded and self.manifest is not None:
+            case m.Seeded() if peer == self._seeding and not self._seeded and self.manifest is not None:
                 self._seeded = True
                 self._control.send(_AGGREGATOR, m.Initialise(self.manifest, self._slots))
                 self._prepare_greeted()
-            case m.Ready() if message.worker == peer:
+            case m.Ready() if self.membership.state(peer) is WorkerState.STARTING:
                 self._progress_at = self._clock()
                 self._events.append(Started(peer, self._clock() - self._launched_at[peer]))
                 self._announce(self.membership.ready(peer))
@@ -288,12 +312,13 @@ class Coordinator:
                 self._progress_at, self._probed_at = self._clock(), None
                 self._events.append(message)
             case m.EpochReport():
-                self._paused = True
+                self._paused, self._probed_at = True, None
                 self._events.append(message)
             case m.ViewInstalled():
                 self._paused = False
-                self._progress_at = self._clock()
+                self._progress_at, self._probed_at = self._clock(), None
                 self.membership.installed(message.view)
+                self._free_slots()
                 self._events.append(message)
             case m.Missing():
                 self._blame(message)
@@ -356,6 +381,7 @@ class Coordinator:
         )
 
     def _fail(self, process: str, message: m.Failed) -> None:
+        self._failed.add(process)
         text = f"{message.message} (log: {self.engine.log(process)})"
         match message.kind:
             case "code":
@@ -370,33 +396,50 @@ class Coordinator:
     # ---- losses and hangs -------------------------------------------------------------------------------------
 
     def _ended(self, ended: Exit) -> None:
-        self._ended_at[ended.name] = self._clock()
-        for peer, message in self._control.receive():
-            self._take(peer, message)  # its last words, if it had any
-        if ended.name == _AGGREGATOR:
-            raise WorkersLostError(f"the aggregator {ended.cause} (log: {self.engine.log(_AGGREGATOR)})")
-        if ended.name in self._quitting:
-            self._quitting.discard(ended.name)
-            self._free(ended.name)
+        name, cause = ended.name, self._hung.get(ended.name, ended.cause)
+        self._ended_at[name] = self._clock()
+        if name != _AGGREGATOR:
+            self._unfreed.add(name)
+        if self._quitting.pop(name, None) is not None:
+            self._free_slots()
             return
-        if self.manifest is None and ended.status >= 0:
-            raise TrainingCodeError(
-                f"{ended.name} {ended.cause} while starting (log: {self.engine.log(ended.name)})"
-            )
-        self._announce(self.membership.lost(ended.name))
-        self._free(ended.name)
+        if name != _AGGREGATOR:
+            self._announce(self.membership.lost(name))
+            self._free_slots()
+            self._events.append(Lost(name, cause))
         self._progress_at = self._clock()
-        if ended.name in self._greeted:
-            self._greeted.remove(ended.name)
-        if ended.name == self._seeding and not self._seeded:
+        if name in self._greeted:
+            self._greeted.remove(name)
+        if name == self._seeding and not self._seeded:
             self._seeding = None
             self._prepare_greeted()
-        self._events.append(Lost(ended.name, ended.cause))
+        if name in self._failed:
+            return
+        self._hear_last_words(name, ended)
+        if name == _AGGREGATOR:
+            raise WorkersLostError(f"the aggregator {cause} (log: {self.engine.log(name)})")
+        if ended.status >= 0:
+            raise TrainingCodeError(
+                f"the training code ended {name}, which {cause} (log: {self.engine.log(name)})"
+            )
 
-    def _free(self, worker: str) -> None:
-        if self._layout is not None and self._fd >= 0:
-            block = Block(self._fd, self._layout)
-            block.release_slot(int(worker[1:]))
+    def _hear_last_words(self, name: str, ended: Exit) -> None:
+        """A process that ended by itself has said why; one that was killed has not."""
+        deadline = self._clock() + (_LAST_WORDS_S if ended.status > 0 else 0.0)
+        while True:
+            for peer, message in self._control.receive():
+                self._take(peer, message)
+            left = deadline - self._clock()
+            if name in self._failed or left <= 0:
+                return
+            self._control.socket.poll(max(1, int(left * 1000)))
+
+    def _free_slots(self) -> None:
+        """Give back the memory of workers whose gradients no step can need any more."""
+        for worker in [name for name in self._unfreed if self.membership.forgotten(name)]:
+            self._unfreed.discard(worker)
+            if self._layout is not None and self._fd >= 0:
+                Block(self._fd, self._layout).release_slot(int(worker[1:]))
 
     def _watch(self) -> None:
         """Notice workers that start or compute for ever, and sample memory."""
@@ -404,22 +447,25 @@ class Coordinator:
         if now - self._memory_at >= _MEMORY_SAMPLE_S:
             self._memory_at = now
             self.memory_bytes |= self.engine.sample_memory()
+            self.engine.cap_logs()
+        for worker, since in self._quitting.items():
+            if now - since > _QUIT_S:
+                self.engine.kill(worker)
         for worker in self.membership.workers(WorkerState.STARTING):
-            if now - self._launched_at[worker] > self._timeouts.start_s:
+            if now - self._launched_at[worker] > self._timeouts.start_s and worker not in self._hung:
+                self._hung[worker] = f"did not get ready within {self._timeouts.start_s:.0f} s (limits.start)"
                 self._end_hung(worker)
-                raise TrainingHungError(
-                    f"{worker} did not get ready within {self._timeouts.start_s:.0f} s (limits.start); "
-                    f"its stack is in {self.engine.log(worker)}"
-                )
+                if not self.ready:  # where others are, the code is not to blame
+                    raise TrainingHungError(
+                        f"{worker} {self._hung[worker]}; its stack is in {self.engine.log(worker)}"
+                    )
         if self._paused or self.membership.count(WorkerState.TRAINING) == 0:
             return
         if self._probed_at is None and now - self._progress_at > self._timeouts.step_s:
             self._probed_at = now
             self._control.send(_AGGREGATOR, m.Probe())
         elif self._probed_at is not None and now - self._probed_at > _PROBE_ANSWER_S:
-            raise TrainingHungError(
-                f"the aggregator does not answer (log: {self.engine.log(_AGGREGATOR)})"
-            )
+            raise TrainingHungError(f"the aggregator does not answer (log: {self.engine.log(_AGGREGATOR)})")
 
     def _blame(self, message: m.Missing) -> None:
         """Some members did not contribute in time: end them; if all are to blame, it is the training code."""
@@ -427,6 +473,9 @@ class Coordinator:
             self._probed_at, self._progress_at = None, self._clock()
             return
         for worker in message.workers:
+            self._hung[worker] = (
+                f"did not do its part of a step within {self._timeouts.step_s:.0f} s (limits.step)"
+            )
             self._end_hung(worker)
         self._probed_at, self._progress_at = None, self._clock()
         if len(message.workers) == self.membership.count(WorkerState.TRAINING):
@@ -454,7 +503,7 @@ class Coordinator:
             memory_fd=self._fd,
             slot=slot,
             train=self._source.train,
-            job_dir=str(self._source.job_dir),
+            job_dir=str(self._source.job_dir.resolve()),
             seed=self._source.seed,
             threads=self._source.threads,
         )

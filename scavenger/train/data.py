@@ -27,9 +27,14 @@ class Source(Protocol):
 
 def _array(value: Any) -> npt.NDArray[Any]:
     """An array as Keras would feed it: floats in the default float type, everything else as it is."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise DataError("the data is ragged: its samples differ in shape") from None
     if array.dtype == object:
         raise DataError("the data holds Python objects instead of numbers of one shape")
+    if array.dtype.kind in "USmM":
+        raise DataError(f"the data holds {array.dtype.name} instead of numbers: turn it into numbers first")
     if np.issubdtype(array.dtype, np.floating):
         return np.ascontiguousarray(array, dtype=keras.config.floatx())
     return array
@@ -41,6 +46,8 @@ class _Arrays:
     def __init__(self, parts: tuple[Any, ...]) -> None:
         self._parts = tuple(keras.tree.map_structure(_array, part) for part in parts)
         leaves = keras.tree.flatten(self._parts)
+        if not leaves:
+            raise DataError("there is no array")
         if any(leaf.ndim == 0 for leaf in leaves):
             raise DataError("data arrays need a first axis of samples")
         lengths = {len(leaf) for leaf in leaves}
@@ -59,6 +66,8 @@ class _Items:
     """A map-style data set."""
 
     def __init__(self, items: Any) -> None:
+        if len(items) == 0:
+            raise DataError("there is no sample")
         self._items = items
         self._width = len(_parts(items[0]))
 
@@ -68,11 +77,18 @@ class _Items:
     def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
         samples = [_parts(self._items[int(index)]) for index in indices]
         return tuple(
-            keras.tree.map_structure(
-                lambda *leaves: _array(np.stack(leaves)), *[sample[part] for sample in samples]
-            )
+            keras.tree.map_structure(_stack, *[sample[part] for sample in samples])
             for part in range(self._width)
         )
+
+
+def _stack(*leaves: Any) -> npt.NDArray[Any]:
+    try:
+        return _array(np.stack(leaves))
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"samples differ in shape: {sorted({np.shape(leaf) for leaf in leaves})}") from None
 
 
 def _parts(value: Any) -> tuple[Any, ...]:

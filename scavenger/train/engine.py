@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,15 @@ import msgspec
 import psutil
 
 from scavenger.errors import CleanupError
+from scavenger.train import reaper
 from scavenger.train.messages import Bootstrap
 
 __all__ = ["Exit", "ProcessEngine"]
 
 _GRACE_S = 5.0
 _LOG_BYTES_MAX = 16 << 20
+_SWEEPS_MAX = 40
+_SWEEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,10 @@ class ProcessEngine:
         self._log_dir = log_dir
         self._fd = memory_fd
         self._processes: dict[str, _Process] = {}
+        self._tag = uuid.uuid4().hex
         log_dir.mkdir(parents=True, exist_ok=True)
         self._reaper = subprocess.Popen(
-            [sys.executable, "-S", "-E", str(Path(__file__).with_name("reaper.py"))],
+            [sys.executable, "-I", "-S", reaper.__file__, self._tag],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -83,7 +88,12 @@ class ProcessEngine:
                 stderr=subprocess.STDOUT,
                 pass_fds=(self._fd,),
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                env={
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                    **(env or {}),
+                    reaper.VARIABLE: self._mark(boot.name),
+                },
             )
         self._tell_reaper("+", popen.pid)
         self._processes[boot.name] = _Process(popen, log)
@@ -99,7 +109,7 @@ class ProcessEngine:
         for name, process in self._processes.items():
             if not process.ended and process.popen.poll() is not None:
                 exits.append(Exit(name, process.popen.returncode))
-                self._bury(process)
+                self._bury(name, process)
         return exits
 
     def pid(self, name: str) -> int:
@@ -124,6 +134,12 @@ class ProcessEngine:
                 sizes[name] = process.peak_bytes
         return sizes
 
+    def cap_logs(self) -> None:
+        """Keep the end of logs that have grown beyond bounds, also while their processes write."""
+        for process in self._processes.values():
+            if not process.ended:
+                _cap(process.log)
+
     def show_stack(self, name: str) -> None:
         """Have a process write where it stands to its log."""
         self._signal(name, signal.SIGUSR1)
@@ -140,22 +156,24 @@ class ProcessEngine:
         Raises:
             CleanupError: If one cannot be ended; the message names it.
         """
-        chosen = [self._processes[name] for name in (names if names is not None else self.running)]
+        chosen = {name: self._processes[name] for name in (names if names is not None else self.running)}
         for action in (None, signal.SIGTERM, signal.SIGKILL):
-            waiting = [process for process in chosen if not process.ended]
-            for process in waiting:
+            waiting = {name: process for name, process in chosen.items() if not process.ended}
+            for process in waiting.values():
                 if action is not None and process.popen.poll() is None:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(process.popen.pid, action)
             deadline = time.monotonic() + grace_s
-            for process in waiting:
+            for name, process in waiting.items():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.popen.wait(timeout=max(0.0, deadline - time.monotonic()))
                 if process.popen.poll() is not None:
-                    self._bury(process)
-        left = [process.popen.pid for process in chosen if not process.ended]
+                    self._bury(name, process)
+        left = [process.popen.pid for process in chosen.values() if not process.ended]
         if left:
-            raise CleanupError(f"processes {left} do not end; end them with `kill -9 {' '.join(map(str, left))}`")
+            raise CleanupError(
+                f"processes {left} do not end; end them with `kill -9 {' '.join(map(str, left))}`"
+            )
 
     def kill_all(self) -> None:
         """SIGKILL to everything, without waiting; safe to call from a signal handler."""
@@ -174,9 +192,17 @@ class ProcessEngine:
                     pipe.close()
             self._reaper.wait()
 
-    def _bury(self, process: _Process) -> None:
+    def _mark(self, name: str) -> str:
+        return f"{self._tag}.{name}"
+
+    def _bury(self, name: str, process: _Process) -> None:
         process.ended = True
-        self._kill_group(process.popen.pid)  # what its code started and left
+        # what its code started and left: in its group, or, where that went its own way, by the mark it inherited
+        self._kill_group(process.popen.pid)
+        for _ in range(_SWEEPS_MAX):
+            if not reaper.kill_marked(self._mark(name)):
+                break
+            time.sleep(_SWEEP_S)
         self._tell_reaper("-", process.popen.pid)
         _cap(process.log)
 
@@ -198,7 +224,7 @@ class ProcessEngine:
 
 
 def _cap(log: Path) -> None:
-    """Keep a log's end when the training code wrote without end."""
+    """Keep a log's end when the training code wrote without end; its writer appends, so it goes on behind it."""
     with contextlib.suppress(OSError):
         size = log.stat().st_size
         if size > _LOG_BYTES_MAX:

@@ -17,6 +17,7 @@ import mmap
 import os
 import tempfile
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -150,6 +151,6 @@ class Block:
             size = self.layout.state_bytes + self.layout.metric_bytes
             self._map.madvise(mmap.MADV_REMOVE, start, size)
 
-    def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    def _view(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         count = int(np.prod(shape, dtype=np.int64))
         return np.frombuffer(self._map, dtype=dtype, count=count, offset=offset).reshape(shape)

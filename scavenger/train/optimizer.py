@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -70,11 +71,10 @@ class MasterWeights:
             self._optimizer = keras.optimizers.deserialize(json.loads(optimizer))
         except (TypeError, ValueError, KeyError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise NotSupportedError(f"the optimizer cannot be built from its configuration: {first}") from None
-        self._variables = [
-            keras.Variable(value, dtype=tensor.dtype, name=f"t{index}")
-            for index, (tensor, value) in enumerate(zip(tensors, values, strict=True))
-        ]
+            raise NotSupportedError(
+                f"the optimizer cannot be built from its configuration: {first}"
+            ) from None
+        self._variables = [_variable(tensor, value) for tensor, value in zip(tensors, values, strict=True)]
         self._optimizer.build(self._variables)
         specs = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in tensors]
         self._step = tf.function(self._apply, input_signature=[specs])
@@ -93,3 +93,12 @@ class MasterWeights:
         self._optimizer.finalize_variable_values(self._variables)
         for variable, target in zip(self._variables, out, strict=True):
             np.copyto(target, variable.numpy())
+
+
+def _variable(tensor: TensorSpec, value: Array) -> Any:
+    """A variable under the path that it has in the model, by which some optimizers tell layers apart."""
+    *scopes, name = tensor.path.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        return keras.Variable(value, dtype=tensor.dtype, name=name)

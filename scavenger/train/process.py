@@ -26,7 +26,7 @@ def _die_with_parent() -> None:
     parent = os.getppid()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if parent == 1 or os.getppid() != parent:
+    if os.getppid() != parent:
         os._exit(1)
 
 

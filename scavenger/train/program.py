@@ -27,6 +27,9 @@ __all__ = ["Gradient", "Program"]
 
 Array = npt.NDArray[Any]
 
+_PROBE_SAMPLES = 4  # enough to be cut into unequal parts
+_PROBE_TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
+
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
@@ -72,14 +75,14 @@ class Program:
         self._states = [v for v in model.non_trainable_variables if id(v) in weights]
         self._seeds = [v for v in model.non_trainable_variables if id(v) not in weights]
         self._metrics = [v for metric in model.metrics for v in metric.variables]
+        self._check_variables()
+        self._check_separable()
         self.manifest = self._manifest(sample)
 
         specs = tf.nest.map_structure(
             lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)), sample
         )
-        state = [
-            tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors
-        ]
+        state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
         seed = tf.TensorSpec((), tf.int64)
         self._whole = tf.function(self._gradient_whole, input_signature=[state, specs, seed])
         self._halves = tf.function(self._gradient_halves, input_signature=[state, specs, seed])
@@ -161,9 +164,7 @@ class Program:
         model = self.model
         with tf.GradientTape() as tape:
             predicted = model(x, training=True) if model._call_has_training_arg else model(x)
-            loss = model.compute_loss(
-                x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True
-            )
+            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
         variables = [v.value for v in self._trainable]
         gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
@@ -179,15 +180,27 @@ class Program:
         self._start(weights, seed)
         samples = tf.shape(tf.nest.flatten(batch)[0])[0]
         middle = samples // 2
-        first_loss, first = self._half(tf.nest.map_structure(lambda leaf: leaf[:middle], batch))
-        second_loss, second = self._half(tf.nest.map_structure(lambda leaf: leaf[middle:], batch))
         share = tf.cast(middle, tf.float64) / tf.cast(samples, tf.float64)
+        first_loss, first = self._half(tf.nest.map_structure(lambda leaf: leaf[:middle], batch))
+        between = [tf.identity(v.value) for v in self._states]
+        # the second half starts where the first did, as it would on another worker
+        for variable, value in zip(self._states, weights[len(self._trainable) :], strict=True):
+            variable.assign(value)
+        second_loss, second = self._half(tf.nest.map_structure(lambda leaf: leaf[middle:], batch))
+        for variable, value in zip(self._states, between, strict=True):
+            if _is_float(variable):
+                after = variable.value
+                value = after + tf.cast(share, after.dtype) * (value - after)
+            variable.assign(value)
         half = share * _sqnorm(first) + (1 - share) * _sqnorm(second)
         gradients = [
             tf.cast(share, a.dtype) * a + tf.cast(1 - share, b.dtype) * b
             for a, b in zip(first, second, strict=True)
         ]
-        loss = tf.cast(share, first_loss.dtype) * first_loss + tf.cast(1 - share, second_loss.dtype) * second_loss
+        loss = (
+            tf.cast(share, first_loss.dtype) * first_loss
+            + tf.cast(1 - share, second_loss.dtype) * second_loss
+        )
         return self._outputs(gradients, loss, half)
 
     def _outputs(self, gradients: list[Any], loss: Any, half: Any) -> Any:
@@ -209,9 +222,75 @@ class Program:
         """Build what Keras builds lazily (layers, metrics), leaving weights and metrics as they were."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(sample)
         predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
+        if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(predicted)):
+            raise NotSupportedError(
+                "the model's output carries a mask, so its loss is a mean over unmasked positions, which cannot be "
+                "put together from parts of a batch; use sample weights"
+            )
+        if sample_weight is not None and any(
+            getattr(loss, "reduction", None) == "mean_with_sample_weight"
+            for loss in keras.tree.flatten(self.model.loss)
+        ):
+            raise NotSupportedError(
+                "a loss with reduction 'mean_with_sample_weight' changes its meaning with the number of workers; "
+                "use 'sum_over_batch_size'"
+            )
         self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
         self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         self.model.reset_metrics()
+
+    def _check_variables(self) -> None:
+        """Refuse variables whose update the aggregator, which sees nothing but tensors, would get wrong."""
+        if not self._trainable:
+            raise NotSupportedError("the model has no trainable weights")
+        for variable in self._trainable:
+            if variable.constraint is not None:
+                raise NotSupportedError(
+                    f"{variable.path} has a constraint, which the aggregator cannot apply"
+                )
+            if getattr(variable, "overwrite_with_gradient", False):
+                raise NotSupportedError(
+                    f"{variable.path} is overwritten with its gradient (quantised training)"
+                )
+        for variable in self._trainable + self._states:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            if dtype not in _DTYPES:
+                raise NotSupportedError(
+                    f"{variable.path} has type {dtype}; weights may be {', '.join(_DTYPES)}"
+                )
+
+    def _check_separable(self) -> None:
+        """Refuse losses and metrics of a batch that do not follow from those of its parts.
+
+        Tried on a few samples: a mean over samples, and metrics made of sums, pass; a loss that compares samples of
+        a batch with each other does not.
+        """
+        count = min(_PROBE_SAMPLES, len(self.train))
+        if count < 2:
+            return
+        whole, again = self._probe(0, count), self._probe(0, count)
+        if not _close(whole[0], again[0]):
+            return  # it draws at random even when not training: nothing can be told
+        (loss_a, sums_a), (loss_b, sums_b) = self._probe(0, 1), self._probe(1, count)
+        if not _close(whole[0], (loss_a + (count - 1) * loss_b) / count):
+            raise NotSupportedError(
+                "the loss of a batch is not the mean of its samples' losses, so it cannot be split over workers"
+            )
+        if not all(_close(w, a + b) for w, a, b in zip(whole[1], sums_a, sums_b, strict=True)):
+            raise NotSupportedError(
+                "a metric is not made of sums over samples, so it cannot be put together from the workers' parts"
+            )
+
+    def _probe(self, start: int, stop: int) -> tuple[float, list[Array]]:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(self.train.batch(np.arange(start, stop)))
+        model = self.model
+        model.reset_metrics()
+        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
+        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
+        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        sums = [v.numpy() for v in self._metrics]
+        model.reset_metrics()
+        return float(loss), sums
 
     def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
         model = self.model
@@ -221,7 +300,7 @@ class Program:
         ]
         for variable in self._states:
             dtype = keras.backend.standardize_dtype(variable.dtype)
-            role = "mean" if "float" in dtype else "first"
+            role = "mean" if _is_float(variable) else "first"
             tensors.append(TensorSpec(variable.path, tuple(variable.shape), dtype, role))
         names = tuple(model.get_metrics_result())
         if self.validation is not None:
@@ -248,6 +327,17 @@ class Program:
         return flat
 
 
+_DTYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "uint32", "bool")
+
+
+def _is_float(variable: Any) -> bool:
+    return "float" in keras.backend.standardize_dtype(variable.dtype)
+
+
+def _close(a: Any, b: Any) -> bool:
+    return bool(np.allclose(a, b, rtol=_PROBE_TOLERANCE, atol=1e-6, equal_nan=True))
+
+
 def _sqnorm(gradients: Sequence[Any]) -> Any:
     return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in gradients])
 
@@ -263,6 +353,11 @@ def _check(model: Any) -> None:
             f"{type(model).__name__} has a train_step of its own, which cannot be split into gradients; "
             "put the loss into compute_loss"
         )
+    if type(model).test_step is not keras.Model.test_step:
+        raise NotSupportedError(
+            f"{type(model).__name__} has a test_step of its own, which cannot be split over workers; put the loss "
+            "into compute_loss"
+        )
     optimizer = model.optimizer
     if not type(optimizer).__module__.startswith("keras."):
         raise NotSupportedError(
@@ -276,9 +371,14 @@ def _check(model: Any) -> None:
     if getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
         optimizer, "_exclude_from_weight_decay_pattern", None
     ):
-        raise NotSupportedError("exclude_from_weight_decay is not part of the optimizer's config and would be lost")
+        raise NotSupportedError(
+            "exclude_from_weight_decay is not part of the optimizer's config and would be lost"
+        )
     losses = keras.tree.flatten(model.loss)
-    if any(getattr(loss, "reduction", None) in ("sum", "none", None) and hasattr(loss, "reduction") for loss in losses):
+    if any(
+        getattr(loss, "reduction", None) in ("sum", "none", None) and hasattr(loss, "reduction")
+        for loss in losses
+    ):
         raise NotSupportedError(
             "a loss with reduction 'sum' or none changes its meaning with the number of workers; "
             "use 'sum_over_batch_size'"

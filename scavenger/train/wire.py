@@ -34,6 +34,7 @@ class Router:
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.curve_server = True
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
         self.address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
@@ -63,6 +64,7 @@ class Dealer:
     def __init__(self, context: Any, name: str, address: str, server_key: bytes, keys: Keys) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self.socket.setsockopt(zmq.SNDHWM, 0)  # a coordinator that is busy must not hold up a step
         self.socket.setsockopt(zmq.IDENTITY, name.encode())
         self.socket.curve_serverkey = server_key
         self.socket.curve_publickey, self.socket.curve_secretkey = keys

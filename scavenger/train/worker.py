@@ -6,6 +6,7 @@ It holds nothing that cannot be fetched again, so it may join, leave or die at a
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import time
 import traceback
@@ -48,7 +49,9 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
     if callable(job) and not isinstance(job, KerasJob):
         job = job()
     if not isinstance(job, KerasJob):
-        raise TrainingCodeError(f"{train} is a {type(job).__name__}; it must be, or return, a scavenger.sdk.KerasJob")
+        raise TrainingCodeError(
+            f"{train} is a {type(job).__name__}; it must be, or return, a scavenger.sdk.KerasJob"
+        )
     return Program(job)
 
 
@@ -58,17 +61,29 @@ def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
         return "unsupported", str(error)
     if isinstance(error, TrainingCodeError):
         return "code", str(error)
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.startswith(job_dir) and "site-packages" not in frame.filename
-    ]
-    if frames:
-        name = str(Path(frames[-1].filename).relative_to(job_dir))
-        return "code", f"{name}:{frames[-1].lineno}: {text}"
+    message = _ANSI.sub("", str(error))
+    essence = _essence(message)
+    text = f"{type(error).__name__}: {essence}" if essence else type(error).__name__
+    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    # where TensorFlow traced the code, the user's frames stand in the message alone
+    places += [(match[1], int(match[2])) for match in _FRAME.finditer(message)]
+    for file, line in reversed(places):
+        if Path(file).is_relative_to(job_dir) and "site-packages" not in file:
+            return "code", f"{Path(file).relative_to(job_dir)}:{line}: {text}"
     return "code", text
+
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _essence(message: str) -> str:
+    """The line of an error's text that says what is wrong: Keras and TensorFlow put others before it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if lines[:1] == ["in user code:"]:
+        last = max((index for index, line in enumerate(lines) if _FRAME.match(line)), default=-1)
+        lines = lines[last + 2 :] or lines[-1:]
+    return next((line for line in lines if "Exception encountered when calling" not in line), "")
 
 
 class Worker:
@@ -154,7 +169,9 @@ class Worker:
         some = np.arange(min(_WARM_UP_SAMPLES, len(self._program.train)))
         for halves in (False, True) if len(some) > 1 else (False,):
             self._program.gradient(initial, some, seed=0, halves=halves)
-        self._program.evaluate(initial, 0, min(_WARM_UP_SAMPLES, message.manifest.validation_size), _WARM_UP_SAMPLES)
+        self._program.evaluate(
+            initial, 0, min(_WARM_UP_SAMPLES, message.manifest.validation_size), _WARM_UP_SAMPLES
+        )
         self._data = Dealer(
             self._context, self._name, message.aggregator, message.aggregator_key.encode(), self._keys
         )

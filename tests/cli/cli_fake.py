@@ -1,7 +1,7 @@
 """Runs the command line with a stand-in for the driver: `python cli_fake.py MODE ARGUMENTS...`.
 
-The modes: `finish` ends at once, `ask` asks first, `wait` runs until it is stopped, `stubborn` longer, `fail` ends
-with a training error, `break` raises what nobody expects.
+The modes: `finish` ends at once, `ask` asks first, `wait` runs until it is stopped, `stubborn` longer, `fail`
+ends with a training error, `break` raises what nobody expects.
 """
 
 from __future__ import annotations

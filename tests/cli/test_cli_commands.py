@@ -46,6 +46,7 @@ def store_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def job_file(tmp_path: Path) -> Path:
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
+    (tmp_path / "train.py").write_text("")
     return path
 
 
@@ -184,13 +185,25 @@ def test_a_dry_run_says_what_would_be_done_and_starts_nothing(
     words = " ".join(out.split())
 
     assert (code, err) == (0, "")
-    assert "6 configurations: K 1, 2, B 64, 128, 256, local" in words
+    assert "6 configurations: K 1, 2, B 64, 128, 256 " in words
+    assert " an hour each: " in words
     assert "at most 8 h and $5.00" in words
     assert not (tmp_path / "store.db").exists()
 
     document = json.loads(scavenger("plan", job_file, "--dry-run", "-o", "json", "--strategy", "full")[1])
     assert document["job"]["search"]["strategy"] == "full"
     assert (document["runs"], document["asks"]) == (False, False)
+    assert document["offers"][0]["price_usd_per_hour"] >= 0
+
+
+def test_a_dry_run_refuses_what_the_run_would_refuse(scavenger: Run, job_file: Path) -> None:
+    job_file.write_text(JOB + "spot: always\n")
+    assert scavenger("optimize", job_file, "--dry-run")[0] == 2
+
+    job_file.write_text(JOB.replace("train:job", "trian:job"))
+    code, _, err = scavenger("optimize", job_file, "--dry-run")
+    assert code == 2
+    assert "did you mean train:job?" in err
 
 
 @pytest.mark.parametrize(
@@ -228,19 +241,23 @@ def test_overrides_reach_the_driver_as_a_valid_job(job_file: Path) -> None:
     assert overridden(before, Overrides()) is before
 
 
+def test_a_job_is_found_by_id_start_of_id_name_or_as_the_latest(scavenger: Run, stored: str) -> None:
+    texts = {scavenger("curves", *key)[1] for key in ((), (stored,), (stored[:8],), ("digits-cnn",))}
+
+    assert len(texts) == 1
+    assert "cost" in texts.pop()
+
+
 @pytest.mark.parametrize("form", ["terminal", "svg", "html", "csv", "json"])
-def test_curves_of_a_stored_job_by_id_prefix_name_or_none(
+def test_a_curve_is_the_same_on_stdout_and_in_a_file(
     scavenger: Run, stored: str, tmp_path: Path, form: str
 ) -> None:
     out_file = tmp_path / f"curve.{form}"
-    texts = [
-        scavenger("curves", *key, "-f", form)[1] for key in ((), (stored,), (stored[:8],), ("digits-cnn",))
-    ]
+    text = scavenger("curves", "-f", form)[1]
 
-    assert texts[0]
-    assert len(set(texts)) == 1
     assert scavenger("curves", "-f", form, "--out", out_file)[0] == 0
-    assert out_file.read_text() == texts[0]
+    assert text
+    assert out_file.read_text() == text
 
 
 def test_curves_as_json_holds_every_point(scavenger: Run, stored: str) -> None:
@@ -379,8 +396,10 @@ def test_the_fake_driver_takes_what_the_real_one_takes() -> None:
     sys.modules.pop("scavenger.control.jobs", None)
     real = importlib.import_module("scavenger.control.jobs").JobRun
     fake = inspect.signature(cli_fake.FakeRun.__init__).parameters
+    taken = inspect.signature(real.__init__).parameters
 
-    assert list(inspect.signature(real.__init__).parameters) == list(fake)
+    assert fake.keys() <= taken.keys()
+    assert all(taken[name].default is not inspect.Parameter.empty for name in taken.keys() - fake.keys())
     for method in ("run", "request_stop", "kill_now"):
         assert callable(getattr(real, method))
 

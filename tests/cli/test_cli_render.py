@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
@@ -105,6 +106,13 @@ def test_the_plot_fits_its_width_in_plain_characters_and_shows_the_choice_once(c
         assert text.isascii()
         assert sum(line.count("@") for line in drawn) == 1
         assert max(len(line) + 12 for line in drawn) <= max(width, 33)
+
+
+def test_paths_stay_whole_on_one_line_so_that_they_can_be_copied() -> None:
+    path = "/home/u/" + "long/" * 30 + "model.keras"
+    report = replace(make_report(), model_path=path)
+
+    assert any(line.endswith(path) for line in printed(*render.report_text(report)).splitlines())
 
 
 def test_a_plot_of_nothing_says_so() -> None:

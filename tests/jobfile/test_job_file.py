@@ -194,6 +194,7 @@ def test_an_override_changes_its_value_alone() -> None:
         ({"objective": "kost"}, "did you mean 'cost'?"),
         ({"constraints.deadlin": "8h"}, "did you mean 'deadline'?"),
         ({"seed": "9" * 40}, "too large a number"),
+        ({"objective": "cost", "objective.of": 1}, "objective holds no keys"),
         ({"elastic.min": 9}, "elastic.min leaves none of the cluster sizes"),
     ],
 )

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from synthetic import CLOUD
 
-from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.models.job_model import JobModel
 from scavenger.models.parallel import INTERVAL_Z, fit_parallel
 from scavenger.models.statistical import fit_statistical
 from scavenger.models.step_laws import StepTimes
@@ -71,3 +74,62 @@ def test_epochs_at_batch_sizes_between_two_finished_ones_are_within_their_interv
 
     assert np.median(errors) < 0.08
     assert np.mean(covered) > 0.8
+
+
+def test_times_of_a_whole_grid_follow_from_its_corners_and_early_noise() -> None:
+    grid, runs, steps = read("grid.csv"), read("training_runs.csv"), read("step_times.csv")
+    errors, covered = [], []
+    for workload, group in grid.groupby("workload"):
+        placements = steps[(steps.workload == workload) & (steps.nodes == steps.workers)]
+        corners = []
+        for workers in (group.workers.min(), group.workers.max()):
+            column = group[group.workers == workers].sort_values("global_batch_size")
+            seen = placements[placements.workers == workers]
+            for row in (column.iloc[0], column.iloc[-1]):
+                share = np.interp(
+                    row.local_batch_size, seen.local_batch_size, seen.sync_time_s / seen.step_time_s
+                )
+                corners.append(corner(row, float(share), early_noise_scale(runs, workload, row)))
+        dataset_size = 1_000_000
+        epochs = group.iterations * group.global_batch_size / dataset_size
+        smallest = group.global_batch_size.idxmin()
+        space = SearchSpace(
+            (CLOUD,),
+            tuple(sorted(int(k) for k in group.workers.unique())),
+            tuple(sorted(int(b) for b in group.global_batch_size.unique())),
+        )
+        model = JobModel.fit(
+            Profile(tuple(corners), dataset_size),
+            space=space,
+            epochs_hint=float(epochs[smallest]),
+            max_epochs=10**6,
+        )
+        found = model.predict(CLOUD, group.workers.to_numpy(), group.global_batch_size.to_numpy())
+        truth = (group.iterations * group.step_time_s).to_numpy()
+        errors.extend(np.abs(np.log(found.time_s / truth)))
+        covered.extend((found.time_low_s < truth) & (truth < found.time_high_s))
+
+    assert np.median(errors) < 0.2
+    assert np.mean(covered) > 0.85
+
+
+def corner(row: pd.Series, sync_share: float, noise_scale: float) -> Measurement:
+    return Measurement(
+        configuration=Configuration(CLOUD.vm, int(row.workers), int(row.global_batch_size)),
+        steps=20,
+        step_time_s=row.step_time_s,
+        step_time_spread_s=0.0,
+        compute_s=row.step_time_s * (1.0 - sync_share),
+        sync_s=row.step_time_s * sync_share,
+        gradient_noise=None,
+        noise_scale=noise_scale,
+        memory_bytes=0,
+    )
+
+
+def early_noise_scale(runs: pd.DataFrame, workload: str, row: pd.Series) -> float:
+    """φ between a fiftieth and a twelfth of the run; the table's variance is that at the smallest batch."""
+    of_job = runs[runs.workload == workload]
+    run = of_job[of_job.global_batch_size == row.global_batch_size]
+    scale = (run.grad_var / run.grad_sqr * of_job.global_batch_size.min()).to_numpy()
+    return float(np.median(scale[len(scale) // 50 : len(scale) // 12 + 1]))

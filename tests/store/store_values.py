@@ -1,16 +1,24 @@
-"""Values that the tests of the store share."""
+"""Values and small tools that the tests of the store share."""
 
 from __future__ import annotations
 
+import os
+import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import Measurement
+from scavenger.errors import ScavengerError
+from scavenger.store import Store
 
 FINGERPRINT = Fingerprint(
     architecture="ab" * 32,
@@ -91,3 +99,40 @@ documents = st.dictionaries(
     ),
     max_size=4,
 )
+
+
+def dump(path: Path) -> list[str]:
+    """The whole database as SQL."""
+    connection = sqlite3.connect(path)
+    try:
+        return list(connection.iterdump())
+    finally:
+        connection.close()
+
+
+def refusal(url: str, kind: type[ScavengerError], place: object) -> str:
+    """Open a store that cannot be; the error's one line, which names the place."""
+    with pytest.raises(kind) as caught:
+        Store.open(url).close()
+    assert type(caught.value) is kind
+    line = str(caught.value)
+    assert "\n" not in line
+    assert str(place) in line
+    return line
+
+
+def start_python(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def run_python(code: str, *arguments: str) -> str:
+    output, complaint = start_python(code, *arguments).communicate(timeout=60)
+    assert not complaint
+    return output

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
+
+from store_values import start_python
 
 from scavenger.store import Store
 
@@ -30,14 +30,7 @@ with Store.open(sys.argv[1]) as store:
 
 
 def writer(url: str, name: str, seconds: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", WRITER, url, name, str(seconds)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    return start_python(WRITER, url, name, str(seconds))
 
 
 def go(child: subprocess.Popen[str]) -> str:

@@ -10,12 +10,20 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_values import FINGERPRINT, Clock, configurations, documents, fingerprints, measurements, positive
+from store_values import (
+    FINGERPRINT,
+    Clock,
+    configurations,
+    documents,
+    fingerprints,
+    measurements,
+    positive,
+    start_python,
+)
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import Measurement
@@ -23,7 +31,6 @@ from scavenger.domain.report import Actual, Predicted
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger.store import Store
 from scavenger.store.owner import HEARTBEAT_STALE, is_alive
-from scavenger.store.progress import EVENTS_MAX
 from scavenger.store.records import JobRecord
 
 intervals = st.tuples(positive, positive)
@@ -201,7 +208,7 @@ class TestTheLivingAndTheDead:
             "import sys; from scavenger.store import Store; store = Store.open(sys.argv[1]);"
             "print(store.create_job('dies', spec={}, job_file='job.yaml').id, flush=True); sys.stdin.read()"
         )
-        with Store.open(url) as store, _python(code, url) as child:
+        with Store.open(url) as store, start_python(code, url) as child:
             assert child.stdout is not None
             job_id = child.stdout.readline().strip()
             mine = new_job(store)
@@ -271,16 +278,20 @@ class TestWhatHappens:
             2,
         )
 
-    def test_only_the_newest_events_of_each_job_are_kept(self, shared: Store) -> None:
-        busy, quiet = new_job(shared), new_job(shared)
-        shared.add_event(quiet.id, "note", "kept", level="warning")
-        for number in range(EVENTS_MAX + 5):
-            shared.add_event(busy.id, "note", str(number))
+    def test_only_the_newest_events_of_each_job_are_kept(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("scavenger.store.progress.EVENTS_MAX", 20)
+        busy, quiet = new_job(store), new_job(store)
+        store.add_event(quiet.id, "note", "kept", level="warning")
+        for number in range(25):
+            store.add_event(busy.id, "note", str(number))
 
-        kept = shared.events(busy.id, limit=2 * EVENTS_MAX)
-        assert [event.message for event in kept] == [str(number) for number in range(5, EVENTS_MAX + 5)]
-        assert [(event.message, event.level) for event in shared.events(quiet.id)] == [("kept", "warning")]
-        assert shared.events(busy.id, after=kept[-3].id) == kept[-2:]
+        kept = store.events(busy.id)
+        assert [event.message for event in kept] == [str(number) for number in range(5, 25)]
+        assert [(event.message, event.level) for event in store.events(quiet.id)] == [("kept", "warning")]
+        assert store.events(busy.id, after=kept[-3].id) == kept[-2:]
+        assert store.events(busy.id, limit=2) == kept[-2:]
 
     @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(measurements, max_size=5, unique_by=lambda each: each.configuration))
@@ -322,15 +333,3 @@ class TestWhatHappens:
 
 def measurement_of(step_time_s: float) -> Measurement:
     return Measurement(Configuration("e2", 1, 64), 20, step_time_s, 0.01, 0.06, 0.04, 1.5, None, 1 << 30)
-
-
-def _python(code: str, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=Path.cwd(),
-    )

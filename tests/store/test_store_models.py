@@ -153,7 +153,7 @@ class TestReferences:
         with Store.open(url) as store:
             saved = save(store)
             database = Database(url)
-            with pytest.raises(StoreError, match="(?i)foreign key"), database.writing() as session:
+            with pytest.raises(StoreError, match=r"(?i)foreign key"), database.writing() as session:
                 session.execute(text("DELETE FROM fingerprints"))
             database.close()
             assert store.models() == (saved,)

@@ -1,4 +1,4 @@
-"""Laws of opening a store: it is made once, private, migrated; what cannot be used is named in one line."""
+"""Laws of opening a store: it is private to its user; what cannot be used is named in one line."""
 
 from __future__ import annotations
 
@@ -8,55 +8,28 @@ import shutil
 import sqlite3
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
+from store_values import refusal
 
 from scavenger import errors
 from scavenger.errors import (
     ConfigurationError,
     NotSupportedError,
-    ScavengerError,
     StoreBusyError,
     StoreError,
     StoreReadOnlyError,
-    StoreTooNewError,
 )
 from scavenger.store import Store
 from scavenger.store import migrate as migrate_module
 from scavenger.store.database import Database, default_url, filesystem_of
-from scavenger.store.schema import REVISION, VERSION_TABLE, Base
 
 NOBODY = 65534
-
-
-def dump(path: Path) -> list[str]:
-    """The whole database as SQL."""
-    connection = sqlite3.connect(path)
-    try:
-        return list(connection.iterdump())
-    finally:
-        connection.close()
-
-
-def refusal(url: str, kind: type[ScavengerError], place: object) -> str:
-    """Open a store that cannot be; the error's one line, which names the place."""
-    with pytest.raises(kind) as caught:
-        Store.open(url).close()
-    assert type(caught.value) is kind
-    line = str(caught.value)
-    assert "\n" not in line
-    assert str(place) in line
-    return line
 
 
 class TestWhereItIs:
@@ -100,139 +73,6 @@ class TestWhereItIs:
         assert filesystem_of(Path("/home/me/local/s.db"), mounts) == "xfs"
         assert filesystem_of(Path("/homely/s.db"), mounts) == "ext4"
         assert filesystem_of(Path("/homely/s.db"), {}) == ""
-
-
-class TestMigrating:
-    def test_migrating_from_empty_gives_what_the_tables_say(self, url: str) -> None:
-        Store.open(url).close()
-        engine = create_engine(url)
-        with engine.connect() as connection:
-            context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-            assert compare_metadata(context, Base.metadata) == []
-        engine.dispose()
-
-    def test_constraints_too_are_those_that_the_tables_say(self, sqlite_url: str, tmp_path: Path) -> None:
-        with Store.open(sqlite_url) as store:
-            migrated = store.path
-        engine = create_engine(f"sqlite:///{tmp_path}/created.db")
-        Base.metadata.create_all(engine)
-        engine.dispose()
-
-        assert migrated is not None
-        assert _definitions(migrated) == _definitions(tmp_path / "created.db")
-
-    def test_the_newest_migration_is_the_one_that_the_code_needs(self) -> None:
-        scripts = ScriptDirectory(str(migrate_module.migrations_path()))
-        assert scripts.get_current_head() == REVISION
-
-    def test_an_up_to_date_store_is_opened_without_alembic(self, sqlite_url: str) -> None:
-        Store.open(sqlite_url).close()
-        code = (
-            "import sys; from scavenger.store import Store; Store.open(sys.argv[1]).close();"
-            "print('alembic' in sys.modules, 'pydantic' in sys.modules)"
-        )
-        assert _python(code, sqlite_url) == "False False\n"
-
-    def test_the_records_are_there_without_sqlalchemy(self) -> None:
-        assert _python("import sys, scavenger.store.records; print('sqlalchemy' in sys.modules)") == "False\n"
-
-    def test_of_many_who_open_an_empty_store_one_migrates_and_all_get_it(self, url: str) -> None:
-        code = (
-            "import sys; from scavenger.store import Store\n"
-            "sys.stdin.readline()\n"
-            "with Store.open(sys.argv[1]) as store: print(store.revision, len(store.jobs()))"
-        )
-        children = [_start(code, url) for _ in range(3)]
-        for child in children:
-            assert child.stdin is not None
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        assert [child.communicate(timeout=60) for child in children] == [(f"{REVISION} 0\n", "")] * 3
-
-    def test_threads_too_may_open_an_empty_store_at_once(self, url: str) -> None:
-        with ThreadPoolExecutor(4) as pool:
-            for store in pool.map(lambda _: Store.open(url), range(4)):
-                assert store.jobs() == ()
-                store.close()
-
-    def test_a_failed_migration_changes_nothing_and_can_be_repeated(
-        self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A broken migration follows the good one; it fails half-way, after it has made a table."""
-        with Store.open(url) as store:
-            job = store.create_job("digits", spec={}, job_file="job.yaml")
-        broken = tmp_path / "migrations"
-        shutil.copytree(
-            migrate_module.migrations_path(), broken, ignore=shutil.ignore_patterns("__pycache__")
-        )
-        (broken / "versions" / "0002_broken.py").write_text(
-            "import sqlalchemy as sa\nfrom alembic import op\n"
-            f"revision, down_revision = '0002', {REVISION!r}\n"
-            "def upgrade():\n"
-            "    op.create_table('half', sa.Column('id', sa.Integer()))\n"
-            "    op.execute('SELECT * FROM nowhere')\n"
-        )
-        with monkeypatch.context() as later:
-            later.setattr(migrate_module, "migrations_path", lambda: broken)
-            later.setattr(migrate_module, "REVISION", "0002")
-            later.setattr("scavenger.store.store.REVISION", "0002")
-            with pytest.raises(StoreError, match="nowhere"):
-                Store.open(url)
-            with pytest.raises(StoreError, match=f"has schema {REVISION}, this Scavenger needs 0002"):
-                Store.open(url, migrate=False)
-
-        with Store.open(url) as store:
-            assert store.jobs() == (job,)
-        engine = create_engine(url)
-        with engine.connect() as connection, pytest.raises(Exception, match="half"):
-            connection.execute(text("SELECT * FROM half"))
-        engine.dispose()
-
-    def test_rebuilding_a_table_of_a_full_store_loses_no_row(
-        self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """SQLite changes a table by copying and dropping it, and a drop would cascade to events."""
-        with Store.open(sqlite_url) as store:
-            job = store.create_job("digits", spec={}, job_file="job.yaml")
-            store.add_event(job.id, "note", "kept")
-        longer = tmp_path / "migrations"
-        shutil.copytree(
-            migrate_module.migrations_path(), longer, ignore=shutil.ignore_patterns("__pycache__")
-        )
-        (longer / "versions" / "0002_longer.py").write_text(
-            "import sqlalchemy as sa\nfrom alembic import op\n"
-            f"revision, down_revision = '0002', {REVISION!r}\n"
-            "def upgrade():\n"
-            "    with op.batch_alter_table('jobs', recreate='always') as table:\n"
-            "        table.add_column(sa.Column('colour', sa.Text()))\n"
-        )
-        monkeypatch.setattr(migrate_module, "migrations_path", lambda: longer)
-        monkeypatch.setattr(migrate_module, "REVISION", "0002")
-        monkeypatch.setattr("scavenger.store.store.REVISION", "0002")
-
-        with Store.open(sqlite_url) as store:
-            assert [event.message for event in store.events(job.id)] == ["kept"]
-            assert store.path is not None
-            assert any("colour" in statement for statement in dump(store.path))
-
-    def test_a_store_of_a_newer_scavenger_is_refused_and_left_alone(self, url: str) -> None:
-        with Store.open(url) as store:
-            name, path = store.name, store.path
-        engine = create_engine(url)
-        with engine.begin() as connection:
-            connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
-        engine.dispose()
-        before = dump(path) if path else None
-
-        line = refusal(url, StoreTooNewError, name)
-        assert "9999" in line
-        assert "upgrade Scavenger" in line
-        if path:
-            assert dump(path) == before
-
-    def test_an_empty_database_is_not_migrated_unasked(self, url: str) -> None:
-        with pytest.raises(StoreError, match="has schema none"):
-            Store.open(url, migrate=False)
 
 
 class TestWhatCannotBeUsed:
@@ -388,20 +228,6 @@ def full_disk(tmp_path: Path) -> Iterator[Callable[[], object]]:
         subprocess.run(["umount", "--lazy", small], check=True)
 
 
-def _definitions(path: Path) -> dict[str, str]:
-    connection = sqlite3.connect(path)
-    rows = connection.execute(
-        "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name != ?", (VERSION_TABLE,)
-    ).fetchall()
-    connection.close()
-    return {name: _sorted_words(sql) for name, sql in rows}
-
-
-def _sorted_words(sql: str) -> str:
-    """A definition with its columns and constraints in one order."""
-    return "\n".join(sorted(line.strip().rstrip(",") for line in sql.splitlines()))
-
-
 def _as_ordinary_user(url: str) -> tuple[str, str]:
     """Open a store as somebody whom permissions bind: the error's type and text."""
     reader, writer = os.pipe()
@@ -427,20 +253,3 @@ def _as_ordinary_user(url: str) -> tuple[str, str]:
     kind, line = ast.literal_eval(answer)
     assert kind == "None" or hasattr(errors, kind)
     return kind, line
-
-
-def _start(code: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def _python(code: str, *arguments: str) -> str:
-    output, complaint = _start(code, *arguments).communicate(timeout=60)
-    assert not complaint
-    return output

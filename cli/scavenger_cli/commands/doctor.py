@@ -222,5 +222,6 @@ def show(*, store_url: str | None, as_json: bool) -> int:
         for check in checks:
             fix = f" - fix: {clean(check.fix)}" if check.fix else ""
             line = f" {clean(check.name)}: {clean(check.found)}{fix}"
-            console.emit(Text.assemble((f"{check.status:<4}", styles[check.status]), line))
+            mark = (f"{check.status:<4}", styles[check.status])
+            console.emit(Text.assemble(mark, line, no_wrap=True, overflow="ignore"))
     return 1 if failed else 0

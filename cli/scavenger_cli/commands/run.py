@@ -17,7 +17,7 @@ from scavenger.domain.document import report_document
 from scavenger.domain.report import Predicted, RunReport
 from scavenger.errors import ConfigurationError, Interrupted
 from scavenger_cli import console, render
-from scavenger_cli.formatting import duration, money, plural
+from scavenger_cli.formatting import clean, duration, money, plural
 from scavenger_cli.observer import CliObserver, make_observer
 
 if TYPE_CHECKING:
@@ -235,11 +235,28 @@ def _say(text: str) -> None:
 
 
 def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json: bool) -> None:
+    """Everything that is checked before a job starts is checked here too."""
+    from scavenger.control.space import check_supported, check_training_module, open_cloud, search_space
+
+    check_supported(job)
+    check_training_module(job, job_file)
+    space = search_space(job, open_cloud(job))
+    count = len(space.configurations())
     document = {
         "schema_version": console.SCHEMA_VERSION,
         "dry_run": True,
         "job": job.model_dump(mode="json"),
-        "configurations": job.configuration_count,
+        "configurations": count,
+        "offers": [
+            {
+                "vm": offer.vm,
+                "provider": offer.provider,
+                "region": offer.region,
+                "price_usd_per_hour": offer.price_usd_per_hour,
+                "price_source": offer.price_source,
+            }
+            for offer in space.offers
+        ],
         "profile": {
             "steps": job.profile.steps,
             "max_time_s": job.profile.max_time,
@@ -255,12 +272,15 @@ def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json
     grid = render.table(
         ("Would " + ("optimize" if run else "plan"), "left"), (f"{job.name} ({job_file})", "left")
     )
-    workers, batches = job.worker_counts, job.batch_sizes
+    workers, batches = space.workers, space.global_batch_sizes
     grid.add_row(
         "search",
-        f"{job.search.strategy}, among {plural(job.configuration_count, 'configuration')}: "
-        f"K {_span(workers)}, B {_span(batches)}, {job.infra}",
+        f"{job.search.strategy}, among {plural(count, 'configuration')}: "
+        f"K {_span(workers)}, B {_span(batches)}",
     )
+    for offer in space.offers:
+        price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
+        grid.add_row("on", f"{clean(offer.vm)} ({job.infra}), {price}")
     grid.add_row(
         "profile",
         f"{plural(job.profile.steps, 'step')} of each profiled configuration; "
