@@ -393,7 +393,6 @@ def test_a_reader_who_leaves_early_changes_no_outcome(job_file: Path, tmp_path: 
 def test_the_fake_driver_takes_what_the_real_one_takes() -> None:
     import inspect
 
-    sys.modules.pop("scavenger.control.jobs", None)
     real = importlib.import_module("scavenger.control.jobs").JobRun
     fake = inspect.signature(cli_fake.FakeRun.__init__).parameters
     taken = inspect.signature(real.__init__).parameters
