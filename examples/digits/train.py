@@ -32,7 +32,7 @@ def job() -> KerasJob:
     images, labels = _data()
     model = _model()
     model.compile(
-        optimizer=keras.optimizers.SGD(0.004, momentum=0.9),
+        optimizer=keras.optimizers.SGD(0.0007, momentum=0.9),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
