@@ -135,9 +135,9 @@ def _time_unit(longest_s: float) -> tuple[float, str]:
 def _axes(axes: Axes, curve: TradeoffCurve, shown: BoolArray, scale: float, unit: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    bound = ", upper bound" if curve.relative_only else ""
-    axes.set_xlabel(f"time to target ({unit}{bound})")
-    axes.set_ylabel(f"cost (US dollars{bound})")
+    unsure = ", only ratios are certain" if curve.relative_only else ""
+    axes.set_xlabel(f"time to target ({unit}{unsure})")
+    axes.set_ylabel(f"cost (US dollars{unsure})")
     time_s = (curve.time_s / scale, curve.time_low_s / scale, curve.time_high_s / scale)
     cost_usd = (curve.cost_usd, curve.cost_low_usd, curve.cost_high_usd)
     for axis, (values, lows, highs), sign in ((axes.xaxis, time_s, ""), (axes.yaxis, cost_usd, "$")):

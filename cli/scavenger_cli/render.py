@@ -195,16 +195,17 @@ def _compared(point: CurvePoint, base: CurvePoint) -> str:
 
 def confirmation(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> Iterator[RenderableType]:
     """What saying yes will spend."""
-    bound = "at most " if curve.relative_only else ""
     grid = table(("This will run", "left"), (label(choice.point), "left"))
     grid.add_row(
-        "time", f"{bound}{duration(predicted.time_s)}{_bracket(duration_range, predicted.time_interval_s)}"
+        "time", f"{duration(predicted.time_s)}{_bracket(duration_range, predicted.time_interval_s)}"
     )
     grid.add_row(
-        "cost", f"{bound}{money(predicted.cost_usd)}{_bracket(money_range, predicted.cost_interval_usd)}"
+        "cost", f"{money(predicted.cost_usd)}{_bracket(money_range, predicted.cost_interval_usd)}"
     )
-    grid.add_row("epochs", f"{bound}{quantity(predicted.epochs)}")
+    grid.add_row("epochs", f"{quantity(predicted.epochs)}")
     grid.add_row("", "from the start of the job to its end, what was spent on profiling included")
+    if curve.relative_only:
+        grid.add_row("", "if the largest batch size needs all of goal.max_epochs: the epochs are not known")
     yield grid
 
 

@@ -1,10 +1,7 @@
 """The universal model: what jobs that were run before have in common, for a job that is like none of them.
 
-Only what has the same meaning in every job is averaged: the logarithms of the step time at a (K, b, c), of
-    the epochs at a B, and of the critical batch size. The spread between the models is the error of the
-    average, and is wide.
-at a B, and of the critical batch size. The spread between the models is the error of the average, and is
-wide.
+Only what has the same meaning in every job is averaged: the logarithms of the step time at a (K, b, c), of the
+epochs at a B, and of the critical batch size. The spread between the models is the error of the average, and is wide.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ u              (ln level, ln shape) of a law: what the error bars are of
 =============  ==========================================================  ====================
 
 Two laws in one interface. `CriticalBatch`, E = Emin (1 + B / B*) [1]_ [2]_, is the prior: fitted at the two
-extreme batch sizes of public convergence data it errs by a quarter of what the other does. `NoiseLinear`,
+extreme batch sizes of public convergence data it errs by less than half of what the other does. `NoiseLinear`,
 e = e* + θ γ(B) with γ ∝ 1/√B, is Scavenger's eq. 6-7 [3]_; from three batch sizes with finished runs on, the
 held-out error decides.
 
 References:
-    .. [1] McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, eq. 5.5.
+    .. [1] McCandlish et al., "An Empirical Model of Large-Batch Training", 2018.
     .. [2] Qiao et al., "Pollux", OSDI 2021, eq. 6.
     .. [3] Tyagi and Sharma, "Scavenger", §III-C.
 """
@@ -251,8 +251,8 @@ def _level_rows(
         notes.append("epochs from stored models, none of them a finished run of this job")
         return np.array([smallest]), np.log(epochs), np.maximum(deviation, LAW_LOG_SD), False
     notes.append(
-        f"epochs to the target are unknown: {max_epochs:g} at batch {largest:g} is an upper bound, "
-        "so only ratios between configurations mean something"
+        f"epochs to the target are unknown, taken as if batch {largest:g} needed all {max_epochs:g} that are allowed: "
+        "only ratios between configurations mean something"
     )
     return np.array([largest]), np.log([max_epochs]), np.array([BOUND_LOG_SD]), True
 

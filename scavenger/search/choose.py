@@ -23,6 +23,7 @@ def choose(
     budget_usd: float | None = None,
     spent_time_s: float = 0.0,
     spent_usd: float = 0.0,
+    remaining: float = 1.0,
 ) -> Choice | Infeasible:
     """The allowed point that the objective asks for.
 
@@ -41,14 +42,14 @@ def choose(
         raise ValueError(f"objective {objective!r} is none of {', '.join(OBJECTIVES)}")
     allowed = np.flatnonzero(curve.excluded == 0)
     if not len(allowed):
-        return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd)
+        return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd, remaining)
     index, reason = OBJECTIVES[objective](curve, allowed)
     if len(allowed) == 1:
         reason = "the only configuration that the constraints allow"
     if curve.extrapolated[index]:
         reason += "; extrapolated beyond what was profiled"
     if curve.relative_only:
-        reason += "; absolute figures are bounds, as the epochs to the target are unknown"
+        reason += "; absolute figures mean little, as the epochs to the target are unknown"
     alternatives = [("fastest", _fastest(curve, allowed)), ("cheapest", _cheapest(curve, allowed))]
     if curve.knee is not None:
         alternatives.append(("knee", curve.knee))
@@ -128,12 +129,13 @@ def _infeasible(
     budget_usd: float | None,
     spent_time_s: float,
     spent_usd: float,
+    remaining: float,
 ) -> Infeasible:
     """Names the point with the smallest factor over its limits, among those that can run at all."""
     if not len(curve):
         return Infeasible("the search space has no configuration with a sample for every worker", None)
-    over_time = _over(curve.time_s + spent_time_s, deadline_s)
-    over_cost = _over(curve.cost_usd + spent_usd, budget_usd)
+    time_s, cost_usd = curve.time_s * remaining + spent_time_s, curve.cost_usd * remaining + spent_usd
+    over_time, over_cost = _over(time_s, deadline_s), _over(cost_usd, budget_usd)
     miss = np.maximum(over_time, over_cost)
     soft = np.array([reason.startswith((PAST_DEADLINE, OVER_BUDGET)) for reason in curve.reasons])
     can_run = np.flatnonzero(soft[curve.excluded])
@@ -143,11 +145,9 @@ def _infeasible(
     index = int(can_run[int(np.argmin(miss[can_run]))])
     misses = []
     if over_time[index] > 1.0 and deadline_s is not None:
-        total = curve.time_s[index] + spent_time_s
-        misses.append(f"{total:.4g} s, {_percent(over_time[index])} past the deadline of {deadline_s:.6g} s")
+        misses.append(f"{time_s[index]:.4g} s, {_percent(over_time[index])} past the deadline of {deadline_s:.6g} s")
     if over_cost[index] > 1.0 and budget_usd is not None:
-        total = curve.cost_usd[index] + spent_usd
-        misses.append(f"${total:.4g}, {_percent(over_cost[index])} over the budget of ${budget_usd:.6g}")
+        misses.append(f"${cost_usd[index]:.4g}, {_percent(over_cost[index])} over the budget of ${budget_usd:.6g}")
     point = curve[index]
     limits = " and ".join(
         name for name, limit in (("deadline", deadline_s), ("budget", budget_usd)) if limit is not None

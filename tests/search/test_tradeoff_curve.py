@@ -154,7 +154,7 @@ def test_a_mere_bound_on_the_epochs_is_carried_to_the_curve() -> None:
     curve = build_curve(job_model(epochs_hint=None), SPACE)
 
     assert curve.relative_only
-    assert any("upper bound" in note for note in curve.notes)
+    assert any("only ratios" in note for note in curve.notes)
 
 
 def test_a_hundred_thousand_configurations_take_less_than_a_second() -> None:
