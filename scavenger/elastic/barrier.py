@@ -1,7 +1,7 @@
 """The aggregator's half of the protocol: when a step is complete, when a view takes effect, who may go on.
 
-Events in, instructions out; nothing here touches a gradient. Table of phases (rows) and events (columns); an entry
-says what follows, `-` that the event is refused or ignored::
+Events in, instructions out; nothing here touches a gradient. Table of phases (rows) and events (columns); an
+entry says what follows, `-` that the event is refused or ignored::
 
     phase      Announce       Contribution       Applied            Evaluated       Summed          Verdict
     IDLE       -> STEP        refused            -                  refused         -               -
@@ -13,15 +13,15 @@ says what follows, `-` that the event is refused or ignored::
                else: pending
     SUMMARISE  urgent: back   refused            -                  refused         VERDICT         -
                to EVALUATE
-    VERDICT    pending        refused            -                  refused         -               STEP or STOPPED
+    VERDICT    pending        refused            -                  refused         -          STEP or STOPPED
     STOPPED    -              refused            -                  refused         -               -
 
-`Halt` leads from every phase to STOPPED at once, so that a step which may never be complete holds up nobody: the
-last applied step stays the last.
+`Halt` leads from every phase to STOPPED at once, so that a step which may never be complete holds up nobody:
+the last applied step stays the last.
 
-A view that is *pending* takes effect at the next step boundary, so no work is lost. An *urgent* one (a member died)
-takes effect at once: the contributions of the unfinished step are thrown away and its samples are computed again by
-the new members, at the same weights. So each sample of each step is applied exactly once.
+A view that is *pending* takes effect at the next step boundary, so no work is lost. An *urgent* one (a member
+died) takes effect at once: the contributions of the unfinished step are thrown away and its samples are
+computed again by the new members, at the same weights. So each sample of each step is applied exactly once.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class _Worker:
 
 
 class Membership:
-    """Members of one job. Every method that changes who should train returns the view to announce, or None."""
+    """Members of one job. Whatever changes who should train returns the view to announce, or None."""
 
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}

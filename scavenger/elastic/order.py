@@ -13,8 +13,8 @@ _UINT64 = (1 << 64) - 1
 def epoch_order(seed: int, epoch: int, dataset_size: int) -> npt.NDArray[np.int64]:
     """The permutation of an epoch: a pure function, so that nobody has to hand samples out or remember them.
 
-    Drawn from a counter-based generator keyed by `(seed, epoch)`; it does not depend on the number of workers, and
-    so neither does the result of training.
+    Drawn from a counter-based generator keyed by `(seed, epoch)`; it does not depend on the number of
+    workers, and so neither does the result of training.
 
     Args:
         seed: Of the job.
@@ -36,7 +36,8 @@ def epoch_order(seed: int, epoch: int, dataset_size: int) -> npt.NDArray[np.int6
 def sample_seed(seed: int, step: int, start: int) -> int:
     """The 32-bit seed from which dropout and augmentation of a share draw.
 
-    It names the samples, not the process: whoever computes the share, now or again after a failure, draws the same.
+    It names the samples, not the process: whoever computes the share, now or again after a failure, draws the
+    same.
 
     Args:
         seed: Of the job.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 __all__ = ["Member", "Position", "Share", "StepPlan", "View", "plan_step", "split"]
 
@@ -17,7 +18,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker in a view. Its slot in the shared block is its alone for ever: a late writer can hurt nobody."""
+    """A worker in a view. Its slot in the shared block is its alone: a late writer can hurt nobody."""
 
     worker: str
     slot: int
@@ -107,11 +108,13 @@ def split(start: int, samples: int, parts: int) -> tuple[Share, ...]:
         raise ValueError(f"cannot split {samples} samples into {parts} parts")
     size, extra = divmod(samples, parts)
     bounds = [start + part * size + min(part, extra) for part in range(parts + 1)]
-    return tuple(Share(low, high) for low, high in zip(bounds, bounds[1:], strict=False))
+    return tuple(Share(low, high) for low, high in pairwise(bounds))
 
 
 def plan_step(view: View, step: int, dataset_size: int) -> StepPlan:
-    """The plan of a step under a view: a pure function, so nobody hands samples out and none is lost or repeated.
+    """The plan of a step under a view.
+
+    A pure function, so nobody hands samples out, and none is lost or repeated.
 
     Steps take the next B samples of the epoch; the last step of an epoch takes what is left.
 

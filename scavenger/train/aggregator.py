@@ -75,7 +75,7 @@ class Aggregator:
                 self._from_worker(peer, message)
         self._data.close()
 
-    # ---- messages -------------------------------------------------------------------------------------------
+    # ---- messages ------------------------------------------------------------------------------------------
 
     def _from_coordinator(self, message: m.Message) -> None:
         match message:
@@ -170,7 +170,7 @@ class Aggregator:
                 case b.Refuse():
                     print(f"refused {instruction.worker}: {instruction.reason}", flush=True)
 
-    # ---- instructions ---------------------------------------------------------------------------------------
+    # ---- instructions --------------------------------------------------------------------------------------
 
     def _initialise(self, message: m.Initialise) -> None:
         manifest = message.manifest
@@ -261,7 +261,7 @@ class Aggregator:
                 "aggregator",
                 "nonfinite",
                 f"the {what} became {loss if what == 'loss' else sqnorm} at step {plan.step}, epoch "
-                f"{plan.epoch + 1}{where}; the step was not applied. Lower the learning rate or check the data",
+                f"{plan.epoch + 1}{where}; the step was not applied. Lower the learning rate or check data",
             )
         )
 

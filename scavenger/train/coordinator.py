@@ -1,7 +1,8 @@
 """The coordinator: leads the processes of one job and tells its caller what happens.
 
 It is driven by `poll`, owns no thread, and decides nothing about configurations: `scavenger.control` does, by
-`launch`, `resize` and `release`. What membership and views follow from that is decided in `scavenger.elastic`.
+`launch`, `resize` and `release`. What membership and views follow from that is decided in
+`scavenger.elastic`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _MEMORY_SAMPLE_S = 0.5
 _PROBE_ANSWER_S = 5.0
 _STACK_DUMP_S = 0.5
 _LAST_WORDS_S = 1.0  # a dead process's message may still be on its way through the sockets
+_GRACE_S = 5.0
 _QUIT_S = 10.0  # as long as a worker that is let go may take, since its time is paid for
 
 
@@ -130,7 +132,7 @@ class Coordinator:
         self._hung: dict[str, str] = {}
         self._unfreed: set[str] = set()
 
-    # ---- what the caller wants --------------------------------------------------------------------------------
+    # ---- what the caller wants -----------------------------------------------------------------------------
 
     def start(self, workers: int) -> None:
         """Start the aggregator and the first workers."""
@@ -176,13 +178,13 @@ class Coordinator:
         self._progress_at = self._clock()
         self._control.send(_AGGREGATOR, m.VerdictGiven(stop=stop, keep_best=keep_best))
 
-    def finish(self, path: Path, *, best: bool) -> None:
+    def finish(self, path: Path, *, best: bool, within_s: float | None = None) -> None:
         """End training with the last applied step, and have a worker write the model; waits for it.
 
         Args:
             path: Where the `.keras` file goes.
-            best: Write the weights that a verdict last said to keep, not the last ones (the last ones where no
-                verdict did).
+            best: Write the weights that a verdict last said to keep; the last ones where no verdict did.
+            within_s: How long each of the two may take; as long as a worker may take to start where None.
 
         Raises:
             WorkersLostError: If no worker is left to write it.
@@ -191,7 +193,7 @@ class Coordinator:
         self._paused = True
         self._done = self._saved = None
         self._control.send(_AGGREGATOR, m.Finish(best=best))
-        self._wait(lambda: self._done is not None, "the aggregator did not finish")
+        self._wait(lambda: self._done is not None, "the aggregator did not finish", within_s)
         assert self._done is not None
         step = self._done.step
         while self._saved is None:
@@ -202,19 +204,29 @@ class Coordinator:
             self._control.send(writer, m.Save(str(path.resolve()), step))
             self._wait(
                 lambda writer=writer: (
-                    self._saved is not None
-                    or self.membership.state(writer) is WorkerState.GONE
+                    self._saved is not None or self.membership.state(writer) is WorkerState.GONE
                 ),
                 "the model was not written",
+                within_s,
             )
 
-    def close(self) -> None:
-        """End every process and free everything; safe to call twice."""
+    def close(self, *, grace_s: float = _GRACE_S) -> None:
+        """End every process and free everything; safe to call twice.
+
+        Args:
+            grace_s: How long processes may take to end by themselves.
+        """
+        starting = set(self.membership.workers(WorkerState.STARTING))
+        if not self._aggregator_address:
+            starting.add(_AGGREGATOR)
         with contextlib.suppress(zmq.ZMQError):
             for name in self.engine.running:
-                self._control.send(name, m.Quit())
+                if name in starting:  # it would not hear for seconds, and holds nothing
+                    self.engine.kill(name)
+                else:
+                    self._control.send(name, m.Quit())
         try:
-            self.engine.stop()
+            self.engine.stop(grace_s=grace_s)
         finally:
             self.engine.close()
             for name in self._launched_at:
@@ -225,7 +237,7 @@ class Coordinator:
                 self._control.close()
                 self._context.term()
 
-    # ---- what the caller may know -----------------------------------------------------------------------------
+    # ---- what the caller may know --------------------------------------------------------------------------
 
     @property
     def starting(self) -> int:
@@ -265,7 +277,7 @@ class Coordinator:
         now = self._clock()
         return sum(self._ended_at.get(name, now) - at for name, at in self._launched_at.items())
 
-    # ---- the loop ---------------------------------------------------------------------------------------------
+    # ---- the loop ------------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> list[Event]:
         """Take what has arrived, waiting at most `timeout_s` for something; returns it in order.
@@ -284,14 +296,15 @@ class Coordinator:
         events, self._events = self._events, []
         return events
 
-    def _wait(self, condition: Callable[[], bool], complaint: str) -> None:
-        deadline = self._clock() + self._timeouts.start_s
+    def _wait(self, condition: Callable[[], bool], complaint: str, within_s: float | None) -> None:
+        within_s = self._timeouts.start_s if within_s is None else within_s
+        deadline = self._clock() + within_s
         while not condition():
             if self._clock() > deadline:
-                raise TrainingHungError(f"{complaint} within {self._timeouts.start_s:.0f} s")
+                raise TrainingHungError(f"{complaint} within {within_s:.0f} s")
             self._events = self.poll(0.05) + self._events
 
-    # ---- messages ---------------------------------------------------------------------------------------------
+    # ---- messages ------------------------------------------------------------------------------------------
 
     def _take(self, peer: str, message: m.Message) -> None:
         match message:
@@ -337,8 +350,8 @@ class Coordinator:
             self._layout = Layout.of(manifest, self._slots)
         elif manifest != self.manifest:
             raise TrainingCodeError(
-                f"{worker} built another model or data set than the workers before it: the training module must "
-                "give every worker the same (check for randomness in shapes or data)"
+                f"{worker} built another model or data set than the workers before it: the training module "
+                "must give every worker the same (check for randomness in shapes or data)"
             )
         self._greeted.append(worker)
         self._prepare_greeted()
@@ -393,7 +406,7 @@ class Coordinator:
             case _:
                 raise ScavengerError(f"{process} failed: {text}")
 
-    # ---- losses and hangs -------------------------------------------------------------------------------------
+    # ---- losses and hangs ----------------------------------------------------------------------------------
 
     def _ended(self, ended: Exit) -> None:
         name, cause = ended.name, self._hung.get(ended.name, ended.cause)
@@ -481,8 +494,8 @@ class Coordinator:
         if len(message.workers) == self.membership.count(WorkerState.TRAINING):
             logs = self.engine.log(message.workers[0])
             raise TrainingHungError(
-                f"step {message.step} was not done within {self._timeouts.step_s:.0f} s (limits.step); the stack of "
-                f"{message.workers[0]} is in {logs}"
+                f"step {message.step} was not done within {self._timeouts.step_s:.0f} s (limits.step); the "
+                f"stack of {message.workers[0]} is in {logs}"
             )
 
     def _end_hung(self, worker: str) -> None:

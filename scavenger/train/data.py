@@ -36,7 +36,7 @@ def _array(value: Any) -> npt.NDArray[Any]:
     if array.dtype.kind in "USmM":
         raise DataError(f"the data holds {array.dtype.name} instead of numbers: turn it into numbers first")
     if np.issubdtype(array.dtype, np.floating):
-        return np.ascontiguousarray(array, dtype=keras.config.floatx())
+        return np.asarray(array, dtype=keras.config.floatx(), order="C")
     return array
 
 

@@ -23,7 +23,9 @@ from scavenger.train.messages import Bootstrap
 
 __all__ = ["Exit", "ProcessEngine"]
 
+_COMMAND = (sys.executable, "-m", "scavenger.train.process")
 _GRACE_S = 5.0
+_KILL_S = 5.0  # the kernel may take a moment to free a large process
 _LOG_BYTES_MAX = 16 << 20
 _SWEEPS_MAX = 40
 _SWEEP_S = 0.05
@@ -59,10 +61,12 @@ class ProcessEngine:
     Args:
         log_dir: Where each process's output goes, one file each.
         memory_fd: The job's shared block, which every process inherits.
+        command: What a process runs; it reads its `Bootstrap` from standard input.
     """
 
-    def __init__(self, log_dir: Path, memory_fd: int) -> None:
+    def __init__(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] = _COMMAND) -> None:
         self._log_dir = log_dir
+        self._command = command
         self._fd = memory_fd
         self._processes: dict[str, _Process] = {}
         self._tag = uuid.uuid4().hex
@@ -82,7 +86,7 @@ class ProcessEngine:
         log = self._log_dir / f"{boot.name}.log"
         with log.open("ab") as output:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "scavenger.train.process"],
+                list(self._command),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -163,7 +167,7 @@ class ProcessEngine:
                 if action is not None and process.popen.poll() is None:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
                         os.killpg(process.popen.pid, action)
-            deadline = time.monotonic() + grace_s
+            deadline = time.monotonic() + (max(grace_s, _KILL_S) if action is signal.SIGKILL else grace_s)
             for name, process in waiting.items():
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.popen.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -197,7 +201,7 @@ class ProcessEngine:
 
     def _bury(self, name: str, process: _Process) -> None:
         process.ended = True
-        # what its code started and left: in its group, or, where that went its own way, by the mark it inherited
+        # what its code started and left: in its group, or else told by the mark that it inherited
         self._kill_group(process.popen.pid)
         for _ in range(_SWEEPS_MAX):
             if not reaper.kill_marked(self._mark(name)):
@@ -224,7 +228,7 @@ class ProcessEngine:
 
 
 def _cap(log: Path) -> None:
-    """Keep a log's end when the training code wrote without end; its writer appends, so it goes on behind it."""
+    """Keep a log's end where the training code writes without end; it appends, so it goes on behind it."""
     with contextlib.suppress(OSError):
         size = log.stat().st_size
         if size > _LOG_BYTES_MAX:

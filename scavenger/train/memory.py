@@ -5,10 +5,10 @@ descriptor. When the last of them ends, however it ends, the kernel frees it: no
 
 Layout, every section aligned to 4096 bytes, every tensor to 64::
 
-    | weights, even steps | weights, odd steps | best weights | sums: training, validation | slot 0 | slot 1 | ...
+    | weights, even steps | odd steps | best weights | sums: training, validation | slot 0 | slot 1 | ...
 
-A slot holds a worker's gradients (in the trainable tensors' places), its updated state and its metric variables.
-Pages of slots that nobody has used cost nothing.
+A slot holds a worker's gradients (in the trainable tensors' places), its updated state and its metric
+variables. Pages of slots that nobody has used cost nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the processes of a job say to each other: msgpack structs, validated on arrival.
 
-Two channels, both ZeroMQ over loopback with CURVE: *control* (everyone to the coordinator) and *data* (workers to the
-aggregator). Payloads never travel here; they lie in the shared block (`scavenger.train.memory`).
+Two channels, both ZeroMQ over loopback with CURVE: *control* (everyone to the coordinator) and *data*
+(workers to the aggregator). Payloads never travel here; they lie in the shared block
+(`scavenger.train.memory`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Bootstrap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a process is told on its standard input before anything else; holds the job's keys, so never in argv."""
+    """What a process is told on its standard input, before all else. It holds keys, so never in argv."""
 
     role: str
     name: str
@@ -71,8 +72,8 @@ class Bootstrap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One tensor of the model's state.
 
-    `role`: `trainable` (has a gradient), `mean` (a float that the forward pass updates, averaged over workers by
-    samples, as BatchNorm's statistics) or `first` (any other state, taken from the first member).
+    `role`: `trainable` (has a gradient), `mean` (a float that the forward pass updates, averaged over workers
+    by samples, as BatchNorm's statistics) or `first` (any other state, taken from the first member).
     """
 
     path: str
@@ -235,7 +236,7 @@ class Probe(_Message, frozen=True):
 
 
 class Finish(_Message, frozen=True):
-    """To the aggregator: stop at the next boundary and finalise the weights (`best`: put the best in their place)."""
+    """To the aggregator: stop, and finalise the weights (`best`: put the best ones in their place)."""
 
     best: bool
 
@@ -265,7 +266,7 @@ class Joined(_Message, frozen=True):
 
 
 class Contributed(_Message, frozen=True):
-    """A gradient lies in the worker's slot. `half_sqnorm`: mean |g|^2 of its two halves; 0 where it has none."""
+    """A gradient lies in the worker's slot. `half_sqnorm`: mean |g|^2 of its two halves, or 0."""
 
     worker: str
     view: int

@@ -69,6 +69,8 @@ class MasterWeights:
     def __init__(self, tensors: Sequence[TensorSpec], values: Sequence[Array], optimizer: str) -> None:
         try:
             self._optimizer = keras.optimizers.deserialize(json.loads(optimizer))
+            if not isinstance(self._optimizer, keras.optimizers.Optimizer):
+                raise TypeError("it names none of Keras's own")
         except (TypeError, ValueError, KeyError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise NotSupportedError(
@@ -89,7 +91,7 @@ class MasterWeights:
             np.copyto(target, value.numpy())
 
     def finalise(self, out: Sequence[Array]) -> None:
-        """What Keras does at the end of training: put averaged weights in place where the optimizer keeps them."""
+        """What Keras does at the end of training: put averaged weights, if there are any, in place."""
         self._optimizer.finalize_variable_values(self._variables)
         for variable, target in zip(self._variables, out, strict=True):
             np.copyto(target, variable.numpy())

@@ -1,4 +1,4 @@
-"""Entry point of worker and aggregator processes: `python -m scavenger.train.process`, bootstrap on standard input."""
+"""What workers and aggregators run: `python -m scavenger.train.process`, bootstrap on standard input."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def main() -> int:
             from scavenger.train.worker import Worker
 
             Worker(context, boot, control, new_keys()).run()
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever user code raises is told
         traceback.print_exc()
         kind, message = "internal", f"{type(error).__name__}: {error}"
         if boot.role == "worker":

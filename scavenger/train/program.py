@@ -1,7 +1,8 @@
 """The user's Keras model as three pure functions of (weights, samples): gradient, evaluation, metrics.
 
-A worker keeps nothing between steps that it could not fetch again: weights come in, gradients go out, dropout draws
-from a seed that names the samples, metric variables are zeroed before each step and summed by the aggregator.
+A worker keeps nothing between steps that it could not fetch again: weights come in, gradients go out, dropout
+draws from a seed that names the samples, metric variables are zeroed before each step and summed by the
+aggregator.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
 from scavenger.sdk.job import KerasJob
+from scavenger.train.checks import check_model, check_variables
 from scavenger.train.data import open_source
 from scavenger.train.messages import Manifest, TensorSpec
 
@@ -57,13 +59,13 @@ class Program:
         job: What the user's module gave.
 
     Raises:
-        NotSupportedError: If the model trains in a way that cannot be split over workers; the message says which.
+        NotSupportedError: If the model trains in a way that cannot be split over workers.
         DataError: If the data cannot be read.
     """
 
     def __init__(self, job: KerasJob) -> None:
         self.model = job.model
-        _check(self.model)
+        check_model(self.model)
         self.train = open_source(job.train, "train")
         self.validation = None if job.validation is None else open_source(job.validation, "validation")
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
@@ -75,17 +77,17 @@ class Program:
         self._states = [v for v in model.non_trainable_variables if id(v) in weights]
         self._seeds = [v for v in model.non_trainable_variables if id(v) not in weights]
         self._metrics = [v for metric in model.metrics for v in metric.variables]
-        self._check_variables()
+        check_variables(self._trainable, self._states)
         self._check_separable()
         self.manifest = self._manifest(sample)
 
-        specs = tf.nest.map_structure(
-            lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)), sample
-        )
+        specs = _specs(sample)
         state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
         seed = tf.TensorSpec((), tf.int64)
         self._whole = tf.function(self._gradient_whole, input_signature=[state, specs, seed])
         self._halves = tf.function(self._gradient_halves, input_signature=[state, specs, seed])
+        if self.validation is not None:
+            specs = _specs(self.validation.batch(np.zeros(1, dtype=np.int64)))
         self._test = tf.function(self._evaluate_batch, input_signature=[specs])
         self._load = tf.function(self._assign, input_signature=[state])
 
@@ -144,7 +146,7 @@ class Program:
         finally:
             partial.unlink(missing_ok=True)
 
-    # ---- traced ---------------------------------------------------------------------------------------------
+    # ---- traced --------------------------------------------------------------------------------------------
 
     def _assign(self, weights: list[Any]) -> None:
         for variable, value in zip(self._trainable + self._states, weights, strict=True):
@@ -216,7 +218,7 @@ class Program:
         model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
         model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
 
-    # ---- set-up ---------------------------------------------------------------------------------------------
+    # ---- set-up --------------------------------------------------------------------------------------------
 
     def _prepare(self, sample: tuple[Any, ...]) -> None:
         """Build what Keras builds lazily (layers, metrics), leaving weights and metrics as they were."""
@@ -224,46 +226,26 @@ class Program:
         predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
         if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(predicted)):
             raise NotSupportedError(
-                "the model's output carries a mask, so its loss is a mean over unmasked positions, which cannot be "
-                "put together from parts of a batch; use sample weights"
+                "the model's output carries a mask, so its loss is a mean over unmasked positions, which "
+                "cannot be put together from parts of a batch; use sample weights"
             )
         if sample_weight is not None and any(
             getattr(loss, "reduction", None) == "mean_with_sample_weight"
             for loss in keras.tree.flatten(self.model.loss)
         ):
             raise NotSupportedError(
-                "a loss with reduction 'mean_with_sample_weight' changes its meaning with the number of workers; "
-                "use 'sum_over_batch_size'"
+                "a loss with reduction 'mean_with_sample_weight' changes its meaning with the number of "
+                "workers; use 'sum_over_batch_size'"
             )
         self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
         self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         self.model.reset_metrics()
 
-    def _check_variables(self) -> None:
-        """Refuse variables whose update the aggregator, which sees nothing but tensors, would get wrong."""
-        if not self._trainable:
-            raise NotSupportedError("the model has no trainable weights")
-        for variable in self._trainable:
-            if variable.constraint is not None:
-                raise NotSupportedError(
-                    f"{variable.path} has a constraint, which the aggregator cannot apply"
-                )
-            if getattr(variable, "overwrite_with_gradient", False):
-                raise NotSupportedError(
-                    f"{variable.path} is overwritten with its gradient (quantised training)"
-                )
-        for variable in self._trainable + self._states:
-            dtype = keras.backend.standardize_dtype(variable.dtype)
-            if dtype not in _DTYPES:
-                raise NotSupportedError(
-                    f"{variable.path} has type {dtype}; weights may be {', '.join(_DTYPES)}"
-                )
-
     def _check_separable(self) -> None:
         """Refuse losses and metrics of a batch that do not follow from those of its parts.
 
-        Tried on a few samples: a mean over samples, and metrics made of sums, pass; a loss that compares samples of
-        a batch with each other does not.
+        Tried on a few samples: a mean over samples, and metrics made of sums, pass; a loss that compares
+        samples of a batch with each other does not.
         """
         count = min(_PROBE_SAMPLES, len(self.train))
         if count < 2:
@@ -274,11 +256,11 @@ class Program:
         (loss_a, sums_a), (loss_b, sums_b) = self._probe(0, 1), self._probe(1, count)
         if not _close(whole[0], (loss_a + (count - 1) * loss_b) / count):
             raise NotSupportedError(
-                "the loss of a batch is not the mean of its samples' losses, so it cannot be split over workers"
+                "the loss of a batch is not the mean of its samples' losses: it cannot be split over workers"
             )
         if not all(_close(w, a + b) for w, a, b in zip(whole[1], sums_a, sums_b, strict=True)):
             raise NotSupportedError(
-                "a metric is not made of sums over samples, so it cannot be put together from the workers' parts"
+                "a metric is not made of sums over samples: it cannot be put together from the workers' parts"
             )
 
     def _probe(self, start: int, stop: int) -> tuple[float, list[Array]]:
@@ -327,9 +309,6 @@ class Program:
         return flat
 
 
-_DTYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "uint32", "bool")
-
-
 def _is_float(variable: Any) -> bool:
     return "float" in keras.backend.standardize_dtype(variable.dtype)
 
@@ -338,51 +317,15 @@ def _close(a: Any, b: Any) -> bool:
     return bool(np.allclose(a, b, rtol=_PROBE_TOLERANCE, atol=1e-6, equal_nan=True))
 
 
+def _specs(sample: tuple[Any, ...]) -> Any:
+    """The form of a batch of samples like this one, of any size."""
+    return tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)), sample
+    )
+
+
 def _sqnorm(gradients: Sequence[Any]) -> Any:
     return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in gradients])
-
-
-def _check(model: Any) -> None:
-    """Refuse what cannot be split over workers exactly; nothing is approximated silently."""
-    if not isinstance(model, keras.Model):
-        raise NotSupportedError(f"the job's model is a {type(model).__name__}, not a keras.Model")
-    if not model.compiled or model.optimizer is None or model.loss is None:
-        raise NotSupportedError("the model is not compiled: call model.compile(optimizer=..., loss=...)")
-    if type(model).train_step is not keras.Model.train_step:
-        raise NotSupportedError(
-            f"{type(model).__name__} has a train_step of its own, which cannot be split into gradients; "
-            "put the loss into compute_loss"
-        )
-    if type(model).test_step is not keras.Model.test_step:
-        raise NotSupportedError(
-            f"{type(model).__name__} has a test_step of its own, which cannot be split over workers; put the loss "
-            "into compute_loss"
-        )
-    optimizer = model.optimizer
-    if not type(optimizer).__module__.startswith("keras."):
-        raise NotSupportedError(
-            f"the optimizer {type(optimizer).__name__} is not one of Keras's own, so the aggregator, which runs no "
-            "code of the user, cannot apply it"
-        )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise NotSupportedError("loss scaling (LossScaleOptimizer) is not supported; compile without it")
-    if int(optimizer.iterations.numpy()) > 0:
-        raise NotSupportedError("the optimizer has taken steps already; compile the model anew")
-    if getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
-        optimizer, "_exclude_from_weight_decay_pattern", None
-    ):
-        raise NotSupportedError(
-            "exclude_from_weight_decay is not part of the optimizer's config and would be lost"
-        )
-    losses = keras.tree.flatten(model.loss)
-    if any(
-        getattr(loss, "reduction", None) in ("sum", "none", None) and hasattr(loss, "reduction")
-        for loss in losses
-    ):
-        raise NotSupportedError(
-            "a loss with reduction 'sum' or none changes its meaning with the number of workers; "
-            "use 'sum_over_batch_size'"
-        )
 
 
 def _architecture(model: Any) -> str:

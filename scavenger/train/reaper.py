@@ -1,8 +1,8 @@
 """A tiny process that outlives the one that leads a job, and ends what that one left: `python reaper.py TAG`.
 
-It reads `+GROUP` and `-GROUP` from standard input. At the end of the input, which comes when the leader ends in
-whatever way, even by SIGKILL, it kills every process group still on its list, and then whatever carries the engine's
-tag in its environment: workers, and what their code started, even where that left its group.
+It reads `+GROUP` and `-GROUP` from standard input. At the end of the input, which comes when the leader ends
+in whatever way, even by SIGKILL, it kills every process group still on its list, and then whatever carries
+the engine's tag in its environment: workers, and what their code started, even where that left its group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SWEEP_S = 0.2
 
 
 def kill_marked(mark: str, *, prefix: bool = False) -> int:
-    """SIGKILL to every process whose mark is (or, with `prefix`, begins with) this one; returns how many there were.
+    """SIGKILL to every process whose mark is (with `prefix`: begins with) this one; returns how many.
 
     Does nothing where the system has no `/proc`: there, process groups must do.
     """

@@ -21,7 +21,7 @@ _MESSAGE_BYTES_MAX = 4 << 20
 
 
 def new_keys() -> Keys:
-    """A new key pair. A server's *public* key is handed to the job's processes alone, so it admits them alone."""
+    """A new key pair. A server admits whoever has its *public* key: the job's processes alone."""
     public, secret = zmq.curve_keypair()
     return public, secret
 

@@ -74,6 +74,7 @@ def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_WRAPPINGS = ("Exception encountered when calling", "Error encountered:")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -83,7 +84,7 @@ def _essence(message: str) -> str:
     if lines[:1] == ["in user code:"]:
         last = max((index for index, line in enumerate(lines) if _FRAME.match(line)), default=-1)
         lines = lines[last + 2 :] or lines[-1:]
-    return next((line for line in lines if "Exception encountered when calling" not in line), "")
+    return next((line for line in lines if not any(words in line for words in _WRAPPINGS)), "")
 
 
 class Worker:
@@ -116,7 +117,7 @@ class Worker:
                 for message in self._data.receive():
                     self._from_aggregator(message)
 
-    # ---- messages -------------------------------------------------------------------------------------------
+    # ---- messages ------------------------------------------------------------------------------------------
 
     def _from_coordinator(self, message: m.Message) -> None:
         match message:
@@ -152,7 +153,7 @@ class Worker:
         assert self._data is not None
         self._data.send(message)
 
-    # ---- work -----------------------------------------------------------------------------------------------
+    # ---- work ----------------------------------------------------------------------------------------------
 
     def _prepare(self, message: m.Prepare) -> None:
         self._layout = Layout.of(message.manifest, message.slots)

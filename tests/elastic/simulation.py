@@ -1,7 +1,8 @@
-"""A job in virtual time: the real `Membership` and `Barrier`, simulated workers, and a network that delays as it likes.
+"""A job in virtual time: the real `Membership` and `Barrier`, simulated workers, and a slow network.
 
-Messages on one link stay in order; nothing else is promised. Workers die at any moment, also between writing a gradient
-and saying so, and are noticed at any later moment. Whatever breaks a law of the protocol raises `Violation`.
+Messages on one link stay in order; nothing else is promised. Workers die at any moment, also between writing
+a gradient and saying so, and are noticed at any later moment. Whatever breaks a law of the protocol raises
+`ViolationError`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ _CHAOS_S = 300.0
 _END_S = 100_000.0
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A law of the protocol was broken."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a worker put into its slot: for which step, over which samples, and whether its weights were right."""
+    """What a worker put into its slot; `weights_held` if nobody overwrote its weights meanwhile."""
 
     kind: str
     step: int
@@ -71,7 +72,7 @@ class Worker:
     def train(self, step: int, view: View) -> None:
         rank = view.rank(self.name)
         if rank is None:
-            raise Violation(f"{self.name} is told to train in a view without it")
+            raise ViolationError(f"{self.name} is told to train in a view without it")
         share = plan_step(view, step, self.world.dataset_size).shares[rank]
         self._compute(
             "gradient", step, step - 1, share.start, share.stop, b.Contribution(self.name, view.number, step)
@@ -80,9 +81,11 @@ class Worker:
     def evaluate(self, step: int, view: View) -> None:
         rank = view.rank(self.name)
         if rank is None:
-            raise Violation(f"{self.name} is told to evaluate in a view without it")
+            raise ViolationError(f"{self.name} is told to evaluate in a view without it")
         share = split(0, self.world.validation_size, view.workers)[rank]
-        self._compute("metrics", step, step, share.start, share.stop, b.Evaluated(self.name, view.number, step))
+        self._compute(
+            "metrics", step, step, share.start, share.stop, b.Evaluated(self.name, view.number, step)
+        )
 
     def _compute(self, kind: str, step: int, reads: int, start: int, stop: int, says: b.Event) -> None:
         began = self.world.weights[reads % 2] == reads
@@ -142,21 +145,24 @@ class World:
         self._undetected: set[str] = set()
         self._unfreed: set[str] = set()
 
-    # ---- time and network -----------------------------------------------------------------------------------
+    # ---- time and network ----------------------------------------------------------------------------------
 
     def duration(self) -> float:
         long = 20.0 if self.random.random() < 0.05 else 1.0
         return self.random.expovariate(1.0) * self.slowness_s * long
 
     def after(self, seconds: float, action: Action) -> None:
+        self._at(self.now + seconds, action)
+
+    def _at(self, time: float, action: Action) -> None:
         self._sequence += 1
-        heapq.heappush(self._queue, (self.now + seconds, self._sequence, action))
+        heapq.heappush(self._queue, (time, self._sequence, action))
 
     def link(self, source: str, target: str, deliver: Action) -> None:
         """Deliver after any delay, but behind what went the same way before."""
         arrival = max(self.now + self.duration(), self._links.get((source, target), 0.0))
         self._links[source, target] = arrival
-        self.after(arrival - self.now, deliver)
+        self._at(arrival, deliver)
 
     def run(self) -> None:
         """Chaos, then calm: the job must come to its end."""
@@ -169,10 +175,12 @@ class World:
             action()
         if self.barrier.phase is not Phase.STOPPED:
             alive = [w.name for w in self.workers.values() if w.alive]
-            raise Violation(f"stuck in {self.barrier.phase} waiting for {self.barrier.missing}; alive: {alive}")
+            raise ViolationError(
+                f"stuck in {self.barrier.phase} waiting for {self.barrier.missing}; alive: {alive}"
+            )
         self._check_coverage()
 
-    # ---- what befalls it -------------------------------------------------------------------------------------
+    # ---- what befalls it -----------------------------------------------------------------------------------
 
     def _chaos(self) -> None:
         if self.now > _CHAOS_S * self.slowness_s:
@@ -200,8 +208,10 @@ class World:
         for _ in range(count):
             worker = Worker(self, self.membership.launch())
             self.workers[worker.name] = worker
-            start = self.duration() * 3
-            self.after(start, lambda w=worker: w.alive and self._join(w))  # type: ignore[misc]
+            self._start(worker)
+
+    def _start(self, worker: Worker) -> None:
+        self.after(self.duration() * 3, lambda: self._join(worker) if worker.alive else None)
 
     def _join(self, worker: Worker) -> None:
         def joined() -> None:
@@ -224,7 +234,7 @@ class World:
             self.losses += 1
             self.after(self.duration(), lambda: self._noticed(worker.name))
 
-    # ---- coordinator ----------------------------------------------------------------------------------------
+    # ---- coordinator ---------------------------------------------------------------------------------------
 
     def _ready(self, name: str) -> None:
         if self.membership.state(name) is not WorkerState.STARTING:
@@ -245,8 +255,10 @@ class World:
             return
         for name in self.membership.workers(WorkerState.STANDBY)[:1]:
             self.membership.release(name)
-            worker = self.workers[name]
-            self.link("coordinator", name, lambda: worker.take(lambda: self._die(worker)))
+            self._quit(self.workers[name])
+
+    def _quit(self, worker: Worker) -> None:
+        self.link("coordinator", worker.name, lambda: worker.take(lambda: self._die(worker)))
 
     def _noticed(self, name: str) -> None:
         self._announce(self.membership.lost(name))
@@ -267,7 +279,7 @@ class World:
         self.membership.installed(view.number)
         self._free_slots()
 
-    # ---- aggregator -----------------------------------------------------------------------------------------
+    # ---- aggregator ----------------------------------------------------------------------------------------
 
     def to_aggregator(self, name: str, event: b.Event) -> None:
         self.link(name, "aggregator", lambda: self._feed(event))
@@ -299,15 +311,19 @@ class World:
 
     def _install(self, view: View) -> None:
         if self.installed and view.number <= self.installed[-1]:
-            raise Violation(f"view {view.number} after view {self.installed[-1]}")
+            raise ViolationError(f"view {view.number} after view {self.installed[-1]}")
         if view.first_step != self.barrier.step + 1:
-            raise Violation(f"view {view.number} begins at {view.first_step}, after step {self.barrier.step}")
+            raise ViolationError(
+                f"view {view.number} begins at {view.first_step}, after step {self.barrier.step}"
+            )
         self.installed.append(view.number)
         self.link("aggregator", "coordinator", lambda: self._installed(view))
 
     def _proceed(self, order: b.Proceed) -> None:
         if order.worker not in self.joined:
-            raise Violation(f"{order.worker} has never spoken to the aggregator, so it cannot be reached")
+            raise ViolationError(
+                f"{order.worker} has never spoken to the aggregator, so it cannot be reached"
+            )
         worker = self.workers[order.worker]
         work: dict[str, Action] = {
             "train": lambda: worker.train(order.step + 1, order.view),
@@ -324,7 +340,9 @@ class World:
             for member, share in zip(apply.view.members, plan.shares, strict=True):
                 wanted = Written("gradient", plan.step, share.start, share.stop, True)
                 if self.slots.get(member.slot) != wanted:
-                    raise Violation(f"step {plan.step} reads {self.slots.get(member.slot)}, not {wanted}")
+                    raise ViolationError(
+                        f"step {plan.step} reads {self.slots.get(member.slot)}, not {wanted}"
+                    )
 
         def done() -> None:
             look()
@@ -333,16 +351,16 @@ class World:
             self.covered.append((plan.epoch, plan.shares[0].start, plan.shares[-1].stop))
             sizes = [share.samples for share in plan.shares]
             if max(sizes) - min(sizes) > 1 or sum(sizes) != plan.samples:
-                raise Violation(f"shares {sizes}")
+                raise ViolationError(f"shares {sizes}")
             if any(x.stop != y.start for x, y in zip(plan.shares, plan.shares[1:], strict=False)):
-                raise Violation(f"shares are not contiguous: {plan.shares}")
+                raise ViolationError(f"shares are not contiguous: {plan.shares}")
             self._carry_out(self.barrier.handle(b.Applied(plan.step)))
             while self._aggregator and not self._applying:
                 self._aggregator.popleft()()
 
         look()
         if plan.step != len(self.covered) + 1:
-            raise Violation(f"step {plan.step} is applied after {len(self.covered)} others")
+            raise ViolationError(f"step {plan.step} is applied after {len(self.covered)} others")
         self._applying = True
         self.after(self.duration(), done)
 
@@ -351,14 +369,14 @@ class World:
         for member, share in zip(order.view.members, shares, strict=True):
             wanted = Written("metrics", order.plan.step, share.start, share.stop, True)
             if self.slots.get(member.slot) != wanted:
-                raise Violation(f"metrics of step {order.plan.step} read {self.slots.get(member.slot)}")
+                raise ViolationError(f"metrics of step {order.plan.step} read {self.slots.get(member.slot)}")
         first = self.workers[order.view.members[0].worker]
         work: Action = lambda: first.summarise(order.plan.step, order.view)  # noqa: E731
         self.link("aggregator", first.name, lambda: first.take(work))
 
     def _report(self, report: b.Report) -> None:
         if self.reported != list(range(report.plan.epoch)):
-            raise Violation(f"epoch {report.plan.epoch} is reported after {self.reported}")
+            raise ViolationError(f"epoch {report.plan.epoch} is reported after {self.reported}")
         self.reported.append(report.plan.epoch)
         stop = len(self.reported) >= self.epochs
         self.link(
@@ -371,7 +389,9 @@ class World:
         expected = (0, 0)
         for epoch, start, stop in self.covered:
             if (epoch, start) != expected:
-                raise Violation(f"samples {start}..{stop} of epoch {epoch} follow {expected}")
+                raise ViolationError(f"samples {start}..{stop} of epoch {epoch} follow {expected}")
             expected = (epoch, stop) if stop < self.dataset_size else (epoch + 1, 0)
         if expected != (self.epochs, 0) or len(self.reported) != self.epochs:
-            raise Violation(f"ended at {expected} with {self.reported} reported, not after {self.epochs} epochs")
+            raise ViolationError(
+                f"ended at {expected} with {self.reported} reported, not after {self.epochs} epochs"
+            )

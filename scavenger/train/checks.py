@@ -1,0 +1,80 @@
+"""What cannot be split over workers exactly is refused: nothing is approximated silently."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from scavenger.errors import NotSupportedError
+
+__all__ = ["check_model", "check_variables"]
+
+_DTYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "uint32", "bool")
+
+
+def check_model(model: Any) -> None:
+    """Refuse models, optimizers and losses whose training cannot be split over workers.
+
+    Raises:
+        NotSupportedError: With what it is and, where there is one, the way out.
+    """
+    if not isinstance(model, keras.Model):
+        raise NotSupportedError(f"the job's model is a {type(model).__name__}, not a keras.Model")
+    if not model.compiled or model.optimizer is None or model.loss is None:
+        raise NotSupportedError("the model is not compiled: call model.compile(optimizer=..., loss=...)")
+    if type(model).train_step is not keras.Model.train_step:
+        raise NotSupportedError(
+            f"{type(model).__name__} has a train_step of its own, which cannot be split into gradients; "
+            "put the loss into compute_loss"
+        )
+    if type(model).test_step is not keras.Model.test_step:
+        raise NotSupportedError(
+            f"{type(model).__name__} has a test_step of its own, which cannot be split over workers; put the "
+            "loss into compute_loss"
+        )
+    optimizer = model.optimizer
+    if not type(optimizer).__module__.startswith("keras."):
+        raise NotSupportedError(
+            f"the optimizer {type(optimizer).__name__} is not one of Keras's own, so the aggregator, which "
+            "runs no code of the user, cannot apply it"
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise NotSupportedError("loss scaling (LossScaleOptimizer) is not supported; compile without it")
+    if int(optimizer.iterations.numpy()) > 0:
+        raise NotSupportedError("the optimizer has taken steps already; compile the model anew")
+    if getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
+        optimizer, "_exclude_from_weight_decay_pattern", None
+    ):
+        raise NotSupportedError(
+            "exclude_from_weight_decay is not part of the optimizer's config and would be lost"
+        )
+    losses = keras.tree.flatten(model.loss)
+    if any(
+        getattr(loss, "reduction", None) in ("sum", "none", None) and hasattr(loss, "reduction")
+        for loss in losses
+    ):
+        raise NotSupportedError(
+            "a loss with reduction 'sum' or none changes its meaning with the number of workers; "
+            "use 'sum_over_batch_size'"
+        )
+
+
+def check_variables(trainable: Sequence[Any], states: Sequence[Any]) -> None:
+    """Refuse variables whose update the aggregator, which sees nothing but tensors, would get wrong.
+
+    Raises:
+        NotSupportedError: With the variable's path.
+    """
+    if not trainable:
+        raise NotSupportedError("the model has no trainable weights")
+    for variable in trainable:
+        if variable.constraint is not None:
+            raise NotSupportedError(f"{variable.path} has a constraint, which the aggregator cannot apply")
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise NotSupportedError(f"{variable.path} is overwritten with its gradient (quantised training)")
+    for variable in [*trainable, *states]:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if dtype not in _DTYPES:
+            raise NotSupportedError(f"{variable.path} has type {dtype}; weights may be {', '.join(_DTYPES)}")

@@ -1,0 +1,24 @@
+"""Proof, after every test of this folder, that nothing was left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import eventually, ours
+
+
+def _files() -> set[str]:
+    shared = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
+    return shared | {str(path) for path in Path("/tmp").glob("*.ipc")}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind() -> Iterator[None]:
+    """Fails a test after which a process, a file in shared memory or a socket file is left."""
+    before, files = ours(), _files()
+    yield
+    assert eventually(lambda: not ours() - before), "a process was left behind"
+    assert not _files() - files

@@ -1,0 +1,61 @@
+"""Jobs that train in milliseconds: one small network, several optimizers, data drawn from a fixed seed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+
+from scavenger.sdk import KerasJob
+
+_RANDOM = np.random.default_rng(42)
+X = _RANDOM.normal(size=(230, 6)).astype("float32")
+Y = (X @ _RANDOM.normal(size=(6, 3)) + 0.3 * _RANDOM.normal(size=(230, 3))).argmax(axis=1)
+TRAIN, HELD_OUT = slice(0, 170), slice(170, 230)
+
+
+def network(optimizer: Any, *layers: Any) -> Any:
+    model = keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(12, activation="tanh"), *layers, keras.layers.Dense(3)]
+    )
+    model.compile(
+        optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
+    )
+    return model
+
+
+def arrays(model: Any) -> KerasJob:
+    return KerasJob(model, (X[TRAIN], Y[TRAIN]), (X[HELD_OUT], Y[HELD_OUT]))
+
+
+def momentum() -> KerasJob:
+    return arrays(network(keras.optimizers.SGD(0.05, momentum=0.9)))
+
+
+def adam() -> KerasJob:
+    return arrays(network(keras.optimizers.Adam(0.003, epsilon=1e-4)))
+
+
+def decayed() -> KerasJob:
+    return arrays(network(keras.optimizers.AdamW(0.003, weight_decay=0.1, global_clipnorm=0.5, epsilon=1e-4)))
+
+
+def normalised() -> KerasJob:
+    return arrays(network(keras.optimizers.SGD(0.05), keras.layers.BatchNormalization()))
+
+
+class _Slow:
+    """The same samples, each of which takes a moment to read."""
+
+    def __len__(self) -> int:
+        return 170
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.001)
+        return X[index], Y[index]
+
+
+def slow() -> KerasJob:
+    return KerasJob(network(keras.optimizers.SGD(0.02, momentum=0.9)), _Slow(), (X[HELD_OUT], Y[HELD_OUT]))

@@ -1,0 +1,429 @@
+"""A model as pure functions of weights and samples: shares add up, and what would not is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from scavenger.errors import NotSupportedError
+from scavenger.sdk import KerasJob
+from scavenger.train.data import DataError
+from scavenger.train.optimizer import average
+from scavenger.train.program import Gradient, Program
+
+_RANDOM = np.random.default_rng(3)
+X = _RANDOM.normal(size=(37, 5)).astype("float32")
+Y = _RANDOM.integers(0, 3, size=37)
+W = _RANDOM.uniform(0.1, 2.0, size=37).astype("float32")
+LAYERS = keras.layers
+
+
+def classifier(*hidden: Any, **compile_with: Any) -> Any:
+    model = keras.Sequential([keras.Input((5,)), *hidden, LAYERS.Dense(3)])
+    options = {
+        "optimizer": keras.optimizers.SGD(0.1),
+        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        "metrics": ["accuracy"],
+    }
+    model.compile(**{**options, **compile_with})
+    return model
+
+
+def in_shares(program: Program, parts: Sequence[int], samples: int, *, halves: bool = False) -> list[Any]:
+    """The mean gradient, put together from consecutive shares of the first samples."""
+    weights = program.initial_state()
+    bounds = [0, *np.cumsum(parts)]
+    assert bounds[-1] == samples
+    results = [program.gradient(weights, np.arange(a, b), seed=1, halves=halves) for a, b in pairwise(bounds)]
+    mean = [np.empty_like(gradient) for gradient in results[0].gradients]
+    average([(n, r.gradients) for n, r in zip(parts, results, strict=True)], mean)
+    return mean
+
+
+def assert_equal(a: Sequence[Any], b: Sequence[Any], tolerance: float = 1e-5) -> None:
+    for left, right in zip(a, b, strict=True):
+        scale = max(float(np.abs(right).max(initial=0)), 1e-6)
+        assert float(np.abs(left - right).max(initial=0)) <= tolerance * scale
+
+
+def whole(program: Program, samples: int, *, halves: bool = False) -> Gradient:
+    return program.gradient(program.initial_state(), np.arange(samples), seed=1, halves=halves)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Program:
+    hidden = LAYERS.Dense(4, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.1))
+    return Program(KerasJob(classifier(hidden), (X, Y), (X[:11], Y[:11])))
+
+
+@pytest.fixture(scope="module")
+def rich() -> Program:
+    """Two inputs in a dict, two outputs, sample weights, and a regulariser."""
+    a, b = keras.Input((5,), name="a"), keras.Input((2,), name="b")
+    joined = LAYERS.Concatenate()([LAYERS.Dense(4, activation="relu", kernel_regularizer="l1")(a), b])
+    model = keras.Model(
+        {"a": a, "b": b}, {"c": LAYERS.Dense(3, name="c")(joined), "d": LAYERS.Dense(1, name="d")(joined)}
+    )
+    model.compile(
+        "adam",
+        loss={"c": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "d": "mse"},
+        loss_weights={"c": 1.0, "d": 0.3},
+        metrics={"c": ["accuracy"]},
+        weighted_metrics={"d": ["mae"]},
+    )
+    data = ({"a": X, "b": X[:, :2]}, {"c": Y, "d": X[:, :1]}, {"c": W, "d": W[::-1]})
+    return Program(KerasJob(model, data, data))
+
+
+@pytest.mark.parametrize("parts", [[20], [10, 10], [7, 7, 6], [1] * 20])
+def test_shares_averaged_by_samples_are_the_gradient_of_the_whole_batch(
+    plain: Program, rich: Program, parts: list[int]
+) -> None:
+    for program in (plain, rich):
+        assert_equal(in_shares(program, parts, 20), whole(program, 20).gradients)
+
+
+@pytest.mark.parametrize("samples", [2, 3, 20, 21])
+def test_two_halves_are_the_whole(plain: Program, rich: Program, samples: int) -> None:
+    for program in (plain, rich):
+        apart, together = whole(program, samples, halves=True), whole(program, samples)
+
+        assert_equal(apart.gradients, together.gradients)
+        assert apart.loss == pytest.approx(together.loss, rel=1e-5)
+
+
+def test_the_norms_of_the_halves_are_those_of_the_halves(plain: Program) -> None:
+    weights = plain.initial_state()
+    squares = [
+        sum(
+            float(np.sum(g**2))
+            for g in plain.gradient(weights, np.arange(a, b), seed=1, halves=False).gradients
+        )
+        for a, b in ((0, 10), (10, 21))
+    ]
+
+    half = whole(plain, 21, halves=True).half_sqnorm
+
+    assert half == pytest.approx((10 * squares[0] + 11 * squares[1]) / 21, rel=1e-4)
+    assert whole(plain, 21).half_sqnorm == 0
+
+
+def test_the_gradient_is_kerass_own(plain: Program) -> None:
+    model = keras.models.clone_model(plain.model)
+    model.compile(
+        keras.optimizers.SGD(1.0), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    model.set_weights(plain.model.get_weights())
+    before = model.get_weights()
+    model.train_on_batch(X[:20], Y[:20])
+
+    moved = [a - b for a, b in zip(before, model.get_weights(), strict=True)]
+
+    assert_equal(whole(plain, 20).gradients, moved, 1e-4)
+
+
+def test_metric_sums_of_shares_make_the_metrics_that_keras_tells(plain: Program, rich: Program) -> None:
+    for program in (plain, rich):
+        weights = program.initial_state()
+        count = program.manifest.validation_size
+        parts = [program.evaluate(weights, a, b, 4) for a, b in ((0, 5), (5, 6), (6, count), (count, count))]
+        sums = [sum(values) for values in zip(*parts, strict=True)]
+        got = program.summarise(sums, sums)
+
+        data = program.validation.batch(np.arange(count))  # type: ignore[union-attr]
+        x, y, w = keras.utils.unpack_x_y_sample_weight(data)
+        expected = program.model.evaluate(
+            x, y, sample_weight=w, batch_size=count, return_dict=True, verbose=0
+        )
+
+        # the losses of single outputs are Keras's means over batches, not over samples
+        names = [name for name in expected if name in ("loss",) or not name.endswith("_loss")]
+        assert len(names) >= 2
+        for name in names:
+            assert got[f"val_{name}"] == pytest.approx(expected[name], rel=1e-5)
+        assert set(program.manifest.metric_names) == set(got)
+
+
+def test_dropout_draws_from_the_seed_and_from_nothing_else() -> None:
+    def build() -> Program:
+        keras.utils.set_random_seed(5)
+        return Program(KerasJob(classifier(LAYERS.Dense(40), LAYERS.Dropout(0.5)), (X, Y)))
+
+    one, other = build(), build()
+    weights = one.initial_state()
+
+    def draw(program: Program, seed: int) -> Any:
+        return program.gradient(weights, np.arange(20), seed=seed, halves=False).gradients
+
+    first = draw(one, 7)
+    draw(one, 8)
+    assert_equal(draw(one, 7), first, 1e-7)
+    assert_equal(draw(other, 7), first, 1e-6)
+    assert not np.allclose(draw(one, 8)[0], first[0])
+
+
+def test_halves_of_a_batch_leave_normalisation_as_two_workers_would() -> None:
+    program = Program(KerasJob(classifier(LAYERS.Dense(4), LAYERS.BatchNormalization()), (X, Y)))
+    weights = program.initial_state()
+
+    both = program.gradient(weights, np.arange(21), seed=1, halves=True)
+    a = program.gradient(weights, np.arange(10), seed=1, halves=False)
+    b = program.gradient(weights, np.arange(10, 21), seed=1, halves=False)
+
+    states = [(10 * p + 11 * q) / 21 for p, q in zip(a.states, b.states, strict=True)]
+    assert any(np.abs(new - old).max() > 1e-4 for new, old in zip(states, weights[-2:], strict=True))
+    assert_equal(both.states, states)
+    assert_equal(
+        both.gradients, [(10 * p + 11 * q) / 21 for p, q in zip(a.gradients, b.gradients, strict=True)]
+    )
+
+
+def test_a_gradient_is_a_function_of_the_weights_it_is_given(plain: Program) -> None:
+    weights = plain.initial_state()
+    first = whole(plain, 20).gradients
+    plain.gradient([w + 1 for w in weights], np.arange(20), seed=1, halves=True)
+    plain.evaluate([w - 1 for w in weights], 0, 5, 2)
+
+    assert_equal(plain.gradient(weights, np.arange(20), seed=1, halves=False).gradients, first, 1e-7)
+
+
+def test_frozen_layers_are_no_part_of_the_gradient() -> None:
+    frozen = LAYERS.Dense(4)
+    frozen.trainable = False
+    program = Program(KerasJob(classifier(frozen), (X, Y)))
+
+    roles = {tensor.path.split("/")[-2]: tensor.role for tensor in program.manifest.tensors}
+
+    assert sorted(roles.values()) == ["mean", "trainable"]
+    assert_equal(whole(program, 20).states, program.initial_state()[2:], 0.0)
+
+
+def test_sparse_gradients_are_whole_tensors() -> None:
+    model = keras.Sequential(
+        [keras.Input((5,), dtype="int32"), LAYERS.Embedding(9, 4), LAYERS.Flatten(), LAYERS.Dense(1)]
+    )
+    model.compile("sgd", "mse")
+    program = Program(KerasJob(model, (_RANDOM.integers(0, 9, (20, 5)), X[:20, 0])))
+
+    assert whole(program, 20).gradients[0].shape == (9, 4)
+    assert_equal(in_shares(program, [5, 15], 20), whole(program, 20).gradients)
+
+
+class Samples:
+    """A map-style data set over the same arrays."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index], Y[index]
+
+
+def test_a_map_style_data_set_trains_as_its_arrays_do(plain: Program) -> None:
+    model = keras.models.clone_model(plain.model)
+    model.compile("sgd", plain.model.loss)
+    program = Program(KerasJob(model, Samples()))
+    indices = np.array([3, 30, 4])
+
+    got = program.gradient(plain.initial_state(), indices, seed=1, halves=False).gradients
+
+    assert_equal(got, plain.gradient(plain.initial_state(), indices, seed=1, halves=False).gradients)
+
+
+def test_a_saved_model_is_a_plain_keras_model_with_the_given_weights(plain: Program, tmp_path: Path) -> None:
+    weights = [w + 0.25 for w in plain.initial_state()]
+    path = tmp_path / "deep" / "model.keras"
+
+    plain.save(weights, path)
+
+    assert_equal(keras.models.load_model(path).get_weights(), weights, 0.0)
+    assert [file.name for file in path.parent.iterdir()] == ["model.keras"]
+
+
+def test_a_model_that_cannot_be_saved_leaves_the_last_file_alone(
+    plain: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.keras"
+    path.write_text("the last one")
+
+    def fails(partial: Path) -> None:
+        partial.write_text("half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(plain.model, "save", fails)
+
+    with pytest.raises(OSError, match="no space"):
+        plain.save(plain.initial_state(), path)
+    assert path.read_text() == "the last one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_models_of_one_making_have_one_architecture_and_others_another() -> None:
+    def architecture(units: int, activation: str = "relu") -> str:
+        return Program(KerasJob(classifier(LAYERS.Dense(units, activation)), (X, Y))).manifest.architecture
+
+    assert architecture(4) == architecture(4)
+    assert len({architecture(4), architecture(5), architecture(4, "tanh")}) == 3
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+
+class OwnTrainStep(keras.Sequential):  # type: ignore[misc]
+    def train_step(self, data: Any) -> Any:
+        return {}
+
+
+class OwnTestStep(keras.Sequential):  # type: ignore[misc]
+    def test_step(self, data: Any) -> Any:
+        return {}
+
+
+class OwnOptimizer(keras.optimizers.SGD):  # type: ignore[misc]
+    pass
+
+
+class Largest(keras.metrics.Metric):  # type: ignore[misc]
+    """A metric that is no sum."""
+
+    def __init__(self) -> None:
+        super().__init__(name="largest")
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, y: Any, predicted: Any, sample_weight: Any = None) -> None:
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(keras.ops.abs(predicted))))
+
+    def result(self) -> Any:
+        return self.value
+
+
+def contrast(y: Any, predicted: Any) -> Any:
+    """A loss that compares the samples of a batch with each other."""
+    return keras.ops.mean(keras.ops.square(predicted - keras.ops.mean(predicted, axis=0)))
+
+
+def subclass(kind: type[Any]) -> Any:
+    model = kind([keras.Input((5,)), LAYERS.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def excluding() -> Any:
+    optimizer = keras.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return classifier(optimizer=optimizer)
+
+
+def trained() -> Any:
+    model = classifier()
+    model.train_on_batch(X, Y)
+    return model
+
+
+def untrainable() -> Any:
+    model = classifier()
+    model.trainable = False
+    return model
+
+
+def masked() -> Any:
+    model = keras.Sequential([keras.Input((5,)), LAYERS.Embedding(9, 3, mask_zero=True), LAYERS.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
+    "no model": (lambda: "model", (X, Y), "not a keras.Model"),
+    "not compiled": (lambda: keras.Sequential([keras.Input((5,)), LAYERS.Dense(1)]), (X, Y), "not compiled"),
+    "its own train_step": (lambda: subclass(OwnTrainStep), (X, Y), "train_step of its own"),
+    "its own test_step": (lambda: subclass(OwnTestStep), (X, Y), "test_step of its own"),
+    "its own optimizer": (lambda: classifier(optimizer=OwnOptimizer()), (X, Y), "not one of Keras's own"),
+    "loss scaling": (
+        lambda: classifier(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())),
+        (X, Y),
+        "loss scaling",
+    ),
+    "a summed loss": (
+        lambda: classifier(
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        ),
+        (X, Y),
+        "reduction 'sum'",
+    ),
+    "a loss over weights": (
+        lambda: classifier(
+            loss=keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction="mean_with_sample_weight"
+            )
+        ),
+        (X, Y, W),
+        "mean_with_sample_weight",
+    ),
+    "a loss across the batch": (lambda: classifier(loss=contrast), (X, Y), "not the mean of its samples'"),
+    "a metric that is no sum": (lambda: classifier(metrics=[Largest()]), (X, Y), "not made of sums"),
+    "a masked output": (masked, (np.abs(X).astype("int32"), X), "mask"),
+    "decay with exceptions": (excluding, (X, Y), "exclude_from_weight_decay"),
+    "steps taken already": (trained, (X, Y), "taken steps already"),
+    "a constraint": (
+        lambda: classifier(LAYERS.Dense(2, kernel_constraint=keras.constraints.NonNeg())),
+        (X, Y),
+        "constraint",
+    ),
+    "nothing to train": (
+        untrainable,
+        (X, Y),
+        "no trainable weights",
+    ),
+    "lengths that differ": (classifier, (X, Y[:-1]), "disagree on the number of samples"),
+    "no sample": (classifier, (X[:0], Y[:0]), "no sample"),
+    "objects": (classifier, (np.array([{}] * 3, dtype=object), Y[:3]), "Python objects"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_what_cannot_be_split_exactly_is_refused_in_one_line(case: str) -> None:
+    model, data, complaint = REFUSALS[case]
+    job = KerasJob(model(), data)
+
+    with pytest.raises((NotSupportedError, DataError)) as caught:
+        Program(job)
+
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_layer_that_draws_at_random_even_in_inference_is_not_refused() -> None:
+    class Noise(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.seed_generator = keras.random.SeedGenerator(1)
+
+        def call(self, x: Any) -> Any:
+            return x + keras.random.normal(keras.ops.shape(x), seed=self.seed_generator)
+
+    program = Program(KerasJob(classifier(Noise()), (X, Y)))
+
+    assert np.isfinite(whole(program, 10).loss)
+
+
+def test_validation_data_of_another_shape_is_an_error_before_training() -> None:
+    program = Program(KerasJob(classifier(), (X, Y), (X[:, :3], Y)))
+
+    with pytest.raises(ValueError, match="shape"):
+        program.evaluate(program.initial_state(), 0, 4, 4)
+
+
+def test_validation_data_need_not_have_the_weights_that_training_data_have() -> None:
+    program = Program(KerasJob(classifier(), (X, Y, W), (X[:9], Y[:9].astype("int32"))))
+    weights = program.initial_state()
+
+    sums = program.evaluate(weights, 0, 9, 4)
+
+    expected = program.model.evaluate(X[:9], Y[:9], verbose=0, return_dict=True)
+    assert program.summarise(sums, sums)["val_loss"] == pytest.approx(expected["loss"], rel=1e-5)
