@@ -103,8 +103,8 @@ class ProcessEngine:
         self._processes[boot.name] = _Process(popen, log)
         assert popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            popen.stdin.write(msgspec.json.encode(boot))
-            popen.stdin.close()
+            popen.stdin.write(msgspec.json.encode(boot) + b"\n")
+            popen.stdin.flush()  # and kept open: its end tells the process that this one is gone
         return popen.pid
 
     def poll(self) -> list[Exit]:
@@ -201,6 +201,9 @@ class ProcessEngine:
 
     def _bury(self, name: str, process: _Process) -> None:
         process.ended = True
+        with contextlib.suppress(BrokenPipeError):
+            assert process.popen.stdin is not None
+            process.popen.stdin.close()
         # what its code started and left: in its group, or else told by the mark that it inherited
         self._kill_group(process.popen.pid)
         for _ in range(_SWEEPS_MAX):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
 import sys
+import threading
 import traceback
 
 import msgspec
@@ -18,16 +17,27 @@ from scavenger.train.wire import Dealer, new_keys
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG = 1
 
+def _bootstrap() -> m.Bootstrap:
+    """Read the first line of standard input, and end with the process at its other end.
 
-def _die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it is gone (Linux)."""
-    parent = os.getppid()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    That one holds the pipe open as long as it lives. The kernel's own signal on a parent's death would not
+    do: it comes when the *thread* that started the process ends.
+    """
+    pipe = os.fdopen(os.dup(0), "rb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)  # the training code finds an empty standard input
+    line = pipe.readline()
+
+    def watch() -> None:
+        while pipe.read(1):
+            pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
+
+    threading.Thread(target=watch, name="scavenger-parent", daemon=True).start()
+    return msgspec.json.decode(line, type=m.Bootstrap)
 
 
 def _limit_threads(threads: int) -> None:
@@ -41,9 +51,7 @@ def _limit_threads(threads: int) -> None:
 
 def main() -> int:
     """Run one role until it is told to quit; returns the exit status."""
-    _die_with_parent()
-    boot = msgspec.json.decode(sys.stdin.buffer.read(), type=m.Bootstrap)
-    sys.stdin.close()
+    boot = _bootstrap()
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

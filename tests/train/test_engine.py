@@ -40,7 +40,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     engines: list[ProcessEngine] = []
 
     def started(program: str) -> ProcessEngine:
-        command = (sys.executable, "-c", f"import sys; sys.stdin.read()\n{program}")
+        command = (sys.executable, "-c", f"import sys; sys.stdin.readline()\n{program}")
         engine = ProcessEngine(tmp_path / "logs", fd, command=command)
         engines.append(engine)
         engine.launch(boot("w0"))
@@ -191,7 +191,7 @@ time.sleep(600)
 
 
 def test_a_leader_killed_on_the_spot_leaves_nothing_behind(tmp_path: Path) -> None:
-    program = f"import sys; sys.stdin.read()\n{_DAEMON}\n{_DEAF}"
+    program = f"import sys; sys.stdin.readline()\n{_DAEMON}\n{_DEAF}"
     leader = subprocess.Popen(
         [sys.executable, "-c", _LEADER, str(tmp_path), program], stdout=subprocess.PIPE, text=True
     )
