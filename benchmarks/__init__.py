@@ -1,0 +1,1 @@
+"""Measurements of Scavenger itself: `python -m benchmarks [NAME...]`; see README.md."""

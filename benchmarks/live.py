@@ -1,0 +1,101 @@
+"""Real elastic training of an example, at whatever configuration a benchmark asks for."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from scavenger.control.goal import Goal
+from scavenger.control.jobfile import load_job
+from scavenger.control.journal import Journal
+from scavenger.control.space import open_cloud, search_space
+from scavenger.control.trainer import Limits, Trainer
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.job import EPOCHS_MAX, GoalSpec
+from scavenger.domain.measurement import StepRecord
+from scavenger.domain.report import Event, Observer, WorkerChanged
+from scavenger.train.coordinator import Coordinator, JobSource, Timeouts
+
+__all__ = ["EXAMPLES", "at", "job_file", "train", "visit"]
+
+EXAMPLES = ("digits", "charlm")
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+def job_file(example: str) -> Path:
+    """Where the job file of an example lies."""
+    return _ROOT / "examples" / example / "job.yaml"
+
+
+class _NoLoss(Observer):
+    """Ends the benchmark when a worker dies: the figures would be of something else."""
+
+    def on_event(self, event: Event) -> None:
+        """See `Observer.on_event`."""
+        if isinstance(event, WorkerChanged) and event.state == "lost":
+            raise RuntimeError(f"{event.process} {event.detail} during the benchmark; measure again")
+
+
+@contextmanager
+def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int) -> Iterator[Trainer]:
+    """The example in training, at K workers and batch B, until the block is left.
+
+    It has no goal, so it never ends by itself. Workers that a smaller K leaves out stay warm.
+
+    Raises:
+        RuntimeError: If a worker dies.
+    """
+    file = job_file(example)
+    job = load_job(file)
+    offer = search_space(job, open_cloud(job)).offers[0]
+    coordinator = Coordinator(
+        JobSource(uuid.uuid4().hex, str(job.train), file.parent, job.seed, offer.cpus),
+        slots=job.worker_counts[-1],
+        work_dir=work_dir,
+        timeouts=Timeouts(job.limits.start, job.limits.step),
+    )
+    journal = Journal(work_dir / "measurements.jsonl", job_id="benchmark", job=job.name)
+    try:
+        trainer = Trainer(
+            coordinator,
+            goal=Goal(GoalSpec(max_epochs=EPOCHS_MAX)),
+            offer=offer,
+            limits=Limits(None, None),
+            journal=journal,
+            observer=_NoLoss(),
+            started_at=time.monotonic(),
+            on_tick=lambda: None,
+        )
+        coordinator.start(workers)
+        trainer.move(at(trainer, workers, global_batch_size), "benchmark")
+        yield trainer
+    finally:
+        coordinator.close()
+        journal.close()
+
+
+def at(trainer: Trainer, workers: int, global_batch_size: int) -> Configuration:
+    """K and B on the VM type that the job runs on."""
+    return Configuration(trainer.offer.vm, workers, global_batch_size)
+
+
+def visit(trainer: Trainer, workers: int, global_batch_size: int, steps: int) -> list[StepRecord]:
+    """Switch to K and B with the workers that there are, and stay for so many undisturbed steps.
+
+    Returns:
+        Those steps.
+
+    Raises:
+        ValueError: If fewer than K workers are ready.
+    """
+    if trainer.coordinator.ready < workers:
+        raise ValueError(f"{trainer.coordinator.ready} workers are ready, not {workers}")
+    begin = trainer.step
+    trainer.coordinator.resize(workers, global_batch_size, "benchmark")
+    trainer.until(lambda: trainer.coordinator.membership.settled)
+    target = at(trainer, workers, global_batch_size)
+    trainer.until(lambda: len(trainer.window(target, begin)) >= steps)
+    return trainer.window(target, begin)

@@ -1,0 +1,91 @@
+"""How long the command takes to answer, and how slow and how large the processes of a job are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.figures import Benchmark, Result, Spread
+from benchmarks.live import EXAMPLES, job_file, train, visit
+from scavenger.control.jobfile import load_job
+
+__all__ = ["BENCHMARK"]
+
+_AIM_HELP_S = 0.5
+_AIM_BYTES = 1e9
+_STEPS = 10
+_COMMANDS = {
+    "scavenger --help": [sys.executable, "-m", "scavenger_cli", "--help"],
+    "python -c pass": [sys.executable, "-c", "pass"],
+}
+
+
+def _peak_bytes(pid: int, sampled_bytes: int) -> int:
+    """The most resident memory a process has had, as the kernel counts it; else the most that was seen."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.is_file():
+        return sampled_bytes
+    line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def _memory(example: str, work_dir: Path) -> tuple[dict[str, int], list[float]]:
+    """Peak of each process after the largest batch at K = 1 and K = 2 and an evaluation; set-up times."""
+    batch = load_job(job_file(example)).batch_sizes[-1]
+    with train(example, work_dir, workers=2, global_batch_size=batch) as trainer:
+        visit(trainer, 1, batch, _STEPS)
+        visit(trainer, 2, batch, _STEPS)
+        epochs = len(trainer.epochs)
+        trainer.until(lambda: len(trainer.epochs) > epochs)  # evaluation needs memory too
+        sampled = trainer.coordinator.memory_bytes
+        peaks = {
+            name: _peak_bytes(pid, sampled.get(name, 0))
+            for name, (_, pid, state) in trainer.coordinator.processes().items()
+            if state != "gone"
+        }
+        return peaks, list(trainer.setup_s)
+
+
+def run(repetitions: int, work_dir: Path) -> Result:
+    """Answer so many times; train each example once."""
+    times: dict[str, list[float]] = {name: [] for name in _COMMANDS}
+    for index in range(repetitions + 1):
+        for name, command in _COMMANDS.items():
+            begin = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True)
+            if index:  # the first writes byte code and fills the disk's cache
+                times[name].append(time.perf_counter() - begin)
+    spreads = {name: Spread.of(values) for name, values in times.items()}
+    rows = [(name, str(spread.count), spread.text(1e3, 0) + " ms") for name, spread in spreads.items()]
+    figures: dict[str, object] = {f"{name}_s": spread for name, spread in spreads.items()}
+    worst = 0
+    for example in EXAMPLES:
+        peaks, setup = _memory(example, work_dir / example)
+        workers = Spread.of(size for name, size in peaks.items() if name != "aggregator")
+        ready = Spread.of(setup)
+        rows.append((f"{example}: worker, peak memory", str(workers.count), workers.text(1e-6, 0) + " MB"))
+        rows.append((f"{example}: aggregator, peak memory", "1", f"{peaks['aggregator'] * 1e-6:.0f} MB"))
+        rows.append((f"{example}: two workers at once, until ready", str(ready.count), ready.text() + " s"))
+        figures[example] = {
+            "worker_bytes": workers,
+            "aggregator_bytes": peaks["aggregator"],
+            "setup_s": ready,
+        }
+        worst = max(worst, *peaks.values())
+    answer, bare = spreads["scavenger --help"], spreads["python -c pass"]
+    return Result(
+        headers=("what", "n", "median (least – greatest)"),
+        rows=tuple(rows),
+        verdict=f"aim: help within {_AIM_HELP_S * 1e3:.0f} ms: {answer.median * 1e3:.0f} ms, "
+        f"{answer.median / bare.median:.1f} times the bare interpreter; every process below "
+        f"{_AIM_BYTES * 1e-6:.0f} MB: largest {worst * 1e-6:.0f} MB",
+        figures=figures,
+        remarks=(
+            "memory: most resident memory over the process's life, shared pages counted in each process",
+        ),
+    )
+
+
+BENCHMARK = Benchmark("startup", 10, run)

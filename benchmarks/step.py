@@ -1,0 +1,83 @@
+"""What a step costs beyond its gradient, and beside plain Keras in one process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.figures import Benchmark, Result, Spread
+from benchmarks.keras_peer import run_peer
+from benchmarks.live import EXAMPLES, job_file, train, visit
+from scavenger.domain.measurement import StepRecord
+
+__all__ = ["BENCHMARK"]
+
+_BATCH = {"digits": 128, "charlm": 64}
+_STEPS = 20
+
+
+def _medians(windows: Iterable[list[StepRecord]], field: str) -> Spread:
+    return Spread.of(statistics.median(getattr(record, field) for record in window) for window in windows)
+
+
+def _plain(folder: Path, batch: int) -> float:
+    """Median step of a fresh Keras process, with one thread as a worker has by default."""
+    times: list[float] = run_peer(folder, threads=1, batch=batch, steps=_STEPS)["step_times_s"]
+    return statistics.median(times)
+
+
+def run(repetitions: int, work_dir: Path) -> Result:
+    """Windows at K = 1 and K = 2 in turn; fresh processes of plain Keras, half before and half after them."""
+    rows: list[tuple[str, ...]] = []
+    figures: dict[str, object] = {}
+    verdicts = []
+    for example in EXAMPLES:
+        batch, folder = _BATCH[example], job_file(example).parent
+        windows: dict[int, list[list[StepRecord]]] = {1: [], 2: []}
+        peers = [_plain(folder, batch) for _ in range(repetitions - repetitions // 2)]
+        with train(example, work_dir / example, workers=2, global_batch_size=batch) as trainer:
+            for _ in range(repetitions):
+                for workers, seen in windows.items():
+                    seen.append(visit(trainer, workers, batch, _STEPS))
+        peers += [_plain(folder, batch) for _ in range(repetitions // 2)]
+        plain = Spread.of(peers)
+        rows.append((f"{example}, Keras train_on_batch", str(plain.count), plain.text(1e3), "-", "-", "1.00"))
+        found: dict[str, object] = {"global_batch_size": batch, "keras_step_time_s": plain}
+        for workers, seen in windows.items():
+            step, compute, sync = (_medians(seen, f"{name}_s") for name in ("step_time", "compute", "sync"))
+            ratio = step.median / plain.median
+            rows.append(
+                (
+                    f"{example}, K = {workers}",
+                    str(step.count),
+                    step.text(1e3),
+                    compute.text(1e3),
+                    sync.text(1e3, 2),
+                    f"{ratio:.2f}",
+                )
+            )
+            found[f"workers_{workers}"] = {
+                "step_time_s": step,
+                "compute_s": compute,
+                "sync_s": sync,
+                "ratio_to_keras": ratio,
+            }
+            share = sync.median / step.median
+            verdicts.append(f"{example} K = {workers}: sync {share:.1%} of a step, {ratio:.2f} x Keras")
+        figures[example] = found
+    sizes = ", ".join(f"{example} {batch}" for example, batch in _BATCH.items())
+    return Result(
+        headers=("what", "n", "step, ms", "gradient, ms", "sync, ms", "step / Keras"),
+        rows=tuple(rows),
+        verdict="; ".join(verdicts),
+        figures=figures,
+        remarks=(
+            f"B: {sizes}; one thread per process, Keras's too; n medians of {_STEPS} undisturbed steps each",
+            "at K = 1 the gradient is computed in two halves, which tells its noise",
+            "at K = 2, a ratio below 1 is what the second processor gains",
+        ),
+    )
+
+
+BENCHMARK = Benchmark("step", 4, run)
