@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 
 
 class Journal:
-    """A file of JSON lines, each with its `kind`; written as things happen, so a crash loses at most a second.
+    """A file of JSON lines, each with its `kind`; written as things happen: a crash loses at most a second.
 
     Raises:
         OSError: If the file cannot be written.

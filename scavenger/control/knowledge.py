@@ -29,8 +29,8 @@ class Knowledge:
 
     Attributes:
         same: The newest model of the same job on the same hardware; None if there is none.
-        nearest: Where there is none, the nearest that differs in settings alone (optimizer's, goal), as in a search over
-            hyperparameters, with what differs; None if there is none.
+        nearest: Where there is none, the nearest that differs in settings alone (optimizer's, goal), as in a
+            search over hyperparameters, with what differs; None if there is none.
         convergence: Finished runs of the same job to the same goal, on any hardware.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,37 +13,64 @@ from scavenger.domain.document import report_document
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import (
+    EpochEnded,
     Event,
     Noted,
     Observer,
     PhaseChanged,
     RunReport,
+    StepDone,
     ViewChanged,
     WorkerChanged,
 )
+from scavenger.errors import StoreBusyError
 from scavenger.store import Store
-from scavenger.store.records import JobUpdate, ProcessState
+from scavenger.store.records import JobRecord, JobUpdate
 from scavenger.train.coordinator import Coordinator
 
 __all__ = ["Recorder"]
 
 _STATES: dict[str, Any] = {"profiling": "profiling", "running": "running"}
+_RETRY_S = 30.0
+"""Until a store that another process held is tried again: a try may wait for seconds, and the job goes on."""
 
 
 class Recorder(Observer):
-    """One job's entry in the store. Leaving its `with` block in any way ends the entry."""
+    """One job's entry in the store. Leaving its `with` block in any way ends the entry.
 
-    def __init__(self, store: Store, job_id: str, observer: Observer) -> None:
-        self._store, self.job_id, self._observer = store, job_id, observer
+    Another process that holds the store does not end the job: what is to be recorded waits until the store is
+    free again, or, at the latest, until the job's end.
+
+    Attributes:
+        record: The entry as it began.
+        warnings: What went wrong with the recording.
+        muted: Steps and epochs are kept from the user while a question stands.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        record: JobRecord,
+        observer: Observer,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self.record, self._observer, self._clock = store, record, observer, clock
         self._coordinator: Coordinator | None = None
         self._known: dict[str, tuple[str, int | None]] = {}
+        self._waiting: list[Callable[[], object]] = []
+        self._retry_at = 0.0
         self._ended = False
+        self.warnings: list[str] = []
+        self.muted = False
 
     @classmethod
     def begin(cls, store: Store, job: JobSpec, job_file: Path, observer: Observer) -> Recorder:
         """A new entry, in state `starting`."""
-        record = store.create_job(job.name, spec=job.written(), job_file=job_file)
-        return cls(store, record.id, observer)
+        return cls(store, store.create_job(job.name, spec=job.written(), job_file=job_file), observer)
+
+    @property
+    def job_id(self) -> str:
+        return self.record.id
 
     def __enter__(self) -> Self:
         return self
@@ -55,7 +84,11 @@ class Recorder(Observer):
         if not self._ended:
             text = f"{type(error).__name__}: {error}" if error is not None else "ended without a report"
             self._store.finish_job(
-                self.job_id, state="failed", report=None, error=text.splitlines()[0], exit_code=1
+                self.job_id,
+                state="failed",
+                report=None,
+                error=text.splitlines()[0],
+                exit_code=getattr(error, "exit_code", 1),
             )
 
     def watch(self, coordinator: Coordinator) -> None:
@@ -65,17 +98,20 @@ class Recorder(Observer):
     def update(self, **fields: Any) -> None:
         """Change the entry; see `scavenger.store.records.JobUpdate`."""
         changes: JobUpdate = fields  # type: ignore[assignment]
-        self._store.update_job(self.job_id, **changes)
+        self._keep(lambda: self._store.update_job(self.job_id, **changes))
 
     def measured(self, measurement: Measurement) -> None:
-        self._store.add_measurements(self.job_id, [measurement])
+        self._keep(lambda: self._store.add_measurements(self.job_id, [measurement]))
 
     def tick(self, trainer: Trainer) -> None:
         """About once a second: that the job lives, where it is, and what its processes do."""
-        self._store.heartbeat(self.job_id)
-        if trainer.steps:
+        if self._waiting and self._clock() < self._retry_at:
+            return
+        self._keep(lambda: self._store.heartbeat(self.job_id))
+        if trainer.steps and not self._waiting:
             self.update(step=trainer.step, cost_usd=trainer.cost_usd)
-        self._record_processes(trainer.step or None)
+        if not self._waiting:
+            self._record_processes(trainer.step or None)
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
@@ -85,28 +121,34 @@ class Recorder(Observer):
                 if event.phase in _STATES:
                     changes["state"] = _STATES[event.phase]
                 self.update(**changes)
-                self._store.add_event(self.job_id, "phase", f"{event.phase}: {event.detail}")
+                self._record_event("phase", f"{event.phase}: {event.detail}")
             case WorkerChanged():
-                level: Any = "warning" if event.state in ("lost", "failed") else "info"
+                level = "warning" if event.state in ("lost", "failed") else "info"
                 text = " ".join(part for part in (event.process, event.state, event.detail) if part)
-                self._store.add_event(self.job_id, "worker", text, level=level)
+                self._record_event("worker", text, level)
             case ViewChanged():
-                self._store.add_event(
-                    self.job_id,
+                self._record_event(
                     "view",
-                    f"view {event.view} from step {event.first_step}: {event.configuration} ({event.reason}); workers "
-                    f"stood still for {event.stall_s * 1e3:.0f} ms",
+                    f"view {event.view} from step {event.first_step}: {event.configuration} ({event.reason})"
+                    f"; workers stood still for {event.stall_s * 1e3:.0f} ms",
                 )
             case Noted():
-                kind: Any = event.level
-                self._store.add_event(self.job_id, "note", event.message, level=kind)
+                self._record_event("note", event.message, event.level)
             case _:
                 pass
-        self._observer.on_event(event)
+        if not (self.muted and isinstance(event, StepDone | EpochEnded)):
+            self._observer.on_event(event)
 
     def finish(self, report: RunReport) -> None:
-        """End the entry."""
-        self._record_processes(report.steps or None)
+        """End the entry.
+
+        Raises:
+            StoreError, StoreBusyError: It could not be written.
+        """
+        self._retry_at = 0.0
+        self._keep(lambda: None)
+        if not self._waiting:
+            self._record_processes(report.steps or None)
         changes: dict[str, Any] = {}
         if report.actual is not None:
             changes |= {"actual": report.actual, "cost_usd": report.actual.cost_usd}
@@ -126,6 +168,27 @@ class Recorder(Observer):
         )
         self._observer.on_event(PhaseChanged("done", report.state))
 
+    def _record_event(self, kind: str, text: str, level: Any = "info") -> None:
+        self._keep(lambda: self._store.add_event(self.job_id, kind, text, level=level))
+
+    def _keep(self, write: Callable[[], object]) -> None:
+        """Write to the store, after what still waits; where it is held by another process, wait with it."""
+        self._waiting.append(write)
+        if self._clock() < self._retry_at:
+            return
+        try:
+            while self._waiting:
+                self._waiting[0]()
+                del self._waiting[0]
+        except StoreBusyError as busy:
+            self._retry_at = self._clock() + _RETRY_S
+            if not self.warnings:
+                self.warnings.append(f"{busy}; meanwhile the job went on")
+                self._observer.on_event(Noted("warning", self.warnings[0]))
+        except BaseException:
+            del self._waiting[0]
+            raise
+
     def _record_processes(self, step: int | None) -> None:
         if self._coordinator is None:
             return
@@ -133,12 +196,8 @@ class Recorder(Observer):
             if self._known.get(name) == (state, step):
                 continue
             self._known[name] = (state, step)
-            now: ProcessState = state  # type: ignore[assignment]
-            self._store.set_process(
-                self.job_id,
-                name,
-                role=role,  # type: ignore[arg-type]
-                state=now,
-                pid=pid,
-                step=step if state == "training" else None,
+            fields: dict[str, Any] = {"role": role, "state": state, "pid": pid}
+            fields["step"] = step if state == "training" else None
+            self._keep(
+                lambda name=name, fields=fields: self._store.set_process(self.job_id, name, **fields)  # type: ignore[misc]
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -24,11 +24,20 @@ def check_supported(job: JobSpec) -> None:
         NotSupportedError: Naming the key and what to write instead.
     """
     refused: list[tuple[bool, str]] = [
-        (job.infra.provider not in CLOUDS, f"infra: {job.infra} cannot be provisioned by this version; use local"),
-        (not isinstance(job.objective, str), "objective: utility is not supported yet; use time, cost or knee"),
+        (
+            job.infra.provider not in CLOUDS,
+            f"infra: {job.infra} cannot be provisioned by this version; use local",
+        ),
+        (
+            not isinstance(job.objective, str),
+            "objective: utility is not supported yet; use time, cost or knee",
+        ),
         (job.spot != "never", f"spot: {job.spot} needs a cloud that has spot VMs; use never"),
         (job.elastic.straggler != "none", "elastic.straggler: replace is not supported yet; use none"),
-        (job.elastic.lr_scaling != "none", f"elastic.lr_scaling: {job.elastic.lr_scaling} is not supported yet; use none"),
+        (
+            job.elastic.lr_scaling != "none",
+            f"elastic.lr_scaling: {job.elastic.lr_scaling} is not supported yet; use none",
+        ),
         (job.checkpoint is not None, "checkpoint is not supported yet; remove it"),
     ]
     for wrong, message in refused:
@@ -53,7 +62,9 @@ def check_training_module(job: JobSpec, job_file: Path) -> Path:
         beside = sorted(p.stem for p in folder.glob("*.py"))
         close = get_close_matches(job.train.module, beside, n=1)
         hint = f"; did you mean {close[0]}:{job.train.name}?" if close else ""
-        raise ConfigurationError(f"{job_file}: train names {job.train.module}.py, which is not in {folder}{hint}")
+        raise ConfigurationError(
+            f"{job_file}: train names {job.train.module}.py, which is not in {folder}{hint}"
+        )
     return folder
 
 
@@ -92,31 +103,32 @@ def _select(job: JobSpec, cloud: Cloud) -> tuple[Offer, ...]:
                 f"{wanted.memory or 'any'} GiB; it has {', '.join(o.vm for o in offers)}"
             )
     if len(chosen) > 1:
-        raise NotSupportedError("resources.any_of: choosing between VM types is not supported yet; name one vm")
+        raise NotSupportedError(
+            "resources.any_of: choosing between VM types is not supported yet; name one vm"
+        )
     return chosen
 
 
-@dataclass(frozen=True, slots=True)
-class _Fitted:
-    space: SearchSpace
-    notes: tuple[str, ...]
-
-
-def fit_to_data(space: SearchSpace, dataset_size: int) -> _Fitted:
-    """The space without batch sizes that the data cannot fill, and a note where that left some out.
+def fit_to_data(space: SearchSpace, dataset_size: int) -> tuple[SearchSpace, tuple[str, ...]]:
+    """The space without what the data cannot fill, and a note where that left something out.
 
     Raises:
-        ConfigurationError: If none is left.
+        ConfigurationError: If nothing is left.
     """
     sizes = tuple(size for size in space.global_batch_sizes if size <= dataset_size)
     if sizes == space.global_batch_sizes:
-        return _Fitted(space, ())
-    if not sizes or sizes[-1] < space.workers[0]:
+        return space, ()
+    if not sizes:
         raise ConfigurationError(
-            f"search.batch_size: the smallest, {space.global_batch_sizes[0]}, is more than the {dataset_size} samples "
-            "of an epoch"
+            f"search.batch_size: the smallest, {space.global_batch_sizes[0]}, is more than the "
+            f"{dataset_size} samples of an epoch"
+        )
+    workers = tuple(k for k in space.workers if k <= sizes[-1])
+    if not workers:
+        raise ConfigurationError(
+            f"search.workers: the fewest, {space.workers[0]}, cannot each have a sample of the largest "
+            f"batch, {sizes[-1]}, that an epoch of {dataset_size} samples fills"
         )
     dropped = len(space.global_batch_sizes) - len(sizes)
     note = f"{dropped} batch size(s) above the {dataset_size} samples of an epoch left out"
-    workers = tuple(k for k in space.workers if k <= sizes[-1])
-    return _Fitted(replace(space, global_batch_sizes=sizes, workers=workers), (note,))
+    return replace(space, global_batch_sizes=sizes, workers=workers), (note,)

@@ -1,4 +1,4 @@
-"""Drives a coordinator: turns what it reports into records, answers epochs, replaces lost workers, holds the limits."""
+"""Drives a coordinator: records what it reports, answers epochs, replaces lost workers, holds the limits."""
 
 from __future__ import annotations
 
@@ -26,10 +26,15 @@ VIEW_WARM_UP_STEPS = 3
 REPLACEMENTS_MAX = 3
 """Workers replaced over a run, before it goes on with what is left: a create-die loop must end."""
 DRAIN_S = 5.0
-"""Time kept in reserve below a deadline or budget, for saving the model and ending the workers."""
+"""Time kept in reserve below a deadline or budget, for saving a small model and ending the workers."""
+CLOSE_S = 2.0
+"""The part of `DRAIN_S` in which the workers end; the rest is for saving."""
+SAVED_BYTES_PER_S = 50e6
+"""How fast a model is written at least: a slow network disk, where a model's file is often bound for."""
 _POLL_S = 0.05
 _FLUSH_S = 1.0
 _MAD_TO_SD = 1.4826
+_BYTES = {"float16": 2, "int16": 2, "float32": 4, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +49,13 @@ class Trainer:
     """One job's training, at whatever configuration it is told.
 
     Args:
-        coordinator: Started already.
+        coordinator: Not started yet; `start` does.
         offer: What a worker costs.
         started_at: Clock reading at the job's beginning.
         on_tick: Called about once a second, for whoever records that the job lives.
 
-    `pump` and everything that waits raises what `Coordinator.poll` raises, `LimitReachedError` before a limit would
-    be crossed, and `Interrupted` after `stop`.
+    `pump` and everything that waits raises what `Coordinator.poll` raises, `LimitReachedError` before a limit
+    would be crossed, and `Interrupted` after `stop`.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.coordinator, self.goal, self.offer, self._limits = coordinator, goal, offer, limits
-        self._journal, self._observer, self._on_tick, self._clock = journal, observer, on_tick, clock
+        self.journal, self._observer, self._on_tick, self._clock = journal, observer, on_tick, clock
         self._started_at = started_at
         self.steps: list[StepRecord] = []
         self.samples_by_batch: dict[int, int] = {}
@@ -81,14 +86,14 @@ class Trainer:
         self.reached = False
         self.progress: Callable[[], float | None] = lambda: None
         self.best_epoch: EpochRecord | None = None
-        self._target_workers = 0
+        self.wanted = 0
         self._replaced = 0
         self._view: m.ViewInstalled | None = None
         self._view_steps = 0
         self._stop_reason: str | None = None
         self._ticked_at = 0.0
 
-    # ---- what is --------------------------------------------------------------------------------------------
+    # ---- what is -------------------------------------------------------------------------------------------
 
     @property
     def elapsed_s(self) -> float:
@@ -98,6 +103,21 @@ class Trainer:
     def cost_usd(self) -> float:
         """What the workers have cost so far, from their launch on."""
         return self.coordinator.worker_seconds() * self.offer.price_usd_per_hour / 3600.0
+
+    @property
+    def workers_max(self) -> int | None:
+        """The largest cluster that can be kept alive; None where nothing speaks against any."""
+        return self.wanted if self._replaced > REPLACEMENTS_MAX else None
+
+    @property
+    def drain_s(self) -> float:
+        """Time to end in order: a worker writes the model after what it is at, and all are ended."""
+        manifest = self.coordinator.manifest
+        tensors = () if manifest is None else manifest.tensors
+        state_bytes = sum(math.prod(t.shape) * _BYTES.get(t.dtype, 8) for t in tensors)
+        busy = [record.step_time_s for record in self.steps[-VIEW_WARM_UP_STEPS:]]
+        busy += [epoch.evaluation_s for epoch in self.epochs[-1:]]
+        return DRAIN_S + state_bytes / SAVED_BYTES_PER_S + max(busy, default=0.0)
 
     @property
     def step(self) -> int:
@@ -112,45 +132,67 @@ class Trainer:
             self.warnings.append(message)
         self._tell(Noted(level, message))
 
-    # ---- what is wanted -------------------------------------------------------------------------------------
+    # ---- what is wanted ------------------------------------------------------------------------------------
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Train until a condition holds or training is finished."""
         while not (self.finished or condition()):
             self.pump()
 
-    def move(self, target: Configuration, reason: str, *, meanwhile: int | None = None) -> None:
-        """Go over to a configuration: start what is missing while training goes on, switch, let go what is spare.
+    def start(self, workers: int) -> None:
+        """Start the job's processes."""
+        self.wanted = workers
+        self.coordinator.start(workers)
+
+    def move(
+        self,
+        target: Configuration,
+        reason: str,
+        *,
+        meanwhile: int | None = None,
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Go over to a configuration: start what is missing while training goes on, switch, let the spare go.
 
         Args:
             reason: For the report.
             meanwhile: Batch size to train with while workers start; None to stay at the present one.
+            give_up: Whether to wait no longer for workers to start.
+
+        Returns:
+            Whether it is there: not where training finished or it was given up before, nor where workers were
+            lost that could not be replaced, so that there are fewer.
         """
-        self._target_workers = target.workers
+        self.wanted = target.workers
         missing = target.workers - len(self.coordinator.membership.alive)
         if missing > 0:
             if meanwhile is not None and self.configuration is not None:
                 self.coordinator.resize(self.configuration.workers, meanwhile, "while workers start")
             self._launch(missing)
-        self.until(lambda: self.coordinator.ready >= self._target_workers)
+        self.until(lambda: self.coordinator.ready >= self.wanted or give_up())
+        if not self.finished and self.coordinator.ready < self.wanted:
+            # those that still start are let go once they are ready, unless they are wanted by then
+            self.wanted = max(1, self.coordinator.membership.count(WorkerState.TRAINING))
+            return False
         if self.finished:
-            return
-        workers = min(target.workers, self._target_workers)
-        self.coordinator.resize(workers, target.global_batch_size, reason)
+            return False
+        workers = min(target.workers, self.wanted)
+        self.coordinator.resize(workers, max(workers, target.global_batch_size), reason)
         self.until(lambda: self.coordinator.membership.settled)
-        self.release(workers)
-
-    def release(self, keep: int) -> None:
-        """Let workers go beyond `keep`, and wait until they are gone, so that nobody pays for them."""
-        for worker in self.coordinator.release(keep):
-            self._tell(WorkerChanged(worker, "leaving"))
+        self._release()
         self.until(lambda: not self.coordinator.ending)
+        return not self.finished and self.wanted == target.workers
+
+    def _release(self) -> None:
+        """Let workers go beyond those wanted, so that nobody pays for them."""
+        for worker in self.coordinator.release(self.wanted):
+            self._tell(WorkerChanged(worker, "leaving"))
 
     def _launch(self, workers: int) -> None:
         for worker in self.coordinator.launch(workers):
             self._tell(WorkerChanged(worker, "starting"))
 
-    # ---- the loop -------------------------------------------------------------------------------------------
+    # ---- the loop ------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Take in what has happened, at most a moment's worth."""
@@ -161,23 +203,36 @@ class Trainer:
                 case m.EpochReport():
                     self._epoch_ended(event)
                 case m.ViewInstalled():
-                    self._view, self._view_steps = event, 0
-                    self.configuration = Configuration(self.offer.vm, event.workers, event.global_batch_size)
-                    if self.first_view_at_s is None:
-                        self.first_view_at_s = self.elapsed_s
+                    self._installed(event)
                 case Started():
                     self.setup_s.append(event.setup_s)
                     self._tell(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))
                 case Lost():
                     self._lost(event)
+        self._release()
         if self._stop_reason is not None:
             raise Interrupted(self._stop_reason)
         self._hold_limits()
         now = self._clock()
         if now - self._ticked_at >= _FLUSH_S:
             self._ticked_at = now
-            self._journal.flush()
+            self.journal.flush()
             self._on_tick()
+
+    def take_last_steps(self) -> None:
+        """Record the steps that were applied while training was being stopped; no more follows from them."""
+        for event in self.coordinator.poll(0.0):
+            match event:
+                case m.StepReport():
+                    self._stepped(event)
+                case m.ViewInstalled():
+                    self._installed(event)
+
+    def _installed(self, event: m.ViewInstalled) -> None:
+        self._view, self._view_steps = event, 0
+        self.configuration = Configuration(self.offer.vm, event.workers, event.global_batch_size)
+        if self.first_view_at_s is None:
+            self.first_view_at_s = self.elapsed_s
 
     def _stepped(self, report: m.StepReport) -> None:
         self._view_steps += 1
@@ -202,13 +257,13 @@ class Trainer:
         batch = record.global_batch_size
         self.samples_by_batch[batch] = self.samples_by_batch.get(batch, 0) + record.samples
         self.noise = self.noise.update(record)
-        self._journal.add("step", record)
+        self.journal.add("step", record)
         if self._view_steps == 1 and self._view is not None and self.configuration is not None:
             # in the first step of a view, all that was not computing was waiting for the change
             change = ViewChanged(
                 self._view.view, self.configuration, self._view.first_step, record.sync_s, self._view.reason
             )
-            self._journal.add("view", change)
+            self.journal.add("view", change)
             self._tell(change)
         self._tell(StepDone(record, self.progress(), self.cost_usd))
 
@@ -234,7 +289,7 @@ class Trainer:
         if improved:
             self.best_epoch = record
         self.epochs.append(record)
-        self._journal.add("epoch", record)
+        self.journal.add("epoch", record)
         self.reached = self.goal.reached(value)
         self.finished = self.reached or record.epoch + 1 >= self.goal.spec.max_epochs
         self.coordinator.verdict(stop=self.finished, keep_best=improved)
@@ -243,17 +298,20 @@ class Trainer:
     def _lost(self, event: Lost) -> None:
         self._tell(WorkerChanged(event.worker, "lost", event.cause))
         alive = len(self.coordinator.membership.alive)
-        if alive >= self._target_workers:
+        if alive >= self.wanted:
             return
         if self._replaced < REPLACEMENTS_MAX:
             self._replaced += 1
-            self.note(f"{event.worker} {event.cause}; its samples were computed by the others, and it is replaced")
-            self._launch(self._target_workers - alive)
-        elif alive:
-            self._target_workers = alive
             self.note(
-                f"{event.worker} {event.cause}; {REPLACEMENTS_MAX} workers have been replaced already, so the job "
-                f"goes on with {alive}"
+                f"{event.worker} {event.cause}; its samples were computed by the others, and it is replaced"
+            )
+            self._launch(self.wanted - alive)
+        elif alive:
+            self._replaced += 1
+            self.wanted = alive
+            self.note(
+                f"{event.worker} {event.cause}; {REPLACEMENTS_MAX} workers have been replaced already, so "
+                f"the job goes on with {alive}"
             )
         else:
             raise WorkersLostError(
@@ -264,13 +322,13 @@ class Trainer:
     def _hold_limits(self) -> None:
         """Stop while there is still enough left to end in order."""
         deadline, budget = self._limits.deadline_s, self._limits.budget_usd
-        if deadline is not None and self.elapsed_s + DRAIN_S >= deadline:
+        if deadline is not None and self.elapsed_s + self.drain_s >= deadline:
             raise LimitReachedError(
-                f"stopped after {self.elapsed_s:.0f} s, before the deadline of {deadline:.0f} s would be crossed"
+                f"stopped after {self.elapsed_s:.0f} s, before the deadline of {deadline:g} s is crossed"
             )
         if budget is not None:
             workers = len(self.coordinator.membership.alive)
-            drain = workers * DRAIN_S * self.offer.price_usd_per_hour / 3600.0
+            drain = workers * self.drain_s * self.offer.price_usd_per_hour / 3600.0
             if self.cost_usd + drain >= budget:
                 raise LimitReachedError(
                     f"stopped at ${self.cost_usd:.4f}, before the budget of ${budget:g} would be crossed"
@@ -279,7 +337,7 @@ class Trainer:
     def _tell(self, event: Event) -> None:
         self._observer.on_event(event)
 
-    # ---- measuring ------------------------------------------------------------------------------------------
+    # ---- measuring -----------------------------------------------------------------------------------------
 
     def window(self, configuration: Configuration, since_step: int) -> list[StepRecord]:
         """The undisturbed steps of a configuration after a step, oldest first."""

@@ -145,9 +145,13 @@ def _infeasible(
     index = int(can_run[int(np.argmin(miss[can_run]))])
     misses = []
     if over_time[index] > 1.0 and deadline_s is not None:
-        misses.append(f"{time_s[index]:.4g} s, {_percent(over_time[index])} past the deadline of {deadline_s:.6g} s")
+        misses.append(
+            f"{time_s[index]:.4g} s, {_percent(over_time[index])} past the deadline of {deadline_s:.6g} s"
+        )
     if over_cost[index] > 1.0 and budget_usd is not None:
-        misses.append(f"${cost_usd[index]:.4g}, {_percent(over_cost[index])} over the budget of ${budget_usd:.6g}")
+        misses.append(
+            f"${cost_usd[index]:.4g}, {_percent(over_cost[index])} over the budget of ${budget_usd:.6g}"
+        )
     point = curve[index]
     limits = " and ".join(
         name for name, limit in (("deadline", deadline_s), ("budget", budget_usd)) if limit is not None

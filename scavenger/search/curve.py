@@ -59,8 +59,8 @@ def build_curve(
             `model` knows of memory applies besides.
         workers_max: The largest cluster, if less than the space's.
         spent_time_s, spent_usd: Already spent, counted against the limits but not in the curve.
-        remaining: Share of the way to the target that is still to be gone, in [0, 1]: the curve is of the whole way,
-            the limits are held against this share.
+        remaining: Share of the way to the target that is still to go, in [0, 1]: the curve is of the whole
+            way, the limits are held against this share.
 
     Returns:
         One point per configuration, in the order of `space.configurations()`. Memory and cluster size exclude
@@ -98,9 +98,13 @@ def build_curve(
     exclude(too_large, "local batch too large for a worker's memory")
     notes = list(model.all_notes())
     if deadline_s is not None:
-        exclude(predicted.time_s * remaining + spent_time_s > deadline_s, f"{PAST_DEADLINE} of {deadline_s:.6g} s")
+        exclude(
+            predicted.time_s * remaining + spent_time_s > deadline_s, f"{PAST_DEADLINE} of {deadline_s:.6g} s"
+        )
     if budget_usd is not None:
-        exclude(predicted.cost_usd * remaining + spent_usd > budget_usd, f"{OVER_BUDGET} of ${budget_usd:.6g}")
+        exclude(
+            predicted.cost_usd * remaining + spent_usd > budget_usd, f"{OVER_BUDGET} of ${budget_usd:.6g}"
+        )
     allowed = excluded == 0
     for limit, high, spent, name in (
         (deadline_s, predicted.time_high_s, spent_time_s, "deadline"),
@@ -113,7 +117,10 @@ def build_curve(
                 "configurations: these may miss it"
             )
     if model.relative_only and (deadline_s is not None or budget_usd is not None):
-        notes.append("deadline and budget are held against figures that mean little, as the epochs to the target are unknown; both are held during the run all the same")
+        notes.append(
+            "deadline and budget are held against figures that mean little, as the epochs to the target are "
+            "unknown; both are held during the run all the same"
+        )
     over = int(np.sum(allowed & (predicted.epochs > model.max_epochs)))
     if over and not model.relative_only:
         notes.append(

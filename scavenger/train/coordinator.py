@@ -184,16 +184,19 @@ class Coordinator:
         Args:
             path: Where the `.keras` file goes.
             best: Write the weights that a verdict last said to keep; the last ones where no verdict did.
-            within_s: How long each of the two may take; as long as a worker may take to start where None.
+            within_s: How long it may take; as long as a worker may take to start where None.
 
         Raises:
-            WorkersLostError: If no worker is left to write it.
-            TrainingError: If writing fails.
+            WorkersLostError: If no worker is left to write it, or no aggregator to write it from.
+            TrainingError: If writing fails, or takes longer.
         """
         self._paused = True
         self._done = self._saved = None
+        if _AGGREGATOR not in self.engine.running:
+            raise WorkersLostError("the aggregator, which held the weights, is gone")
+        deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
         self._control.send(_AGGREGATOR, m.Finish(best=best))
-        self._wait(lambda: self._done is not None, "the aggregator did not finish", within_s)
+        self._wait(lambda: self._done is not None, "the aggregator did not finish in time", deadline)
         assert self._done is not None
         step = self._done.step
         while self._saved is None:
@@ -206,8 +209,8 @@ class Coordinator:
                 lambda writer=writer: (
                     self._saved is not None or self.membership.state(writer) is WorkerState.GONE
                 ),
-                "the model was not written",
-                within_s,
+                "the model was not written in time",
+                deadline,
             )
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
@@ -296,12 +299,10 @@ class Coordinator:
         events, self._events = self._events, []
         return events
 
-    def _wait(self, condition: Callable[[], bool], complaint: str, within_s: float | None) -> None:
-        within_s = self._timeouts.start_s if within_s is None else within_s
-        deadline = self._clock() + within_s
+    def _wait(self, condition: Callable[[], bool], complaint: str, deadline: float) -> None:
         while not condition():
             if self._clock() > deadline:
-                raise TrainingHungError(f"{complaint} within {within_s:.0f} s")
+                raise TrainingHungError(complaint)
             self._events = self.poll(0.05) + self._events
 
     # ---- messages ------------------------------------------------------------------------------------------

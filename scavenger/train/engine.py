@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -71,8 +72,10 @@ class ProcessEngine:
         self._processes: dict[str, _Process] = {}
         self._tag = uuid.uuid4().hex
         log_dir.mkdir(parents=True, exist_ok=True)
+        # killed processes cannot tidy up: TensorFlow alone leaves a file for each function that it rewrote
+        self._temporary = tempfile.mkdtemp(prefix="scavenger-")
         self._reaper = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, self._tag],
+            [sys.executable, "-I", "-S", reaper.__file__, self._tag, self._temporary],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
@@ -95,6 +98,7 @@ class ProcessEngine:
                 env={
                     **os.environ,
                     "PYTHONUNBUFFERED": "1",
+                    "TMPDIR": self._temporary,
                     **(env or {}),
                     reaper.VARIABLE: self._mark(boot.name),
                 },

@@ -1,14 +1,16 @@
-"""A tiny process that outlives the one that leads a job, and ends what that one left: `python reaper.py TAG`.
+"""A tiny process that outlives the one that leads a job, and ends what that one left: `reaper.py TAG FOLDER`.
 
 It reads `+GROUP` and `-GROUP` from standard input. At the end of the input, which comes when the leader ends
 in whatever way, even by SIGKILL, it kills every process group still on its list, and then whatever carries
 the engine's tag in its environment: workers, and what their code started, even where that left its group.
+Last, it removes the folder, which holds their temporary files.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -56,6 +58,7 @@ def main() -> None:
     for _ in range(_SWEEPS if groups else 0):  # one that was being started has its mark only a moment later
         kill_marked(f"{sys.argv[1]}.", prefix=True)
         time.sleep(_SWEEP_S)
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
 
 
 if __name__ == "__main__":

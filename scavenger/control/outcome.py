@@ -1,0 +1,96 @@
+"""What a run is predicted to come to, and what it came to."""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+
+from scavenger.control.profiling import Search
+from scavenger.control.trainer import Trainer
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.curve import Choice
+from scavenger.domain.report import Actual, Predicted, SearchOutcome
+from scavenger.models.job_model import JobModel
+
+__all__ = ["NOTHING_SEARCHED", "actual_of", "predict_run", "progress_of", "search_outcome"]
+
+NOTHING_SEARCHED = SearchOutcome("none", "nothing was searched", (), 0.0, 0.0)
+
+
+def progress_of(trainer: Trainer, model: JobModel) -> float:
+    """Share of the way to the target that the steps so far have gone, in [0, 1], as the model sees it.
+
+    Samples trained at batch size B count as their share of the `e(B) D` that the whole way would take at B.
+    """
+    by_batch = trainer.samples_by_batch
+    if not by_batch:
+        return 0.0
+    epochs, _ = model.statistical.predict(np.array(list(by_batch), dtype=np.float64))
+    done = sum(samples / need for samples, need in zip(by_batch.values(), epochs, strict=True))
+    return min(1.0, float(done) / model.dataset_size)
+
+
+def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
+    """The whole run, as seen from here: what is spent, the start of missing workers, and what is left."""
+    point = choice.point
+    price_s = trainer.offer.price_usd_per_hour / 3600.0
+    joining = point.configuration.workers > len(trainer.coordinator.membership.alive)
+    setup_s = statistics.median(trainer.setup_s) if joining and trainer.setup_s else 0.0
+    now_s = trainer.elapsed_s + setup_s
+    now_usd = trainer.cost_usd + setup_s * price_s * point.configuration.workers
+    left = 1.0 - progress
+
+    def time_at(value: float) -> float:
+        return now_s + left * value
+
+    def cost_at(value: float) -> float:
+        return now_usd + left * value
+
+    return Predicted(
+        time_s=time_at(point.time_s),
+        time_interval_s=(time_at(point.time_interval_s[0]), time_at(point.time_interval_s[1])),
+        cost_usd=cost_at(point.cost_usd),
+        cost_interval_usd=(cost_at(point.cost_interval_usd[0]), cost_at(point.cost_interval_usd[1])),
+        step_time_s=point.step_time_s,
+        epochs=point.epochs,
+    )
+
+
+def search_outcome(search: Search, trainer: Trainer) -> SearchOutcome:
+    """How the search went, with what its steps would have saved had they been run at the choice."""
+    ended_s = trainer.elapsed_s if search.ended_s is None else search.ended_s
+    ended_usd = trainer.cost_usd if search.ended_usd is None else search.ended_usd
+    overhead_s = overhead_usd = None
+    if isinstance(search.choice, Choice) and trainer.first_view_at_s is not None:
+        began = max(search.began_s, trainer.first_view_at_s)
+        overhead_s = ended_s - began - search.progress * search.choice.point.time_s
+        overhead_usd = ended_usd - search.began_usd - search.progress * search.choice.point.cost_usd
+    return SearchOutcome(
+        strategy=search.plan.strategy,
+        reason=search.plan.reason,
+        profiled=tuple(search.measurements),
+        time_s=ended_s - search.began_s,
+        cost_usd=ended_usd - search.began_usd,
+        overhead_s=overhead_s,
+        overhead_usd=overhead_usd,
+    )
+
+
+def actual_of(trainer: Trainer, dataset_size: int, chosen: Configuration | None) -> Actual | None:
+    """What the run came to, once its processes have ended; None where no step was applied.
+
+    Args:
+        chosen: Where the step time is to be told of; where it ran on instead, if it never got there.
+    """
+    if not trainer.steps:
+        return None
+    places = [place for place in (chosen, trainer.configuration) if place is not None]
+    windows = (trainer.window(place, 0) for place in places)
+    steps = next((window for window in windows if window), trainer.steps)
+    return Actual(
+        time_s=trainer.elapsed_s,
+        cost_usd=trainer.cost_usd,
+        step_time_s=statistics.median(record.step_time_s for record in steps),
+        epochs=sum(trainer.samples_by_batch.values()) / dataset_size,
+    )

@@ -1,0 +1,71 @@
+"""What is recorded of a job when the store is held by another process for a while."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import Heard
+
+from scavenger.control.recorder import Recorder
+from scavenger.domain.job import JobSpec
+from scavenger.domain.report import Noted, RunReport, SearchOutcome
+from scavenger.errors import TransientError
+from scavenger.store import Store
+
+JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}})
+
+
+class _Held:
+    """A store that another process holds."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = sqlite3.connect(path, isolation_level=None)
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, *_: Any) -> None:
+        self._connection.execute("ROLLBACK")
+        self._connection.close()
+
+
+def report(job_id: str) -> RunReport:
+    nothing = SearchOutcome("none", "", (), 0.0, 0.0)
+    return RunReport(job_id, "tiny", "succeeded", nothing, None, None, None, None, None, 0, None, None)
+
+
+def test_what_waits_for_a_held_store_is_written_in_order_and_told_once(tmp_path: Path) -> None:
+    path, heard = tmp_path / "s.db", Heard()
+    now = [0.0]
+    with Store.open(f"sqlite:///{path}?timeout=0.01") as store:
+        entry = store.create_job("tiny", spec=JOB.written(), job_file=tmp_path / "job.yaml")
+        with Recorder(store, entry, heard, clock=lambda: now[0]) as recorder:
+            with _Held(path):
+                for number in range(3):
+                    recorder.on_event(Noted("info", str(number)))
+            now[0] = 1000.0
+            recorder.on_event(Noted("info", "3"))
+
+            written = [event.message for event in store.events(recorder.job_id)]
+            recorder.finish(report(recorder.job_id))
+
+        assert written == ["0", "1", "2", "3"]
+        assert len(recorder.warnings) == 1
+        assert [e.message for e in heard.events if isinstance(e, Noted)] == [recorder.warnings[0], *"0123"]
+        assert store.job(recorder.job_id).state == "succeeded"
+
+
+def test_leaving_with_an_error_ends_the_entry_with_its_words_and_exit_code(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        with (
+            pytest.raises(TransientError),
+            Recorder.begin(store, JOB, tmp_path / "job.yaml", Heard()) as recorder,
+        ):
+            raise TransientError("try again\nlater")
+
+        ended = store.job(recorder.job_id)
+        assert (ended.state, ended.exit_code) == ("failed", 3)
+        assert ended.error == "TransientError: try again"

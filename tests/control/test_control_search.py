@@ -1,0 +1,208 @@
+"""The search on a scripted coordinator: what is measured, when it ends, and that no question holds it up."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
+
+from scavenger.control.deciding import ask_while_training, decide, fit_model
+from scavenger.control.outcome import actual_of, search_outcome
+from scavenger.control.profiling import Search, profile
+from scavenger.control.recorder import Recorder
+from scavenger.control.trainer import Trainer
+from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.curve import Choice, Infeasible
+from scavenger.domain.job import JobSpec, ProfileSpec
+from scavenger.domain.measurement import Measurement
+from scavenger.errors import ConfigurationError, LimitReachedError
+from scavenger.search.plan import SearchPlan
+
+SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
+PLAN = SearchPlan("full", "asked for", SPACE.configurations(), 5)
+
+
+class _Recorder:
+    """Takes what a recorder takes."""
+
+    def __init__(self) -> None:
+        self.measurements: list[Measurement] = []
+
+    def measured(self, measurement: Measurement) -> None:
+        self.measurements.append(measurement)
+
+    def on_event(self, event: object) -> None:
+        pass
+
+
+def searched(
+    scripted: Scripted, folder: Path, plan: SearchPlan = PLAN, **limits: Any
+) -> tuple[Search, Trainer]:
+    trainer = trainer_of(scripted, folder)
+    trainer.start(1)
+    search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
+    spec = ProfileSpec(steps=plan.steps_per_configuration, **limits)
+    recorder = _Recorder()
+    profile(search, trainer, cast(Recorder, recorder), spec, batch_min=32)
+    assert recorder.measurements == search.measurements
+    return search, trainer
+
+
+def test_what_is_profiled_is_what_was_planned_in_order(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+
+    assert tuple(m.configuration for m in search.measurements) == PLAN.configurations
+    assert all(m.steps >= 5 and m.step_time_s == pytest.approx(STEP_S) for m in search.measurements)
+    assert trainer.warnings == []
+
+
+def test_more_steps_than_noise_needs_to_settle_may_be_asked_for(tmp_path: Path) -> None:
+    plan = SearchPlan("full", "asked for", SPACE.configurations()[:1], 300)
+
+    search, _ = searched(Scripted(epoch_steps=10**6), tmp_path, plan)
+
+    assert search.measurements[0].steps >= 300
+
+
+@pytest.mark.parametrize("limits", [{"max_time": 2.0}, {"max_cost": 2.0 * PRICE / 3600}])
+def test_a_profile_stops_within_a_look_of_its_limit_and_keeps_what_it_has(
+    tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    scripted = Scripted(epoch_steps=10**6)
+    search, trainer = searched(scripted, tmp_path, **limits)
+
+    assert scripted.now_s <= 2.0 + 5 * STEP_S
+    assert 1 <= len(search.measurements) < len(PLAN.configurations)
+    assert "is used up" in trainer.warnings[0]
+
+
+def test_a_profile_does_not_wait_for_workers_beyond_its_limit(tmp_path: Path) -> None:
+    class NeverReady(Scripted):
+        """Only the first worker ever gets ready."""
+
+        def poll(self, timeout_s: float) -> list[Any]:
+            if len(self.launched) > 1:
+                self.now_s += STEP_S
+                return []
+            return super().poll(timeout_s)
+
+    search, trainer = searched(NeverReady(epoch_steps=10**6), tmp_path, max_time=20.0)
+
+    assert trainer.elapsed_s <= 20.0 + 3 * STEP_S
+    assert {m.configuration.workers for m in search.measurements} == {1}
+
+
+def test_a_profile_ends_where_workers_cannot_be_kept_alive_and_the_choice_keeps_to_fewer(
+    tmp_path: Path,
+) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(1, 50)}), tmp_path)
+    assert "could not be kept alive" in trainer.warnings[-1]
+
+    chosen = choice_of(search, trainer, objective="time")
+
+    assert isinstance(chosen, Choice)
+    assert chosen.configuration.workers == 1
+
+
+def test_a_search_that_is_overtaken_by_the_end_of_training_stops(tmp_path: Path) -> None:
+    scripted = Scripted(epoch_steps=10)
+    trainer = trainer_of(scripted, tmp_path, goal=JOB.goal.model_copy(update={"max_epochs": 1}))
+    trainer.start(1)
+    search = Search(PLAN, 0.0, 0.0)
+    profile(search, trainer, cast(Recorder, _Recorder()), ProfileSpec(steps=5), batch_min=32)
+
+    assert trainer.finished
+    assert len(search.measurements) <= 1
+
+
+# ---- deciding --------------------------------------------------------------------------------------------
+
+JOB = JobSpec.model_validate(
+    {"version": 1, "name": "tiny", "train": "train:job", "objective": "cost", "goal": {"max_epochs": 100}}
+)
+SAMPLES = 3200
+
+
+def choice_of(search: Search, trainer: Trainer, **changes: Any) -> Choice | Infeasible | None:
+    model = fit_model(search, trainer, SPACE, JOB.goal, dataset_size=SAMPLES, convergence=(), prior=None)
+    decide(search, model, trainer, SPACE, JobSpec.model_validate({**JOB.written(), **changes}))
+    return search.choice
+
+
+def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path: Path) -> None:
+    """Every step takes as long, so the whole way takes 100 epochs of 100 or 50 steps, less what is done."""
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    trainer.until(lambda: trainer.step == 2500)
+    spent_s = trainer.elapsed_s
+    choice_of(search, trainer)
+    assert search.predicted is not None
+    needed_s = search.predicted.time_s
+    whole = search.choice.point.time_s if isinstance(search.choice, Choice) else 0.0
+
+    assert 0.2 < search.progress < 0.6
+    assert needed_s == pytest.approx(spent_s + (1 - search.progress) * whole)
+    assert needed_s < spent_s + whole
+    for deadline, kind in ((needed_s * 1.01, Choice), (needed_s * 0.5, Infeasible)):
+        choice = choice_of(search, trainer, constraints={"deadline": f"{deadline:.3f}s"})
+        assert isinstance(choice, kind)
+
+
+def test_without_a_measurement_and_a_stored_model_the_limit_to_raise_is_named(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path, max_time=0.05)
+
+    with pytest.raises(ConfigurationError, match="max_time"):
+        choice_of(search, trainer)
+
+
+def test_what_a_search_and_a_run_took_add_up(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    choice_of(search, trainer)
+    taken = search_outcome(search, trainer)
+    trainer.until(lambda: trainer.step == 200)
+    actual = actual_of(trainer, SAMPLES, Configuration("local-1", 1, 32))
+
+    assert actual is not None
+    assert taken == search_outcome(search, trainer)
+    assert 0 < taken.time_s < actual.time_s
+    assert 0 < taken.cost_usd < actual.cost_usd
+    assert actual.epochs == sum(record.samples for record in trainer.steps) / SAMPLES
+
+
+# ---- asking ----------------------------------------------------------------------------------------------
+
+
+def test_training_goes_on_while_a_question_stands(tmp_path: Path) -> None:
+    trainer = trainer_of(Scripted(epoch_steps=10**6), tmp_path)
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "test")
+    before, moved_on = trainer.step, threading.Event()
+    trainer.progress = lambda: moved_on.set() if trainer.step > before + 10 else None
+
+    assert ask_while_training(lambda: moved_on.wait(20), trainer, at_end=lambda error: None)
+    assert trainer.step > before + 10
+
+
+def test_a_limit_ends_the_job_while_a_question_stands_and_is_told_after_the_answer(tmp_path: Path) -> None:
+    trainer = trainer_of(Scripted(epoch_steps=10**6), tmp_path, deadline_s=30.0)
+    trainer.start(1)
+    ended = threading.Event()
+
+    with pytest.raises(LimitReachedError, match="deadline"):
+        ask_while_training(lambda: ended.wait(20), trainer, at_end=lambda error: ended.set())
+    assert ended.is_set()
+    assert trainer.elapsed_s < 30.0
+
+
+def test_a_question_that_is_taken_back_leaves_no_thread(tmp_path: Path) -> None:
+    trainer = trainer_of(Scripted(epoch_steps=10**6), tmp_path)
+    trainer.start(1)
+
+    def taken_back() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask_while_training(taken_back, trainer, at_end=lambda error: None)
+    assert not [t for t in threading.enumerate() if t.name == "scavenger-train"]

@@ -1,0 +1,83 @@
+"""From a job file to the configurations that may be searched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import offer
+
+from scavenger.cloud.local import LocalCloud
+from scavenger.control.space import check_supported, check_training_module, fit_to_data, search_space
+from scavenger.domain.configuration import SearchSpace
+from scavenger.domain.job import JobSpec
+from scavenger.errors import ConfigurationError, NotSupportedError
+
+
+def job(**sections: Any) -> JobSpec:
+    return JobSpec.model_validate(
+        {"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}, **sections}
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "word"),
+    [
+        ({"infra": "gcp/us-central1"}, "infra"),
+        ({"spot": "auto"}, "spot"),
+        ({"elastic": {"straggler": "replace"}}, "elastic.straggler"),
+        ({"elastic": {"lr_scaling": "linear"}}, "elastic.lr_scaling"),
+        ({"checkpoint": {"path": "./c"}}, "checkpoint"),
+    ],
+)
+def test_what_this_version_does_not_do_is_refused_by_the_key_that_asks_for_it(
+    sections: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(NotSupportedError, match=word):
+        check_supported(job(**sections))
+
+
+def test_a_plain_job_is_supported() -> None:
+    check_supported(job())
+
+
+def test_a_training_module_is_found_beside_the_job_file_and_a_misspelt_one_is_offered(tmp_path: Path) -> None:
+    (tmp_path / "trian.py").touch()
+    with pytest.raises(ConfigurationError, match="did you mean trian:job"):
+        check_training_module(job(), tmp_path / "job.yaml")
+
+    (tmp_path / "train.py").touch()
+    assert check_training_module(job(), tmp_path / "job.yaml") == tmp_path
+
+
+def test_prices_of_the_local_cloud_are_never_absurd() -> None:
+    for text in ("-1", "nan", "inf", "much"):
+        with pytest.raises(ConfigurationError, match="SCAVENGER_LOCAL_PRICE"):
+            LocalCloud({"SCAVENGER_LOCAL_PRICE": text}).offers(workers_max=1)
+
+
+def test_a_vm_type_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigurationError, match=r"'local-9999'; it has local-1"):
+        search_space(job(resources={"vm": "local-9999"}), LocalCloud({}))
+
+
+sizes = st.sets(st.integers(1, 500), min_size=1, max_size=8).map(lambda found: tuple(sorted(found)))
+
+
+@given(workers=sizes, batches=sizes, dataset_size=st.integers(1, 500))
+def test_what_is_left_of_a_space_fits_the_data_and_nothing_that_fits_is_lost(
+    workers: tuple[int, ...], batches: tuple[int, ...], dataset_size: int
+) -> None:
+    space = SearchSpace((offer(),), workers, batches)
+    fitting = [c for c in space.configurations() if c.global_batch_size <= dataset_size]
+    try:
+        left, notes = fit_to_data(space, dataset_size)
+    except ConfigurationError:
+        assert fitting == []
+        return
+
+    assert list(left.configurations()) == fitting
+    assert bool(notes) == (batches[-1] > dataset_size)

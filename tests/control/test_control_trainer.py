@@ -1,0 +1,284 @@
+"""What the trainer makes of what a coordinator reports; the coordinator is scripted."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import PRICE, STEP_S, Heard, Scripted, trainer_of
+
+from scavenger.control.trainer import DRAIN_S, REPLACEMENTS_MAX, VIEW_WARM_UP_STEPS, measure
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.job import GoalSpec
+from scavenger.domain.measurement import StepRecord
+from scavenger.domain.report import ViewChanged
+from scavenger.errors import Interrupted, LimitReachedError, WorkersLostError
+from scavenger.models.noise import NoiseTracker
+
+LOSS = GoalSpec(metric="val_loss", target=0.5, max_epochs=5)
+
+
+def at(workers: int, batch: int) -> Configuration:
+    return Configuration("local-1", workers, batch)
+
+
+# ---- goals -------------------------------------------------------------------------------------------------
+
+
+def test_training_ends_with_the_epoch_that_reaches_the_target(tmp_path: Path) -> None:
+    scripted = Scripted(metrics=[{"val_loss": 0.9}, {"val_loss": 0.5}, {"val_loss": 0.1}])
+    trainer = trainer_of(scripted, tmp_path, goal=LOSS)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    trainer.until(lambda: False)
+
+    assert (trainer.finished, trainer.reached, trainer.step) == (True, True, 20)
+    assert scripted.verdicts == [(False, True), (True, True)]
+
+
+def test_without_reaching_it_training_ends_after_the_last_epoch_and_the_best_weights_were_kept(
+    tmp_path: Path,
+) -> None:
+    scripted = Scripted(metrics=[{"val_loss": value} for value in (0.9, 0.7, math.nan, 0.8, 0.75)])
+    trainer = trainer_of(scripted, tmp_path, goal=LOSS)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    trainer.until(lambda: False)
+
+    assert (trainer.reached, len(trainer.epochs)) == (False, 5)
+    assert [kept for _, kept in scripted.verdicts] == [True, True, False, False, False]
+    assert trainer.best_epoch == trainer.epochs[1]
+
+
+# ---- limits ------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(budget_usd=st.floats(0.03, 0.1), workers=st.integers(1, 4))
+def test_what_is_spent_when_a_budget_stops_the_job_leaves_enough_to_end_in_order(
+    tmp_path_factory: pytest.TempPathFactory, budget_usd: float, workers: int
+) -> None:
+    scripted = Scripted(epoch_steps=10**6)
+    trainer = trainer_of(scripted, tmp_path_factory.mktemp("j"), budget_usd=budget_usd)
+    trainer.start(workers)
+    trainer.move(at(workers, 32), "test")
+    with pytest.raises(LimitReachedError, match="budget"):
+        trainer.until(lambda: False)
+
+    per_s = workers * PRICE / 3600
+    assert trainer.cost_usd + DRAIN_S * per_s <= budget_usd + 3 * STEP_S * per_s
+    assert trainer.cost_usd == pytest.approx(scripted.now_s * per_s)
+
+
+def test_a_deadline_stops_the_job_while_workers_still_start(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path, deadline_s=8.0)
+    with pytest.raises(LimitReachedError, match="deadline of 8 s"):
+        trainer.until(lambda: False)
+
+    assert scripted.now_s < 8.0 - DRAIN_S + 2 * STEP_S
+
+
+def test_the_reserve_grows_with_what_a_worker_may_be_busy_with(tmp_path: Path) -> None:
+    scripted = Scripted(epoch_steps=5)
+    trainer = trainer_of(scripted, tmp_path)
+    alone = trainer.drain_s
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    stepping = trainer.drain_s
+    trainer.until(lambda: bool(trainer.epochs))
+
+    assert (alone, stepping, trainer.drain_s) == (DRAIN_S, DRAIN_S + STEP_S, DRAIN_S + 0.5)
+
+
+def test_a_wish_to_stop_is_heard_at_the_next_look(tmp_path: Path) -> None:
+    trainer = trainer_of(Scripted(), tmp_path)
+    trainer.stop("interrupted")
+
+    with pytest.raises(Interrupted, match="interrupted"):
+        trainer.pump()
+
+
+# ---- workers -----------------------------------------------------------------------------------------------
+
+
+def test_the_first_worker_is_replaced_when_it_dies_before_it_is_ready(tmp_path: Path) -> None:
+    scripted = Scripted(doomed={"w0"})
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+
+    assert trainer.move(at(1, 32), "test")
+    assert list(scripted.launched) == ["w0", "w1"]
+    assert "replaced" in trainer.warnings[0]
+
+
+def test_a_job_whose_workers_all_die_ends_and_launches_no_more_than_it_may(tmp_path: Path) -> None:
+    scripted = Scripted(doomed={f"w{i}" for i in range(100)})
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    with pytest.raises(WorkersLostError, match=rf"as did {REPLACEMENTS_MAX} replacements"):
+        trainer.until(lambda: False)
+
+    assert len(scripted.launched) == 1 + REPLACEMENTS_MAX
+
+
+def test_after_the_last_replacement_the_job_goes_on_with_fewer_and_says_so(tmp_path: Path) -> None:
+    scripted = Scripted(doomed={f"w{i}" for i in range(1, 100)})
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    assert trainer.move(at(1, 32), "test")
+    assert trainer.workers_max is None
+
+    there = trainer.move(at(2, 32), "test")
+
+    assert not there
+    assert trainer.workers_max == 1
+    assert trainer.warnings[-1].endswith("goes on with 1")
+    assert trainer.step > 0
+
+
+def test_scaling_in_lets_the_spare_workers_go_so_that_nobody_pays_for_them(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(3)
+    assert trainer.move(at(3, 32), "test")
+    assert trainer.move(at(1, 64), "test")
+    began_usd, began_s = trainer.cost_usd, scripted.now_s
+    for _ in range(10):
+        trainer.pump()
+
+    assert sorted(scripted.gone) == ["w1", "w2"]
+    assert trainer.cost_usd - began_usd == pytest.approx((scripted.now_s - began_s) * PRICE / 3600)
+
+
+def test_workers_that_nobody_waits_for_any_more_are_let_go_once_they_are_ready(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    assert trainer.move(at(1, 32), "test")
+
+    assert not trainer.move(at(4, 32), "test", give_up=lambda: True)
+    trainer.pump()
+    trainer.pump()
+
+    assert len(scripted.membership.alive) == 1
+    assert sorted(scripted.gone) == ["w1", "w2", "w3"]
+
+
+def test_a_replacement_that_is_no_longer_wanted_is_let_go(tmp_path: Path) -> None:
+    scripted = Scripted(dies_at={5: "w1"})
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(2)
+    assert trainer.move(at(2, 32), "test")
+    trainer.until(lambda: "w2" in scripted.launched)
+    assert trainer.move(at(1, 32), "test")
+    trainer.pump()
+
+    assert scripted.membership.alive == ("w0",)
+
+
+# ---- what a step tells -------------------------------------------------------------------------------------
+
+
+def test_the_first_steps_of_a_view_and_partial_ones_are_no_evidence(tmp_path: Path) -> None:
+    scripted = Scripted(partial_at=7)
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    trainer.until(lambda: trainer.step == 10)
+
+    warm = list(range(1, VIEW_WARM_UP_STEPS + 1))
+    assert [record.step for record in trainer.steps if record.disturbed] == [*warm, 7]
+    assert [r.step for r in trainer.window(at(1, 32), 4)] == [5, 6, 8, 9, 10]
+    assert trainer.window(at(1, 64), 0) == []
+
+
+@pytest.mark.parametrize(("shared_cpus", "disturbed"), [(2, True), (None, False)])
+def test_starting_workers_disturb_only_those_that_share_their_processors(
+    tmp_path: Path, shared_cpus: int | None, disturbed: bool
+) -> None:
+    class Slow(Scripted):
+        """The second worker never gets ready."""
+
+        @property
+        def starting(self) -> int:
+            return 1 if self.polls > 8 else 0
+
+    trainer = trainer_of(Slow(), tmp_path, shared_cpus=shared_cpus)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    trainer.until(lambda: trainer.step == 12)
+
+    assert trainer.steps[-1].disturbed is disturbed
+
+
+def test_steps_that_came_while_the_job_was_being_stopped_are_recorded_too(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    scripted.step += 1
+    scripted.late = [scripted.report(1, 1, 32)]
+    trainer.take_last_steps()
+    trainer.journal.close()
+
+    written = [json.loads(line) for line in trainer.journal.path.read_text().splitlines()]
+    steps = [line["step"] for line in written if line["kind"] == "step"]
+    assert steps == list(range(1, scripted.step + 1))
+    assert trainer.samples_by_batch == {32: 32 * scripted.step}
+
+
+def test_a_view_is_told_with_its_first_step_and_the_time_that_was_not_computing(tmp_path: Path) -> None:
+    heard = Heard()
+    trainer = trainer_of(Scripted(), tmp_path, observer=heard)
+    trainer.start(1)
+    trainer.move(at(1, 32), "because")
+
+    (change,) = [event for event in heard.events if isinstance(event, ViewChanged)]
+    assert (change.configuration, change.first_step, change.reason) == (at(1, 32), 1, "because")
+    assert change.stall_s == pytest.approx(STEP_S / 2)
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------
+
+
+def record(step_time_s: float) -> StepRecord:
+    return StepRecord(
+        1, 1, 0, 1, 32, 32, step_time_s, step_time_s / 2, step_time_s / 2, 1.0, 2.0, 1.0, 2, False, 0.0
+    )
+
+
+@given(
+    times=st.lists(st.floats(1e-4, 10.0), min_size=5, max_size=40),
+    spikes=st.lists(st.floats(1e3, 1e6), max_size=2),
+)
+def test_a_few_stalled_steps_do_not_move_a_measurement_out_of_what_was_seen(
+    times: list[float], spikes: list[float]
+) -> None:
+    measurement = measure(at(1, 32), [record(value) for value in [*times, *spikes]], NoiseTracker(), 7)
+
+    assert min(times) <= measurement.step_time_s <= max(times)
+    assert measurement.step_time_spread_s <= 1.4826 * max(times)
+    assert measurement.compute_s + measurement.sync_s == pytest.approx(measurement.step_time_s)
+    assert (measurement.steps, measurement.memory_bytes) == (len(times) + len(spikes), 7)
+
+
+def test_nothing_is_measured_from_no_step() -> None:
+    with pytest.raises(ValueError, match="no undisturbed step"):
+        measure(at(1, 32), [], NoiseTracker(), 0)
+
+
+def test_evaluation_is_told_by_the_worker_count_that_it_was_seen_at(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(2)
+    trainer.move(at(1, 32), "test")
+    trainer.until(lambda: len(trainer.epochs) == 1)
+    trainer.move(at(2, 32), "test")
+    trainer.until(lambda: len(trainer.epochs) == 3)
+
+    assert [workers for workers, _ in trainer.evaluation_s()] == [1, 2]

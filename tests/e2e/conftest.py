@@ -1,0 +1,59 @@
+"""Jobs in real processes, and the proof that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_jobs import MARK, Job, marked, wait_for
+
+SPEC: dict[str, Any] = {
+    "version": 1,
+    "name": "tiny",
+    "train": "train:job",
+    "search": {"workers": 1, "batch_size": [32]},
+    "objective": "time",
+    "goal": {"metric": "val_loss", "target": 0.2, "max_epochs": 400, "epochs_hint": 30},
+    "profile": {"steps": 8},
+}
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+@pytest.fixture(scope="module")
+def mark() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(
+    mark: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """No process, no shared memory and no temporary folder of a job outlives its test."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv(MARK, mark)
+    before = _shared_memory()
+    yield
+    mine = {os.getpid()}
+    wait_for(lambda: not [p for p in marked(mark) if p.pid not in mine])
+    assert _shared_memory() <= before
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def make_job(tmp_path_factory: pytest.TempPathFactory, mark: str) -> Callable[..., Job]:
+    """Makes a job in a folder of its own; sections of the job file may be given, and `store`, and `code`."""
+
+    def make(*, store: str | None = None, code: dict[str, Any] | None = None, **sections: Any) -> Job:
+        folder: Path = tmp_path_factory.mktemp("job")
+        url = store or f"sqlite:///{folder / 'store' / 'scavenger.db'}"
+        return Job(folder, url, mark, {**SPEC, **sections}).write(**(code or {}))
+
+    return make

@@ -1,0 +1,206 @@
+"""Real jobs on this machine: a small model, its job file, and the command that runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import scavenger
+from scavenger.store import Store
+
+ROOT = Path(scavenger.__file__).parents[1]
+MARK = "SCAVENGER_TEST_MARK"
+START_S = 60.0
+"""Longest wait for something that a job does: the machine may be shared."""
+
+_MODULE = """
+import os, signal, time
+import keras
+import numpy as np
+from scavenger.sdk import KerasJob
+
+SLEEP_S = {sleep_s}  # per sample: work that K workers divide, however few processors there are
+
+class Samples:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, index):
+        {in_sample}
+        if SLEEP_S:
+            time.sleep(SLEEP_S)
+        return self.x[index], self.y[index]
+
+def job():
+    {in_job}
+    rng = np.random.default_rng({seed})
+    x = rng.normal(size=({samples} + 400, 16)).astype("float32")
+    y = np.tanh(x @ rng.normal(size=(16, 1))).astype("float32")
+    model = keras.Sequential([keras.Input(({inputs},)), keras.layers.Dense({width}, activation="relu"),
+                              keras.layers.Dense({outputs})])
+    model.compile(optimizer=keras.optimizers.SGD({rate}), loss="mse")
+    train = (x[:{samples}], y[:{samples}])
+    return KerasJob(model, Samples(*train) if {itemwise} else train, (x[{samples}:], y[{samples}:]))
+"""
+
+
+@dataclass
+class Job:
+    """A folder with a job file and its training module."""
+
+    folder: Path
+    store: str
+    mark: str
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "job.yaml"
+
+    def write(self, **code: Any) -> Job:
+        """Write both files; see `_MODULE` for what may be said of the code."""
+        said = {
+            "sleep_s": 0.0,
+            "in_sample": "pass",
+            "in_job": "pass",
+            "seed": 0,
+            "samples": 1600,
+            "width": 32,
+            "inputs": 16,
+            "outputs": 1,
+            "rate": 0.01,
+            **code,
+        }
+        said["itemwise"] = bool(said["sleep_s"]) or said["in_sample"] != "pass"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "train.py").write_text(_MODULE.format(**said))
+        self.file.write_text(json.dumps(self.spec))
+        return self
+
+    def change(self, **sections: Any) -> Job:
+        """The job file with some sections replaced."""
+        self.spec = {**self.spec, **sections}
+        self.file.write_text(json.dumps(self.spec))
+        return self
+
+    def start(self, command: str = "optimize", *options: str, yes: bool = True) -> subprocess.Popen[str]:
+        """Run a command of the program on the job, with its answer as JSON."""
+        agreed = ("--yes",) if yes and command == "optimize" else ()
+        program = [sys.executable, "-m", "scavenger_cli"]
+        return subprocess.Popen(
+            [*program, command, str(self.file), *agreed, "--store", self.store, "-o", "json", *options],
+            env=environment(self.mark),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, command: str = "optimize", *options: str, yes: bool = True) -> Outcome:
+        """As `start`, to its end."""
+        return ended(self.start(command, *options, yes=yes))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The JSON document: standard output holds nothing else."""
+        document = json.loads(self.stdout)
+        assert isinstance(document, dict)
+        return document
+
+    @property
+    def error(self) -> str:
+        """The one line that tells of the error."""
+        lines = [line for line in self.stderr.splitlines() if line.startswith("scavenger: error: ")]
+        assert len(lines) == 1, self.stderr
+        assert "Traceback" not in self.stderr
+        return lines[0].removeprefix("scavenger: error: ")
+
+
+def environment(mark: str) -> dict[str, str]:
+    paths = [str(ROOT), str(ROOT / "cli"), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "SCAVENGER_LOCAL_PRICE": "3.6",  # a tenth of a cent for each second of a worker
+        MARK: mark,
+    }
+
+
+def ended(process: subprocess.Popen[str], within_s: float = 150.0) -> Outcome:
+    """Wait for a command."""
+    try:
+        stdout, stderr = process.communicate(timeout=within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        stdout, stderr = process.communicate()
+        raise AssertionError(f"it did not end within {within_s} s: {stderr[-3000:]}") from None
+    return Outcome(process.returncode, stdout, stderr)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every living process that was started with the mark, by whomever."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[str] | None = None) -> Any:
+    """Look until there is something."""
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if found := what():
+            return found
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"it ended first: {process.communicate()}")
+        time.sleep(0.1)
+    raise AssertionError(f"it did not happen within {START_S} s")
+
+
+def training(
+    job: Job, *, role: str = "worker", at_least: int = 1, phase: str = ""
+) -> Callable[[], list[int]]:
+    """Process ids of a job's processes in a role, once so many of them train (in a phase)."""
+
+    def look() -> list[int]:
+        with Store.open(job.store) as store:
+            running = store.running_jobs(job.file)
+            if not running or (phase and running[0].phase != phase):
+                return []
+            found = [p for p in store.processes(running[0].id) if p.role == role and p.state == "training"]
+            workers = [
+                p for p in store.processes(running[0].id) if p.role == "worker" and p.state == "training"
+            ]
+            return [p.pid for p in found if p.pid] if len(workers) >= at_least else []
+
+    return look
+
+
+def lines(path: str | Path) -> Iterator[Mapping[str, Any]]:
+    """The records of a measurements file."""
+    for line in Path(path).read_text().splitlines():
+        yield json.loads(line)

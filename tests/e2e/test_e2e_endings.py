@@ -1,0 +1,395 @@
+"""Whatever goes wrong ends well: the right exit code, one line that says what, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from real_jobs import Job, ended, lines, marked, training, wait_for
+
+from scavenger.control.jobfile import load_job
+from scavenger.control.jobs import JobRun
+from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
+from scavenger.store import Store
+from scavenger.store.schema import VERSION_TABLE
+
+pytestmark = pytest.mark.slow
+
+MakeJob = Callable[..., Job]
+NEVER = {"metric": "val_loss", "target": 0.0001, "max_epochs": 100_000, "epochs_hint": 2}
+SLOW = {"sleep_s": 0.0005}
+
+
+# ---- limits ------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_that_is_reached_stops_the_run_below_it_with_the_model_saved(make_job: MakeJob) -> None:
+    """A worker second costs a tenth of a cent; the hint is far too low, so the choice looks feasible."""
+    outcome = make_job(goal=NEVER, constraints={"budget": "$0.02"}, code=SLOW).run()
+    report = outcome.report
+
+    assert (outcome.code, report["job"]["state"]) == (5, "stopped")
+    assert "budget" in outcome.error
+    assert 0.01 < report["actual"]["cost_usd"] <= 0.02
+    assert Path(report["model_path"]).is_file()
+    steps = [line["step"] for line in lines(report["measurements_path"]) if line["kind"] == "step"]
+    assert steps == list(range(1, report["steps"] + 1))
+
+
+def test_a_deadline_that_is_reached_stops_the_run_before_it_also_while_a_question_stands(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCAVENGER_LOCAL_PRICE", "3.6")
+    job = make_job(goal=NEVER, constraints={"deadline": 25}, code=SLOW)
+    seen: list[bool] = []
+
+    def ponder(*_: Any) -> bool:
+        """The answer comes long after the deadline."""
+        wait_for(lambda: not [p for p in psutil.Process().children() if "scavenger.train" in _command(p)])
+        seen.append(True)
+        return True
+
+    with Store.open(job.store) as store:
+        report = _run(job, store, confirm=ponder)
+
+    assert seen == [True]
+    assert (report.exit_code, report.state) == (5, "stopped")
+    assert "deadline" in report.error
+    assert report.actual is not None
+    assert report.actual.cost_usd <= 25 * 0.001
+    assert report.model_path is not None
+    assert Path(report.model_path).is_file()
+
+
+def test_limits_that_no_configuration_meets_are_told_with_the_nearest_one(make_job: MakeJob) -> None:
+    goal = {"metric": "val_loss", "target": 0.0001, "max_epochs": 100_000, "epochs_hint": 5000}
+    outcome = make_job(goal=goal, constraints={"deadline": "10m", "budget": "$0.50"}, code=SLOW).run()
+
+    assert outcome.code == 4
+    assert "nearest is 1 x local-1, batch 32" in outcome.error
+    assert "past the deadline" in outcome.error
+    assert "over the budget" in outcome.error
+    assert outcome.report["choice"] is None
+    assert outcome.report["infeasible"]["nearest"]["workers"] == 1
+
+
+def test_a_profile_that_takes_too_long_is_cut_short_and_a_no_ends_the_job(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(
+        goal={**NEVER, "epochs_hint": 500},
+        search={"workers": [1, 2], "batch_size": [32, 64]},
+        profile={"steps": 12, "max_time": 2},
+        code=SLOW,
+    )
+    asked: list[Any] = []
+
+    def refuse(*question: Any) -> bool:
+        asked.append(question)
+        return False
+
+    with Store.open(job.store) as store:
+        report = _run(job, store, confirm=refuse)
+
+        assert len(asked) == 1
+        assert (report.exit_code, report.state, report.model_path) == (0, "planned", None)
+        assert 1 <= len(report.search.profiled) < 4
+        assert any("profile.max_time" in warning for warning in report.warnings)
+        assert report.search.time_s < 10
+        assert store.job(report.job_id).state == "planned"
+
+
+def test_without_a_terminal_nothing_is_paid_for_unless_agreed_beforehand(make_job: MakeJob) -> None:
+    job = make_job()
+
+    outcome = job.run(yes=False)
+
+    assert outcome.code == 2
+    assert "--yes" in outcome.error
+    assert not (job.folder / ".scavenger").exists()
+
+
+# ---- the training code -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "sections", "exit_code", "words"),
+    [
+        pytest.param(
+            {"in_sample": "assert self.x is None, 'bad sample'"},
+            {},
+            6,
+            ["train.py:15", "bad sample"],
+            id="raises",
+        ),
+        pytest.param(
+            {"in_sample": "time.sleep(100 if index % 64 == 63 and os.path.exists('/proc') else 0)"},
+            {"limits": {"step": 2}},
+            6,
+            ["limits.step", "stack", "log"],
+            id="hangs",
+        ),
+        pytest.param({"rate": 1e30}, {}, 6, ["became", "step", "learning rate"], id="nan"),
+        pytest.param({"inputs": 17}, {}, 6, ["17", "16"], id="shapes"),
+        pytest.param(
+            {}, {"goal": {"metric": "val_los", "max_epochs": 3}}, 2, ["did you mean val_loss"], id="metric"
+        ),
+        pytest.param(
+            {"samples": 50},
+            {"search": {"workers": 1, "batch_size": [64, 128]}},
+            2,
+            ["64", "50 samples"],
+            id="batch",
+        ),
+    ],
+)
+def test_what_the_training_code_or_job_file_gets_wrong_is_told_in_one_line(
+    make_job: MakeJob, code: dict[str, Any], sections: dict[str, Any], exit_code: int, words: list[str]
+) -> None:
+    outcome = make_job(code=code, **sections).run()
+
+    assert outcome.code == exit_code
+    assert [word for word in words if word not in outcome.error] == []
+    assert outcome.report["exit_code"] == exit_code
+    assert outcome.report["error"] == outcome.error
+
+
+def test_a_job_that_is_done_while_it_is_profiled_ends_well_and_teaches(make_job: MakeJob) -> None:
+    """Also: batch sizes above the data set are left out, and a target that is never reached is told."""
+    goal = {"metric": "val_loss", "target": 0.0001, "max_epochs": 5}
+    job = make_job(goal=goal, search={"workers": [1, 2], "batch_size": [32, 6400]})
+
+    outcome = job.run()
+    report = outcome.report
+
+    assert (outcome.code, report["job"]["state"]) == (0, "target_missed")
+    assert any("batch size(s) above the 1600 samples" in warning for warning in report["warnings"])
+    assert any("nothing left to choose" in warning for warning in report["warnings"])
+    assert report["choice"] is None
+    assert Path(report["model_path"]).is_file()
+    assert report["steps"] == 5 * 50
+    with Store.open(job.store) as store:
+        assert len(store.models()) == 1
+
+
+# ---- processes ---------------------------------------------------------------------------------------------
+
+
+class _Killer(Observer):
+    """Kills a worker of the job at two moments: in the profile and in the run."""
+
+    def __init__(self, store: Store, job: Job) -> None:
+        self._store, self._job = store, job
+        self.killed: list[str] = []
+        self.notes: list[str] = []
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, Noted):
+            self.notes.append(event.message)
+        if isinstance(event, Profiled) and event.index == 1:
+            self._kill("profile")
+        if isinstance(event, ChoiceMade):
+            self._kill("run")
+
+    def _kill(self, when: str) -> None:
+        for process in psutil.Process().children():
+            if "scavenger.train.process" in _command(process) and _name(process).startswith("w"):
+                process.kill()
+                self.killed.append(when)
+                return
+
+
+def test_a_worker_killed_in_the_profile_and_one_in_the_run_are_replaced_and_no_step_is_lost(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(
+        goal={"metric": "val_loss", "target": 0.0001, "max_epochs": 12, "epochs_hint": 10},
+        search={"workers": [2], "batch_size": [32, 64]},
+        code={"sleep_s": 0.001},
+    )
+    with Store.open(job.store) as store:
+        killer = _Killer(store, job)
+        report = _run(job, store, observer=killer)
+
+        assert killer.killed == ["profile", "run"]
+        assert (report.exit_code, report.state) == (0, "target_missed")
+        assert sum("SIGKILL" in warning and "replaced" in warning for warning in report.warnings) == 2
+        steps = [line for line in lines(report.measurements_path or "") if line["kind"] == "step"]
+        assert [line["step"] for line in steps] == list(range(1, report.steps + 1))
+        assert sum(line["samples"] for line in steps) == 12 * 1600
+        lost = [
+            e for e in store.events(report.job_id, limit=500) if e.kind == "worker" and "lost" in e.message
+        ]
+        assert len(lost) == 2
+    assert report.metric is not None
+    losses = [
+        line["metrics"]["val_loss"] for line in lines(report.measurements_path or "") if "metrics" in line
+    ]
+    assert report.metric.value == min(losses)
+
+
+def test_a_killed_aggregator_ends_the_job_and_names_its_log(make_job: MakeJob) -> None:
+    job = make_job(goal=NEVER, code=SLOW)
+    process = job.start()
+    (pid,) = wait_for(training(job, role="aggregator"), process)
+
+    os.kill(pid, signal.SIGKILL)
+    outcome = ended(process)
+
+    assert outcome.code == 3
+    assert "the aggregator was killed by SIGKILL" in outcome.error
+    assert "aggregator.log" in outcome.error
+
+
+def test_one_ctrl_c_ends_the_job_in_order_with_its_model_and_a_second_run_meanwhile_is_refused(
+    make_job: MakeJob,
+) -> None:
+    job = make_job(goal=NEVER, code=SLOW)
+    process = job.start()
+    wait_for(training(job, phase="running"), process)
+
+    second = job.run()
+    assert second.code == 3
+    assert str(process.pid) in second.error
+
+    process.send_signal(signal.SIGINT)
+    outcome = ended(process)
+
+    assert outcome.code == 130
+    assert "stopping in order" in outcome.stderr
+    assert outcome.report["job"]["state"] == "interrupted"
+    assert Path(outcome.report["model_path"]).is_file()
+    steps = [line["step"] for line in lines(outcome.report["measurements_path"]) if line["kind"] == "step"]
+    assert steps == list(range(1, outcome.report["steps"] + 1))
+
+
+def test_a_second_ctrl_c_leaves_at_once(make_job: MakeJob, mark: str) -> None:
+    job = make_job(goal=NEVER, limits={"start": 60, "step": 60}, code={"sleep_s": 0.2})
+    process = job.start()
+    wait_for(lambda: [p for p in marked(mark) if "scavenger.train.process" in _command(p)], process)
+
+    process.send_signal(signal.SIGSTOP)  # so that both come before the first is done
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    wait_for(lambda: _said(process, "stopping in order"))
+    process.send_signal(signal.SIGINT)
+
+    assert process.wait(timeout=10) == 130
+
+
+def test_a_killed_command_leaves_nothing_and_the_next_marks_its_job_failed(
+    make_job: MakeJob, mark: str
+) -> None:
+    job = make_job(goal=NEVER, code=SLOW)
+    process = job.start()
+    wait_for(training(job), process)
+
+    process.kill()
+    process.wait()
+    wait_for(lambda: [p for p in marked(mark) if p.pid != os.getpid()] == [])
+    job.change(goal={"metric": "val_los", "max_epochs": 2}).run("plan")
+
+    with Store.open(job.store) as store:
+        _, dead = store.jobs()
+        assert dead.state == "failed"
+        assert str(process.pid) in dead.error
+
+
+def test_two_jobs_at_once_both_finish(make_job: MakeJob) -> None:
+    one = make_job(code={"sleep_s": 0.00005})
+    two = make_job(store=one.store, name="two", code={"sleep_s": 0.00005})
+
+    outcomes = [ended(process) for process in [one.start(), two.start()]]
+
+    assert [(o.code, o.report["job"]["state"]) for o in outcomes] == [(0, "succeeded")] * 2
+
+
+# ---- the store ---------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_another_process_holds_a_newer_one_and_a_read_only_one_are_told_apart(
+    make_job: MakeJob,
+) -> None:
+    job = make_job()
+    path = Path(job.store.removeprefix("sqlite:///"))
+    Store.open(job.store).close()
+
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    busy = Job(job.folder, f"{job.store}?timeout=0.2", job.mark, job.spec).run()
+    holder.execute("ROLLBACK")
+    holder.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    holder.close()
+    newer = job.run()
+
+    assert (busy.code, "held by another process" in busy.error) == (3, True)
+    assert (newer.code, "newer" in newer.error) == (1, True)
+    if os.geteuid() != 0:  # nothing is read-only to root
+        path.chmod(0o400)
+        assert job.run().code == 1
+
+
+def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_on(make_job: MakeJob) -> None:
+    job = make_job(code={"sleep_s": 0.0003})
+    job.store = f"{job.store}?timeout=0.2"
+    process = job.start()
+    wait_for(training(job), process)
+
+    holder = sqlite3.connect(job.store.removeprefix("sqlite:///").partition("?")[0], isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    wait_for(lambda: _said(process, "meanwhile the job went on"))
+    holder.execute("ROLLBACK")
+    holder.close()
+    outcome = ended(process)
+
+    assert (outcome.code, outcome.report["job"]["state"]) == (0, "succeeded")
+    with Store.open(job.store) as store:
+        stored = store.job("tiny")
+        assert (stored.state, stored.report) == ("succeeded", outcome.report)
+        assert len(store.measurements(stored.id)) == len(outcome.report["search"]["profiled"])
+
+
+# ---- helpers -----------------------------------------------------------------------------------------------
+
+
+def _run(job: Job, store: Store, *, confirm: Any = None, observer: Observer | None = None) -> Any:
+    run = JobRun(
+        load_job(job.file),
+        job_file=job.file,
+        store=store,
+        observer=observer or Observer(),
+        run=True,
+        confirm=confirm,
+    )
+    return run.run()
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.environ().get("SCAVENGER_PROCESS", "").rpartition(".")[2]
+    except psutil.Error:
+        return ""
+
+
+def _said(process: subprocess.Popen[str], words: str) -> bool:
+    """Whether a line with these words comes on standard error, which is read until then, or to its end."""
+    assert process.stderr is not None
+    return (
+        any(words in line for line in iter(process.stderr.readline, "") if line)
+        if process.poll() is None
+        else True
+    )
