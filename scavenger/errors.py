@@ -71,7 +71,9 @@ class JobFileError(ConfigurationError):
         column: 1-based.
     """
 
-    def __init__(self, message: str, *, path: str, line: int | None = None, column: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, path: str, line: int | None = None, column: int | None = None
+    ) -> None:
         place = ":".join(str(part) for part in (path, line, column) if part is not None)
         super().__init__(f"{place}: {message}")
         self.path, self.line, self.column, self.reason = path, line, column, message
@@ -149,7 +151,7 @@ class StoreReadOnlyError(StoreError):
     """The database, or the folder it is in, cannot be written to."""
 
 
-class Interrupted(BaseException):  # noqa: N818 - a wish, not an error
+class Interrupted(BaseException):
     """Ctrl-C."""
 
     exit_code = 130

@@ -196,12 +196,8 @@ def _compared(point: CurvePoint, base: CurvePoint) -> str:
 def confirmation(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> Iterator[RenderableType]:
     """What saying yes will spend."""
     grid = table(("This will run", "left"), (label(choice.point), "left"))
-    grid.add_row(
-        "time", f"{duration(predicted.time_s)}{_bracket(duration_range, predicted.time_interval_s)}"
-    )
-    grid.add_row(
-        "cost", f"{money(predicted.cost_usd)}{_bracket(money_range, predicted.cost_interval_usd)}"
-    )
+    grid.add_row("time", f"{duration(predicted.time_s)}{_bracket(duration_range, predicted.time_interval_s)}")
+    grid.add_row("cost", f"{money(predicted.cost_usd)}{_bracket(money_range, predicted.cost_interval_usd)}")
     grid.add_row("epochs", f"{quantity(predicted.epochs)}")
     grid.add_row("", "from the start of the job to its end, what was spent on profiling included")
     if curve.relative_only:

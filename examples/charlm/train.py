@@ -1,8 +1,9 @@
 """A small transformer that writes Python's own manual, character by character; the text comes with CPython."""
 
+from pydoc_data.topics import topics
+
 import keras
 import numpy as np
-from pydoc_data.topics import topics
 
 from scavenger.sdk import KerasJob
 

@@ -225,15 +225,18 @@ class JobRun:
         fingerprint = self._fingerprint()
         recorder.update(fingerprint=fingerprint)
         knowledge = Knowledge(self._store, fingerprint)
-        universal = knowledge.universal
+        universal, same = knowledge.universal, knowledge.same
+        if same is None and job.search.strategy == "none" and knowledge.nearest is not None:
+            same, differing = knowledge.nearest
+            trainer.note(f"the stored model is of a job with another {differing}, else the same as this one")
         plan = plan_search(
             self._space,
             job.search.strategy,
-            has_same=knowledge.same is not None,
+            has_same=same is not None,
             has_any=universal is not None,
             steps=job.profile.steps,
         )
-        prior = {"none": knowledge.same, "universal": universal}.get(plan.strategy)
+        prior = {"none": same, "universal": universal}.get(plan.strategy)
         self._search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
         chosen = self._look_for(prior, knowledge, recorder)
         if (

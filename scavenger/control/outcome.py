@@ -62,7 +62,9 @@ def search_outcome(search: Search, trainer: Trainer) -> SearchOutcome:
     ended_s = trainer.elapsed_s if search.ended_s is None else search.ended_s
     ended_usd = trainer.cost_usd if search.ended_usd is None else search.ended_usd
     overhead_s = overhead_usd = None
-    if isinstance(search.choice, Choice) and trainer.first_view_at_s is not None:
+    if not search.plan.configurations:
+        overhead_s = overhead_usd = 0.0
+    elif isinstance(search.choice, Choice) and trainer.first_view_at_s is not None:
         began = max(search.began_s, trainer.first_view_at_s)
         overhead_s = ended_s - began - search.progress * search.choice.point.time_s
         overhead_usd = ended_usd - search.began_usd - search.progress * search.choice.point.cost_usd

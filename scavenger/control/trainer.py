@@ -166,8 +166,10 @@ class Trainer:
         self.wanted = target.workers
         missing = target.workers - len(self.coordinator.membership.alive)
         if missing > 0:
-            if meanwhile is not None and self.configuration is not None:
-                self.coordinator.resize(self.configuration.workers, meanwhile, "while workers start")
+            now = self.configuration
+            if meanwhile is not None and (now is None or now.global_batch_size != meanwhile):
+                workers = len(self.coordinator.membership.alive) if now is None else now.workers
+                self.coordinator.resize(min(workers, meanwhile), meanwhile, "while workers start")
             self._launch(missing)
         self.until(lambda: self.coordinator.ready >= self.wanted or give_up())
         if not self.finished and self.coordinator.ready < self.wanted:

@@ -29,7 +29,15 @@ __all__ = [
 ]
 
 JobState = Literal[
-    "starting", "profiling", "planned", "running", "succeeded", "target_missed", "failed", "stopped", "interrupted"
+    "starting",
+    "profiling",
+    "planned",
+    "running",
+    "succeeded",
+    "target_missed",
+    "failed",
+    "stopped",
+    "interrupted",
 ]
 """`succeeded`: the target was reached, or there was none; `target_missed`: `max_epochs` came first; `stopped`: by
 budget or deadline; `planned`: `plan` ends there."""
@@ -106,9 +114,7 @@ class Noted:
     message: str
 
 
-Event = (
-    PhaseChanged | WorkerChanged | ViewChanged | StepDone | EpochEnded | Profiled | ChoiceMade | Noted
-)
+Event = PhaseChanged | WorkerChanged | ViewChanged | StepDone | EpochEnded | Profiled | ChoiceMade | Noted
 
 
 class Observer:
