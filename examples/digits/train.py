@@ -6,7 +6,7 @@ from sklearn.datasets import load_digits
 
 from scavenger.sdk import KerasJob
 
-_SIDE = 24  # enlarged from 8, so that a step is long enough to be worth sharing
+_SIDE = 32  # enlarged from 8, so that a step is long enough to be worth sharing
 _TRAIN = 1437
 
 
@@ -32,7 +32,7 @@ def job() -> KerasJob:
     images, labels = _data()
     model = _model()
     model.compile(
-        optimizer=keras.optimizers.SGD(0.0007, momentum=0.9),
+        optimizer=keras.optimizers.SGD(0.001, momentum=0.9),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )

@@ -64,6 +64,8 @@ def profile(
             begin = trainer.step
             wanted = _Enough(trainer, configuration, begin, plan.steps_per_configuration, settle=index == 0)
             trainer.until(lambda wanted=wanted: wanted.reached() or spent())  # type: ignore[misc]
+            if unsettled := wanted.unsettled:
+                trainer.note(f"profiling goes on though the {unsettled}")
             window = trainer.window(configuration, begin)
             if window:
                 measurement = measure(configuration, window, trainer.noise, trainer.worker_memory_bytes())
@@ -104,6 +106,12 @@ class _Enough:
             if settle
             else None
         )
+
+    @property
+    def unsettled(self) -> str:
+        """Why the gradient noise counts as settled although it is not; empty where it is, or was not waited for."""
+        noise = self._stability
+        return noise.reason if noise is not None and noise.ended and not noise.settled else ""
 
     def reached(self) -> bool:
         """Enough undisturbed steps, or no hope of any more: workers were lost and could not be replaced."""
