@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +51,7 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
     job = load_job(file)
     offer = search_space(job, open_cloud(job)).offers[0]
     coordinator = Coordinator(
-        JobSource(uuid.uuid4().hex, str(job.train), file.parent, job.seed, offer.cpus),
+        JobSource(str(job.train), file.parent, job.seed, offer.cpus),
         slots=job.worker_counts[-1],
         work_dir=work_dir,
         timeouts=Timeouts(job.limits.start, job.limits.step),

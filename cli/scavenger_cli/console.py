@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import json
 import math
 import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
@@ -99,12 +101,13 @@ def emit(*parts: RenderableType, stream: TextIO | None = None) -> None:
     """Print renderables, on stdout unless told otherwise, without trailing spaces where it is no terminal."""
     target = sys.stdout if stream is None else stream
     out = console(target)
-    if out.is_terminal:
-        _print(out, parts)
-        return
-    with out.capture() as captured:
-        _print(out, parts)
-    write(target, "\n".join(line.rstrip() for line in captured.get().split("\n")))
+    with _while_read(target):
+        if out.is_terminal:
+            _print(out, parts)
+            return
+        with out.capture() as captured:
+            _print(out, parts)
+        write(target, "\n".join(line.rstrip() for line in captured.get().split("\n")))
 
 
 def _print(out: Console, parts: Iterable[RenderableType]) -> None:
@@ -132,10 +135,18 @@ def error(message: object) -> None:
 
 def write(stream: TextIO, text: str) -> None:
     """Write and flush; once the reader has gone, the rest goes nowhere, and the outcome stands."""
-    try:
+    with _while_read(stream):
         stream.write(text)
         stream.flush()
-    except BrokenPipeError:
+
+
+@contextmanager
+def _while_read(stream: TextIO) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe, a closed terminal
+            raise
         silence(stream)
 
 

@@ -27,6 +27,7 @@ svg{max-width:100%;height:auto}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.9rem}
 th,td{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #8886;white-space:nowrap}
 th:first-child,td:first-child,td:last-child,th:last-child{text-align:left}
+td:last-child{white-space:normal}
 tr.front{font-weight:600}
 tr.out{opacity:.6}
 @media(prefers-color-scheme:dark){body{color:#ececec;background:#161616}}
@@ -65,7 +66,7 @@ def curve_html(report: RunReport, curve: TradeoffCurve) -> str:
     title = f"{clean(report.job_name)}: predicted time and cost"
     svg = curve_svg(curve, choice, title=title)
     notes = [*([relative_note] if curve.relative_only else []), *map(clean, curve.notes)]
-    chosen = "" if choice is None else f"Chosen: {clean(choice.configuration)}. {clean(choice.reason)}"
+    chosen = "" if choice is None else f"Chosen: {clean(choice.configuration)}: {clean(choice.reason)}."
     return "\n".join(
         (
             "<!doctype html>",
@@ -77,7 +78,7 @@ def curve_html(report: RunReport, curve: TradeoffCurve) -> str:
             f"<h1>{escape(title)}</h1>",
             f"<figure>{svg}<figcaption>{escape(describe(curve, choice))}</figcaption></figure>",
             f"<p>{escape(chosen)}</p>" if chosen else "",
-            *(f"<p>Note: {escape(note)}</p>" for note in notes),
+            f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>" if notes else "",
             f'<div class="wide" tabindex="0" role="region" aria-label="Every configuration">'
             f"{_html_table(curve, choice)}</div>",
             "</main></body></html>",

@@ -22,6 +22,8 @@ __all__ = [
 
 UNKNOWN = "unknown"
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
+RANGE_MIN = 5.0
+"""Minutes, hours or days from which on a range is told in them: below, the lower end is often a fraction of one."""
 _UNITS = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours and cursor movements
@@ -85,10 +87,10 @@ def duration(seconds: float | None) -> str:
 
 
 def duration_range(low: float, high: float) -> str:
-    """`58-90 min`: both ends in the unit of the upper one, so that they compare at a glance."""
+    """`58-90 min`: both ends in one unit, so that they compare at a glance, with each other and down a column."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNKNOWN
-    unit, name = next((u for u in _UNITS if high >= u[0]), _UNITS[-1])
+    unit, name = next((u for u in _UNITS if high >= u[0] * (RANGE_MIN if u[0] > 1.0 else 1.0)), _UNITS[-1])
     return _range(low / unit, high / unit) + f" {name}"
 
 

@@ -67,7 +67,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Agree beforehand: 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobKey = Annotated[
-    str | None, typer.Argument(metavar="[JOB]", help="Id, start of the id, or name; the latest if left out.")
+    str | None, typer.Argument(metavar="JOB", help="Id, start of the id, or name; the latest if left out.")
 ]
 ModelKey = Annotated[str, typer.Argument(metavar="MODEL", help="A model's id, or the start of it.")]
 ObjectiveOption = Annotated[
@@ -213,7 +213,10 @@ def _execute(
 @app.command()
 def curves(
     job: JobKey = None,
-    form: Annotated[CurveFormat, typer.Option("--format", "-f", help="What to draw.")] = CurveFormat.TERMINAL,
+    form: Annotated[
+        CurveFormat | None,
+        typer.Option("--format", "-f", help="What to draw; else what FILE ends in, else for the terminal."),
+    ] = None,
     out: OutOption = None,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
@@ -223,7 +226,9 @@ def curves(
     def command() -> int:
         from scavenger_cli.commands.curves import show
 
-        wanted = CurveFormat.JSON if output is Output.JSON else form
+        ending = None if out is None else out.suffix.removeprefix(".").lower()
+        meant = next((one for one in CurveFormat if one == ending), CurveFormat.TERMINAL)
+        wanted = CurveFormat.JSON if output is Output.JSON else form or meant
         return show(job, form=wanted.value, out=out, store_url=store)
 
     _finish(output, command)
@@ -298,9 +303,7 @@ def models_rm(
 
 @models.command("export")
 def models_export(
-    model: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="All, if none is named.")
-    ] = None,
+    model: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="All, if none is named.")] = None,
     out: OutOption = None,
     store: StoreOption = None,
     output: OutputOption = Output.JSON,
@@ -321,7 +324,7 @@ def models_import(
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Take in exported models; a record that was tampered with is refused."""
+    """Take in exported models; one that was changed is refused."""
 
     def command() -> int:
         from scavenger_cli.commands.stored import import_models
@@ -369,7 +372,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "scavenger"
-        console.error(f"{error.format_message()} (see `{path} --help`)")
+        words = error.format_message().replace("Value error, ", "")  # the validator's, not the user's
+        console.error(f"{words} (see `{path} --help`)")
         return USAGE_ERROR
     except Exception as error:  # noqa: BLE001 - the last resort of a program that shows no tracebacks
         _show_traceback_if_asked()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from scavenger.domain.curve import Choice
@@ -37,21 +38,17 @@ PLAIN_INTERVAL_S = 10.0
 REDRAWS_PER_S = 8
 """As often as the eye follows; the display takes no time from the steps in between."""
 BAR_WIDTH = 24
+DISPLAY_ROWS = 3
+"""Of the live display: the phase with its bar, what the last step did, and what it came to."""
 
 
 class CliObserver(Observer):
-    """What both displays share: which processes live, and what each event means in words."""
+    """What both displays share: the goal's metric, and what each event means in words."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._alive: set[str] = set()
         self._goal: tuple[str, float | None] | None = None
         self._metric: float | None = None
-
-    @property
-    def processes(self) -> int:
-        """How many processes of the job live."""
-        return len(self._alive)
 
     def start(self) -> None:
         """Begin to show; again after `stop`."""
@@ -59,11 +56,13 @@ class CliObserver(Observer):
     def stop(self) -> None:
         """Leave the terminal as it was, for a question or for the end."""
 
+    @property
+    def rows(self) -> int:
+        """How many rows of the terminal are redrawn; safe in a signal handler."""
+        return 0
+
     def _notice(self, event: Event) -> None:
-        if isinstance(event, WorkerChanged):
-            ended = event.state in ("lost", "failed", "gone")
-            (self._alive.discard if ended else self._alive.add)(event.process)
-        elif isinstance(event, EpochEnded) and event.goal_metric is not None:
+        if isinstance(event, EpochEnded) and event.goal_metric is not None:
             self._goal = (event.goal_metric, event.target)
             self._metric = event.record.metrics.get(event.goal_metric)
 
@@ -74,40 +73,40 @@ class CliObserver(Observer):
         towards = "" if target is None else f" (target {quantity(target, 4)})"
         return f"{clean(name)} {quantity(self._metric, 4)}{towards}"
 
-    def _step_words(self, event: StepDone) -> str:
+    def _step_words(self, event: StepDone) -> tuple[str, str]:
+        """What the step did, and what the job has come to with it: each fits a row of its own."""
         record = event.record
-        words = [
+        did = (
             f"step {record.step}",
             f"epoch {record.epoch + 1}",
             f"{record.workers} x batch {record.global_batch_size}",
             f"{duration(record.step_time_s)} a step",
-            f"loss {quantity(record.loss, 4)}",
-            self._metric_words(),
-            money(event.cost_usd),
-        ]
-        return ", ".join(word for word in words if word)
+        )
+        came_to = (f"loss {quantity(record.loss, 4)}", self._metric_words(), money(event.cost_usd))
+        return ", ".join(did), ", ".join(word for word in came_to if word)
 
 
 def _words(event: Event) -> str | None:
     """An event in one line; None for steps and for what is of no interest to a person."""
     match event:
         case PhaseChanged(phase, detail):
-            return f"{phase}: {detail}" if detail else phase
+            said = detail.replace("_", " ") if phase == "done" else detail  # a state's name
+            return f"{phase}: {said}" if said else phase
         case WorkerChanged(process, state, detail):
             if state not in ("lost", "failed"):
                 return None
             return f"worker: {process} {state}" + (f": {detail}" if detail else "")
         case ViewChanged(view, configuration, first_step, stall_s, reason):
             text = f"view {view}: {configuration} from step {first_step}"
-            text += f", stood still {duration(stall_s)}" if stall_s > 0 else ""
+            text += f", stall {duration(stall_s)}" if stall_s > 0 else ""
             return text + (f" ({reason})" if reason else "")
         case EpochEnded(record):
             metrics = ", ".join(f"{name} {quantity(value, 4)}" for name, value in record.metrics.items())
             return f"epoch {record.epoch + 1}: {metrics}" if metrics else f"epoch {record.epoch + 1}"
         case Profiled(measurement, index, total):
             noise = measurement.noise_scale
-            text = f"profiled {index} of {total}: {measurement.configuration}: "
-            text += f"{duration(measurement.step_time_s)} a step over {plural(measurement.steps, 'step')}"
+            text = f"profiled {index}/{total}: {measurement.configuration}: "
+            text += f"{duration(measurement.step_time_s)} a step ({plural(measurement.steps, 'step')})"
             return text + ("" if noise is None else f", noise scale {quantity(noise)}")
         case ChoiceMade(_, choice):
             if isinstance(choice, Choice):
@@ -136,7 +135,7 @@ class PlainObserver(CliObserver):
                 return
             self._next_at = now + PLAIN_INTERVAL_S
             share = "" if event.progress is None else f", {100 * event.progress:.0f} %"
-            self._write(self._step_words(event) + share)
+            self._write(", ".join(self._step_words(event)) + share)
             return
         line = _words(event)
         if line is not None:
@@ -182,8 +181,14 @@ class LiveObserver(CliObserver):
     def stop(self) -> None:
         """See `CliObserver.stop`."""
         if self._live is not None:
-            self._live.stop()
+            with suppress(OSError):  # the terminal may be closed
+                self._live.stop()
             self._live = None
+
+    @property
+    def rows(self) -> int:
+        """See `CliObserver.rows`."""
+        return DISPLAY_ROWS if self._live is not None else 0
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
@@ -196,7 +201,13 @@ class LiveObserver(CliObserver):
         line = _words(event)
         if line is not None:
             warn = (isinstance(event, Noted) and event.level == "warning") or isinstance(event, WorkerChanged)
-            self._console.print(clean(line), style="yellow" if warn else None)
+            path = isinstance(event, PhaseChanged) and event.phase == "saving"  # kept whole, to be copied
+            self._console.print(
+                clean(line),
+                style="yellow" if warn else None,
+                overflow="ignore" if path else None,
+                crop=not path,
+            )
 
     def _render(self) -> RenderableType:
         from rich.console import Group
@@ -214,8 +225,8 @@ class LiveObserver(CliObserver):
         elapsed = duration(float(int(self._clock() - self._since)))
         share = "" if progress is None else f"{100 * done:.0f} %"
         head.add_row(Text(clean(self._phase.phase), style="bold"), bar, share, elapsed)
-        below = self._step_words(step) if step else clean(self._phase.detail)
-        return Group(head, Text(below, no_wrap=True, overflow="crop"))
+        below = self._step_words(step) if step else (clean(self._phase.detail), "")
+        return Group(head, *(Text(row, no_wrap=True, overflow="ellipsis") for row in below))
 
 
 def make_observer(stream: TextIO) -> CliObserver:

@@ -20,7 +20,6 @@ from scavenger.domain.curve import BoolArray, Choice, FloatArray, TradeoffCurve
 from scavenger.errors import ConfigurationError
 from scavenger_cli.formatting import clean, duration, money
 from scavenger_cli.labels import Label, place_labels
-from scavenger_cli.render import index_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,8 +61,8 @@ def landmarks(curve: TradeoffCurve, choice: Choice | None) -> dict[int, str]:
     """The points worth a name: index -> `chosen, knee`, in that order of importance."""
     marks: list[tuple[str, int | None]] = [("knee", curve.knee)]
     if choice is not None:
-        marks.insert(0, ("chosen", index_of(curve, choice.configuration)))
-        marks += [(clean(name), index_of(curve, point.configuration)) for name, point in choice.alternatives]
+        marks.insert(0, ("chosen", curve.index(choice.configuration)))
+        marks += [(clean(name), curve.index(point.configuration)) for name, point in choice.alternatives]
     named: dict[int, list[str]] = {}
     for name, index in marks:
         if index is not None and name not in named.setdefault(index, []):

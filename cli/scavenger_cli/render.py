@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, CurvePoint, FloatArray, Infeasible, IntArray, TradeoffCurve
 from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport
 from scavenger_cli.formatting import (
@@ -25,15 +26,15 @@ from scavenger_cli.formatting import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 __all__ = [
     "choice_lines",
     "comparison",
     "confirmation",
     "curve_table",
-    "index_of",
     "label",
+    "paths",
     "relative_note",
     "report_text",
     "table",
@@ -50,6 +51,8 @@ _MARKS = (
     ("e", "extrapolated"),
 )
 
+_INTERVAL = "(90 %)"
+
 relative_note = (
     "How many epochs the target takes is not known: ratios between configurations can be relied on, absolute "
     "times and costs only bound what may come."
@@ -64,6 +67,31 @@ def table(*columns: tuple[str, str]) -> Table:
     return made
 
 
+class _Numbers:
+    """A table whose numbers are never broken over lines: where it is too wide, it goes without intervals."""
+
+    def __init__(self, titles: Sequence[str], lines: Sequence[tuple[list[str], str]]) -> None:
+        self._titles, self._lines = titles, lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._table(range(len(self._titles)))
+        endless = options.update(max_width=sys.maxsize)
+        if Measurement.get(console, endless, whole).maximum <= options.max_width:
+            yield whole
+        else:
+            yield self._table([at for at, title in enumerate(self._titles) if title != _INTERVAL])
+
+    def _table(self, columns: Iterable[int]) -> Table:
+        kept = list(columns)
+        made = table()
+        for at in kept:
+            left = self._titles[at] in ("", "VM")
+            made.add_column(self._titles[at], justify="left" if left else "right", no_wrap=True)
+        for cells, style in self._lines:
+            made.add_row(*(cells[at] for at in kept), style=style)
+        return made
+
+
 def label(point: CurvePoint) -> str:
     """`2 x e2-standard-4, batch 128`."""
     return clean(point.configuration)
@@ -75,14 +103,14 @@ def curve_table(curve: TradeoffCurve, choice: Choice | None, *, rows: int = ROWS
     shown = _shown(curve, choice, allowed, rows)
     several = len(curve.vms) > 1
     vms = "" if several or not curve.vms else f" on {clean(curve.vms[0])}"
-    yield Text(f"Predicted for {plural(len(curve), 'configuration')}{vms}:", style="bold")
+    title = f"Predicted for {plural(len(curve), 'configuration')}{vms}, each for a run without a search:"
+    yield Text(title, style="bold")
     if curve.relative_only:
         yield Text(relative_note)
     if len(shown):
-        grid = table(("", "left"), *((("VM", "left"),) if several else ()), ("K", "right"), ("B", "right"))
-        titles = ("time x", "cost x") if curve.relative_only else ("time", "(90 %)", "cost", "(90 %)")
-        for title in titles:
-            grid.add_column(title, justify="right", no_wrap=True)
+        titles = ("time x", "cost x") if curve.relative_only else ("time", _INTERVAL, "cost", _INTERVAL)
+        titles = ("", *(("VM",) if several else ()), "K", "B", *titles)
+        lines: list[tuple[list[str], str]] = []
         fastest, cheapest = _least(curve.time_s[allowed]), _least(curve.cost_usd[allowed])
         used: set[str] = set()
         for index in shown:
@@ -96,8 +124,8 @@ def curve_table(curve: TradeoffCurve, choice: Choice | None, *, rows: int = ROWS
             else:
                 cells += [duration(point.time_s), duration_range(*point.time_interval_s)]
                 cells += [money(point.cost_usd), money_range(*point.cost_interval_usd)]
-            grid.add_row(*cells, style="bold" if ">" in marks else "" if point.on_front else "dim")
-        yield grid
+            lines.append((cells, "bold" if ">" in marks else "" if point.on_front else "dim"))
+        yield _Numbers(titles, lines)
         yield Text("  ".join(f"{mark} {words}" for mark, words in _MARKS if mark in used), style="dim")
     if len(allowed) > len(shown):
         yield Text(
@@ -114,21 +142,9 @@ def _shown(curve: TradeoffCurve, choice: Choice | None, allowed: IntArray, rows:
     if len(order) <= rows:
         return [int(i) for i in order]
     kept = [int(i) for i in order[:rows]]
-    landmarks = [index_of(curve, choice.configuration) if choice is not None else None, curve.knee]
+    landmarks = [curve.index(choice.configuration) if choice is not None else None, curve.knee]
     musts = list(dict.fromkeys(i for i in landmarks if i is not None and i not in kept and i in allowed))
     return kept[: rows - len(musts)] + musts
-
-
-def index_of(curve: TradeoffCurve, configuration: Configuration) -> int | None:
-    """Where a configuration stands on the curve; None if it has none."""
-    if configuration.vm not in curve.vms:
-        return None
-    hits = np.flatnonzero(
-        (curve.vm_index == curve.vms.index(configuration.vm))
-        & (curve.workers == configuration.workers)
-        & (curve.global_batch_size == configuration.global_batch_size)
-    )
-    return int(hits[0]) if len(hits) else None
 
 
 def _least(values: FloatArray) -> float:
@@ -175,12 +191,15 @@ def choice_lines(
     yield Text.assemble(
         ("Chosen: ", "bold"), (label(choice.point), "bold"), f"  (objective {choice.objective})"
     )
-    yield Text(f"  why        {clean(choice.reason)}")
+    grid = table(("", "left"), ("", "left"))
+    grid.show_header = False
+    grid.add_row("  why", clean(choice.reason))
     base = choice.point
     for name, point in choice.alternatives:
         same = point.configuration == base.configuration
         figures = _compared(point, base) if relative_only else _figures(point)
-        yield Text(f"  {clean(name):<9}  " + ("the same" if same else f"{label(point)}: {figures}"))
+        grid.add_row(f"  {clean(name)}", "the same" if same else f"{label(point)}: {figures}")
+    yield grid
 
 
 def _figures(point: CurvePoint) -> str:
@@ -200,6 +219,7 @@ def confirmation(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> 
     grid.add_row("cost", f"{money(predicted.cost_usd)}{_bracket(money_range, predicted.cost_interval_usd)}")
     grid.add_row("epochs", f"{quantity(predicted.epochs)}")
     grid.add_row("", "from the start of the job to its end, what was spent on profiling included")
+    grid.add_row("", "training goes on while this question waits")
     if curve.relative_only:
         grid.add_row("", "if the largest batch size needs all of goal.max_epochs: the epochs are not known")
     yield grid
@@ -248,17 +268,21 @@ def _metric(metric: MetricOutcome) -> str:
 
 def _search(report: RunReport) -> str:
     search = report.search
+    if not search.profiled:
+        return f"Search: {clean(search.strategy)}, nothing profiled: {clean(search.reason)}"
     text = f"Search: {clean(search.strategy)}, {plural(len(search.profiled), 'configuration')} profiled in "
     text += f"{duration(search.time_s)} for {money(search.cost_usd)}"
     if search.overhead_s is not None:
         text += f" (overhead {duration(search.overhead_s)}"
         text += ")" if search.overhead_usd is None else f", {money(search.overhead_usd)})"
-    return f"{text}. {clean(search.reason)}"
+    return f"{text}: {clean(search.reason)}"
 
 
 def report_text(report: RunReport, *, with_curve: bool = True) -> Iterator[RenderableType]:
     """The end of `optimize` and `plan`: search, curve, choice, what was predicted and what came."""
-    yield Text(_search(report))
+    searched = report.curve is not None or bool(report.search.profiled) or report.actual is not None
+    if searched:
+        yield Text(_search(report))
     if report.curve is not None and with_curve:
         yield Text("")
         yield from curve_table(report.curve, report.choice if isinstance(report.choice, Choice) else None)
@@ -270,20 +294,24 @@ def report_text(report: RunReport, *, with_curve: bool = True) -> Iterator[Rende
     if report.predicted is not None or report.actual is not None:
         yield Text("")
         yield from comparison(report.predicted, report.actual)
-    yield Text("")
+    if searched:
+        yield Text("")
     outcome = f"Job {clean(report.job_name)} ({clean(report.job_id)[:8]}): {report.state.replace('_', ' ')}"
     if report.actual is not None:
         outcome += f" after {plural(report.steps, 'step')}"
-    yield Text(outcome + (f"; {_metric(report.metric)}" if report.metric else ""), style="bold")
-    yield from _paths((("model", report.model_path), ("measurements", report.measurements_path)))
+    known = report.metric is not None and report.metric.value is not None
+    yield Text(outcome + (f"; {_metric(report.metric)}" if report.metric and known else ""), style="bold")
+    if searched:
+        yield from paths((("model", report.model_path), ("measurements", report.measurements_path)))
     for warning in report.warnings:
         yield Text(f"warning: {clean(warning)}", style="yellow")
 
 
-def _paths(named: Iterable[tuple[str, str | None]]) -> Sequence[Text]:
+def paths(
+    named: Iterable[tuple[str, str | None]], *, indent: int = 2, width: int = 12
+) -> Iterator[RenderableType]:
     """Paths stay on one line whatever the width, so that they can be copied."""
-    return [
-        Text(f"  {name:<13} {clean(path)}", no_wrap=True, overflow="ignore")
-        for name, path in named
-        if path is not None
-    ]
+    for name, path in named:
+        if path:
+            line = f"{' ' * indent}{name:<{width}}  {clean(path)}"
+            yield Text(line, no_wrap=True, overflow="ignore")

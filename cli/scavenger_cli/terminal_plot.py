@@ -60,8 +60,10 @@ def terminal_plot(curve: TradeoffCurve, choice: Choice | None, *, width: int = 8
     text.append(" " * (MARGIN + 1) + f"{axis:<{max(columns - len(right), 0)}}{right}\n")
     named = [f"{letters[i]} {batch}" for i, batch in enumerate(batches[: len(letters)])]
     legend = "batch: " + ", ".join(named) + (", + larger" if len(batches) > len(letters) else "")
-    marks = " @ chosen" if choice is not None else ""
-    text.append(f"{legend}\ntime across; capital letter: measured; bold: front;{marks} # knee")
+    symbols = {symbol for _, symbol, _ in cells.values()}
+    marks = [f"{mark}: {words}" for mark, words in (("@", "chosen"), ("#", "knee")) if mark in symbols]
+    text.append(f"{legend}\n")
+    text.append("; ".join(("time across", "capital letter: measured", "bold: front", *marks)))
     return text
 
 

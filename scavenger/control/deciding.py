@@ -142,4 +142,5 @@ def ask_while_training(
         training.join()
     if failures:
         raise failures[0]
+    trainer.heed_stop()  # the wish may have come between the other thread's last look and the answer
     return agreed

@@ -26,13 +26,15 @@ class Goal:
         metric = self.spec.metric
         if metric is None or metric in names:
             return
+        if metric.startswith("val_") and metric[4:] in names:
+            raise ConfigurationError(
+                f"goal.metric: {metric} needs validation data: give KerasJob(..., validation=(x, y)), or write "
+                f"{metric[4:]}"
+            )
         close = get_close_matches(metric, names, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        extra = (
-            "; the job has no validation data" if metric.startswith("val_") and metric[4:] in names else ""
-        )
         raise ConfigurationError(
-            f"goal.metric: the model has no metric {metric!r}{hint or extra}; it has {', '.join(names)}"
+            f"goal.metric: the model has no metric {metric!r}; it has {', '.join(names)}{hint}"
         )
 
     def value(self, epoch: EpochRecord) -> float | None:

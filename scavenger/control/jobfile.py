@@ -94,7 +94,7 @@ def parse_job(text: str, *, path: str) -> JobSpec:
     known = [fault.loc for fault in faults]
     for loc in _empty(root, ()):
         if not any(loc[: len(other)] == other for other in known):
-            faults.append(_Fault(loc, "has no value; give it one, or remove the key", key=True))
+            faults.append(_Fault(loc, _empty_words(loc), key=True))
     if not faults:
         return job
     version = [fault for fault in faults if fault.loc == ("version",) and not fault.missing]
@@ -214,7 +214,7 @@ def _worded(error: ErrorDetails) -> _Fault:
     if kind == "extra_forbidden":
         return _unknown_key(loc)
     if value is None:
-        return _Fault(loc, "has no value; give it one, or remove the key", key=True)
+        return _Fault(loc, _empty_words(loc), key=True)
     if kind == "literal_error":
         options = re.findall("'([^']*)'", context["expected"])
         hint = did_you_mean(value, options) if isinstance(value, str) else ""
@@ -229,6 +229,15 @@ def _worded(error: ErrorDetails) -> _Fault:
         keys = ", ".join(_object_at(loc)["properties"])
         return _Fault(loc, f"must hold keys ({keys}), not {shown(value)}")
     return _Fault(loc, f"cannot be {shown(value)}")
+
+
+def _empty_words(loc: Loc) -> str:
+    if len(loc) == 1 and "properties" in _object_at(loc):
+        required = loc[0] in _schema()["required"]
+        return (
+            f"has no keys; indent them below it, or {f'write {_example(loc)}' if required else 'remove it'}"
+        )
+    return "has no value; give it one, or remove the key"
 
 
 _BOUNDS = {

@@ -102,6 +102,11 @@ class JobRun:
         if self._trainer is not None:
             self._trainer.stop(reason)
 
+    @property
+    def processes(self) -> int:
+        """How many processes of the job live; safe from signal handlers."""
+        return 0 if self._coordinator is None else len(self._coordinator.engine.running)
+
     def kill_now(self) -> None:
         """SIGKILL to every process of the job; safe from signal handlers."""
         if self._coordinator is not None:
@@ -175,9 +180,11 @@ class JobRun:
 
     def _start(self, recorder: Recorder, journal: Journal, work_dir: Path, started_at: float) -> None:
         job, offer = self._job, self._space.offers[0]
-        recorder.on_event(PhaseChanged("starting", f"{self._space.workers[0]} worker(s) on {job.infra}"))
+        count = self._space.workers[0]
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        recorder.on_event(PhaseChanged("starting", f"{workers} on {job.infra}"))
         self._coordinator = Coordinator(
-            JobSource(recorder.job_id, str(job.train), self._folder, job.seed, offer.cpus),
+            JobSource(str(job.train), self._folder, job.seed, offer.cpus),
             slots=self._space.workers[-1] + _SPARE_SLOTS,
             work_dir=work_dir,
             timeouts=Timeouts(job.limits.start, job.limits.step),
@@ -224,10 +231,11 @@ class JobRun:
         self._goal.check(self._manifest.metric_names)
         fingerprint = self._fingerprint()
         recorder.update(fingerprint=fingerprint)
-        knowledge = Knowledge(self._store, fingerprint)
-        universal, same = knowledge.universal, knowledge.same
-        if same is None and job.search.strategy == "none" and knowledge.nearest is not None:
-            same, differing = knowledge.nearest
+        knowledge = Knowledge(self._store, fingerprint, write=recorder.keep)
+        same = knowledge.same
+        universal = knowledge.universal() if job.search.strategy == "universal" else None
+        if same is None and job.search.strategy == "none" and (nearest := knowledge.nearest()) is not None:
+            same, differing = nearest
             trainer.note(f"the stored model is of a job with another {differing}, else the same as this one")
         plan = plan_search(
             self._space,
@@ -282,7 +290,10 @@ class JobRun:
             raise NoFeasiblePlanError(choice.reason)
         if choice is not None:  # a plan, or the user said no
             return "planned"
-        self._live.note("training was done before the search was, so there was nothing left to choose")
+        self._live.note(
+            "training was done before the search was, so nothing was left to choose; search fewer workers, or "
+            "lower profile.steps, for a shorter search"
+        )
         state = self._end_of_training(knowledge, recorder)
         return state if self._run else "planned"
 
@@ -304,7 +315,9 @@ class JobRun:
     ) -> Configuration | None:
         """Fit, predict, choose, ask; None where the run ends here."""
         trainer, search = self._live, self._current
-        recorder.on_event(PhaseChanged("fitting", f"{len(search.measurements)} measured configurations"))
+        count = len(search.measurements)
+        evidence = f"{count} measured configurations" if count else "the stored model serves"
+        recorder.on_event(PhaseChanged("fitting", evidence))
         search.model = self._fit(prior, knowledge)
         decide(search, search.model, trainer, self._space, self._job)
         assert search.curve is not None
@@ -405,8 +418,12 @@ class JobRun:
         if trainer is not None and trainer.steps and self._run:
             chosen = search.choice.configuration if search and isinstance(search.choice, Choice) else None
             actual = actual_of(trainer, self._manifest.dataset_size, chosen)
+        warnings = [*(trainer.warnings if trainer else ()), *recorder.warnings]
         if journal is not None:
-            journal.close()
+            try:
+                journal.close()
+            except OSError as failure:
+                warnings.append(f"{journal.path} lacks the last second: {failure.strerror or failure}")
         return RunReport(
             job_id=recorder.job_id,
             job_name=self._job.name,
@@ -420,7 +437,7 @@ class JobRun:
             steps=0 if trainer is None else trainer.step,
             model_path=None if self._model_path is None else str(self._model_path),
             measurements_path=None if journal is None else str(journal.path),
-            warnings=(*(trainer.warnings if trainer else ()), *recorder.warnings),
+            warnings=tuple(warnings),
             error=error,
             exit_code=exit_code,
         )

@@ -36,7 +36,10 @@ def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
     point = choice.point
     price_s = trainer.offer.price_usd_per_hour / 3600.0
     joining = point.configuration.workers > len(trainer.coordinator.membership.alive)
-    setup_s = statistics.median(trainer.setup_s) if joining and trainer.setup_s else 0.0
+    # where no worker is ready yet, the first one has taken all the time so far, and one more takes no less
+    setup_s = 0.0
+    if joining:
+        setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else trainer.elapsed_s
     now_s = trainer.elapsed_s + setup_s
     now_usd = trainer.cost_usd + setup_s * price_s * point.configuration.workers
     left = 1.0 - progress

@@ -50,12 +50,12 @@ def profile(
     """
     plan = search.plan
     count = len(plan.configurations)
-    recorder.on_event(PhaseChanged("profiling", f"{count} configurations, {plan.reason}"))
+    recorder.on_event(PhaseChanged("profiling", f"{count} configurations: {plan.reason}"))
 
     def spent() -> bool:
         time_s, usd = trainer.elapsed_s - search.began_s, trainer.cost_usd - search.began_usd
         return (spec.max_time is not None and time_s >= spec.max_time) or (
-            spec.max_cost is not None and usd >= spec.max_cost
+            spec.max_cost is not None and usd > spec.max_cost
         )
 
     for index, configuration in enumerate(plan.configurations):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,7 +24,7 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
-from scavenger.errors import StoreBusyError
+from scavenger.errors import ScavengerError, StoreBusyError
 from scavenger.store import Store
 from scavenger.store.records import JobRecord, JobUpdate
 from scavenger.train.coordinator import Coordinator
@@ -32,7 +33,7 @@ __all__ = ["Recorder"]
 
 _STATES: dict[str, Any] = {"profiling": "profiling", "running": "running"}
 _RETRY_S = 30.0
-"""Until a store that another process held is tried again: a try may wait for seconds, and the job goes on."""
+"""Until a store that another process held is tried again: a try holds the job up for a moment."""
 
 
 class Recorder(Observer):
@@ -59,7 +60,7 @@ class Recorder(Observer):
         self._known: dict[str, tuple[str, int | None]] = {}
         self._waiting: list[Callable[[], object]] = []
         self._retry_at = 0.0
-        self._ended = False
+        self._ended = self._patient = False
         self.warnings: list[str] = []
         self.muted = False
 
@@ -83,13 +84,16 @@ class Recorder(Observer):
     ) -> None:
         if not self._ended:
             text = f"{type(error).__name__}: {error}" if error is not None else "ended without a report"
-            self._store.finish_job(
-                self.job_id,
-                state="failed",
-                report=None,
-                error=text.splitlines()[0],
-                exit_code=getattr(error, "exit_code", 1),
-            )
+            with suppress(
+                ScavengerError
+            ):  # what ended the job matters more; the next command marks its entry
+                self._store.finish_job(
+                    self.job_id,
+                    state="failed",
+                    report=None,
+                    error=text.splitlines()[0],
+                    exit_code=getattr(error, "exit_code", 1),
+                )
 
     def watch(self, coordinator: Coordinator) -> None:
         """Record the processes of this coordinator from now on."""
@@ -98,16 +102,16 @@ class Recorder(Observer):
     def update(self, **fields: Any) -> None:
         """Change the entry; see `scavenger.store.records.JobUpdate`."""
         changes: JobUpdate = fields  # type: ignore[assignment]
-        self._keep(lambda: self._store.update_job(self.job_id, **changes))
+        self.keep(lambda: self._store.update_job(self.job_id, **changes))
 
     def measured(self, measurement: Measurement) -> None:
-        self._keep(lambda: self._store.add_measurements(self.job_id, [measurement]))
+        self.keep(lambda: self._store.add_measurements(self.job_id, [measurement]))
 
     def tick(self, trainer: Trainer) -> None:
         """About once a second: that the job lives, where it is, and what its processes do."""
         if self._waiting and self._clock() < self._retry_at:
             return
-        self._keep(lambda: self._store.heartbeat(self.job_id))
+        self.keep(lambda: self._store.heartbeat(self.job_id))
         if trainer.steps and not self._waiting:
             self.update(step=trainer.step, cost_usd=trainer.cost_usd)
         if not self._waiting:
@@ -137,7 +141,7 @@ class Recorder(Observer):
             case _:
                 pass
         if not (self.muted and isinstance(event, StepDone | EpochEnded)):
-            self._observer.on_event(event)
+            self._tell(event)
 
     def finish(self, report: RunReport) -> None:
         """End the entry.
@@ -145,8 +149,8 @@ class Recorder(Observer):
         Raises:
             StoreError, StoreBusyError: It could not be written.
         """
-        self._retry_at = 0.0
-        self._keep(lambda: None)
+        self._retry_at, self._patient = 0.0, True
+        self.keep(lambda: None)
         if not self._waiting:
             self._record_processes(report.steps or None)
         changes: dict[str, Any] = {}
@@ -166,25 +170,36 @@ class Recorder(Observer):
             exit_code=report.exit_code,
             **changes,
         )
-        self._observer.on_event(PhaseChanged("done", report.state))
+        self._tell(PhaseChanged("done", report.state))
+
+    def _tell(self, event: Event) -> None:
+        """Pass an event on, as long as there is somebody to hear it."""
+        try:
+            self._observer.on_event(event)
+        except OSError:  # its terminal or pipe is gone, which must not end a training
+            self._observer = Observer()
 
     def _record_event(self, kind: str, text: str, level: Any = "info") -> None:
-        self._keep(lambda: self._store.add_event(self.job_id, kind, text, level=level))
+        self.keep(lambda: self._store.add_event(self.job_id, kind, text, level=level))
 
-    def _keep(self, write: Callable[[], object]) -> None:
-        """Write to the store, after what still waits; where it is held by another process, wait with it."""
+    def keep(self, write: Callable[[], object]) -> None:
+        """Write to the store, after what still waits; where it is held by another process, wait with it.
+
+        Until the job's end a try waits for a moment only, since nobody holds the limits meanwhile.
+        """
         self._waiting.append(write)
         if self._clock() < self._retry_at:
             return
         try:
-            while self._waiting:
-                self._waiting[0]()
-                del self._waiting[0]
+            with nullcontext() if self._patient else self._store.hurried():
+                while self._waiting:
+                    self._waiting[0]()
+                    del self._waiting[0]
         except StoreBusyError as busy:
             self._retry_at = self._clock() + _RETRY_S
             if not self.warnings:
                 self.warnings.append(f"{busy}; meanwhile the job went on")
-                self._observer.on_event(Noted("warning", self.warnings[0]))
+                self._tell(Noted("warning", self.warnings[0]))
         except BaseException:
             del self._waiting[0]
             raise
@@ -198,6 +213,6 @@ class Recorder(Observer):
             self._known[name] = (state, step)
             fields: dict[str, Any] = {"role": role, "state": state, "pid": pid}
             fields["step"] = step if state == "training" else None
-            self._keep(
+            self.keep(
                 lambda name=name, fields=fields: self._store.set_process(self.job_id, name, **fields)  # type: ignore[misc]
             )

@@ -129,6 +129,5 @@ def fit_to_data(space: SearchSpace, dataset_size: int) -> tuple[SearchSpace, tup
             f"search.workers: the fewest, {space.workers[0]}, cannot each have a sample of the largest "
             f"batch, {sizes[-1]}, that an epoch of {dataset_size} samples fills"
         )
-    dropped = len(space.global_batch_sizes) - len(sizes)
-    note = f"{dropped} batch size(s) above the {dataset_size} samples of an epoch left out"
+    note = f"batch sizes above {sizes[-1]} are left out: an epoch has {dataset_size} samples"
     return replace(space, global_batch_sizes=sizes, workers=workers), (note,)

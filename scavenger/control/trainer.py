@@ -127,10 +127,15 @@ class Trainer:
         """Have the next `pump` raise `Interrupted`; safe from signal handlers and other threads."""
         self._stop_reason = reason
 
-    def note(self, message: str, level: str = "warning") -> None:
-        if level == "warning":
-            self.warnings.append(message)
-        self._tell(Noted(level, message))
+    def heed_stop(self) -> None:
+        """Raise `Interrupted` after `stop`."""
+        if self._stop_reason is not None:
+            raise Interrupted(self._stop_reason)
+
+    def note(self, message: str) -> None:
+        """Warn the user, now and in the report."""
+        self.warnings.append(message)
+        self._tell(Noted("warning", message))
 
     # ---- what is wanted ------------------------------------------------------------------------------------
 
@@ -140,7 +145,8 @@ class Trainer:
             self.pump()
 
     def start(self, workers: int) -> None:
-        """Start the job's processes."""
+        """Start the job's processes, unless that alone would cross a limit."""
+        self._hold_limits(workers)
         self.wanted = workers
         self.coordinator.start(workers)
 
@@ -212,9 +218,8 @@ class Trainer:
                 case Lost():
                     self._lost(event)
         self._release()
-        if self._stop_reason is not None:
-            raise Interrupted(self._stop_reason)
-        self._hold_limits()
+        self.heed_stop()
+        self._hold_limits(self.coordinator.existing)
         now = self._clock()
         if now - self._ticked_at >= _FLUSH_S:
             self._ticked_at = now
@@ -321,17 +326,16 @@ class Trainer:
                 f"see {self.coordinator.engine.log(event.worker)}"
             )
 
-    def _hold_limits(self) -> None:
-        """Stop while there is still enough left to end in order."""
+    def _hold_limits(self, workers: int) -> None:
+        """Stop while there is still enough left for so many workers to end in order."""
         deadline, budget = self._limits.deadline_s, self._limits.budget_usd
         if deadline is not None and self.elapsed_s + self.drain_s >= deadline:
             raise LimitReachedError(
                 f"stopped after {self.elapsed_s:.0f} s, before the deadline of {deadline:g} s is crossed"
             )
         if budget is not None:
-            workers = len(self.coordinator.membership.alive)
             drain = workers * self.drain_s * self.offer.price_usd_per_hour / 3600.0
-            if self.cost_usd + drain >= budget:
+            if self.cost_usd + drain > budget:
                 raise LimitReachedError(
                     f"stopped at ${self.cost_usd:.4f}, before the budget of ${budget:g} would be crossed"
                 )

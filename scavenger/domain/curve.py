@@ -107,8 +107,8 @@ class TradeoffCurve:
     def __iter__(self) -> Iterator[CurvePoint]:
         return (self[i] for i in range(len(self)))
 
-    def find(self, configuration: Configuration) -> CurvePoint | None:
-        """The point of a configuration; None if the curve has none."""
+    def index(self, configuration: Configuration) -> int | None:
+        """Where a configuration stands on the curve; None if it has none."""
         if configuration.vm not in self.vms:
             return None
         hits = np.flatnonzero(
@@ -116,7 +116,12 @@ class TradeoffCurve:
             & (self.workers == configuration.workers)
             & (self.global_batch_size == configuration.global_batch_size)
         )
-        return self[int(hits[0])] if len(hits) else None
+        return int(hits[0]) if len(hits) else None
+
+    def find(self, configuration: Configuration) -> CurvePoint | None:
+        """The point of a configuration; None if the curve has none."""
+        index = self.index(configuration)
+        return None if index is None else self[index]
 
 
 @dataclass(frozen=True, slots=True)

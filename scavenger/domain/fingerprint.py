@@ -12,7 +12,8 @@ class Fingerprint:
     """What decides how a job's time and epochs depend on (K, B).
 
     Attributes:
-        architecture: SHA-256, hex, of the model's layers in canonical JSON, without their names.
+        architecture: SHA-256, hex, of what is trained: the model's layers and loss in canonical JSON, without
+            names, and some of the data's targets, which tell one data set from another of its size.
         parameters: Trainable parameters.
         optimizer: Class name and a digest of its configuration, as `Adam:1f0c...`.
         dataset_size: Training samples per epoch.

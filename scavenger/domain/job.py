@@ -262,7 +262,9 @@ class LimitsSpec(FrozenModel):
     start: Duration = Field(
         default=180.0, description="Longest time for a worker to start and build the model."
     )
-    step: Duration = Field(default=60.0, description="Longest time for one step.")
+    step: Duration = Field(
+        default=60.0, description="Longest time for one step, and for one evaluation after an epoch."
+    )
 
 
 class JobSpec(FrozenModel):

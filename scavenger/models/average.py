@@ -14,7 +14,13 @@ import numpy as np
 from scavenger.domain.curve import FloatArray
 from scavenger.models.job_model import EvaluationLaw, JobModel, MemoryLaw, VmModel
 from scavenger.models.parallel import ParallelModel
-from scavenger.models.statistical import CRITICAL_BATCH_LOG_SD, LAW_LOG_SD, CriticalBatch, StatisticalModel
+from scavenger.models.statistical import (
+    CRITICAL_BATCH_LOG_SD,
+    LAW_LOG_SD,
+    CriticalBatch,
+    FixedEpochs,
+    StatisticalModel,
+)
 from scavenger.models.step_laws import StepTimes, fit_linear
 
 __all__ = ["average"]
@@ -45,7 +51,7 @@ def average(models: Sequence[JobModel]) -> JobModel:
         vms=vms,
         evaluation=evaluation,
         max_epochs=max(model.max_epochs for model in models),
-        notes=(f"average of {len(models)} other job(s): this job may differ by a large factor",),
+        notes=(f"average of other jobs ({len(models)}): this job may differ by a large factor",),
     )
 
 
@@ -108,7 +114,8 @@ def _average_vm(vms: Sequence[VmModel]) -> VmModel:
 
 def _average_statistical(models: Sequence[StatisticalModel]) -> StatisticalModel:
     """Critical-batch law through the mean log epochs at the middle batch size, with the mean log B*."""
-    absolute = [model for model in models if not model.relative_only]
+    # A bound says nothing of the epochs to a target, and the length of a run without one no more.
+    absolute = [m for m in models if not (m.relative_only or isinstance(m.law, FixedEpochs))]
     told = absolute or list(models)
     low, high = min(m.batch_min for m in models), max(m.batch_max for m in models)
     middle = math.sqrt(low * high)
@@ -131,5 +138,5 @@ def _average_statistical(models: Sequence[StatisticalModel]) -> StatisticalModel
         batch_min=low,
         batch_max=high,
         relative_only=not absolute,
-        notes=(f"epochs are the geometric mean of {len(told)} other job(s)",),
+        notes=(f"epochs are the geometric mean of other jobs ({len(told)})",),
     )

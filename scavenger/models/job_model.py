@@ -148,9 +148,7 @@ class JobModel:
         offers = {offer.vm: offer for offer in space.offers}
         known = [m for m in profile.measurements if m.configuration.vm in offers]
         if len(known) < len(profile.measurements):
-            notes.append(
-                f"{len(profile.measurements) - len(known)} measurement(s) of other VM types left out"
-            )
+            notes.append(f"measurements of other VM types left out: {len(profile.measurements) - len(known)}")
         vms = []
         for offer in space.offers:
             fitted = _fit_vm(offer, [m for m in known if m.configuration.vm == offer.vm], prior, notes)

@@ -152,12 +152,6 @@ class NoiseTracker:
         return None if worker is None or mean is None else gradient_noise(worker, mean, self.parts)
 
     @property
-    def normalised_noise(self) -> float | None:
-        """γ over the parts it compares, in `(0, 1]`; None before the first step of the configuration."""
-        noise = self.gradient_noise
-        return None if noise is None else noise / self.parts
-
-    @property
     def noise_scale(self) -> float | None:
         """Smoothed S over smoothed G², samples; None until both are positive."""
         trace, true = self.covariance_trace.value, self.true_sqnorm.value

@@ -171,7 +171,7 @@ def fit_parallel(times: Sequence[StepTimes], *, law: StepLaw | None = None) -> P
         ValueError: If no usable measurement is left.
     """
     good = sorted(point for point in times if point.usable())
-    notes = [f"{len(times) - len(good)} bad measurement(s) dropped"] if len(good) < len(times) else []
+    notes = [f"bad measurements dropped: {len(times) - len(good)}"] if len(good) < len(times) else []
     if not good:
         raise ValueError("no usable step time was measured")
     if law is None:
@@ -238,7 +238,9 @@ def _choose_law(times: Sequence[StepTimes], notes: list[str]) -> StepLaw:
         return "linear"
     linear, overlap = (_held_out_error(times, fit) for fit in (fit_linear, fit_overlap))
     chosen: StepLaw = "overlap" if overlap < OVERLAP_GAIN * linear else "linear"
-    notes.append(f"step time law {chosen}: held-out error {overlap:.1%} overlap, {linear:.1%} linear")
+    notes.append(
+        f"step time law {chosen}: held-out error {100 * overlap:.1f} % overlap, {100 * linear:.1f} % linear"
+    )
     return chosen
 
 

@@ -240,11 +240,12 @@ def _level_rows(
     """B, ln e and its deviation by the best evidence of the level, and whether that is a mere bound."""
     if runs:
         batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
-        notes.append(f"epochs from {len(runs)} finished run(s) at {len(set(batch.tolist()))} batch size(s)")
+        sizes = ", ".join(f"{size:g}" for size in sorted(set(batch.tolist())))
+        notes.append(f"epochs from finished runs ({len(runs)}) at batch {sizes}")
         return batch, np.log([run.epochs for run in runs]), np.full(len(runs), LAW_LOG_SD), False
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
-        notes.append(f"epochs from the user's {epochs_hint:g} at batch {smallest:g}")
+        notes.append(f"epochs from goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}")
         return np.array([smallest]), np.log([epochs_hint]), np.array([HINT_LOG_SD]), False
     if prior is not None and not prior.relative_only:
         epochs, deviation = prior.predict(np.array([smallest]))

@@ -45,7 +45,6 @@ def build_curve(
     *,
     deadline_s: float | None = None,
     budget_usd: float | None = None,
-    local_batch_max: int | None = None,
     workers_max: int | None = None,
     spent_time_s: float = 0.0,
     spent_usd: float = 0.0,
@@ -55,8 +54,6 @@ def build_curve(
 
     Args:
         deadline_s, budget_usd: Limits of the whole job; None where there is none.
-        local_batch_max: The largest local batch that fits into a worker's memory, in every VM type; what
-            `model` knows of memory applies besides.
         workers_max: The largest cluster, if less than the space's.
         spent_time_s, spent_usd: Already spent, counted against the limits but not in the curve.
         remaining: Share of the way to the target that is still to go, in [0, 1]: the curve is of the whole
@@ -72,9 +69,8 @@ def build_curve(
     for index, offer in enumerate(space.offers):
         here = vm_index == index
         parts.append(model.predict(offer, workers[here], batch[here]))
-        limits = [limit for limit in (local_batch_max, model.local_batch_max(offer)) if limit is not None]
-        if limits:
-            memory_max[here] = min(*limits, NO_LIMIT)
+        if (fits := model.local_batch_max(offer)) is not None:
+            memory_max[here] = min(fits, NO_LIMIT)
     predicted = Prediction(
         **{
             field.name: np.concatenate([getattr(part, field.name) for part in parts])

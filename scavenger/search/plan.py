@@ -44,7 +44,6 @@ def plan_search(
     has_same: bool,
     has_any: bool,
     steps: int,
-    local_batch_max: int | None = None,
 ) -> SearchPlan:
     """Choose what to profile.
 
@@ -54,11 +53,10 @@ def plan_search(
         has_same: Such a model is stored.
         has_any: A model of any job is stored.
         steps: To profile each configuration for.
-        local_batch_max: The largest local batch that fits into a worker's memory; None without a limit.
 
     Raises:
         ConfigurationError: If the strategy is unknown, or needs a stored model that there is not.
-        NoFeasiblePlanError: If no configuration gives each worker a sample and fits into its memory.
+        NoFeasiblePlanError: If no configuration gives each worker a sample.
         ValueError: If `steps` is not positive.
     """
     if steps < 1:
@@ -66,14 +64,9 @@ def plan_search(
     if strategy not in STRATEGIES:
         raise ConfigurationError(f"search strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
     # In the space's own order (offer, K, B), so that K only grows.
-    allowed = [
-        configuration
-        for configuration in space.configurations()
-        if local_batch_max is None or configuration.local_batch_size <= local_batch_max
-    ]
+    allowed = space.configurations()
     if not allowed:
-        limit = f" and at most {local_batch_max} samples" if local_batch_max is not None else ""
-        raise NoFeasiblePlanError(f"no configuration gives every worker at least one sample{limit} per step")
+        raise NoFeasiblePlanError("no configuration gives every worker at least one sample per step")
     if strategy == "auto":
         strategy, reason = (
             ("none", "a model of the same job on the same hardware is stored")
@@ -92,14 +85,14 @@ def plan_search(
             "search strategy 'universal' needs stored models, and there are none; use 'partial'"
         )
     if strategy == "full":
-        return SearchPlan("full", reason, tuple(allowed), steps)
+        return SearchPlan("full", reason, allowed, steps)
     if strategy == "partial":
         corners = [c for offer in space.offers for c in _corners(offer, allowed)]
         return SearchPlan("partial", reason, tuple(corners), steps)
     return SearchPlan(strategy, reason, (), steps)
 
 
-def _corners(offer: Offer, allowed: list[Configuration]) -> Iterator[Configuration]:
+def _corners(offer: Offer, allowed: tuple[Configuration, ...]) -> Iterator[Configuration]:
     """The smallest and largest batch at the smallest, the kink's and the largest cluster size.
 
     The first is (Kmin, Bmin); between two cluster sizes the batch stays, so that one thing changes at a time.

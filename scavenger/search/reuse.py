@@ -11,7 +11,7 @@ from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.models.job_model import JobModel
 
-__all__ = ["DRIFT_MAX", "distance", "find_nearest", "same", "step_time_drift"]
+__all__ = ["DRIFT_MAX", "distance", "find_nearest", "step_time_drift"]
 
 DRIFT_MAX = 0.25
 """A stored model whose step time is off by more than this factor, less one, is of another job or another
@@ -27,11 +27,6 @@ DIFFERENCES = {
 """What a difference that has no size counts for, in factors of e of a difference that has one: another
 architecture outweighs a fifty times larger one of the same kind, and other hardware changes only the step
 time."""
-
-
-def same(one: Fingerprint, other: Fingerprint) -> bool:
-    """The same job on the same hardware: everything that decides on time and epochs is equal."""
-    return one == other
 
 
 def distance(one: Fingerprint, other: Fingerprint) -> float:
@@ -57,15 +52,9 @@ def _class_name(optimizer: str) -> str:
     return optimizer.partition(":")[0]
 
 
-def find_nearest(
-    wanted: Fingerprint, stored: Sequence[Fingerprint], *, distance_max: float = math.inf
-) -> tuple[int, float] | None:
-    """Index and distance of the stored job that is most alike (of equals the first); None if none is near."""
-    if not stored:
-        return None
-    distances = [distance(wanted, candidate) for candidate in stored]
-    best = min(range(len(stored)), key=distances.__getitem__)
-    return (best, distances[best]) if distances[best] <= distance_max else None
+def find_nearest(wanted: Fingerprint, stored: Sequence[Fingerprint]) -> int | None:
+    """Index of the stored job that is most alike (of equals the first); None if none is stored."""
+    return min(range(len(stored)), key=lambda index: distance(wanted, stored[index]), default=None)
 
 
 def step_time_drift(

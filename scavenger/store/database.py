@@ -38,6 +38,9 @@ BUSY_TIMEOUT_S = 5.0
 WRITE_ATTEMPTS = 2
 """SQLite serves waiters in no order, so among many writers one may starve for the whole of its first wait."""
 
+HURRIED_WAIT_S = 0.5
+"""What a writer in a hurry waits instead, once: well below the reserve that a budget or deadline keeps."""
+
 ADVISORY_LOCK = 0x5CA7E26E2
 """PostgreSQL's advisory locks are numbered; this one is Scavenger's."""
 
@@ -94,6 +97,8 @@ class Database:
         self.url = _parse(url)
         self.name = self.url.render_as_string(hide_password=True)
         self.path: Path | None = None
+        self._wait_s = BUSY_TIMEOUT_S
+        self._hurried = False
         options: dict[str, Any] = {"json_serializer": dump}
         if self.url.get_backend_name() == "sqlite":
             with self.errors():
@@ -118,6 +123,8 @@ class Database:
             ) from None
         if self.path:
             event.listen(self.engine, "connect", _set_up_sqlite)
+            with self.errors():
+                self._wait_s = float(str(self.url.query.get("timeout", BUSY_TIMEOUT_S)))
 
     def close(self) -> None:
         """Close every connection."""
@@ -130,6 +137,15 @@ class Database:
             if self.path:
                 session.execute(text("BEGIN"))
             yield session
+
+    @contextmanager
+    def hurried(self) -> Iterator[None]:
+        """Within the block, writers wait for the lock at most `HURRIED_WAIT_S` in all."""
+        before, self._hurried = self._hurried, True
+        try:
+            yield
+        finally:
+            self._hurried = before
 
     @contextmanager
     def writing(self, attempts: int = WRITE_ATTEMPTS) -> Iterator[Session]:
@@ -145,10 +161,19 @@ class Database:
 
     def lock(self, session: Session | Connection, attempts: int = WRITE_ATTEMPTS) -> None:
         """Begin a transaction with the write lock, waiting for others."""
-        statement = "BEGIN IMMEDIATE" if self.path else f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"
+        if self._hurried:
+            attempts, wait_s = 1, min(self._wait_s, HURRIED_WAIT_S)
+        else:
+            wait_s = self._wait_s
+        if self.path:
+            patience, lock = f"PRAGMA busy_timeout = {wait_s * 1000:.0f}", "BEGIN IMMEDIATE"
+        else:
+            patience = f"SET LOCAL lock_timeout = {wait_s * 1000:.0f}"
+            lock = f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK})"
         for attempt in range(1, attempts + 1):
             try:
-                session.execute(text(statement))
+                session.execute(text(patience))
+                session.execute(text(lock))
                 return
             except DBAPIError as error:
                 session.rollback()

@@ -157,12 +157,9 @@ class Jobs(Part):
         hint = f"did you mean {near[0]!r}?" if near else "`scavenger status` lists the jobs"
         return f"there is no job {key!r}; {hint}"
 
-    def jobs(self, limit: int = 50, *, name: str | None = None) -> tuple[JobRecord, ...]:
+    def jobs(self, limit: int = 50) -> tuple[JobRecord, ...]:
         """The latest jobs, newest first, without their reports."""
-        query = _latest(select(JobRow)).limit(limit)
-        if name is not None:
-            query = query.where(JobRow.name == name)
-        return self._listed(query)
+        return self._listed(_latest(select(JobRow)).limit(limit))
 
     def is_alive(self, job: JobRecord) -> bool:
         """Whether a job has not ended and its owner lives; see `scavenger.store.owner.is_alive`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -79,6 +80,10 @@ class Store(Jobs, Progress, Models):
     def revision(self) -> str:
         """The schema's revision, which is this version's."""
         return REVISION
+
+    def hurried(self) -> AbstractContextManager[None]:
+        """Within the block, a write waits for others only for a moment; for whoever must not be held up."""
+        return self._database.hurried()
 
     def close(self) -> None:
         """Close every connection; the store cannot be used afterwards."""

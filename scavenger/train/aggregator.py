@@ -100,9 +100,7 @@ class Aggregator:
                 self._feed(b.Verdict(stop=message.stop))
             case m.Probe():
                 state = self._barrier
-                phase = state.phase.value if state else "starting"
-                missing = state.missing if state else ()
-                self._control.send(m.Missing(phase, state.step + 1 if state else 0, missing))
+                self._control.send(m.Missing(state.step + 1, state.missing) if state else m.Missing(0, ()))
             case m.Finish() if self._barrier is not None:
                 self._finishing = message
                 self._feed(b.Halt())
@@ -115,18 +113,18 @@ class Aggregator:
         if self._failed:
             return
         match message:
-            case m.Join() if message.worker == peer:
+            case m.Join():
                 self._data.send(peer, m.Joined())
             case _ if self._barrier is None:
                 pass
-            case m.Contributed() if message.worker == peer:
+            case m.Contributed():
                 follows = self._state.handle(b.Contribution(peer, message.view, message.step))
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
                     self._contributed[peer] = message
                 self._carry_out(follows)
-            case m.Evaluation() if message.worker == peer:
+            case m.Evaluation():
                 self._feed(b.Evaluated(peer, message.view, message.step))
-            case m.Summary() if message.worker == peer:
+            case m.Summary():
                 self._summary = message.metrics
                 self._feed(b.Summed(peer, message.view, message.step))
             case _:
@@ -184,7 +182,7 @@ class Aggregator:
         try:
             self._master = MasterWeights(trainable, self._weights[0][: self._trainable], manifest.optimizer)
         except NotSupportedError as error:
-            self._control.send(m.Failed("aggregator", "unsupported", str(error)))
+            self._control.send(m.Failed("unsupported", str(error)))
             return
         self._mean = [np.empty(tensor.shape, dtype=tensor.dtype) for tensor in trainable]
         self._epoch_sums = [np.zeros(shape) for shape in manifest.metrics]
@@ -212,7 +210,7 @@ class Aggregator:
             parts = 2 if worker_sqnorm > 0 else 0
         loss = sum(n * said.loss for n, _, _, said in counted) / plan.samples
         if not (np.isfinite(sqnorm) and np.isfinite(loss)):
-            self._refuse_step(plan, counted, loss, sqnorm)
+            self._refuse_step(instruction, loss, sqnorm)
             return False
 
         out = self._weights[plan.step % 2]
@@ -250,18 +248,22 @@ class Aggregator:
             self._evaluating_since = now
         return True
 
-    def _refuse_step(self, plan: StepPlan, counted: list[Any], loss: float, sqnorm: float) -> None:
+    def _refuse_step(self, instruction: b.Apply, loss: float, sqnorm: float) -> None:
         """A non-finite gradient is not applied: the weights of the step before stay the job's."""
         self._failed = True
+        plan = instruction.plan
         what = "loss" if not np.isfinite(loss) else "gradient"
-        culprits = ", ".join(said.worker for _, _, _, said in counted if not np.isfinite(said.loss))
+        culprits = ", ".join(
+            member.worker
+            for member, share in zip(instruction.view.members, plan.shares, strict=True)
+            if share.samples and not np.isfinite(self._contributed[member.worker].loss)
+        )
         where = f" (on {culprits})" if culprits else ""
         self._control.send(
             m.Failed(
-                "aggregator",
                 "nonfinite",
                 f"the {what} became {loss if what == 'loss' else sqnorm} at step {plan.step}, epoch "
-                f"{plan.epoch + 1}{where}; the step was not applied. Lower the learning rate or check data",
+                f"{plan.epoch + 1}{where}; the step was not applied. Lower the learning rate, or check the data",
             )
         )
 

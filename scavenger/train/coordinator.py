@@ -47,7 +47,6 @@ _QUIT_S = 10.0  # as long as a worker that is let go may take, since its time is
 class JobSource:
     """Where the training code is: `module:object` beside `job_dir`, and the seed it is built with."""
 
-    job_id: str
     train: str
     job_dir: Path
     seed: int
@@ -275,6 +274,11 @@ class Coordinator:
             found[worker] = ("worker", self.engine.pid(worker), state if worker in running else "gone")
         return found
 
+    @property
+    def existing(self) -> int:
+        """Workers that are paid for: also those that were let go but have not ended yet."""
+        return len(self._launched_at.keys() - self._ended_at.keys())
+
     def worker_seconds(self) -> float:
         """Time that workers have existed, summed: what a cloud would charge for."""
         now = self._clock()
@@ -309,7 +313,7 @@ class Coordinator:
 
     def _take(self, peer: str, message: m.Message) -> None:
         match message:
-            case m.Hello() if message.worker == peer:
+            case m.Hello() if self.membership.state(peer) is WorkerState.STARTING:  # the dead may speak late
                 self._hello(peer, message.manifest)
             case m.AggregatorReady() if peer == _AGGREGATOR:
                 self._aggregator_address = message.address
@@ -488,14 +492,15 @@ class Coordinator:
             return
         for worker in message.workers:
             self._hung[worker] = (
-                f"did not do its part of a step within {self._timeouts.step_s:.0f} s (limits.step)"
+                f"did not do its part of a step or evaluation within {self._timeouts.step_s:.0f} s (limits.step)"
             )
             self._end_hung(worker)
         self._probed_at, self._progress_at = None, self._clock()
         if len(message.workers) == self.membership.count(WorkerState.TRAINING):
             logs = self.engine.log(message.workers[0])
             raise TrainingHungError(
-                f"step {message.step} was not done within {self._timeouts.step_s:.0f} s (limits.step); the "
+                f"step {message.step}, or the evaluation before it, was not done within "
+                f"{self._timeouts.step_s:.0f} s (limits.step); the "
                 f"stack of {message.workers[0]} is in {logs}"
             )
 
@@ -509,7 +514,6 @@ class Coordinator:
         return m.Bootstrap(
             role=role,
             name=name,
-            job_id=self._source.job_id,
             coordinator=self._control.address,
             server_key=self._keys[0].decode(),
             public_key=keys[0].decode(),

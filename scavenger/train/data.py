@@ -115,10 +115,11 @@ def open_source(data: Any, name: str) -> Source:
             source = _Items(data)
         else:
             raise DataError(
-                f"a {type(data).__name__} is neither arrays (x, y) nor an object with __len__ and __getitem__"
+                f"a {type(data).__name__} cannot be read at any place, as its split over workers needs; give "
+                "arrays (x, y), or an object with __len__ and __getitem__"
             )
     except DataError as error:
-        raise DataError(f"{name}: {error}") from None
+        raise DataError(f"KerasJob.{name}: {error}") from None
     if len(source) == 0:
-        raise DataError(f"{name}: there is no sample")
+        raise DataError(f"KerasJob.{name}: there is no sample")
     return source

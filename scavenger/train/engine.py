@@ -11,7 +11,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -53,7 +53,6 @@ class _Process:
     log: Path
     peak_bytes: int = 0
     ended: bool = False
-    started_at: float = field(default_factory=time.monotonic)
 
 
 class ProcessEngine:
@@ -128,7 +127,8 @@ class ProcessEngine:
 
     @property
     def running(self) -> tuple[str, ...]:
-        return tuple(name for name, process in self._processes.items() if not process.ended)
+        # a copy, since a signal handler may ask while another thread starts a process
+        return tuple(name for name, process in self._processes.copy().items() if not process.ended)
 
     def sample_memory(self) -> dict[str, int]:
         """Largest resident memory seen so far of each running process, bytes; shared pages count for each."""
@@ -185,9 +185,8 @@ class ProcessEngine:
 
     def kill_all(self) -> None:
         """SIGKILL to everything, without waiting; safe to call from a signal handler."""
-        for process in self._processes.values():
-            if not process.ended:
-                self._kill_group(process.popen.pid)
+        for name in self.running:
+            self.kill(name)
 
     def close(self) -> None:
         """End what still runs, then the reaper."""

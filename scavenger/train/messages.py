@@ -1,8 +1,8 @@
 """What the processes of a job say to each other: msgpack structs, validated on arrival.
 
 Two channels, both ZeroMQ over loopback with CURVE: *control* (everyone to the coordinator) and *data*
-(workers to the aggregator). Payloads never travel here; they lie in the shared block
-(`scavenger.train.memory`).
+(workers to the aggregator). The socket tells who speaks. Payloads never travel here; they lie in the shared
+block (`scavenger.train.memory`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class Bootstrap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     role: str
     name: str
-    job_id: str
     coordinator: str
     server_key: str
     public_key: str
@@ -86,9 +85,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker found in the user's module. Every worker of a job must find the same.
 
     Attributes:
+        architecture: See `scavenger.domain.fingerprint.Fingerprint`.
         metrics: Shapes of the metric variables, whose sums over workers and steps make the metrics.
         optimizer: Keras's serialised optimizer, JSON.
-        goal_names: Names that a goal may use.
+        metric_names: Names that a goal may use.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -108,27 +108,22 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Hello(_Message, frozen=True):
     """A worker has built the model."""
 
-    worker: str
     manifest: Manifest
 
 
 class Ready(_Message, frozen=True):
     """A worker has mapped the block, traced its functions and connected to the aggregator."""
 
-    worker: str
-
 
 class Failed(_Message, frozen=True):
     """The process ends. `kind`: `code` (the user's code), `unsupported`, `nonfinite` or `internal`."""
 
-    process: str
     kind: str
     message: str
 
 
 class Saved(_Message, frozen=True):
-    worker: str
-    path: str
+    """A worker has written the model."""
 
 
 class AggregatorReady(_Message, frozen=True):
@@ -139,8 +134,6 @@ class AggregatorReady(_Message, frozen=True):
 
 class Seeded(_Message, frozen=True):
     """A worker has put its initial weights where the job's weights begin."""
-
-    worker: str
 
 
 class StepReport(_Message, frozen=True):
@@ -180,7 +173,6 @@ class ViewInstalled(_Message, frozen=True):
 class Missing(_Message, frozen=True):
     """The answer to `Probe`."""
 
-    phase: str
     step: int
     workers: tuple[str, ...]
 
@@ -256,9 +248,7 @@ class Quit(_Message, frozen=True):
 
 
 class Join(_Message, frozen=True):
-    """A worker has connected; only what it has spoken to can an aggregator reach."""
-
-    worker: str
+    """A worker has connected; an aggregator can reach only those that have spoken to it."""
 
 
 class Joined(_Message, frozen=True):
@@ -268,17 +258,16 @@ class Joined(_Message, frozen=True):
 class Contributed(_Message, frozen=True):
     """A gradient lies in the worker's slot. `half_sqnorm`: mean |g|^2 of its two halves, or 0."""
 
-    worker: str
     view: int
     step: int
-    samples: int
     compute_s: float
     loss: float
     half_sqnorm: float
 
 
 class Evaluation(_Message, frozen=True):
-    worker: str
+    """The metric sums over a worker's share of the validation data lie in its slot."""
+
     view: int
     step: int
 
@@ -291,7 +280,8 @@ class Summarise(_Message, frozen=True):
 
 
 class Summary(_Message, frozen=True):
-    worker: str
+    """The answer to `Summarise`."""
+
     view: int
     step: int
     metrics: dict[str, float]

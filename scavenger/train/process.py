@@ -76,7 +76,7 @@ def main() -> int:
             from scavenger.train.worker import describe_failure
 
             kind, message = describe_failure(error, boot.job_dir)
-        control.send(m.Failed(boot.name, kind, message))
+        control.send(m.Failed(kind, message))
         status = 1
     control.close()
     context.term()

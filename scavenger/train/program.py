@@ -22,13 +22,14 @@ import tensorflow as tf
 from scavenger.errors import NotSupportedError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.checks import check_model, check_variables
-from scavenger.train.data import open_source
+from scavenger.train.data import Source, open_source
 from scavenger.train.messages import Manifest, TensorSpec
 
 __all__ = ["Gradient", "Program"]
 
 Array = npt.NDArray[Any]
 
+_TARGETS = 16  # at most so many tell one data set from another: quickly read, and seldom equal by chance
 _PROBE_SAMPLES = 4  # enough to be cut into unequal parts
 _PROBE_TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
 
@@ -140,6 +141,8 @@ class Program:
             variable.assign(value)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.stem}.partial.keras")
+        # the optimizer's state is the aggregator's; here it is new, but whole, so that the file loads as it is
+        self.model.optimizer.build(self._trainable)
         try:
             self.model.save(partial)
             partial.replace(path)
@@ -291,7 +294,7 @@ class Program:
             tensors=tuple(tensors),
             metrics=tuple(tuple(v.shape) for v in self._metrics),
             optimizer=json.dumps(keras.optimizers.serialize(model.optimizer), default=float),
-            architecture=_architecture(model),
+            architecture=_architecture(model, self.train),
             parameters=sum(int(np.prod(v.shape)) for v in self._trainable),
             dataset_size=len(self.train),
             validation_size=0 if self.validation is None else len(self.validation),
@@ -328,17 +331,29 @@ def _sqnorm(gradients: Sequence[Any]) -> Any:
     return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in gradients])
 
 
-def _architecture(model: Any) -> str:
-    """SHA-256 of the layers: classes, configurations and weight shapes, without names."""
-    layers = []
-    for layer in model.layers:
-        try:
-            config = _nameless(layer.get_config())
-        except (NotImplementedError, TypeError, ValueError):
-            config = None  # a subclassed layer without one: its class and shapes must do
-        layers.append([type(layer).__name__, config, [list(v.shape) for v in layer.weights]])
-    text = json.dumps([type(model).__name__, layers], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _architecture(model: Any, train: Source) -> str:
+    """SHA-256 of layers (classes, configurations, weight shapes) and loss, without names, and some targets.
+
+    Workers must agree on it, so it also tells of one that shuffled its data in another way than the others.
+    """
+    layers = [[*_described(layer), [list(v.shape) for v in layer.weights]] for layer in model.layers]
+    losses = [_described(loss) for loss in keras.tree.flatten(model.loss)]
+    text = json.dumps([type(model).__name__, layers, losses], sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode())
+    for index in range(0, len(train), -(-len(train) // _TARGETS)):
+        for leaf in keras.tree.flatten(train.batch(np.array([index]))[1]):
+            digest.update(leaf.tobytes())
+    return digest.hexdigest()
+
+
+def _described(part: Any) -> list[Any]:
+    """Class and configuration of a layer or loss; the name alone of what has none."""
+    if not hasattr(part, "get_config"):
+        return [getattr(part, "__name__", part), None]
+    try:
+        return [type(part).__name__, _nameless(part.get_config())]
+    except (NotImplementedError, TypeError, ValueError):
+        return [type(part).__name__, None]  # a subclass without one: its class must do
 
 
 def _nameless(value: Any) -> Any:

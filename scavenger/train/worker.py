@@ -50,7 +50,7 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
         job = job()
     if not isinstance(job, KerasJob):
         raise TrainingCodeError(
-            f"{train} is a {type(job).__name__}; it must be, or return, a scavenger.sdk.KerasJob"
+            f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
         )
     return Program(job)
 
@@ -74,6 +74,8 @@ def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
 
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_NODES = re.compile(r"\{\{[^{}]*\}\} ?|\s*\[Op:\w+\](?: name:.*)?$")
+"""What TensorFlow says of its own graph around the words of an error."""
 _WRAPPINGS = ("Exception encountered when calling", "Error encountered:")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -84,14 +86,15 @@ def _essence(message: str) -> str:
     if lines[:1] == ["in user code:"]:
         last = max((index for index, line in enumerate(lines) if _FRAME.match(line)), default=-1)
         lines = lines[last + 2 :] or lines[-1:]
-    return next((line for line in lines if not any(words in line for words in _WRAPPINGS)), "")
+    line = next((line for line in lines if not any(words in line for words in _WRAPPINGS)), "")
+    return _NODES.sub("", line)
 
 
 class Worker:
     """One worker of one job.
 
     Args:
-        name: Its name in views.
+        boot: Who it is, and where the training code lies.
         control: To the coordinator.
         keys: Its own, for the data channel.
     """
@@ -105,7 +108,7 @@ class Worker:
         self._data: Dealer | None = None
         self._order: tuple[int, Any] | None = None
         self._running = True
-        control.send(m.Hello(self._name, self._program.manifest))
+        control.send(m.Hello(self._program.manifest))
 
     def run(self) -> None:
         """Serve until told to quit."""
@@ -126,7 +129,7 @@ class Worker:
             case m.Save():
                 path = Path(message.path)
                 self._program.save(self._weights(message.step), path)
-                self._control.send(m.Saved(self._name, message.path))
+                self._control.send(m.Saved())
             case m.Quit():
                 self._running = False
             case _:
@@ -135,7 +138,7 @@ class Worker:
     def _from_aggregator(self, message: m.Message) -> None:
         match message:
             case m.Joined():
-                self._control.send(m.Ready(self._name))
+                self._control.send(m.Ready())
             case m.Order(action="train"):
                 self._train(message.step + 1, _view(message.view))
             case m.Order(action="evaluate"):
@@ -145,7 +148,7 @@ class Worker:
                     self._block.metrics(self._layout.sums_at(validation=False)),
                     self._block.metrics(self._layout.sums_at(validation=True)),
                 )
-                self._say(m.Summary(self._name, message.view, message.step, metrics))
+                self._say(m.Summary(message.view, message.step, metrics))
             case _:
                 pass
 
@@ -165,7 +168,7 @@ class Worker:
         if message.initial:
             for target, value in zip(self._weights(0), initial, strict=True):
                 target[...] = value
-            self._control.send(m.Seeded(self._name))
+            self._control.send(m.Seeded())
         # trace before the others wait for us; what comes out is thrown away
         some = np.arange(min(_WARM_UP_SAMPLES, len(self._program.train)))
         for halves in (False, True) if len(some) > 1 else (False,):
@@ -177,7 +180,7 @@ class Worker:
             self._context, self._name, message.aggregator, message.aggregator_key.encode(), self._keys
         )
         self._poller.register(self._data.socket, zmq.POLLIN)
-        self._say(m.Join(self._name))
+        self._say(m.Join())
 
     def _weights(self, step: int) -> list[Any]:
         return self._block.state(self._layout.weights_at(step))
@@ -211,10 +214,8 @@ class Worker:
                 total[...] = value
         self._say(
             m.Contributed(
-                worker=self._name,
                 view=view.number,
                 step=step,
-                samples=share.samples,
                 compute_s=time.perf_counter() - started,
                 loss=loss,
                 half_sqnorm=half_sqnorm,
@@ -229,7 +230,7 @@ class Worker:
         sums = self._program.evaluate(self._weights(step), share.start, share.stop, view.local_batch_size)
         for target, value in zip(self._slot_metrics, sums, strict=True):
             target[...] = value
-        self._say(m.Evaluation(self._name, view.number, step))
+        self._say(m.Evaluation(view.number, step))
 
 
 def _view(body: m.ViewBody) -> View:

@@ -53,6 +53,8 @@ class FakeRun:
             return replace(report, state="interrupted", exit_code=130)
         return report
 
+    processes = 2
+
     def request_stop(self, reason: str) -> None:
         self._stop = reason
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import cli_fake
@@ -209,8 +212,8 @@ def test_a_dry_run_refuses_what_the_run_would_refuse(scavenger: Run, job_file: P
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [
-        (("--deadline", "8x"), "--deadline: must be a duration"),
-        (("--budget", "-1"), "--budget: "),
+        (("--deadline", "8x"), "constraints.deadline must be a duration"),
+        (("--budget", "-1"), "constraints.budget must be US dollars"),
         (("--objective", "fun"), "--objective"),
         (("--frobnicate",), "--frobnicate"),
     ],
@@ -227,18 +230,18 @@ def test_wrong_options_are_one_line_and_exit_2(
 
 
 def test_overrides_reach_the_driver_as_a_valid_job(job_file: Path) -> None:
-    from scavenger_cli.commands.run import Overrides, overridden
+    from scavenger_cli.commands.run import Overrides
 
-    from scavenger.control.jobfile import load_job
+    from scavenger.control.jobfile import load_job, override_job
 
     before = load_job(job_file)
-    after = overridden(before, Overrides("cost", "full", "$3", "90m"))
+    after = override_job(before, Overrides("cost", "full", "$3", "90m").changes())
 
     assert (after.objective, after.search.strategy) == ("cost", "full")
     assert (after.constraints.budget, after.constraints.deadline) == (3.0, 5400.0)
     assert after.search.workers == before.search.workers
     assert after.goal == before.goal
-    assert overridden(before, Overrides()) is before
+    assert Overrides().changes() == {}
 
 
 def test_a_job_is_found_by_id_start_of_id_name_or_as_the_latest(scavenger: Run, stored: str) -> None:
@@ -258,6 +261,14 @@ def test_a_curve_is_the_same_on_stdout_and_in_a_file(
     assert scavenger("curves", "-f", form, "--out", out_file)[0] == 0
     assert text
     assert out_file.read_text() == text
+
+
+@pytest.mark.parametrize(("name", "form"), [("c.svg", "svg"), ("c.HTML", "html"), ("c.txt", "terminal")])
+def test_the_ending_of_the_file_names_the_format(
+    scavenger: Run, stored: str, tmp_path: Path, name: str, form: str
+) -> None:
+    assert scavenger("curves", "--out", tmp_path / name)[0] == 0
+    assert (tmp_path / name).read_text() == scavenger("curves", "-f", form)[1]
 
 
 def test_curves_as_json_holds_every_point(scavenger: Run, stored: str) -> None:
@@ -358,6 +369,24 @@ def test_the_doctor_says_of_each_thing_whether_it_is_well(scavenger: Run, tmp_pa
     failed = [check for check in document["checks"] if check["status"] == "fail"]
     assert [check["name"] for check in failed] == ["store"]
     assert all(check["fix"] for check in failed)
+
+
+@pytest.mark.parametrize(("host", "status"), [(socket.gethostname(), "warn"), ("another-machine", "ok")])
+def test_the_doctor_names_what_a_dead_job_left_on_this_machine_alone(
+    scavenger: Run, tmp_path: Path, host: str, status: str
+) -> None:
+    path = tmp_path / "dead.db"
+    with Store.open(f"sqlite:///{path}") as store:
+        job = store.create_job("tiny", spec={}, job_file="job.yaml")
+        store.set_process(job.id, "w0", role="worker", state="training", pid=os.getpid())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        long_ago = "2020-01-01 00:00:00.000000"
+        connection.execute("UPDATE jobs SET owner_pid = 2147483647, owner_host = ?", (host,))
+        connection.execute("UPDATE jobs SET heartbeat_at = ?", (long_ago,))
+
+    checks = json.loads(scavenger("doctor", "-o", "json", "--store", f"sqlite:///{path}")[1])["checks"]
+    (leftovers,) = [check for check in checks if check["name"] == "leftovers"]
+    assert (leftovers["status"], str(os.getpid()) in leftovers["fix"]) == (status, status == "warn")
 
 
 def test_the_doctor_imports_no_training_framework(scavenger: Run) -> None:

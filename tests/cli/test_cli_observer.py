@@ -82,16 +82,6 @@ def test_a_step_line_holds_configuration_step_time_loss_metric_target_and_cost()
         assert words in line
 
 
-def test_living_processes_are_counted() -> None:
-    observer, _ = plain([0.0])
-    counts = []
-    for event in EVENTS:
-        observer.on_event(event)
-        counts.append(observer.processes)
-
-    assert counts == [0, 1, 2, 2, 2, 2, 2, 2, 2, 1]
-
-
 def test_a_reader_who_left_does_not_end_the_training() -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
@@ -118,6 +108,13 @@ def test_the_live_display_draws_the_last_step_and_costs_nothing_per_step() -> No
         observer.on_event(step(number))
     assert len(stream.getvalue()) == before
 
+    path = "/home/" + "u" * 200 + "/model.keras"
+    observer.on_event(PhaseChanged("saving", path))
+    assert f"saving: {path}\n" in stream.getvalue()  # whole, so that it can be copied
+
+    observer.on_event(PhaseChanged("profiling", ""))
+    observer.on_event(step(999))
+    before = len(stream.getvalue())
     observer.start()
     observer.stop()
     drawn = stream.getvalue()[before:]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
 from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
+from rich.console import Console
 from scavenger_cli import console, render
 from scavenger_cli.terminal_plot import terminal_plot
 
-from scavenger.domain.report import RunReport
+from scavenger.domain.report import MetricOutcome, RunReport, SearchOutcome
 
 LARGE = make_curve(
     range(1, 11), [64 * i for i in range(1, 11)], ("e2-standard-4", "n2-standard-8"), deadline_s=900
@@ -53,6 +55,35 @@ def test_the_front_comes_first_and_the_chosen_point_is_marked() -> None:
     assert len(rows) == 6
     assert on_front == sorted(on_front, reverse=True)
     assert sum(row.startswith(">") for row in rows) == 1
+
+
+def test_on_a_narrow_terminal_numbers_stay_whole_and_the_intervals_go() -> None:
+    curve = make_curve()
+    stream = io.StringIO()
+    narrow = Console(file=stream, width=40, color_system=None)
+    for part in render.curve_table(curve, make_choice(curve)):
+        narrow.print(part)
+    rows = re.findall(r"^[>k*me]* +(\d+) +(\d+) +\S+ (?:min|s) .*\$\S+$", stream.getvalue(), re.MULTILINE)
+
+    assert "(90 %)" not in stream.getvalue()
+    assert sorted(int(batch) for _, batch in rows) == sorted(int(b) for b in curve.global_batch_size)
+
+
+def test_a_job_that_failed_before_the_search_says_nothing_of_one() -> None:
+    report = replace(
+        make_report(planned=True),
+        state="failed",
+        search=SearchOutcome("none", "nothing was searched", (), 0.0, 0.0),
+        curve=None,
+        choice=None,
+        predicted=None,
+        metric=MetricOutcome("val_mae", None, 0.5, False),
+    )
+    text = printed(*render.report_text(report))
+
+    assert text.startswith("Job digits-cnn")
+    assert "earch" not in text
+    assert "val_mae" not in text
 
 
 def test_ruled_out_configurations_are_counted_with_their_reason_and_not_listed() -> None:

@@ -6,6 +6,7 @@ import atexit
 import functools
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -87,6 +88,12 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._mine, text.encode())
 
+    def close(self) -> int:
+        """The exit code, where the user closes the window."""
+        os.close(self._mine)
+        self.process.send_signal(signal.SIGHUP)
+        return self.process.wait(PATIENCE_S)
+
     def end(self) -> int:
         """The exit code, with everything read."""
         while self._read() and self.process.poll() is None:
@@ -118,6 +125,49 @@ def test_ctrl_c_takes_a_question_back(tmp_path: Path) -> None:
     assert "interrupted" in terminal.seen
 
 
+def test_a_closed_terminal_ends_the_job_in_order(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "wait", "optimize", "job.yaml", "--yes", XDG_STATE_HOME=str(tmp_path))
+    terminal.until("chosen:")
+
+    assert terminal.close() == 130
+    assert not list(tmp_path.rglob("*.traceback"))
+
+
+def on_screen(output: str) -> list[str]:
+    """The rows that a terminal of any width would show, colours left out."""
+    rows, row, column = [""], 0, 0
+    for piece in re.findall(r"\x1b\[[0-?]*[@-~]|\r|\n|[^\x1b\r\n]+|\x1b", output):
+        if piece == "\n":
+            row += 1
+            rows += [""] * (row + 1 - len(rows))
+        elif piece == "\r":
+            column = 0
+        elif piece.startswith("\x1b"):
+            count = int(piece[2:-1]) if piece[2:-1].isdigit() else 0
+            if piece.endswith("A"):
+                row = max(row - max(count, 1), 0)
+            elif piece.endswith("K"):
+                rows[row] = "" if count == 2 else rows[row][:column]
+            elif piece.endswith("J"):
+                del rows[row + 1 :]
+                rows[row] = rows[row][:column]
+        else:
+            rows[row] = rows[row][:column].ljust(column) + piece + rows[row][column + len(piece) :]
+            column += len(piece)
+    return rows
+
+
+def test_what_is_said_on_ctrl_c_stays_on_the_screen_under_the_live_display(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "wait", "optimize", "job.yaml", "--yes")
+    terminal.until("chosen:")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130
+
+    said = [row for row in on_screen(terminal.seen) if "Ctrl-C again, or kill" in row]
+    assert said == [row for row in said if row.startswith("scavenger: stopping in order;")]
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_ends_in_order_and_says_what_still_runs(tmp_path: Path, number: int) -> None:
     terminal = Terminal(tmp_path, "wait", "optimize", "job.yaml", "--yes")
@@ -125,7 +175,7 @@ def test_one_signal_ends_in_order_and_says_what_still_runs(tmp_path: Path, numbe
     terminal.process.send_signal(number)
 
     assert terminal.end() == 130
-    assert "1 process of this job still running" in terminal.seen
+    assert "2 processes of this job are still running" in terminal.seen
     assert "Ctrl-C again" in terminal.seen
     assert "Job digits-cnn" in terminal.seen
 

@@ -92,6 +92,10 @@ class Scripted:
     def verdict(self, *, stop: bool, keep_best: bool) -> None:
         self.verdicts.append((stop, keep_best))
 
+    @property
+    def existing(self) -> int:
+        return len(self.launched) - len(self.gone)
+
     def worker_seconds(self) -> float:
         return sum(self.gone.get(name, self.now_s) - at for name, at in self.launched.items())
 
@@ -164,8 +168,8 @@ class Heard(Observer):
         self.events.append(event)
 
 
-def offer(*, shared_cpus: int | None = None) -> Offer:
-    return Offer("local", "", "local-1", PRICE, "test", cpus=1, memory_bytes=2**30, shared_cpus=shared_cpus)
+def offer(*, shared_cpus: int | None = None, price: float = PRICE) -> Offer:
+    return Offer("local", "", "local-1", price, "test", cpus=1, memory_bytes=2**30, shared_cpus=shared_cpus)
 
 
 def trainer_of(
@@ -176,13 +180,14 @@ def trainer_of(
     budget_usd: float | None = None,
     goal: GoalSpec | None = None,
     shared_cpus: int | None = None,
+    price: float = PRICE,
     observer: Observer | None = None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> Trainer:
     return Trainer(
         cast(Coordinator, scripted),
         goal=Goal(goal or GoalSpec(max_epochs=1000)),
-        offer=offer(shared_cpus=shared_cpus),
+        offer=offer(shared_cpus=shared_cpus, price=price),
         limits=Limits(deadline_s, budget_usd),
         journal=Journal(folder / "measurements.jsonl", job_id="j", job="tiny"),
         observer=observer or Heard(),

@@ -42,7 +42,7 @@ def test_a_goal_without_target_is_never_reached_and_one_without_metric_has_no_ou
     ("metric", "names", "words"),
     [
         ("val_los", ["loss", "val_loss"], "did you mean val_loss"),
-        ("val_loss", ["loss"], "did you mean loss|no validation data"),
+        ("val_loss", ["loss"], r"val_loss needs validation data: .*validation=\(x, y\)"),
         ("f1", ["loss"], "it has loss"),
     ],
 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import pytest
 from scripted import Heard
 
 from scavenger.control.recorder import Recorder
+from scavenger.control.trainer import CLOSE_S, DRAIN_S
 from scavenger.domain.job import JobSpec
-from scavenger.domain.report import Noted, RunReport, SearchOutcome
+from scavenger.domain.report import Event, Noted, Observer, RunReport, SearchOutcome
 from scavenger.errors import TransientError
 from scavenger.store import Store
 
@@ -55,6 +58,37 @@ def test_what_waits_for_a_held_store_is_written_in_order_and_told_once(tmp_path:
         assert written == ["0", "1", "2", "3"]
         assert len(recorder.warnings) == 1
         assert [e.message for e in heard.events if isinstance(e, Noted)] == [recorder.warnings[0], *"0123"]
+        assert store.job(recorder.job_id).state == "succeeded"
+
+
+def test_a_held_store_holds_a_running_job_up_for_less_than_its_reserve(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with Store.open(f"sqlite:///{path}") as store, Recorder.begin(store, JOB, path, Heard()) as recorder:
+        began = time.monotonic()
+        with _Held(path):
+            recorder.on_event(Noted("info", "waits"))
+        assert time.monotonic() - began < (DRAIN_S - CLOSE_S) / 2
+        recorder.finish(report(recorder.job_id))
+
+        assert [event.message for event in store.events(recorder.job_id)] == ["waits"]
+
+
+def test_a_display_that_is_gone_ends_no_job_and_loses_no_record(tmp_path: Path) -> None:
+    class Gone(Observer):
+        """Its terminal was closed."""
+
+        def on_event(self, event: Event) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    with (
+        Store.open(f"sqlite:///{tmp_path / 's.db'}") as store,
+        Recorder.begin(store, JOB, tmp_path / "job.yaml", Gone()) as recorder,
+    ):
+        for number in range(2):
+            recorder.on_event(Noted("info", str(number)))
+        recorder.finish(report(recorder.job_id))
+
+        assert [event.message for event in store.events(recorder.job_id)] == ["0", "1"]
         assert store.job(recorder.job_id).state == "succeeded"
 
 

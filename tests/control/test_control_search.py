@@ -18,7 +18,7 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.job import JobSpec, ProfileSpec
 from scavenger.domain.measurement import Measurement
-from scavenger.errors import ConfigurationError, LimitReachedError
+from scavenger.errors import ConfigurationError, Interrupted, LimitReachedError
 from scavenger.search.plan import SearchPlan
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
@@ -194,6 +194,19 @@ def test_a_limit_ends_the_job_while_a_question_stands_and_is_told_after_the_answ
         ask_while_training(lambda: ended.wait(20), trainer, at_end=lambda error: ended.set())
     assert ended.is_set()
     assert trainer.elapsed_s < 30.0
+
+
+def test_a_wish_to_stop_that_comes_with_the_answer_is_heeded(tmp_path: Path) -> None:
+    trainer = trainer_of(Scripted(epoch_steps=10**6), tmp_path)
+    trainer.start(1)
+    trainer.finished = True  # so that the other thread looks no more
+
+    def refuse() -> bool:
+        trainer.stop("interrupted")
+        return False
+
+    with pytest.raises(Interrupted, match="interrupted"):
+        ask_while_training(refuse, trainer, at_end=lambda error: None)
 
 
 def test_a_question_that_is_taken_back_leaves_no_thread(tmp_path: Path) -> None:

@@ -74,6 +74,47 @@ def test_what_is_spent_when_a_budget_stops_the_job_leaves_enough_to_end_in_order
     assert trainer.cost_usd == pytest.approx(scripted.now_s * per_s)
 
 
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [({"budget_usd": 0.0}, r"budget of \$0"), ({"deadline_s": DRAIN_S}, "deadline of 5 s")],
+)
+def test_a_limit_that_leaves_no_time_to_end_in_order_starts_nobody(
+    tmp_path: Path, limits: dict[str, float], words: str
+) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path, **limits)
+    with pytest.raises(LimitReachedError, match=words):
+        trainer.start(1)
+
+    assert (scripted.launched, trainer.cost_usd) == ({}, 0.0)
+
+
+def test_free_workers_train_on_a_budget_of_nothing(tmp_path: Path) -> None:
+    trainer = trainer_of(Scripted(), tmp_path, budget_usd=0.0, price=0.0)
+    trainer.start(2)
+
+    assert trainer.move(at(2, 32), "test")
+
+
+def test_workers_that_were_let_go_count_against_the_budget_until_they_have_ended(tmp_path: Path) -> None:
+    class Lingering(Scripted):
+        """Nobody that is let go ever ends."""
+
+        @property
+        def existing(self) -> int:
+            return len(self.launched)
+
+    per_s = PRICE / 3600
+    trainer = trainer_of(Lingering(epoch_steps=10**6), tmp_path, budget_usd=0.1)
+    trainer.start(4)
+    trainer.move(at(4, 32), "test")
+    trainer.move(at(1, 32), "test")
+    with pytest.raises(LimitReachedError, match="budget"):
+        trainer.until(lambda: False)
+
+    assert trainer.cost_usd + 4 * DRAIN_S * per_s <= 0.1 + STEP_S * per_s
+
+
 def test_a_deadline_stops_the_job_while_workers_still_start(tmp_path: Path) -> None:
     scripted = Scripted()
     trainer = trainer_of(scripted, tmp_path, deadline_s=8.0)

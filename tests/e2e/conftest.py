@@ -17,7 +17,7 @@ SPEC: dict[str, Any] = {
     "train": "train:job",
     "search": {"workers": 1, "batch_size": [32]},
     "objective": "time",
-    "goal": {"metric": "val_loss", "target": 0.2, "max_epochs": 400, "epochs_hint": 30},
+    "goal": {"metric": "val_loss", "target": 0.19, "max_epochs": 400, "epochs_hint": 60},
     "profile": {"steps": 8},
 }
 

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow
 
 MakeJob = Callable[..., Job]
 SEARCH = {"workers": [1, 2], "batch_size": [32, 64, 128]}
+OUT_OF_REACH = {"metric": "val_loss", "target": 1e-6, "max_epochs": 100_000, "epochs_hint": 50}
+"""However long a busy machine takes over the search, training is not done before it is."""
 CORNERS = [(1, 32), (1, 128), (2, 128), (2, 32)]
 
 
@@ -61,7 +63,7 @@ def test_a_first_run_profiles_chooses_switches_and_reaches_its_target(first: Fir
     assert all(p["steps"] >= 8 and p["step_time_s"] > 0 for p in report["search"]["profiled"])
     assert len(report["curve"]) == 6
     assert report["metric"]["reached"]
-    assert report["metric"]["value"] <= report["metric"]["target"] == 0.2
+    assert report["metric"]["value"] <= report["metric"]["target"] == 0.19
     assert report["warnings"] == []
     _finite(report)
 
@@ -193,6 +195,7 @@ def test_full_measures_every_configuration_and_a_plan_has_no_actual(first: First
         store=first.job.store,
         name="other",
         search={**SEARCH, "strategy": "full"},
+        goal=OUT_OF_REACH,
         code={"sleep_s": 0.0002, "width": 24},
     )
 

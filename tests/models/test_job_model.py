@@ -220,6 +220,16 @@ def test_the_universal_model_is_the_geometric_mean_and_doubts_itself() -> None:
         average([])
 
 
+def test_runs_without_a_target_teach_no_epochs_to_one() -> None:
+    with_target, without = fit(hint=10.0), fit(hint=None, fixed_epochs=True)
+    batch = np.array([256.0])
+
+    both = average([with_target, without]).statistical
+    assert both.predict(batch)[0] == pytest.approx(with_target.statistical.predict(batch)[0], rel=0.2)
+    assert not both.relative_only
+    assert average([without]).relative_only
+
+
 def test_even_an_average_of_one_is_doubted() -> None:
     one = slowed(1.0, 5.0)
     own, universal = (model.predict(CLOUD, np.array([4]), np.array([256])) for model in (one, average([one])))

@@ -74,7 +74,6 @@ def test_gradient_noise_starts_anew_with_a_configuration_and_the_noise_scale_doe
     moved = tracker.update(step_record(2, 2.0, 1.6, workers=2))
 
     assert tracker.gradient_noise == pytest.approx(2.0)
-    assert tracker.normalised_noise == pytest.approx(0.5)
     assert moved.gradient_noise == pytest.approx(1.25)
     assert moved.count == 2
 

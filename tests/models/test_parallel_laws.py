@@ -123,7 +123,7 @@ def test_a_noisy_measurement_is_drawn_towards_the_law() -> None:
 def test_bad_measurements_are_dropped_and_counted(bad: float) -> None:
     model = fit_parallel([*times(), *times(((4, 256),), step_time_s=bad)])
 
-    assert model.notes[0] == "1 bad measurement(s) dropped"
+    assert model.notes[0] == "bad measurements dropped: 1"
     assert predict(model)[0] == pytest.approx(predict(fit_parallel(times()))[0])
     with pytest.raises(ValueError, match="no usable step time"):
         fit_parallel(times(((4, 256),), step_time_s=bad))

@@ -61,29 +61,22 @@ def test_universal_profiles_nothing() -> None:
     assert (found.strategy, found.configurations) == ("universal", ())
 
 
-def test_what_does_not_fit_into_memory_is_not_profiled() -> None:
-    assert pairs(plan(local_batch_max=256)) == [(1, 64), (1, 256), (8, 1024), (8, 64)]
-    with pytest.raises(NoFeasiblePlanError, match="at most 4 samples"):
-        plan(local_batch_max=4)
-
-
 SIZES = st.lists(st.integers(1, 64), min_size=1, max_size=6, unique=True).map(
     lambda sizes: tuple(sorted(sizes))
 )
 
 
-@given(SIZES, SIZES, st.sampled_from(["partial", "full"]), st.none() | st.integers(1, 32))
+@given(SIZES, SIZES, st.sampled_from(["partial", "full"]))
 def test_every_plan_only_grows_and_repeats_nothing(
-    workers: tuple[int, ...], batches: tuple[int, ...], strategy: str, local_batch_max: int | None
+    workers: tuple[int, ...], batches: tuple[int, ...], strategy: str
 ) -> None:
     space = SearchSpace((CLOUD,), workers, batches)
     try:
-        found = pairs(plan(space, strategy, local_batch_max=local_batch_max))
+        found = pairs(plan(space, strategy))
     except NoFeasiblePlanError:
-        assert not [c for c in space.configurations() if c.local_batch_size <= (local_batch_max or 64)]
+        assert not space.configurations()
         return
 
     assert found
     assert [k for k, _ in found] == sorted(k for k, _ in found)
     assert len(set(found)) == len(found)
-    assert all(local_batch_max is None or -(-b // k) <= local_batch_max for k, b in found)

@@ -180,7 +180,6 @@ class TestFindingAJob:
             assert store.job(jobs[1].id[:13]) == jobs[1]
             assert store.jobs() == tuple(reversed(jobs))
             assert store.jobs(1) == (jobs[2],)
-            assert store.jobs(name="digits") == (jobs[2], jobs[0])
 
     def test_a_slip_is_answered_with_what_was_meant(self, store: Store) -> None:
         with pytest.raises(ConfigurationError, match="holds no job yet"):

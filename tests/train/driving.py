@@ -27,7 +27,7 @@ class Run:
         self, train: str, work_dir: Path, *, slots: int = 8, start_s: float = 120.0, step_s: float = 60.0
     ) -> None:
         self.work_dir = work_dir
-        source = JobSource("job", train, JOBS, SEED, threads=1)
+        source = JobSource(train, JOBS, SEED, threads=1)
         self.coordinator = Coordinator(
             source, slots=slots, work_dir=work_dir, timeouts=Timeouts(start_s, step_s)
         )

@@ -77,15 +77,15 @@ def test_floats_come_in_the_type_that_keras_computes_with() -> None:
         ((np.array(["a", "b"]), Y[:2]), "instead of numbers"),
         ((np.array([[1, 2], [3]], dtype=object), Y[:2]), "Python objects"),
         ((np.float32(3.0), Y), "first axis"),
-        (iter([1, 2]), "neither arrays (x, y) nor an object with __len__"),
-        (42, "neither arrays (x, y) nor an object with __len__"),
+        (iter([1, 2]), "give arrays (x, y), or an object with __len__"),
+        (42, "give arrays (x, y), or an object with __len__"),
     ],
 )
 def test_what_is_no_data_is_told_in_one_line_that_names_it(data: Any, complaint: str) -> None:
     with pytest.raises(DataError) as caught:
         open_source(data, "validation")
 
-    assert str(caught.value).startswith("validation: ")
+    assert str(caught.value).startswith("KerasJob.validation: ")
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 

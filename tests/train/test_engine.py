@@ -54,7 +54,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def boot(name: str) -> Bootstrap:
-    return Bootstrap("worker", name, "job", "tcp://nowhere", "", "", "", memory_fd=0)
+    return Bootstrap("worker", name, "tcp://nowhere", "", "", "", memory_fd=0)
 
 
 def exits(engine: ProcessEngine, count: int = 1) -> list[Exit]:
@@ -184,7 +184,7 @@ from scavenger.train.engine import ProcessEngine
 from scavenger.train.messages import Bootstrap
 fd = os.memfd_create("block")
 engine = ProcessEngine(Path(sys.argv[1]), fd, command=(sys.executable, "-c", sys.argv[2]))
-engine.launch(Bootstrap("worker", "w0", "job", "", "", "", "", memory_fd=fd))
+engine.launch(Bootstrap("worker", "w0", "", "", "", "", memory_fd=fd))
 print(engine.pid("w0"), engine._reaper.pid, flush=True)
 time.sleep(600)
 """

@@ -139,6 +139,12 @@ def test_what_tensorflow_wraps_is_unwrapped(tmp_path: Path) -> None:
     assert describe_failure(ValueError(message), str(tmp_path)) == ("code", "train.py:12: ValueError: bad")
 
 
+def test_tensorflow_s_words_about_its_own_graph_are_left_out() -> None:
+    message = "{{function_node __wrapped__Soft_device_/job:a}} Received a label of -1 [Op:Soft] name: "
+
+    assert describe_failure(ValueError(message), "/job") == ("code", "ValueError: Received a label of -1")
+
+
 @pytest.mark.parametrize("error", [NotSupportedError("not this"), DataError("nor that")])
 def test_what_is_not_supported_is_said_as_it_is(error: Exception) -> None:
     assert describe_failure(error, "/job") == ("unsupported", str(error))

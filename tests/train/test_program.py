@@ -272,6 +272,24 @@ def test_two_models_of_one_making_have_one_architecture_and_others_another() -> 
     assert len({architecture(4), architecture(5), architecture(4, "tanh")}) == 3
 
 
+def test_another_loss_or_other_targets_are_another_job_but_other_inputs_are_not() -> None:
+    def known_by(x: Any = X, y: Any = Y, **compile_with: Any) -> str:
+        return Program(KerasJob(classifier(**compile_with), (x, y))).manifest.architecture
+
+    def own_loss(y: Any, predicted: Any) -> Any:
+        return keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True)
+
+    here = known_by()
+    assert known_by(2 * X) == here == known_by()
+    others = [
+        known_by(y=Y[::-1].copy()),
+        known_by(loss=keras.losses.SparseCategoricalCrossentropy()),
+        known_by(loss=own_loss),
+    ]
+    assert len({here, *others}) == 4
+    assert known_by(loss=own_loss) == others[2]
+
+
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 

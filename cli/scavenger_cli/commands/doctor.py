@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 
@@ -18,16 +19,15 @@ from scavenger.errors import ScavengerError
 from scavenger_cli import console
 from scavenger_cli.formatting import clean, plural, size
 
+if TYPE_CHECKING:
+    from scavenger.store import Store
+
 __all__ = ["Check", "check_all", "show"]
 
 PYTHON_LEAST = (3, 11)
 WORKER_MEMORY_BYTES = 600 * 2**20
 """Resident memory of a process that has imported TensorFlow (565 MB measured), before it holds a model."""
-_EXTRAS = (
-    ("gcp", "google.cloud.compute", "Google Cloud"),
-    ("aws", "boto3", "AWS"),
-    ("kubernetes", "kubernetes", "Kubernetes"),
-    ("ray", "ray", "Ray"),
+_EXTRAS = (  # those that this version has a use for
     ("plots", "matplotlib", "curves as SVG and HTML"),
     ("postgresql", "psycopg", "a store on PostgreSQL"),
 )
@@ -138,7 +138,12 @@ def _store(url: str | None) -> Iterable[Check]:
     try:
         with Store.open(url) as store:
             yield Check("store", "ok", f"{store.name}, schema {store.revision}")
-            dead = [job for job in store.jobs() if not job.ended and not store.is_alive(job)]
+            here = socket.gethostname()  # a pid of another machine may be anybody's on this one
+            dead = [
+                job
+                for job in store.jobs()
+                if not job.ended and job.owner.host == here and not store.is_alive(job)
+            ]
             bad = [model for model in store.models() if not model.intact]
             left = _leftovers(store, [job.id for job in dead])
     except ScavengerError as error:
@@ -169,13 +174,10 @@ def _store(url: str | None) -> Iterable[Check]:
         )
 
 
-def _leftovers(store: object, dead_jobs: list[str]) -> list[int]:
+def _leftovers(store: Store, dead_jobs: list[str]) -> list[int]:
     """Living processes of ownerless jobs: a pid counts if it began before the process was last seen."""
     import psutil
 
-    from scavenger.store import Store
-
-    assert isinstance(store, Store)
     alive = []
     for job_id in dead_jobs:
         for process in store.processes(job_id):
@@ -196,7 +198,8 @@ def _extras() -> Iterable[Check]:
             there = find_spec(module) is not None
         except ModuleNotFoundError:
             there = False
-        found = f"installed ({purpose})" if there else f"missing; pip install 'scavenger-ml[{extra}]'"
+        install = f"pip install 'scavenger-ml[{extra}]'"
+        found = f"installed ({purpose})" if there else f"not installed; for {purpose}: {install}"
         yield Check(f"extra {extra}", "ok", found)
 
 

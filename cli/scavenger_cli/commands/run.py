@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.document import report_document
@@ -23,7 +23,7 @@ from scavenger_cli.observer import CliObserver, make_observer
 if TYPE_CHECKING:
     from scavenger.domain.job import JobSpec
 
-__all__ = ["Interrupts", "Overrides", "Stoppable", "execute", "overridden", "show_report"]
+__all__ = ["Interrupts", "Overrides", "Stoppable", "execute", "show_report"]
 
 
 SPELLED_OUT_MAX = 6
@@ -39,55 +39,30 @@ class Overrides:
     budget: str | None = None
     deadline: str | None = None
 
-    def changes(self) -> dict[str, Any]:
-        """As the job file would write them."""
-        said: dict[str, Any] = {}
-        if self.objective is not None:
-            said["objective"] = self.objective
-        if self.strategy is not None:
-            said["search"] = {"strategy": self.strategy}
-        limits: dict[str, Any] = {}
-        if self.budget is not None:  # shells eat a `$`, so it may be left out here
-            limits["budget"] = f"${self.budget.removeprefix('$')}"
-        if self.deadline is not None:
-            limits["deadline"] = int(self.deadline) if self.deadline.isdecimal() else self.deadline
-        if limits:
-            said["constraints"] = limits
-        return said
+    def changes(self) -> dict[str, str]:
+        """By the job file's keys, as it would write them."""
+        said = {
+            "objective": self.objective,
+            "search.strategy": self.strategy,
+            # shells eat a `$`, so it may be left out here
+            "constraints.budget": None if self.budget is None else f"${self.budget.removeprefix('$')}",
+            "constraints.deadline": self.deadline,
+        }
+        return {key: value for key, value in said.items() if value is not None}
 
 
 class Stoppable(Protocol):
     """What Ctrl-C needs of a running job."""
+
+    @property
+    def processes(self) -> int:
+        """How many of its processes live; safe in a signal handler."""
 
     def request_stop(self, reason: str) -> None:
         """Ask it to end in order; safe in a signal handler."""
 
     def kill_now(self) -> None:
         """End every process of it at once; safe in a signal handler."""
-
-
-def overridden(job: JobSpec, overrides: Overrides) -> JobSpec:
-    """The job with the command line's words in place of its own, validated again.
-
-    Raises:
-        ConfigurationError: If the words make no valid job.
-    """
-    changes = overrides.changes()
-    if not changes:
-        return job
-    from pydantic import ValidationError
-
-    written = job.written()
-    for name, value in changes.items():
-        old = written.get(name)
-        written[name] = {**old, **value} if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    try:
-        return type(job).model_validate(written)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        words = first.get("ctx", {}).get("text") or first["msg"]
-        option = str(first["loc"][-1]) if first["loc"] else "options"
-        raise ConfigurationError(f"--{option}: {words}") from error
 
 
 def execute(
@@ -108,9 +83,9 @@ def execute(
     Raises:
         ScavengerError: What kept the job from starting.
     """
-    from scavenger.control.jobfile import load_job
+    from scavenger.control.jobfile import load_job, override_job
 
-    job = overridden(load_job(job_file), overrides)
+    job = override_job(load_job(job_file), overrides.changes())
     if dry_run:
         _show_dry_run(job, job_file, run=run, yes=yes, as_json=as_json)
         return 0
@@ -171,7 +146,9 @@ def show_report(report: RunReport, *, as_json: bool, with_curve: bool = True) ->
         console.emit_json(report_document(report))
     else:
         console.emit(*render.report_text(report, with_curve=with_curve))
-    if report.error:
+    if report.state == "interrupted":
+        console.note(f"scavenger: {report.error or 'interrupted'}")  # the user's wish is no error
+    elif report.error:
         console.error(report.error)
 
 
@@ -212,11 +189,15 @@ class Interrupts:
         self._presses += 1
         if self._presses == 1:
             self._job.request_stop("interrupted")
-            count = self._observer.processes
-            running = "1 process" if count == 1 else f"{count} processes"
+            count = self._job.processes
+            running = "1 process of this job is" if count == 1 else f"{count} processes of this job are"
+            rows = self._observer.rows
             _say(
-                f"\nscavenger: stopping in order; {running} of this job still running. "
-                f"To end them at once: Ctrl-C again, or kill {os.getpid()}\n"
+                # the live display stands above the cursor, and its next redraw takes as many rows again
+                (f"\r\x1b[{rows - 1}A\x1b[J" if rows else "\n")
+                + f"scavenger: stopping in order; {running} still running. "
+                + f"To end them at once: Ctrl-C again, or kill {os.getpid()}\n"
+                + "\n" * max(rows - 1, 0)
             )
             if self._asking:
                 raise Interrupted
@@ -281,16 +262,19 @@ def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json
     for offer in space.offers:
         price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
         grid.add_row("on", f"{clean(offer.vm)} ({job.infra}), {price}")
+    profiling = _limits(job.profile.max_time, job.profile.max_cost)
     grid.add_row(
         "profile",
-        f"{plural(job.profile.steps, 'step')} of each profiled configuration; "
-        f"{_limits(job.profile.max_time, job.profile.max_cost)} in all",
+        f"{plural(job.profile.steps, 'step')} of each profiled configuration"
+        + (f", {profiling} in all" if profiling else ""),
     )
     grid.add_row("choose", f"by {job.objective}")
     if run:
         question = "without asking" if yes else "after asking, with the predicted time and cost"
         grid.add_row("run", f"{question}, until {_goal(job)}")
-    grid.add_row("limits", _limits(job.constraints.deadline, job.constraints.budget))
+    grid.add_row(
+        "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
+    )
     grid.add_row("", "Nothing was started, and nothing was spent.")
     console.emit(grid)
 
@@ -311,4 +295,4 @@ def _span(values: tuple[int, ...]) -> str:
 def _limits(time_s: float | None, cost_usd: float | None) -> str:
     limits = [duration(time_s)] if time_s is not None else []
     limits += [money(cost_usd)] if cost_usd is not None else []
-    return f"at most {' and '.join(limits)}" if limits else "no limit"
+    return f"at most {' and '.join(limits)}" if limits else ""

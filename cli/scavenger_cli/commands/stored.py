@@ -12,7 +12,7 @@ from rich.text import Text
 
 from scavenger.errors import ConfigurationError
 from scavenger_cli import console, render
-from scavenger_cli.formatting import clean, duration, money, plural, quantity, when
+from scavenger_cli.formatting import clean, duration, money, plural, when
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord, ModelRecord
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["export_models", "import_models", "list_models", "remove_model", "show_model", "show_status"]
 
 EVENTS_SHOWN = 12
+FACTS_WIDTH = len("job file")
+"""Of the names of a job's facts; `job file` is the longest of them."""
 JOBS_SHOWN = 20
 IMPORT_MAX_BYTES = 64 * 2**20
 """Ten thousand models take a few MiB; more is no file of ours."""
@@ -82,24 +84,25 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
             }
         )
         return
-    facts = render.table(("Job", "left"), (f"{clean(job.name)} ({job.id})", "left"))
+    facts = render.table((f"{'Job':<{FACTS_WIDTH}}", "left"), (f"{clean(job.name)} ({job.id})", "left"))
     phase = f"{job.phase}: {clean(job.detail)}" if job.detail else job.phase
     ended = job.ended_at or datetime.now(UTC)
     rows = (
         ("state", _state(store, job)),
         ("phase", "" if job.ended else phase),
         ("began", f"{when(job.created_at)}, {duration((ended - job.created_at).total_seconds())}"),
-        ("job file", clean(job.job_file)),
         ("chosen", "" if job.chosen is None else clean(job.chosen)),
         ("step", "" if job.step is None else f"{job.step:,}"),
         ("spent", "" if job.cost_usd is None else money(job.cost_usd)),
-        ("model", clean(job.model_path or "")),
         ("error", clean(job.error)),
     )
     for name, value in rows:
         if value:
             facts.add_row(name, value)
-    console.emit(facts)
+    console.emit(
+        facts,
+        *render.paths((("job file", job.job_file), ("model", job.model_path)), indent=0, width=FACTS_WIDTH),
+    )
     if job.predicted is not None or job.actual is not None:
         console.emit("", *render.comparison(job.predicted, job.actual))
     if processes and not job.ended:
@@ -134,7 +137,7 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
         grid = render.table(
             ("id", "left"),
             ("VM", "left"),
-            ("parameters", "right"),
+            ("params", "right"),
             ("goal", "left"),
             ("evidence", "left"),
             ("", "left"),
@@ -144,7 +147,7 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
             grid.add_row(
                 model.id[:8],
                 clean(model.fingerprint.vm),
-                quantity(model.fingerprint.parameters),
+                f"{model.fingerprint.parameters:,}",
                 clean(model.fingerprint.goal) or "-",
                 _evidence(model),
                 mark,
@@ -174,7 +177,8 @@ def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
         return 0
     grid = render.table(("Model", "left"), (model.id, "left"))
     for name, value in console.plain(model.fingerprint).items():
-        grid.add_row(name.replace("_", " "), clean(value) or "-")
+        shown = f"{value:,}" if isinstance(value, int) else clean(value) or "-"
+        grid.add_row(name.replace("_", " "), shown)
     grid.add_row("evidence", _evidence(model))
     grid.add_row("origin", f"{model.origin}, {when(model.created_at)}")
     grid.add_row(
@@ -247,7 +251,10 @@ def import_models(source: str, *, store_url: str | None, as_json: bool) -> int:
     if not isinstance(document, dict):
         raise ConfigurationError(f"{source}: not an export of models: the document is no object")
     with Store.open(store_url) as store:
-        models = store.import_models(document)
+        try:
+            models = store.import_models(document)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{source}: {error}") from error
     if as_json:
         ids = [model.id for model in models]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "imported": ids})

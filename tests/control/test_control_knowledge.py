@@ -1,0 +1,79 @@
+"""What a run finds of earlier ones in the store, and what it leaves there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from scripted import offer
+
+from scavenger.control.knowledge import Knowledge
+from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.models.average import average
+from scavenger.models.job_model import JobModel
+from scavenger.store import Store
+
+JOB = Fingerprint("a" * 64, 1000, "Adam:1", 3200, 64, "val_loss<=0.5", "local-1", "machine")
+OTHER_RATE = replace(JOB, optimizer="Adam:2")
+OTHER_MODEL = replace(JOB, architecture="b" * 64)
+SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
+
+
+def model(step_time_s: float = 0.1) -> JobModel:
+    measured = Measurement(
+        Configuration("local-1", 1, 32), 20, step_time_s, 0.0, step_time_s / 2, step_time_s / 2, 1.5, 100.0, 1
+    )
+    return JobModel.fit(Profile((measured,), 3200), space=SPACE, epochs_hint=10.0, max_epochs=100)
+
+
+def at_once(write: Callable[[], object]) -> None:
+    write()
+
+
+def leave(store: Store, fingerprint: Fingerprint, *models: JobModel) -> str:
+    job = store.create_job("tiny", spec={}, job_file="job.yaml")
+    knowledge = Knowledge(store, fingerprint, write=at_once)
+    for each in models:
+        knowledge.keep(each, job.id, measurements=1)
+    return job.id
+
+
+def test_a_job_finds_its_own_model_and_one_with_other_settings_the_nearest(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        leave(store, JOB, model())
+        leave(store, OTHER_MODEL, model(0.2))
+
+        own, alike, new = (Knowledge(store, job, write=at_once) for job in (JOB, OTHER_RATE, OTHER_MODEL))
+        strange = Knowledge(store, replace(OTHER_MODEL, dataset_size=7, vm="local-2"), write=at_once)
+
+        assert (own.same, alike.same, new.same) == (model(), None, model(0.2))
+        assert alike.nearest() == (model(), "optimizer")
+        assert (strange.same, strange.nearest(), strange.universal()) == (None, None, None)
+        assert alike.universal() == average([model(0.2), model()])
+
+
+def test_a_run_leaves_the_last_of_its_models_alone(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        leave(store, JOB, model(0.1), model(0.2))
+
+        assert [record.model for record in store.models()] == [model(0.2).to_dict()]
+
+
+def test_what_a_run_learned_serves_its_own_next_fit_before_it_is_written(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        job = store.create_job("tiny", spec={}, job_file="job.yaml")
+        later: list[Callable[[], object]] = []
+        knowledge = Knowledge(store, JOB, write=later.append)
+        knowledge.converged({32: 100, 64: 3200}, 7, job.id)
+        knowledge.keep(model(), job.id, measurements=1)
+
+        assert knowledge.convergence == (ConvergenceRecord(64, 7.0),)
+        assert (store.models(), store.convergence(JOB)) == ((), ())
+        for write in later:
+            write()
+        (kept,) = store.models()
+        assert kept.runs == 1
+        assert store.convergence(JOB) == knowledge.convergence
