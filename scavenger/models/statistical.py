@@ -41,6 +41,13 @@ LAW_LOG_SD = 0.08
 """What a law leaves at one batch size: between the 0.05 of a law's fit and the 0.05 of repeated runs on
 public convergence data (MLPerf's reference runs and Zeus's), joined."""
 
+RUN_LOG_SD = 0.2
+"""How far a finished run may lie from its job's mean, while there are too few to tell: as in the jobs of public
+convergence data whose seeds differ most (MLPerf's unet3d 0.21, Zeus's ncf 0.18; the median over jobs is 0.05)."""
+
+RUNS_TO_TELL = 3
+"""From so many finished runs on, their own residuals say how far runs differ."""
+
 LAW_LOG_SD_WEIGHT = 4.0
 """Runs that `LAW_LOG_SD` counts for when residuals are at hand."""
 
@@ -242,7 +249,8 @@ def _level_rows(
         batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
         sizes = ", ".join(f"{size:g}" for size in sorted(set(batch.tolist())))
         notes.append(f"epochs from finished runs ({len(runs)}) at batch {sizes}")
-        return batch, np.log([run.epochs for run in runs]), np.full(len(runs), LAW_LOG_SD), False
+        deviation = LAW_LOG_SD if len(runs) >= RUNS_TO_TELL else RUN_LOG_SD
+        return batch, np.log([run.epochs for run in runs]), np.full(len(runs), deviation), False
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
         notes.append(f"epochs from goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}")
