@@ -249,8 +249,8 @@ def _level_rows(
         batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
         sizes = ", ".join(f"{size:g}" for size in sorted(set(batch.tolist())))
         notes.append(f"epochs from finished runs ({len(runs)}) at batch {sizes}")
-        deviation = LAW_LOG_SD if len(runs) >= RUNS_TO_TELL else RUN_LOG_SD
-        return batch, np.log([run.epochs for run in runs]), np.full(len(runs), deviation), False
+        spread = LAW_LOG_SD if len(runs) >= RUNS_TO_TELL else RUN_LOG_SD
+        return batch, np.log([run.epochs for run in runs]), np.full(len(runs), spread), False
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
         notes.append(f"epochs from goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}")
