@@ -260,10 +260,11 @@ class Trainer:
             disturbed=self._disturbed(report),
             at_s=self.elapsed_s,
         )
+        self.noise = self.noise.update(record)
+        record = replace(record, gradient_noise=self.noise.gradient_noise, noise_scale=self.noise.noise_scale)
         self.steps.append(record)
         batch = record.global_batch_size
         self.samples_by_batch[batch] = self.samples_by_batch.get(batch, 0) + record.samples
-        self.noise = self.noise.update(record)
         self.journal.add("step", record)
         if self._view_steps == 1 and self._view is not None and self.configuration is not None:
             # in the first step of a view, all that was not computing was waiting for the change

@@ -29,6 +29,8 @@ class StepRecord:
         disturbed: The time of this step is no evidence of the configuration's speed: the first steps of a view,
             a partial batch, or workers starting on the same machine.
         at_s: Seconds since the job began.
+        gradient_noise: γ, smoothed up to this step at its configuration; None where unknown.
+        noise_scale: φ, samples, smoothed up to this step; None where unknown.
     """
 
     step: int
@@ -46,6 +48,8 @@ class StepRecord:
     noise_parts: int
     disturbed: bool
     at_s: float
+    gradient_noise: float | None = None
+    noise_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ def test_every_step_is_recorded_once_in_order_with_a_time_that_does_not_go_back(
     epochs = [line for line in records if line["kind"] == "epoch"]
 
     assert [line["step"] for line in steps] == list(range(1, first.report["steps"] + 1))
+    assert all(line["gradient_noise"] >= 1.0 for line in steps if line["noise_parts"] >= 2)
+    assert any(line["noise_scale"] for line in steps)
     assert all(a["at_s"] <= b["at_s"] for a, b in pairwise(steps))
     assert [line["epoch"] for line in epochs] == list(range(len(epochs)))
     assert sum(line["samples"] for line in steps) == 1600 * len(epochs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,13 @@ from synthetic import CLOUD
 
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.models import statistical
 from scavenger.models.job_model import JobModel
 from scavenger.models.parallel import INTERVAL_Z, fit_parallel
-from scavenger.models.statistical import fit_statistical
+from scavenger.models.statistical import RUN_LOG_SD, fit_statistical
 from scavenger.models.step_laws import StepTimes
 
+Law = Literal["critical-batch", "noise-linear"]
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "measured"
 
 
@@ -76,7 +79,56 @@ def test_epochs_at_batch_sizes_between_two_finished_ones_are_within_their_interv
     assert np.mean(covered) > 0.8
 
 
+def test_the_prior_law_of_epochs_errs_by_less_than_half_of_the_other() -> None:
+    table = read("convergence.csv")
+    errors: dict[Law, list[float]] = {"critical-batch": [], "noise-linear": []}
+    for _, group in table[table.source == "mlperf-rcp"].groupby("workload"):
+        epochs = group.groupby("global_batch_size").epochs.median()
+        sizes = epochs.index.to_numpy()
+        runs = [ConvergenceRecord(int(size), float(epochs[size])) for size in (sizes[0], sizes[-1])]
+        for law, left in errors.items():
+            model = fit_statistical(
+                [],
+                runs,
+                global_batch_sizes=(int(sizes[0]), int(sizes[-1])),
+                epochs_hint=None,
+                max_epochs=1e9,
+                law=law,
+            )
+            predicted, _ = model.predict(sizes[1:-1].astype(float))
+            left.extend(np.abs(np.log(predicted / epochs.to_numpy()[1:-1])))
+
+    assert np.median(errors["critical-batch"]) < 0.5 * np.median(errors["noise-linear"])
+
+
+def test_single_runs_are_taken_to_differ_as_those_of_the_most_varied_public_jobs() -> None:
+    table = read("convergence.csv")
+    table = table.assign(log_epochs=np.log(table.epochs))
+    seeds = table.groupby(["source", "workload", "global_batch_size"]).log_epochs.agg(["std", "count"])
+    spread = seeds[seeds["count"] >= 4]["std"].groupby(["source", "workload"]).median().sort_values()
+
+    assert spread.iloc[-3] < RUN_LOG_SD < spread.iloc[-1] * 1.25
+
+
 def test_times_of_a_whole_grid_follow_from_its_corners_and_early_noise() -> None:
+    errors, covered = grid_errors()
+
+    assert np.median(errors) < 0.2
+    assert np.mean(covered) > 0.85
+
+
+def test_noise_that_is_taken_to_grow_predicts_better_than_noise_that_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    growing, _ = grid_errors()
+    monkeypatch.setattr(statistical, "NOISE_GROWTH", 1.0)
+    constant, _ = grid_errors()
+
+    assert np.median(growing) < 0.75 * np.median(constant)
+
+
+def grid_errors() -> tuple[list[float], list[bool]]:
+    """|ln| of predicted over measured time at each point of the three grids, and whether its interval holds it."""
     grid, runs, steps = read("grid.csv"), read("training_runs.csv"), read("step_times.csv")
     errors, covered = [], []
     for workload, group in grid.groupby("workload"):
@@ -108,9 +160,7 @@ def test_times_of_a_whole_grid_follow_from_its_corners_and_early_noise() -> None
         truth = (group.iterations * group.step_time_s).to_numpy()
         errors.extend(np.abs(np.log(found.time_s / truth)))
         covered.extend((found.time_low_s < truth) & (truth < found.time_high_s))
-
-    assert np.median(errors) < 0.2
-    assert np.mean(covered) > 0.85
+    return errors, covered
 
 
 def corner(row: pd.Series, sync_share: float, noise_scale: float) -> Measurement:
