@@ -1,0 +1,199 @@
+"""What is said to the shard ledger, and what it says: the values of `scavenger.elastic.ledger`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scavenger.elastic.quarantine import Cause, Finding, Quarantined
+
+__all__ = [
+    "Aborted",
+    "Apply",
+    "Ask",
+    "Attempt",
+    "Begin",
+    "Committed",
+    "EpochEnded",
+    "Event",
+    "Found",
+    "Grant",
+    "Instruction",
+    "Lost",
+    "Part",
+    "Proposed",
+    "Refuse",
+    "Renew",
+    "Requeued",
+    "Revoke",
+    "Tick",
+    "Wait",
+]
+
+
+class Attempt(NamedTuple):
+    """One lease of one shard; no two leases ever share it, not even across restarts of the ledger's holder."""
+
+    incarnation: int
+    number: int
+
+
+class Part(NamedTuple):
+    """Samples `start` to `stop` (exclusive) of a shard, read under an attempt, whose gradient is in a step."""
+
+    shard: int
+    attempt: Attempt
+    start: int
+    stop: int
+
+
+# ---- events ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A worker wants to read. Its lease, and those it has, run until `until_s`.
+
+    `holds` are the attempts it knows of: a grant that was lost on the way is given again, and one that it holds
+    in vain is revoked. It may ask ahead, while it still reads one.
+    """
+
+    worker: str
+    host: str
+    until_s: float
+    holds: tuple[Attempt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Renew:
+    """A worker's heartbeat: its leases run until `until_s`."""
+
+    worker: str
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """The contributions to a step are complete; may they be applied?"""
+
+    step: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The step was applied, with exactly these parts."""
+
+    step: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The proposed step will not be applied (an urgent view came first); its samples are computed again."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker is gone, in whatever way; that name never comes back."""
+
+    worker: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """It is `at_s`: leases that have run out are requeued."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The epoch before is evaluated; go on with this one."""
+
+    epoch: int
+
+
+Event = Ask | Renew | Proposed | Committed | Aborted | Lost | Tick | Begin
+
+
+# ---- instructions ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Tell a worker to read samples `start` to `stop` of a shard."""
+
+    worker: str
+    shard: int
+    attempt: Attempt
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Tell a worker that there is nothing for it now; it asks again after the next step."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Tell a worker to drop an attempt: what it reads under it will be refused."""
+
+    worker: str
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply the step with these parts, then say `Committed`; or say `Aborted`."""
+
+    step: int
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Do not apply this. Nothing has changed; without the part, the step may be proposed again."""
+
+    part: Part | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """A shard is free again from `offset` on."""
+
+    shard: int
+    attempt: Attempt
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a death says of the data; tell people, and end the job if it is `NotTheData`."""
+
+    finding: Finding
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded:
+    """Every sample of the epoch has been applied once, but for those quarantined."""
+
+    epoch: int
+    step: int
+    quarantined: tuple[Quarantined, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Nothing was left out."""
+        return not self.quarantined
+
+
+Instruction = Grant | Wait | Revoke | Apply | Refuse | Requeued | Found | EpochEnded

@@ -1,0 +1,463 @@
+"""The shard ledger: who reads what of a source that can only be read shard by shard.
+
+Streams, and scripts with their own loop, cannot read any sample at any place, so their data is handed out: a
+shard is leased to one worker at a time, which reads it in order. What an applied step has consumed of it is
+committed, and only that; whatever happens to the worker, the next one begins where the last applied step left
+off (Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", section 4.3). Events in, instructions out.
+A shard's states (rows) and events (columns)::
+
+    state        Ask            Proposed         Committed              Aborted    Lost, Tick (lease ran out)
+    FREE         -> LEASED      refused          -                      -          -
+    LEASED       its holder:    all parts hold:  -                      -          -> FREE at the committed
+                 told again     -> SEALED                                          offset, or QUARANTINED
+    SEALED       as LEASED      its own again:   offset moves; then     -> LEASED  kept until Committed or
+                                Apply; another:  LEASED, FREE (end of              Aborted, then as LEASED
+                                refused          the piece), COMMITTED
+    COMMITTED,   -              refused          -                      -          -
+    QUARANTINED
+
+An epoch is over when every shard is COMMITTED or QUARANTINED; `Begin` opens the next.
+
+*Exactly once* rests on three things. A part of a step names the attempt (the lease) and the offset from which it
+was read, so one that is late, repeated, or read beyond a part that was never applied is refused *before* the step
+is applied. Between `Apply` and `Committed` the step is sealed: no lease in it can run out. And the ledger of step
+s is saved in the checkpoint of the weights of step s, so both are undone together.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from scavenger.elastic.leases import (
+    Aborted,
+    Apply,
+    Ask,
+    Attempt,
+    Begin,
+    Committed,
+    EpochEnded,
+    Event,
+    Found,
+    Grant,
+    Instruction,
+    Lost,
+    Part,
+    Proposed,
+    Refuse,
+    Renew,
+    Requeued,
+    Revoke,
+    Tick,
+    Wait,
+)
+from scavenger.elastic.order import epoch_order
+from scavenger.elastic.quarantine import Piece, Quarantined, Suspects
+
+__all__ = ["Ledger", "ShardState"]
+
+_QUARANTINED_FRACTION_MAX = 0.01
+"""Of the samples: a model trained on visibly less than its data is not the one that was asked for."""
+_QUARANTINED_ALWAYS = 1
+"""Samples that may be left out of the smallest data set."""
+
+
+class ShardState(Enum):
+    FREE = "free"
+    LEASED = "leased"
+    SEALED = "sealed"
+    COMMITTED = "committed"
+    QUARANTINED = "quarantined"
+
+
+@dataclass(slots=True)
+class _Lease:
+    worker: str
+    attempt: Attempt
+    stop: int
+    until_s: float
+
+
+class Ledger:
+    """The ledger of one job. Not thread-safe; feed it one event at a time.
+
+    Args:
+        sizes: Samples of each shard.
+        seed: Of the job; with the epoch, it gives the order of the shards.
+        incarnation: A number that no earlier holder of this job's ledger had, such as that of its view.
+        suspects: What is known of samples that kill; by default nothing, and 1 % may be quarantined.
+
+    Raises:
+        ValueError: If there is no sample.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], seed: int, *, incarnation: int = 0, suspects: Suspects | None = None
+    ) -> None:
+        if min(sizes, default=0) < 0 or sum(sizes) < 1:
+            raise ValueError("a ledger needs at least one sample")
+        self.sizes, self.seed, self.incarnation = tuple(sizes), seed, incarnation
+        samples_max = max(_QUARANTINED_ALWAYS, int(sum(sizes) * _QUARANTINED_FRACTION_MAX))
+        self._suspects = suspects or Suspects(samples_max=samples_max)
+        self.epoch = self.step = 0
+        self._attempts = 0
+        self._hosts: dict[str, str] = {}
+        self._gone: set[str] = set()
+        self._leases: dict[int, _Lease] = {}
+        self._sealed: Proposed | None = None
+        self._deferred: list[Lost | Tick] = []
+        self._run_out: dict[str, list[Piece]] = {}
+        """What a worker had whose lease ran out: should it turn out to have hung, it was on that."""
+        self._open(0)
+
+    # ---- what is -------------------------------------------------------------------------------------------
+
+    @property
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """What is left out; the scope of a piece is its shard."""
+        return self._suspects.quarantined
+
+    @property
+    def over(self) -> bool:
+        """The epoch is over."""
+        return self._unfinished == 0
+
+    @property
+    def ended(self) -> EpochEnded | None:
+        """What was said when the epoch ended; a new holder may find it so, and whether it was heard is unknown."""
+        return EpochEnded(self.epoch, self.step, self.quarantined) if self.over else None
+
+    def offset(self, shard: int) -> int:
+        """Where the committed part of a shard ends."""
+        return self._offsets[shard]
+
+    def state(self, shard: int) -> ShardState:
+        if self._sealed is not None and any(part.shard == shard for part in self._sealed.parts):
+            return ShardState.SEALED
+        if shard in self._leases:
+            return ShardState.LEASED
+        if self._offsets[shard] < self.sizes[shard]:
+            return ShardState.FREE
+        left_out = sum(entry.piece.samples for entry in self.quarantined if entry.piece.scope == shard)
+        whole = left_out == self.sizes[shard] > 0
+        return ShardState.QUARANTINED if whole else ShardState.COMMITTED
+
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event; returns what follows from it, in order.
+
+        Raises:
+            ValueError: If a step is said to be applied that was not to be, or an epoch begun out of turn.
+        """
+        match event:
+            case Ask():
+                return self._ask(event)
+            case Renew():
+                self._renew(event.worker, event.until_s)
+                return []
+            case Proposed():
+                return self._proposed(event)
+            case Committed():
+                return self._committed(event)
+            case Aborted():
+                return self._aborted(event)
+            case Lost() | Tick():
+                if self._sealed is not None:
+                    self._deferred.append(event)
+                    return []
+                return self._lost(event) if isinstance(event, Lost) else self._tick(event)
+            case Begin():
+                return self._begin(event)
+
+    def _ask(self, event: Ask) -> list[Instruction]:
+        worker = event.worker
+        if worker in self._gone:
+            return [Revoke(worker, attempt) for attempt in event.holds] or [Wait(worker, "taken for lost")]
+        self._hosts[worker] = event.host
+        self._renew(worker, event.until_s)
+        self._run_out.pop(worker, None)
+        leased = {self._leases[shard].attempt: shard for shard in self._leased(worker)}
+        instructions: list[Instruction] = [
+            Revoke(worker, attempt) for attempt in event.holds if attempt not in leased
+        ]
+        again = [shard for attempt, shard in leased.items() if attempt not in event.holds]
+        if again:
+            return instructions + [self._grant(shard) for shard in again]
+        return [*instructions, self._lease(event)]
+
+    def _lease(self, event: Ask) -> Instruction:
+        """Lease the first free shard in the epoch's order that this host may read."""
+        mine = self._leased(event.worker)
+        if any(self._suspects.watches(self._rest(shard)) for shard in mine):
+            return Wait(event.worker, "what it reads is suspected, and must be read alone")
+        passed_over: list[int] = []
+        granted: Instruction | None = None
+        while self._free and granted is None:
+            rank = heapq.heappop(self._free)
+            shard = self._order[rank]
+            piece = self._ahead(shard)
+            if piece is None:  # quarantined to its end while it was free
+                continue
+            alone = self._suspects.watches(piece)
+            if (alone and mine) or event.host in self._suspects.avoid(piece, self._hosts.values()):
+                passed_over.append(rank)
+                continue
+            attempt = Attempt(self.incarnation, self._attempts)
+            self._attempts += 1
+            self._leases[shard] = _Lease(event.worker, attempt, piece.stop, event.until_s)
+            granted = self._grant(shard)
+        for rank in passed_over:
+            heapq.heappush(self._free, rank)
+        reason = "the epoch is over" if self.over else "what is left is leased, or to be tried elsewhere"
+        return granted or Wait(event.worker, reason)
+
+    def _proposed(self, event: Proposed) -> list[Instruction]:
+        if event == self._sealed:
+            return [Apply(event.step, event.parts)]
+        if self._sealed is not None:
+            return [Refuse(None, f"step {self._sealed.step} is being applied")]
+        if event.step != self.step + 1 or not event.parts:
+            return [
+                Refuse(None, f"step {event.step} of {len(event.parts)} parts does not follow {self.step}")
+            ]
+        offsets: dict[int, int] = {}
+        refusals: list[Instruction] = []
+        for part in event.parts:
+            reason = self._refusal(part, offsets)
+            if reason is None:
+                offsets[part.shard] = part.stop
+            else:
+                refusals.append(Refuse(part, reason))
+        if refusals:
+            return refusals
+        self._sealed = event
+        return [Apply(event.step, event.parts)]
+
+    def _refusal(self, part: Part, offsets: dict[int, int]) -> str | None:
+        """Why a part cannot be in the next step, whose parts before it end at `offsets`."""
+        lease = self._leases.get(part.shard)
+        if lease is None or lease.attempt != part.attempt:
+            return "the lease has ended"
+        expected = offsets.get(part.shard, self._offsets[part.shard])
+        if part.start != expected:
+            return f"begins at {part.start}, but {expected} is next"
+        if not part.start < part.stop <= lease.stop:
+            return f"ends at {part.stop}, but the lease at {lease.stop}"
+        return None
+
+    def _committed(self, event: Committed) -> list[Instruction]:
+        if event.step <= self.step:
+            return []
+        if self._sealed is None or (event.step, event.parts) != (self._sealed.step, self._sealed.parts):
+            raise ValueError(f"step {event.step} was not to be applied with these parts")
+        self._sealed = None
+        self._advance(event)
+        return self._settled()
+
+    def _advance(self, event: Committed) -> None:
+        """What a committed step moves, also when it is told to a new holder."""
+        self.step = event.step
+        for part in event.parts:
+            shard, lease = part.shard, self._leases.get(part.shard)
+            self._suspects.passed(Piece(shard, part.start, part.stop))
+            self._move(shard, part.stop)
+            if lease is not None and part.stop == lease.stop:
+                del self._leases[shard]
+                self._queue(shard)
+
+    def _aborted(self, event: Aborted) -> list[Instruction]:
+        if self._sealed is None or event.step != self._sealed.step:
+            return []
+        self._sealed = None
+        return self._settled(ended=False)
+
+    def _settled(self, *, ended: bool = True) -> list[Instruction]:
+        """After a seal: tell if the epoch is over, else take what had to wait."""
+        instructions = self._if_over() if ended else []
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            instructions += self.handle(event)
+        return instructions
+
+    def _lost(self, event: Lost) -> list[Instruction]:
+        worker = event.worker
+        if worker in self._gone:
+            return []
+        self._gone.add(worker)
+        over = self.over
+        hosts = len(set(self._hosts.values()))
+        host = self._hosts.pop(worker, None)
+        leased = self._leased(worker)
+        pieces = self._run_out.pop(worker, [])
+        pieces += [self._rest(shard) for shard in leased]
+        instructions: list[Instruction] = []
+        if len(pieces) > 1 and event.cause.blames_data:
+            # which of them killed it is not known: each is tried alone from now on
+            instructions += [Found(self._suspects.watch(piece)) for piece in pieces]
+        elif len(pieces) == 1 and host is not None:
+            [piece] = pieces
+            finding = self._suspects.crashed(worker, host, piece, self.step + 1, event.cause, hosts=hosts)
+            instructions.append(Found(finding))
+            if isinstance(finding, Quarantined):
+                # whoever has leased it since would read what is now left out
+                leased = [*leased, *({piece.scope} & self._leases.keys() - set(leased))]
+                self._move(piece.scope, self._offsets[piece.scope])
+        for shard in leased:
+            instructions += self._requeue(shard)
+        return instructions if over else [*instructions, *self._if_over()]
+
+    def _tick(self, event: Tick) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for worker in {lease.worker: None for lease in self._leases.values()}:
+            for shard in self._leased(worker):
+                lease = self._leases[shard]
+                if lease.until_s <= event.at_s:
+                    self._run_out.setdefault(worker, []).append(self._rest(shard))
+                    instructions += self._requeue(shard)
+        return instructions
+
+    def _begin(self, event: Begin) -> list[Instruction]:
+        if event.epoch <= self.epoch:
+            return []
+        if event.epoch != self.epoch + 1 or not self.over:
+            raise ValueError(f"epoch {event.epoch} cannot begin while {self.epoch} is under way")
+        self._open(event.epoch)
+        return self._if_over()
+
+    # ---- what several events lead to -----------------------------------------------------------------------
+
+    def _open(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._order = [int(shard) for shard in epoch_order(self.seed, epoch, len(self.sizes))]
+        self._ranks = {shard: rank for rank, shard in enumerate(self._order)}
+        self._offsets = [0] * len(self.sizes)
+        self._unfinished = sum(size > 0 for size in self.sizes)
+        self._free: list[int] = []
+        for shard in {entry.piece.scope for entry in self.quarantined}:
+            self._move(shard, 0)
+        for shard in range(len(self.sizes)):
+            self._queue(shard)
+
+    def _ahead(self, shard: int) -> Piece | None:
+        """What is to be computed next of a shard, apart from what is suspected elsewhere in it."""
+        offset, size = self._offsets[shard], self.sizes[shard]
+        pieces = self._suspects.cut(Piece(shard, offset, size)) if offset < size else ()
+        return pieces[0] if pieces else None
+
+    def _rest(self, shard: int) -> Piece:
+        """What is leased of a shard and not yet committed."""
+        return Piece(shard, self._offsets[shard], self._leases[shard].stop)
+
+    def _move(self, shard: int, offset: int) -> None:
+        """Commit a shard up to an offset, and over what is quarantined behind it."""
+        unfinished = self._offsets[shard] < self.sizes[shard]
+        self._offsets[shard] = offset
+        ahead = self._ahead(shard)
+        self._offsets[shard] = self.sizes[shard] if ahead is None else ahead.start
+        if unfinished and ahead is None:
+            self._unfinished -= 1
+
+    def _queue(self, shard: int) -> None:
+        if self._offsets[shard] < self.sizes[shard]:
+            heapq.heappush(self._free, self._ranks[shard])
+
+    def _leased(self, worker: str) -> list[int]:
+        """A worker's shards, in the order of their leases."""
+        mine = [(lease.attempt, shard) for shard, lease in self._leases.items() if lease.worker == worker]
+        return [shard for _, shard in sorted(mine)]
+
+    def _requeue(self, shard: int) -> list[Instruction]:
+        lease = self._leases.pop(shard)
+        if self._offsets[shard] == self.sizes[shard]:
+            return []
+        self._queue(shard)
+        return [Requeued(shard, lease.attempt, self._offsets[shard])]
+
+    def _grant(self, shard: int) -> Grant:
+        lease = self._leases[shard]
+        return Grant(lease.worker, shard, lease.attempt, self._offsets[shard], lease.stop)
+
+    def _if_over(self) -> list[Instruction]:
+        ended = self.ended
+        return [] if ended is None else [ended]
+
+    def _renew(self, worker: str, until_s: float) -> None:
+        for lease in self._leases.values():
+            if lease.worker == worker:
+                lease.until_s = max(lease.until_s, until_s)
+
+    # ---- in the checkpoint ---------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state after the last committed step, as plain values that JSON can hold.
+
+        It belongs into the checkpoint of the weights of exactly `step`. Leases are not in it: whoever restores
+        it leases anew.
+        """
+        return {
+            "sizes": list(self.sizes),
+            "seed": self.seed,
+            "incarnation": self.incarnation,
+            "epoch": self.epoch,
+            "step": self.step,
+            "offsets": list(self._offsets),
+            "suspects": self._suspects.snapshot(),
+        }
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: dict[str, Any],
+        *,
+        incarnation: int,
+        log: Iterable[Committed | Begin | Quarantined] = (),
+    ) -> Ledger:
+        """The ledger of a new holder.
+
+        Args:
+            snapshot: From the checkpoint that the weights came from.
+            incarnation: Greater than that of any holder before, also of one that left no snapshot.
+            log: What has happened since and is not undone, in order; for a holder that died while the weights
+                lived on.
+
+        Raises:
+            ValueError: If the snapshot is none, the incarnation is not new, or the log does not follow it.
+        """
+        try:
+            if incarnation <= snapshot["incarnation"]:
+                raise ValueError(f"incarnation {incarnation} is not new")
+            suspects = Suspects.restore(snapshot["suspects"])
+            ledger = cls(snapshot["sizes"], snapshot["seed"], incarnation=incarnation, suspects=suspects)
+            ledger._open(snapshot["epoch"])
+            ledger.step = snapshot["step"]
+            for shard, (size, offset) in enumerate(zip(ledger.sizes, snapshot["offsets"], strict=True)):
+                if not 0 <= offset <= size:
+                    raise ValueError(f"offset {offset} in shard {shard} of {size}")
+                ledger._move(shard, offset)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no snapshot of a ledger: {error!r}") from error
+        for entry in log:
+            ledger._replay(entry)
+        ledger._free = []
+        for shard in range(len(ledger.sizes)):
+            ledger._queue(shard)
+        return ledger
+
+    def _replay(self, entry: Committed | Begin | Quarantined) -> None:
+        match entry:
+            case Begin():
+                self._begin(entry)
+            case Quarantined():
+                self._suspects.quarantine(entry)
+                self._move(entry.piece.scope, self._offsets[entry.piece.scope])
+            case Committed():
+                if entry.step != self.step + 1:
+                    raise ValueError(f"step {entry.step} does not follow {self.step}")
+                for part in entry.parts:
+                    if part.start != self._offsets[part.shard] or part.stop > self.sizes[part.shard]:
+                        raise ValueError(f"{part} does not follow what is committed")
+                    self._advance(Committed(entry.step, (part,)))

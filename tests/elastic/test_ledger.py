@@ -1,0 +1,444 @@
+"""The shard ledger: single rules by hand, all of them together under chaos."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ledger_simulation import ViolationError, World
+
+from scavenger.elastic.leases import (
+    Aborted,
+    Apply,
+    Ask,
+    Attempt,
+    Begin,
+    Committed,
+    EpochEnded,
+    Found,
+    Grant,
+    Instruction,
+    Lost,
+    Part,
+    Proposed,
+    Refuse,
+    Renew,
+    Requeued,
+    Revoke,
+    Tick,
+    Wait,
+)
+from scavenger.elastic.ledger import Ledger, ShardState
+from scavenger.elastic.order import epoch_order
+from scavenger.elastic.quarantine import (
+    Cause,
+    Piece,
+    Quarantined,
+    Split,
+    Suspected,
+)
+
+SEEDS = 300
+_SEEDS_FOR_MUTANTS = 5 * SEEDS
+"""Each ends at the first violation; the rarest showed once in a few hundred seeds."""
+
+
+# ---- under chaos -------------------------------------------------------------------------------------------
+
+
+def test_every_epoch_holds_each_sample_once_whatever_happens_when() -> None:
+    deaths = restarts = replays = steps = refused = poisons = 0
+    for seed in range(SEEDS):
+        world = World(seed)
+        world.run()
+        deaths += len(world.deaths)
+        restarts += world.restarts
+        replays += world.replays
+        steps += world.versions
+        refused += world.refused
+        poisons += len(world.poisons)
+
+    # a simulation in which nothing happens would prove nothing
+    assert deaths > 5 * SEEDS
+    assert restarts > SEEDS
+    assert replays > SEEDS // 3
+    assert steps > 10 * SEEDS
+    assert refused > SEEDS
+    assert poisons > SEEDS // 2
+
+
+class AcknowledgesByShard(Ledger):
+    """Takes a part from whoever reads the shard, in whichever life."""
+
+    def _refusal(self, part: Part, offsets: dict[int, int]) -> str | None:
+        lease = self._leases.get(part.shard)
+        return super()._refusal(part if lease is None else part._replace(attempt=lease.attempt), offsets)
+
+
+class AcknowledgesByEnd(Ledger):
+    """Commits up to where a part ends, without asking where it begins."""
+
+    def _refusal(self, part: Part, offsets: dict[int, int]) -> str | None:
+        start = offsets.get(part.shard, self._offsets[part.shard])
+        return super()._refusal(part._replace(start=start), offsets)
+
+
+class AttemptsBeginAgain(Ledger):
+    """Numbers the leases of a new holder like those of the old one."""
+
+    def _lease(self, event: Ask) -> Instruction:
+        self.incarnation, kept = 0, self.incarnation
+        try:
+            return super()._lease(event)
+        finally:
+            self.incarnation = kept
+
+
+class RequeuesFromTheStart(Ledger):
+    def _requeue(self, shard: int) -> list[Instruction]:
+        self._offsets[shard] = 0
+        return super()._requeue(shard)
+
+
+class DropsAfterThreeTries(Ledger):
+    """Leaves a shard out that lost three workers, and tells nobody."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tries: Counter[int] = Counter()
+
+    def _requeue(self, shard: int) -> list[Instruction]:
+        self.tries[shard] += 1
+        if self.tries[shard] == 3:
+            self._move(shard, self.sizes[shard])
+        return super()._requeue(shard)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param({"ledger": AcknowledgesByShard}, id="acknowledged by shard, without attempt"),
+        pytest.param({"ledger": AcknowledgesByEnd}, id="acknowledged by the end, without the beginning"),
+        pytest.param({"ledger": AttemptsBeginAgain}, id="attempts of two holders share a number"),
+        pytest.param({"ledger": RequeuesFromTheStart}, id="requeued from the start"),
+        pytest.param({"ledger": DropsAfterThreeTries}, id="dropped after three tries"),
+        pytest.param({"saved_apart": True}, id="saved apart from the weights"),
+        pytest.param({"blames_all": True}, id="preemptions blamed on the data"),
+    ],
+)
+def test_the_simulation_catches_a_broken_ledger(broken: dict[str, Any]) -> None:
+    def run() -> None:
+        for seed in range(_SEEDS_FOR_MUTANTS):
+            World(seed, **broken).run()
+
+    with pytest.raises(ViolationError):
+        run()
+
+
+# ---- the ledger --------------------------------------------------------------------------------------------
+
+
+def _granted(ledger: Ledger, worker: str, *, host: str = "h0", until_s: float = 10.0) -> Grant:
+    holds = tuple(lease.attempt for lease in ledger._leases.values() if lease.worker == worker)
+    [grant] = ledger.handle(Ask(worker, host, until_s, holds))
+    assert isinstance(grant, Grant)
+    return grant
+
+
+def _part(grant: Grant, start: int, stop: int) -> Part:
+    return Part(grant.shard, grant.attempt, start, stop)
+
+
+def _step(ledger: Ledger, *parts: Part) -> list[Instruction]:
+    step = ledger.step + 1
+    assert ledger.handle(Proposed(step, parts)) == [Apply(step, parts)]
+    return ledger.handle(Committed(step, parts))
+
+
+def test_shards_are_leased_in_the_order_of_the_epoch_and_each_to_one_worker() -> None:
+    ledger = Ledger([4] * 20, seed=7)
+
+    leased = [_granted(ledger, f"w{number % 3}").shard for number in range(20)]
+
+    assert leased == list(epoch_order(7, 0, 20))
+    assert ledger.handle(Ask("w9", "h0", 1.0)) == [
+        Wait("w9", "what is left is leased, or to be tried elsewhere")
+    ]
+
+
+def test_a_lost_workers_shard_goes_on_where_the_last_applied_step_left_off() -> None:
+    ledger = Ledger([10], seed=0)
+    grant = _granted(ledger, "w0")
+    _step(ledger, _part(grant, 0, 4))
+
+    assert ledger.handle(Lost("w0", Cause.PREEMPTED))[-1] == Requeued(0, grant.attempt, 4)
+    assert ledger.state(0) is ShardState.FREE
+    assert replace(_granted(ledger, "w1"), attempt=grant.attempt) == Grant("w1", 0, grant.attempt, 4, 10)
+
+
+def test_a_lease_runs_out_unless_it_is_renewed() -> None:
+    ledger = Ledger([10], seed=0)
+    grant = _granted(ledger, "w0", until_s=5.0)
+    ledger.handle(Renew("w0", 8.0))
+    ledger.handle(Renew("w0", 6.0))  # came late
+
+    assert ledger.handle(Tick(7.9)) == []
+    assert ledger.handle(Tick(8.0)) == [Requeued(0, grant.attempt, 0)]
+    assert ledger.handle(Proposed(1, (_part(grant, 0, 4),))) == [
+        Refuse(_part(grant, 0, 4), "the lease has ended")
+    ]
+
+
+def test_a_grant_that_was_lost_is_given_again_and_an_attempt_held_in_vain_is_revoked() -> None:
+    ledger = Ledger([10, 10], seed=0)
+    grant = _granted(ledger, "w0")
+    stale = Attempt(0, 99)
+
+    assert ledger.handle(Ask("w0", "h0", 1.0)) == [grant]
+    assert ledger.handle(Ask("w0", "h0", 1.0, (stale,))) == [Revoke("w0", stale), grant]
+
+
+def test_one_bad_part_holds_a_step_back_and_changes_nothing() -> None:
+    ledger = Ledger([10, 10], seed=0)
+    first, second = _granted(ledger, "w0"), _granted(ledger, "w1")
+    good = _part(first, 0, 4)
+    for bad in (
+        _part(second, 1, 4),
+        _part(second, 0, 11),
+        _part(second, 0, 0),
+        second_hand := Part(second.shard, first.attempt, 0, 4),
+    ):
+        assert [type(answer) for answer in ledger.handle(Proposed(1, (good, bad)))] == [Refuse]
+    assert ledger.handle(Proposed(1, (good, good, second_hand)))[0].part == good  # type: ignore[union-attr]
+    assert ledger.handle(Proposed(2, (good,)))[0].part is None  # type: ignore[union-attr]
+    assert ledger.handle(Proposed(1, ()))[0].part is None  # type: ignore[union-attr]
+
+    assert _step(ledger, good, _part(first, 4, 6)) == []
+    assert ledger.offset(first.shard) == 6
+
+
+def test_no_lease_runs_out_in_a_step_that_is_being_applied() -> None:
+    ledger = Ledger([10], seed=0)
+    grant = _granted(ledger, "w0", until_s=1.0)
+    parts = (_part(grant, 0, 4),)
+    ledger.handle(Proposed(1, parts))
+    assert ledger.state(0) is ShardState.SEALED
+
+    assert ledger.handle(Lost("w0", Cause.KILLED)) + ledger.handle(Tick(99.0)) == []
+    assert ledger.handle(Proposed(1, parts)) == [Apply(1, parts)]
+    assert ledger.handle(Proposed(1, (_part(grant, 0, 5),)))[0].part is None  # type: ignore[union-attr]
+
+    assert Requeued(0, grant.attempt, 4) in ledger.handle(Committed(1, parts))
+    assert ledger.offset(0) == 4
+
+
+def test_an_aborted_step_is_computed_again_from_where_it_began() -> None:
+    ledger = Ledger([10], seed=0)
+    grant = _granted(ledger, "w0")
+    ledger.handle(Proposed(1, (_part(grant, 0, 4),)))
+
+    assert ledger.handle(Aborted(1)) == ledger.handle(Aborted(1)) == []
+    assert isinstance(ledger.handle(Proposed(1, (_part(grant, 4, 8),)))[0], Refuse)
+    _step(ledger, _part(grant, 0, 3))
+    assert ledger.offset(0) == 3
+
+
+def test_a_step_is_committed_once_and_only_as_it_was_proposed() -> None:
+    ledger = Ledger([10], seed=0)
+    grant = _granted(ledger, "w0")
+    _step(ledger, _part(grant, 0, 4))
+
+    assert ledger.handle(Committed(1, (_part(grant, 0, 4),))) == []
+    assert ledger.offset(0) == 4
+    with pytest.raises(ValueError, match="was not to be applied"):
+        ledger.handle(Committed(2, (_part(grant, 4, 8),)))
+
+
+def test_an_epoch_ends_with_its_last_sample_and_the_next_begins_in_another_order() -> None:
+    ledger = Ledger([2, 0, 3], seed=1)
+    first = _granted(ledger, "w0")
+    assert _step(ledger, _part(first, 0, first.stop)) == []
+    with pytest.raises(ValueError, match="under way"):
+        ledger.handle(Begin(1))
+    second = _granted(ledger, "w0")
+
+    assert _step(ledger, _part(second, 0, second.stop)) == [EpochEnded(0, 2, ())]
+    assert {ledger.state(shard) for shard in range(3)} == {ShardState.COMMITTED}
+    assert ledger.handle(Ask("w0", "h0", 1.0)) == [Wait("w0", "the epoch is over")]
+    assert ledger.handle(Begin(1)) == ledger.handle(Begin(1)) == []
+    assert ledger.epoch == 1
+    assert _granted(ledger, "w0").shard == next(int(s) for s in epoch_order(1, 1, 3) if s != 1)
+
+
+def test_one_taken_for_lost_is_granted_nothing_any_more() -> None:
+    ledger = Ledger([10], seed=0)
+    grant = _granted(ledger, "w0")
+    ledger.handle(Lost("w0", Cause.SILENT))
+
+    assert ledger.handle(Ask("w0", "h0", 9.0, (grant.attempt,))) == [Revoke("w0", grant.attempt)]
+    assert ledger.handle(Ask("w0", "h0", 9.0)) == [Wait("w0", "taken for lost")]
+
+
+def test_a_poisoned_sample_is_found_left_out_and_told_of_and_the_rest_is_trained_on() -> None:
+    ledger = Ledger([16, 100], seed=0)
+    poison, deaths, seen = (0, 11), 0, Counter[tuple[int, int]]()
+    ended: list[EpochEnded] = []
+    found: list[Any] = []
+
+    while not ended:
+        worker = f"w{deaths}"
+        [grant] = ledger.handle(Ask(worker, f"h{deaths % 2}", 1.0))
+        if isinstance(grant, Wait):  # this host has told all it can: another one tries
+            deaths += 1
+            continue
+        assert isinstance(grant, Grant)
+        places = [(grant.shard, place) for place in range(grant.start, grant.stop)]
+        if poison in places:
+            deaths += 1
+            answer = ledger.handle(Lost(worker, Cause.CRASHED))
+            found += [each.finding for each in answer if isinstance(each, Found)]
+        else:
+            seen.update(places)
+            answer = _step(ledger, _part(grant, grant.start, grant.stop))
+        ended = [each for each in answer if isinstance(each, EpochEnded)]
+
+    assert seen == Counter(
+        (s, p) for s, size in enumerate([16, 100]) for p in range(size) if (s, p) != poison
+    )
+    assert [type(finding) for finding in found[:3]] == [Suspected, Suspected, Split]
+    assert found[-1] == Quarantined(Piece(0, 11, 12), found[-1].reason)
+    assert ended == [EpochEnded(0, ledger.step, (found[-1],))]
+    assert not ended[0].whole
+    assert len(found) <= 2 * 3 + math.log2(16)
+
+
+def test_the_third_try_is_on_another_host_where_there_is_one() -> None:
+    ledger = Ledger([1, 200], seed=3)
+    _granted(ledger, "bystander", host="b")
+    shard = next(shard for shard in (0, 1) if ledger.state(shard) is ShardState.FREE)
+    for worker in ("w0", "w1"):
+        assert _granted(ledger, worker, host="a").shard == shard
+        ledger.handle(Lost(worker, Cause.CRASHED))
+
+    assert isinstance(ledger.handle(Ask("w2", "a", 1.0))[0], Wait)
+    assert _granted(ledger, "w3", host="b").shard == shard
+
+
+def test_a_hung_workers_data_is_suspected_though_its_lease_had_run_out() -> None:
+    ledger = Ledger([8], seed=0)
+    _granted(ledger, "w0", until_s=1.0)
+    ledger.handle(Tick(2.0))
+
+    [found] = ledger.handle(Lost("w0", Cause.HUNG))
+
+    assert isinstance(found, Found)
+    assert isinstance(found.finding, Suspected)
+    assert found.finding.piece == Piece(0, 0, 8)
+
+
+def test_a_shard_is_taken_back_from_its_reader_when_it_is_quarantined() -> None:
+    ledger = Ledger([1], seed=0)
+    for worker in ("w0", "w1"):
+        _granted(ledger, worker)
+        ledger.handle(Lost(worker, Cause.CRASHED))
+    _granted(ledger, "w2", until_s=5.0)
+    ledger.handle(Tick(5.0))
+    taken = _granted(ledger, "w3")
+
+    found, ended = ledger.handle(Lost("w2", Cause.HUNG))
+
+    assert isinstance(found, Found)
+    assert isinstance(found.finding, Quarantined)
+    assert ended == EpochEnded(0, 0, (found.finding,)) == ledger.ended
+    assert ledger.state(0) is ShardState.QUARANTINED
+    assert isinstance(ledger.handle(Proposed(1, (_part(taken, 0, 1),)))[0], Refuse)
+
+
+def test_of_two_shards_that_a_dead_worker_had_each_is_tried_alone() -> None:
+    ledger = Ledger([4, 4, 4], seed=0)
+    first, second = _granted(ledger, "w0"), _granted(ledger, "w0")
+
+    answer = ledger.handle(Lost("w0", Cause.CRASHED))
+
+    found = [each.finding for each in answer if isinstance(each, Found)]
+    assert [(type(finding), finding.piece.scope) for finding in found] == [  # type: ignore[union-attr]
+        (Suspected, first.shard),
+        (Suspected, second.shard),
+    ]
+    alone = _granted(ledger, "w1")
+    assert alone.shard in (first.shard, second.shard)
+    assert isinstance(ledger.handle(Ask("w1", "h0", 9.0, (alone.attempt,)))[0], Wait)
+    third = _granted(ledger, "w2").shard
+    assert third in (first.shard, second.shard)
+    other = _granted(ledger, "w3")
+    ledger.handle(Lost("w2", Cause.EVICTED))
+    assert isinstance(ledger.handle(Ask("w3", "h0", 9.0, (other.attempt,)))[0], Wait)
+    assert _granted(ledger, "w4").shard == third
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 0], [3, -1]])
+def test_a_ledger_of_nothing_is_refused(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        Ledger(sizes, seed=0)
+
+
+def test_a_new_holder_goes_on_from_the_snapshot_and_refuses_the_leases_of_the_old_one() -> None:
+    ledger = Ledger([10, 10], seed=0)
+    grant = _granted(ledger, "w0")
+    _step(ledger, _part(grant, 0, 4))
+    snapshot = json.loads(json.dumps(ledger.snapshot()))
+    _step(ledger, _part(grant, 4, 6))
+
+    restored = Ledger.restore(snapshot, incarnation=1)
+
+    assert (restored.step, restored.offset(grant.shard)) == (1, 4)
+    assert restored.snapshot() == {**snapshot, "incarnation": 1}
+    again = _granted(restored, "w1")
+    assert (again.shard, again.start) == (grant.shard, 4)
+    assert again.attempt > grant.attempt
+    assert isinstance(restored.handle(Proposed(2, (_part(grant, 4, 6),)))[0], Refuse)
+
+
+def test_a_new_holder_is_told_what_was_applied_since_the_snapshot() -> None:
+    ledger = Ledger([2, 3], seed=0)
+    snapshot = ledger.snapshot()
+    log: list[Any] = []
+    for _ in range(2):
+        grant = _granted(ledger, "w0")
+        log.append(Committed(ledger.step + 1, (_part(grant, 0, grant.stop),)))
+        _step(ledger, *log[-1].parts)
+    log += [Begin(1), Quarantined(Piece(1, 0, 1), "found by the old holder")]
+
+    restored = Ledger.restore(snapshot, incarnation=1, log=log)
+
+    assert (restored.epoch, restored.step) == (1, 2)
+    assert [restored.offset(shard) for shard in (0, 1)] == [0, 1]
+    assert restored.quarantined == (log[-1],)
+    with pytest.raises(ValueError, match="does not follow"):
+        Ledger.restore(snapshot, incarnation=1, log=log[1:])
+    with pytest.raises(ValueError, match="does not follow"):
+        Ledger.restore(snapshot, incarnation=1, log=[log[0], replace(log[0], step=2)])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"incarnation": 5},
+        {"offsets": [0, 11]},
+        {"offsets": [0]},
+        {"offsets": None},
+        {"epoch": -1},
+        {"sizes": []},
+        {"suspects": {}},
+        {"suspects": None},
+    ],
+)
+def test_what_is_no_snapshot_is_refused(damage: dict[str, Any]) -> None:
+    snapshot = Ledger([10, 10], seed=0).snapshot()
+
+    with pytest.raises(ValueError, match=r"snapshot|incarnation|offset|order|sample|zip"):
+        Ledger.restore({**snapshot, **damage}, incarnation=5)
