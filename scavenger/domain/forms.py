@@ -19,7 +19,6 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Field,
     PlainSerializer,
     PlainValidator,
     WithJsonSchema,
@@ -40,7 +39,6 @@ __all__ = [
     "MetricName",
     "Money",
     "Path",
-    "Utility",
     "VmName",
     "did_you_mean",
     "fault",
@@ -136,15 +134,6 @@ MetricName = Annotated[
     str, *_text(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", "the name of a Keras metric such as 'val_accuracy'")
 ]
 Path = Annotated[str, *_text(r"[^\x00-\x1f\x7f]{1,4096}", "a path")]
-
-
-class Utility(FrozenModel):
-    """An objective of the user's own, as an expression of time and cost."""
-
-    utility: Annotated[str, *_text(r"[^\x00-\x1f\x7f]{1,500}", "an expression as text")] = Field(
-        description="Expression of the predicted time and cost that is to be as large as possible.",
-        examples=["-time_s - 3600 * cost_usd"],
-    )
 
 
 NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"

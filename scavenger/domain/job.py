@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
+from scavenger.domain.elastic import ElasticSpec
 from scavenger.domain.forms import (
     Duration,
     EntryPoint,
@@ -22,7 +23,6 @@ from scavenger.domain.forms import (
     MetricName,
     Money,
     Path,
-    Utility,
     VmName,
     did_you_mean,
     fault,
@@ -32,7 +32,6 @@ from scavenger.domain.forms import (
 )
 from scavenger.domain.ranges import (
     CONFIGURATIONS_MAX,
-    WORKERS_MAX,
     Amount,
     BatchSizes,
     CpuAmount,
@@ -40,6 +39,7 @@ from scavenger.domain.ranges import (
     VmNames,
     WorkerCounts,
 )
+from scavenger.domain.utility import Utility, UtilityCurve
 
 __all__ = [
     "EPOCHS_MAX",
@@ -87,8 +87,8 @@ def _parse_objective(value: object) -> str | Utility:
     raise fault(f"must be time, cost, knee or {{utility: ...}}, not {shown(value)}{hint}")
 
 
-def _write_objective(objective: str | Utility) -> str | dict[str, str]:
-    return objective if isinstance(objective, str) else {"utility": objective.utility}
+def _write_objective(objective: str | Utility) -> str | dict[str, Any]:
+    return objective if isinstance(objective, str) else objective.model_dump(mode="json")
 
 
 Version = Annotated[int, PlainValidator(_parse_version), WithJsonSchema({"const": 1})]
@@ -221,39 +221,17 @@ class ProfileSpec(FrozenModel):
     )
 
 
-class ElasticSpec(FrozenModel):
-    """How the running job may change."""
-
-    min: int | None = Field(
-        default=None,
-        ge=1,
-        le=WORKERS_MAX,
-        description="Fewest workers at any time; else the search's fewest.",
-    )
-    max: int | None = Field(
-        default=None, ge=1, le=WORKERS_MAX, description="Most workers at any time; else the search's most."
-    )
-    straggler: Literal["none", "replace"] = Field(
-        default="none", description="What to do about a worker that is slow beside its peers."
-    )
-    lr_scaling: Literal["none", "linear", "sqrt", "adascale"] = Field(
-        default="none", description="How the learning rate follows a change of the batch size."
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> ElasticSpec:
-        if self.min is not None and self.max is not None and self.min > self.max:
-            raise fault(f"must be at least min ({self.min}), not {self.max}", "max")
-        return self
-
-
 class CheckpointSpec(FrozenModel):
     """Where and how often the training state is saved."""
 
-    path: Path = Field(
-        description="A folder, relative to the job file, or a URL.", examples=["./checkpoints"]
+    path: str = Field(
+        description="A folder, relative to the job file, or a URL.",
+        examples=["./checkpoints"],
     )
     every: Duration = Field(default=600.0, description="Time between checkpoints.")
+    every_steps: int | None = Field(
+        default=None, ge=1, le=STEPS_MAX, description="Steps between checkpoints, whichever comes first."
+    )
 
 
 class LimitsSpec(FrozenModel):
@@ -290,7 +268,8 @@ class JobSpec(FrozenModel):
     search: SearchSpec = Field(default=SearchSpec(), description="Which configurations to consider.")
     objective: Objective = Field(
         default="knee",
-        description="What to choose: the fastest (time), the cheapest (cost), the bend between them (knee).",
+        description="What to choose: the fastest (time), the cheapest (cost), the bend between them (knee), or "
+        "what is worth most above its cost ({utility: ...}).",
     )
     constraints: ConstraintsSpec = Field(
         default=ConstraintsSpec(), description="What the whole run must not exceed."
@@ -315,6 +294,12 @@ class JobSpec(FrozenModel):
                 f"leaves none of the cluster sizes {asked[0]} to {asked[-1]} of search.workers",
                 "elastic",
                 "min" if self.elastic_range[0] > asked[-1] else "max",
+            )
+        if self.elastic.policy == "utility" and self.utility is None:
+            raise fault(
+                "utility needs what the result is worth, as objective: {utility: {linear: {worth: $50, until: 8h}}}",
+                "elastic",
+                "policy",
             )
         count = self.configuration_count
         if count == 0:
@@ -357,6 +342,11 @@ class JobSpec(FrozenModel):
         sizes = self.batch_sizes
         pairs = sum(len(sizes) - bisect_left(sizes, k) for k in self.worker_counts)
         return pairs * max(1, len(self.resources.vms) if self.resources is not None else 1)
+
+    @property
+    def utility(self) -> UtilityCurve | None:
+        """What the result is worth by its time; None where the objective does not say so."""
+        return None if isinstance(self.objective, str) else self.objective.curve
 
     def written(self) -> dict[str, Any]:
         """The job as a document that validates to the same job again; holds only what was set."""

@@ -50,6 +50,8 @@ def is_valid(value: Any, schema: dict[str, Any], root: dict[str, Any] | None = N
                 return not isinstance(value, list) or all(is_valid(item, argument, root) for item in value)
             case "minItems":
                 return not isinstance(value, list) or len(value) >= argument
+            case "maxItems":
+                return not isinstance(value, list) or len(value) <= argument
             case "uniqueItems":
                 return not isinstance(value, list) or len({repr(item) for item in value}) == len(value)
             case "pattern":

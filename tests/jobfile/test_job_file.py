@@ -78,6 +78,11 @@ def test_the_smallest_file_gets_the_documented_defaults() -> None:
     assert (job.goal.metric, job.goal.target, job.goal.max_epochs) == (None, None, 3)
     assert job.profile.steps == 20
     assert job.elastic_range == (1, 4)
+    elastic = job.elastic
+    assert (elastic.policy, elastic.efficiency, elastic.every_steps, elastic.add) == ("model", 0.1, 10, 1)
+    assert (elastic.batch, elastic.batch_max, elastic.straggler) == ("strong", None, "none")
+    assert (elastic.failures.per_host, elastic.failures.give_up) == (3, 5)
+    assert (elastic.failures.window, elastic.failures.cooldown) == (600.0, 1800.0)
     assert (job.seed, job.output) == (0, "./.scavenger")
     assert (job.limits.start, job.limits.step) == (180.0, 60.0)
 

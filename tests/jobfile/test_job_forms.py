@@ -181,6 +181,31 @@ def test_an_entry_point_is_a_module_and_an_object() -> None:
             EntryPoint.parse(text)
 
 
+def test_a_utility_is_worth_by_time_or_an_expression() -> None:
+    def curve(**form: Any) -> Any:
+        return job(objective={"utility": form}).utility
+
+    assert curve(linear={"worth": "$50", "until": "8h"}).at(4 * 3600.0) == 25.0
+    assert curve(concave={"worth": "$50", "until": "8h"}).at(4 * 3600.0) == 37.5
+    steps = curve(step=[{"worth": "$50", "until": "4h"}, {"worth": "$20", "until": "8h"}])
+    assert [steps.at(hours * 3600.0) for hours in (0, 4, 6, 8, 9)] == [50.0, 50.0, 35.0, 20.0, 0.0]
+    assert steps.at(9 * 3600.0, latest_s=10 * 3600.0) == 10.0
+    assert job(objective={"utility": "-time_s"}).utility is None
+    assert job().utility is None
+
+
+def test_a_straggler_is_told_by_the_rule_that_is_named_or_the_papers() -> None:
+    def told(straggler: Any) -> Any:
+        return job(elastic={"straggler": straggler}).elastic.replacing
+
+    assert told("none") is None
+    assert (told("replace").rule, told("replace").limit) == ("ewma", 0.8)
+    assert (told({"rule": "edl"}).limit, told({"rule": "edl", "threshold": 1.5}).limit) == (1.2, 1.5)
+    for rule, threshold in (("ewma", 1.0), ("edl", 1.0), ("ewma", 1.2), ("edl", 0.8)):
+        with pytest.raises(ValidationError, match="of the median"):
+            told({"rule": rule, "threshold": threshold})
+
+
 def test_an_amount_admits_itself_and_more_only_where_it_says_so() -> None:
     assert Amount(4).admits(4)
     assert not Amount(4).admits(8)
@@ -212,7 +237,22 @@ def test_a_job_cannot_be_changed() -> None:
                 {"workers": st.sampled_from(["1..4", 2, [1, 4]])},
                 optional={"batch_size": st.sampled_from([{"min": 64, "max": 300}, [8, 16], 32])},
             ),
-            "objective": st.sampled_from(["time", {"utility": "-cost_usd"}]),
+            "objective": st.sampled_from(
+                [
+                    "time",
+                    {"utility": "-cost_usd"},
+                    {"utility": {"linear": {"worth": "$50", "until": "8h"}}},
+                    {"utility": {"concave": {"worth": 50, "until": "8h", "power": 3}}},
+                    {"utility": {"step": [{"worth": "$50", "until": "4h"}, {"worth": 20, "until": "8h"}]}},
+                ]
+            ),
+            "elastic": st.sampled_from(
+                [
+                    {"policy": "throughput", "efficiency": 0.2, "batch": "weak", "batch_max": 512},
+                    {"straggler": "replace"},
+                    {"straggler": {"rule": "edl", "threshold": 1.5}, "failures": {"window": "5m"}},
+                ]
+            ),
             "constraints": st.fixed_dictionaries(
                 {}, optional={"deadline": st.sampled_from(["8h", 0.1]), "budget": st.sampled_from(["$20", 0])}
             ),

@@ -53,6 +53,14 @@ POOL: list[Any] = [
     ),
     *([], [1], [1, 2], [2, 2], [0], ["a"], ["a", {"vm": "b"}], [{"v": "b"}], [1.5], ["a", "a"], {}),
     *({"min": 64, "max": 512}, {"min": 64}, {"min": 64, "max": 512, "step": 64}, {"min": 0, "max": 2}),
+    *("weak", "strong", "throughput", "utility", "fixed", "model", "ewma", "edl"),
+    *({"rule": "edl"}, {"rule": "edl", "threshold": 1.5}, {"at_once": 0.5}, {"at_once": 2}, {"threshold": 0}),
+    *({"per_host": 2, "window": "5m"}, {"per_host": 0}, {"cooldown": "1h"}, {"give_up": 1.5}),
+    *({"linear": {"worth": "$5", "until": "8h"}}, {"linear": {"worth": 5}}, {"linear": 3}),
+    *({"concave": {"worth": 5, "until": 3, "power": 3}}, {"concave": {"worth": 5, "until": 3, "power": 1}}),
+    *({"step": [{"worth": 5, "until": "4h"}]}, {"step": []}, {"step": [{"worth": 5}]}, {"step": [3]}),
+    *({"utility": {"linear": {"worth": "$5", "until": "8h"}}}, {"utility": {}}, {"utility": {"x": 1}}),
+    *({"utility": {"linear": {"worth": 1, "until": 1}, "concave": {"worth": 1, "until": 1}}},),
     *({"utility": "x"}, {"utility": 3}, {"vm": "a"}, {"vm": 3}, {"any_of": ["a"]}, {"cpus": "4+"}),
     *({"cpus": 4, "memory": "16+"}, {"cpus": 2.5}, {"vm": "a", "cpus": 4}, {"vm": "a", "any_of": ["b"]}),
     *({"path": "x"}, {"path": "x", "every": "10m"}, {"every": 3}, {"steps": 20}, {"max_epochs": 3}, {"x": 1}),
@@ -63,7 +71,12 @@ PLACES = [
     *(("constraints", key) for key in ("deadline", "budget")),
     *(("goal", key) for key in ("metric", "target", "mode", "epochs_hint")),
     *(("profile", key) for key in ("steps", "max_cost", "max_time")),
-    *(("elastic", key) for key in ("straggler", "lr_scaling")),
+    *(("elastic", key) for key in ("policy", "efficiency", "every_steps", "add", "batch", "straggler")),
+    *(("elastic", key) for key in ("lr_scaling", "failures")),
+    *(("elastic", "straggler", key) for key in ("rule", "at_once")),
+    *(("elastic", "failures", key) for key in ("per_host", "give_up")),
+    ("elastic", "failures", "cooldown"),
+    ("objective", "utility"),
     *(("resources", key) for key in ("vm", "any_of", "cpus", "memory")),
     *(("limits", key) for key in ("start", "step")),
 ]
@@ -77,6 +90,10 @@ def test_the_schema_takes_exactly_the_forms_that_the_loader_takes(place: tuple[s
         document = json.loads(json.dumps(REQUIRED))
         # Clusters and batches with which no value of the pool is at odds.
         document["search"] = {"workers": "1..4096", "batch_size": [2**24]}
+        if place == ("elastic", "policy"):
+            document["objective"] = {"utility": {"linear": {"worth": 1, "until": 1}}}
+        if place == ("elastic", "failures", "cooldown"):
+            document["elastic"] = {"failures": {"window": 1e-9}}
         if place == ("search", "batch_size"):
             document["search"]["workers"] = 1
         section = document

@@ -1,0 +1,173 @@
+"""The job file's `elastic` section: how the running job may change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
+
+from scavenger.domain.forms import Duration, FrozenModel, did_you_mean, fault, shown
+from scavenger.domain.ranges import BATCH_MAX, WORKERS_MAX
+
+__all__ = ["BatchScaling", "ElasticSpec", "FailuresSpec", "LrScaling", "ScalingPolicy", "StragglerSpec"]
+
+ScalingPolicy = Literal["model", "throughput", "utility", "fixed"]
+BatchScaling = Literal["strong", "weak"]
+LrScaling = Literal["none", "linear", "sqrt", "adascale"]
+
+INTERVAL_MAX = 10**6
+"""Steps between two changes of size: beyond that no job changes at all."""
+COUNT_MAX = 10**4
+AGGREGATORS_MAX = 16
+_STRAGGLER_WORDS = ("none", "replace")
+_THRESHOLDS = {"ewma": 0.8, "edl": 1.2}
+
+
+class StragglerSpec(FrozenModel):
+    """Which worker counts as slow beside its peers, and how many may go at once."""
+
+    rule: Literal["ewma", "edl"] = Field(
+        default="ewma",
+        description="ewma: its smoothed share of the median throughput is below the threshold; edl: ten steps "
+        "in a row, its time was more than the threshold times the median.",
+    )
+    threshold: float | None = Field(
+        default=None,
+        gt=0,
+        le=100,
+        description="Of ewma below 1 (0.8 without it), of edl above 1 (1.2 without it).",
+    )
+    at_once: float = Field(
+        default=0.25,
+        gt=0,
+        le=1,
+        description="Largest share of the workers that goes at once; one may always go.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> StragglerSpec:
+        if self.threshold is not None and (self.threshold < 1.0) != (self.rule == "ewma"):
+            words = "below 1, a share of" if self.rule == "ewma" else "above 1, a multiple of"
+            raise fault(
+                f"must be {words} the median for rule {self.rule}, not {self.threshold:g}", "threshold"
+            )
+        if self.threshold == 1.0:
+            raise fault("must be above 1, a multiple of the median for rule edl, not 1", "threshold")
+        return self
+
+    @property
+    def limit(self) -> float:
+        """`threshold`, or the rule's own."""
+        return _THRESHOLDS[self.rule] if self.threshold is None else self.threshold
+
+
+def _parse_straggler(value: object) -> str | StragglerSpec:
+    if isinstance(value, Mapping | StragglerSpec):
+        return StragglerSpec.model_validate(value)
+    if isinstance(value, str) and value in _STRAGGLER_WORDS:
+        return value
+    hint = did_you_mean(value, _STRAGGLER_WORDS) if isinstance(value, str) else ""
+    raise fault(f"must be none, replace or {{rule: ewma}}, not {shown(value)}{hint}")
+
+
+def _write_straggler(value: str | StragglerSpec) -> object:
+    return value if isinstance(value, str) else value.model_dump(mode="json", exclude_unset=True)
+
+
+class FailuresSpec(FrozenModel):
+    """What follows when workers die; preemptions and evictions are no failures."""
+
+    per_host: int = Field(
+        default=3, ge=1, le=COUNT_MAX, description="Failures on one host within the window that rule it out."
+    )
+    window: Duration = Field(default=600.0, description="How far back failures count.")
+    cooldown: Duration = Field(
+        default=1800.0, description="How long a host stays ruled out; at least the window."
+    )
+    give_up: int = Field(
+        default=5,
+        ge=1,
+        le=COUNT_MAX,
+        description="Workers that may die within the window before their first step until the job gives up.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> FailuresSpec:
+        if self.cooldown < self.window:
+            # a host would come back only to be ruled out again for the same failures
+            raise fault(
+                f"must be at least the window ({self.window:g} s), not {self.cooldown:g} s", "cooldown"
+            )
+        return self
+
+
+class ElasticSpec(FrozenModel):
+    """How the running job may change."""
+
+    min: int | None = Field(
+        default=None,
+        ge=1,
+        le=WORKERS_MAX,
+        description="Fewest workers at any time; else the search's fewest.",
+    )
+    max: int | None = Field(
+        default=None, ge=1, le=WORKERS_MAX, description="Most workers at any time; else the search's most."
+    )
+    policy: ScalingPolicy = Field(
+        default="model",
+        description="Who decides the number of workers: the model that was fitted (model), the measured gain "
+        "of each added worker (throughput), its worth against its cost (utility), or nobody (fixed).",
+    )
+    efficiency: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="What an added worker must bring, as a share of what the present ones bring each.",
+    )
+    every_steps: int = Field(
+        default=10, ge=1, le=INTERVAL_MAX, description="Steps measured at each size before the next decision."
+    )
+    add: int = Field(default=1, ge=1, le=WORKERS_MAX, description="Workers added at once.")
+    batch: BatchScaling = Field(
+        default="strong",
+        description="When the workers change, what stays: the global batch (strong), or the local one up to "
+        "batch_max (weak).",
+    )
+    batch_max: int | None = Field(
+        default=None,
+        ge=1,
+        le=BATCH_MAX,
+        description="Largest global batch that batch: weak grows to; else the search's largest.",
+    )
+    straggler: Annotated[
+        str | StragglerSpec,
+        PlainValidator(_parse_straggler),
+        PlainSerializer(_write_straggler),
+        WithJsonSchema({"anyOf": [{"enum": list(_STRAGGLER_WORDS)}, StragglerSpec.model_json_schema()]}),
+    ] = Field(default="none", description="What to do about a worker that is slow beside its peers.")
+    lr_scaling: LrScaling = Field(
+        default="none", description="How the learning rate follows a change of the batch size."
+    )
+    aggregators: int = Field(
+        default=1,
+        ge=1,
+        le=AGGREGATORS_MAX,
+        description="Processes that share the master copy of the weights, by size.",
+    )
+    failures: FailuresSpec = Field(default=FailuresSpec(), description="What follows when workers die.")
+
+    @model_validator(mode="after")
+    def _check(self) -> ElasticSpec:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise fault(f"must be at least min ({self.min}), not {self.max}", "max")
+        if self.batch_max is not None and self.batch != "weak":
+            raise fault("is for batch: weak alone; with strong the global batch never changes", "batch_max")
+        return self
+
+    @property
+    def replacing(self) -> StragglerSpec | None:
+        """How stragglers are told; None where they stay."""
+        if isinstance(self.straggler, StragglerSpec):
+            return self.straggler
+        return StragglerSpec() if self.straggler == "replace" else None

@@ -1,0 +1,159 @@
+"""A running job as a policy sees it: what is, what was measured, what is left and what may be spent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from scavenger.domain.configuration import Configuration
+
+__all__ = ["Departure", "JobSnapshot", "Throughput", "WorkerPhase", "WorkerSnapshot"]
+
+WorkerPhase = Literal["starting", "standby", "training", "leaving"]
+
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """One worker that is paid for.
+
+    Attributes:
+        host: The machine it runs on.
+        joined_at_s: When its first view took effect, seconds since the job began; None before.
+        compute_s: Gradient computation of its last steps, seconds, oldest first. The last entry of every
+            training worker is of the same step.
+        samples: Samples of the same steps; 0 where a short batch left it none.
+    """
+
+    name: str
+    host: str
+    state: WorkerPhase = "training"
+    joined_at_s: float | None = None
+    compute_s: tuple[float, ...] = ()
+    samples: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.compute_s) != len(self.samples):
+            raise ValueError(
+                f"{self.name}: {len(self.compute_s)} times but {len(self.samples)} sample counts"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Samples per second of a configuration, over `steps` undisturbed steps of this run."""
+
+    configuration: Configuration
+    samples_per_s: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A worker that is gone although its job went on.
+
+    Attributes:
+        kind: `failure`: it died. `preemption`: the cloud took it. `eviction`: it was replaced as too slow or
+            for its host; workers that a smaller view let go are not listed.
+        steps: Steps that it had contributed to; 0 for one that died before it could train.
+    """
+
+    worker: str
+    host: str
+    at_s: float
+    kind: Literal["failure", "preemption", "eviction"]
+    steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """Everything that a policy decides by.
+
+    Attributes:
+        at_s: Now, seconds since the job began, by a clock that never goes back.
+        view: Number of the view in effect.
+        configuration: What that view runs on.
+        reference: The configuration that the run was started on. Batch rules and learning rates refer to it.
+        workers: All that are paid for, whatever they do.
+        throughput: Measured, at most one entry per configuration.
+        departures: Of this run, oldest first.
+        cost_usd: Spent so far.
+        price_usd_per_hour: Of one worker. An unknown price is an error, never 0; 0 means free.
+        shared_usd_per_hour: Of what the job pays for whatever its number of workers: aggregators, storage.
+        elapsed_s: Time that counts against the deadline: `at_s`, and what earlier runs of a resumed job took.
+        remaining_samples: Expected until the goal; None where nothing is known of it.
+        budget_usd, deadline_s: None where there is none.
+        drain_s: From the decision to stop until nothing is paid for any more.
+        look_every_s: Longest time until the next decision.
+        setup_s: From the launch of a worker until it is ready to join; it is paid for meanwhile.
+        hosts: The machines that workers can be placed on; empty where every worker gets a new one.
+        blacklist: Hosts that are avoided, each with the time in `at_s` at which that ends.
+        planned: What the model, fitted to all that is known by now, would run on; None where it was not asked.
+    """
+
+    at_s: float
+    step: int
+    epoch: int
+    view: int
+    configuration: Configuration
+    reference: Configuration
+    workers: tuple[WorkerSnapshot, ...]
+    price_usd_per_hour: float
+    throughput: tuple[Throughput, ...] = ()
+    departures: tuple[Departure, ...] = ()
+    cost_usd: float = 0.0
+    shared_usd_per_hour: float = 0.0
+    elapsed_s: float = 0.0
+    remaining_samples: float | None = None
+    budget_usd: float | None = None
+    deadline_s: float | None = None
+    drain_s: float = 0.0
+    look_every_s: float = 0.0
+    setup_s: float = 0.0
+    hosts: tuple[str, ...] = ()
+    blacklist: tuple[tuple[str, float], ...] = field(default=())
+    planned: Configuration | None = None
+
+    def __post_init__(self) -> None:
+        finite = (
+            "price_usd_per_hour",
+            "shared_usd_per_hour",
+            "cost_usd",
+            "drain_s",
+            "look_every_s",
+            "setup_s",
+        )
+        for name in finite:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} must be finite and not negative, not {value}")
+        for name in ("at_s", "elapsed_s"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, not {getattr(self, name)}")
+        for name in ("budget_usd", "deadline_s"):
+            limit = getattr(self, name)
+            if limit is not None and math.isnan(limit):
+                raise ValueError(f"{name} must be a number")
+
+    @property
+    def training(self) -> tuple[WorkerSnapshot, ...]:
+        return tuple(worker for worker in self.workers if worker.state == "training")
+
+    @property
+    def changing(self) -> bool:
+        """Workers are coming or going, so that what is measured now belongs to no configuration."""
+        moving = any(worker.state in ("starting", "leaving") for worker in self.workers)
+        return moving or len(self.training) != self.configuration.workers
+
+    def rate_usd_per_s(self, workers: int) -> float:
+        """What the job costs with this many workers."""
+        return (workers * self.price_usd_per_hour + self.shared_usd_per_hour) / SECONDS_PER_HOUR
+
+    def measured(self, configuration: Configuration) -> Throughput | None:
+        """What was measured of a configuration; None if it was not tried."""
+        for throughput in self.throughput:
+            if throughput.configuration == configuration:
+                return throughput
+        return None

@@ -1,0 +1,188 @@
+"""What a change of size does to the batch, and what a change of the batch does to the learning rate.
+
+=======  ======================================================================================
+B, K     global batch size, samples; workers
+B0, K0   those of the configuration that the run was started on, to which the learning rate belongs
+S        B / B0
+σ²       variance of the gradient of a batch of B0: trace of the per-sample covariance over B0
+μ²       squared norm of the true gradient
+r        AdaScale's gain, in [1, S] for S >= 1: how many steps at B0 one step at B is worth
+=======  ======================================================================================
+
+References:
+    .. [1] Or et al., "Resource Elasticity in Distributed Deep Learning", MLSys 2020, sections 2 and 7.1.
+    .. [2] Johnson et al., "AdaScale SGD: A User-Friendly Algorithm for Distributed Training", ICML 2020.
+    .. [3] Goyal et al., "Accurate, Large Minibatch SGD", 2017 (linear); Krizhevsky, "One weird trick for
+        parallelizing convolutional neural networks", 2014 (square root).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.elastic import BatchScaling, LrScaling
+from scavenger.models.noise import NoiseTracker
+
+__all__ = [
+    "BatchRule",
+    "LearningRateScale",
+    "StrongScaling",
+    "WeakScaling",
+    "adascale_gain",
+    "batch_rule",
+    "learning_rate_scale",
+    "scale_invariant_epochs",
+]
+
+
+class BatchRule(Protocol):
+    """Which global batch goes with a number of workers."""
+
+    def global_batch_size(self, workers: int, reference: Configuration) -> int:
+        """B for K workers, samples; less than `workers` where so many cannot each have one.
+
+        Raises:
+            ValueError: If `workers` is below 1.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StrongScaling:
+    """The global batch stays, so training takes the same steps whatever the number of workers [1]_."""
+
+    def global_batch_size(self, workers: int, reference: Configuration) -> int:
+        """See `BatchRule`."""
+        _check_workers(workers)
+        return reference.global_batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class WeakScaling:
+    """The local batch stays until the global one reaches `batch_max`; from there on as `StrongScaling` [1]_.
+
+    A run that was started on a larger batch than `batch_max` never goes above that batch.
+    """
+
+    batch_max: int
+
+    def global_batch_size(self, workers: int, reference: Configuration) -> int:
+        """See `BatchRule`; rounded down to whole samples."""
+        _check_workers(workers)
+        grown = reference.global_batch_size * workers // reference.workers
+        return min(grown, max(self.batch_max, reference.global_batch_size))
+
+
+def _check_workers(workers: int) -> None:
+    if workers < 1:
+        raise ValueError(f"a batch needs at least one worker, not {workers}")
+
+
+def batch_rule(name: BatchScaling, *, batch_max: int) -> BatchRule:
+    """The rule of that name."""
+    rules: dict[BatchScaling, BatchRule] = {"strong": StrongScaling(), "weak": WeakScaling(batch_max)}
+    return rules[name]
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateScale:
+    """What the learning rate of B0 is to be multiplied with, and how far one step takes the training.
+
+    Attributes:
+        factor: Of the learning rate that the schedule gives at the training's progress.
+        gain: Steps at B0 that one step counts for in the learning rate's schedule; 1 but for AdaScale, whose
+            schedule runs over scale-invariant steps.
+    """
+
+    factor: float
+    gain: float = 1.0
+
+
+def adascale_gain(global_batch_size: int, reference_batch_size: int, noise: NoiseTracker) -> float:
+    """`r = (σ² + μ²) / (σ²/S + μ²)` [2]_.
+
+    With the tracker's trace of the per-sample covariance t, σ² = t / B0 and σ²/S = t / B, so S need be no
+    whole number and the noise need not have been measured at B0. Both estimates are smoothed and unbiased, so
+    they can be negative and count as 0 then, as in [2]_. Before the first one, and where both are 0, r is 1:
+    the learning rate does not rise on no evidence.
+
+    For S < 1, which [2]_ leaves out, the same formula holds and gives r in [S, 1]: a step at the smaller,
+    noisier batch is worth less than one at B0, and the learning rate falls.
+
+    Raises:
+        ValueError: If a batch size is below 1.
+    """
+    if global_batch_size < 1 or reference_batch_size < 1:
+        raise ValueError(f"a batch has samples, not {min(global_batch_size, reference_batch_size)}")
+    trace, true = noise.covariance_trace.value, noise.true_sqnorm.value
+    if trace is None or true is None:
+        return 1.0
+    trace, true = max(trace, 0.0), max(true, 0.0)
+    at_reference, at_batch = trace / reference_batch_size + true, trace / global_batch_size + true
+    if not (0.0 < at_batch < math.inf and 0.0 < at_reference < math.inf):
+        return 1.0
+    scale = global_batch_size / reference_batch_size
+    # the quotient of two sums may leave the interval by a rounding error
+    return min(max(at_reference / at_batch, min(1.0, scale)), max(1.0, scale))
+
+
+def _none(batch: int, reference: int, noise: NoiseTracker) -> LearningRateScale:
+    return LearningRateScale(1.0)
+
+
+def _linear(batch: int, reference: int, noise: NoiseTracker) -> LearningRateScale:
+    return LearningRateScale(batch / reference)
+
+
+def _sqrt(batch: int, reference: int, noise: NoiseTracker) -> LearningRateScale:
+    return LearningRateScale(math.sqrt(batch / reference))
+
+
+def _adascale(batch: int, reference: int, noise: NoiseTracker) -> LearningRateScale:
+    gain = adascale_gain(batch, reference, noise)
+    return LearningRateScale(gain, gain)
+
+
+_LR_RULES: dict[LrScaling, Callable[[int, int, NoiseTracker], LearningRateScale]] = {
+    "none": _none,
+    "linear": _linear,
+    "sqrt": _sqrt,
+    "adascale": _adascale,
+}
+
+
+def learning_rate_scale(
+    name: LrScaling, global_batch_size: int, reference_batch_size: int, noise: NoiseTracker
+) -> LearningRateScale:
+    """The learning rate at B for one that was chosen at B0: `none` 1, `linear` S, `sqrt` √S [3]_, `adascale` r.
+
+    `linear` and `sqrt` depend on the batch alone and are set once per view; `adascale` follows the noise and
+    is asked at every step.
+
+    Args:
+        noise: Of the steps so far; only `adascale` looks at it.
+
+    Raises:
+        ValueError: If a batch size is below 1.
+    """
+    if global_batch_size < 1 or reference_batch_size < 1:
+        raise ValueError(f"a batch has samples, not {min(global_batch_size, reference_batch_size)}")
+    return _LR_RULES[name](global_batch_size, reference_batch_size, noise)
+
+
+def scale_invariant_epochs(gain: float, reference_batch_size: int, dataset_size: int) -> float:
+    """Epochs at B0 that one step counts for: r B0 / D [2]_.
+
+    An AdaScale run ends when these add up to the epochs that the user asked for at B0, which takes fewer
+    samples than `B / D` per step would say the larger r is, and more where r stays near 1.
+
+    Raises:
+        ValueError: If a size is below 1, or the gain is not above 0.
+    """
+    if reference_batch_size < 1 or dataset_size < 1 or not gain > 0.0:
+        raise ValueError(f"no epochs of {gain} steps of {reference_batch_size} among {dataset_size} samples")
+    return gain * reference_batch_size / dataset_size

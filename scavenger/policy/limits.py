@@ -1,0 +1,113 @@
+"""Budget and deadline: never crossed, and steered clear of while that can still be done by another size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scavenger.domain.decision import Decision, Hold, Stop
+from scavenger.domain.snapshot import JobSnapshot
+from scavenger.policy.projection import HEADROOM, Misfit, Projection, misfit, project
+from scavenger.policy.schedule import Schedule
+
+__all__ = ["StayWithinLimits"]
+
+
+@dataclass(frozen=True, slots=True)
+class StayWithinLimits:
+    """Stop before budget or deadline is crossed; before that, go to a size that is projected to meet both.
+
+    The stop asks for no projection: it comes when the money or the time that passes until the next look and
+    through the drain after it would cross a limit, at the present rate of spending, with every worker that is
+    paid for counted. So as long as looks are no further apart than the snapshot says, and the policies behind
+    this one add no worker that `projection.affords` refuses, the limit holds whatever the predictions were.
+
+    Attributes:
+        schedule: The sizes that may be gone to; None to stop only.
+    """
+
+    schedule: Schedule | None = None
+
+    def decide(self, job: JobSnapshot) -> Decision:
+        """See `Policy.decide`."""
+        ahead_s = job.look_every_s + job.drain_s
+        if job.budget_usd is not None:
+            rate = job.rate_usd_per_s(max(len(job.workers), job.configuration.workers))
+            if job.cost_usd + ahead_s * rate > job.budget_usd:
+                return Stop(
+                    f"${job.cost_usd:.4g} are spent, and ${ahead_s * rate:.4g} more until the next look and "
+                    f"the end of the drain would cross the budget of ${job.budget_usd:.6g}",
+                    "budget",
+                )
+        if job.deadline_s is not None and job.elapsed_s + ahead_s > job.deadline_s:
+            return Stop(
+                f"{job.elapsed_s:.4g} s have passed, and {ahead_s:.4g} s more until the next look and the end "
+                f"of the drain would cross the deadline of {job.deadline_s:.6g} s",
+                "deadline",
+            )
+        if job.budget_usd is None and job.deadline_s is None:
+            return Hold("there is neither budget nor deadline")
+        if self.schedule is None or job.changing:
+            return Hold("budget and deadline are far enough")
+        return _steer(job, self.schedule)
+
+
+def _steer(job: JobSnapshot, schedule: Schedule) -> Decision:
+    now = job.configuration.workers
+    known = schedule.known(job)
+    projection = project(job, now, known[now]) if now in known else None
+    if projection is None:
+        return Hold("budget and deadline are far enough; where the job will end is not known yet")
+    missed = misfit(job, projection)
+    outlook = (
+        f"{now} workers are projected to end after {projection.time_s:.4g} s for ${projection.cost_usd:.4g}"
+    )
+    if missed[0] == 0:
+        return Hold(f"{outlook}, within the limits")
+    outlook += f", which misses the {_LIMIT[missed[0]]}"
+    others = {size: (project(job, size, rate), rate) for size, rate in known.items() if size != now}
+    fits = {size: misfit(job, end, headroom=HEADROOM) for size, (end, _) in others.items()}
+    meeting = [size for size, fit in fits.items() if fit[0] == 0]
+    if meeting:
+        # the nearest one changes least
+        size = min(meeting, key=lambda size: (abs(size - now), size))
+        return schedule.move(job, size, f"{outlook}; {size} workers meet it")
+    untried = _untried(job, schedule, known, missed)
+    if untried is not None:
+        return schedule.move(job, untried, f"{outlook}; {untried} workers may meet it and are not known yet")
+    better = [size for size, fit in fits.items() if _better(job, fit, missed, others[size][0], projection)]
+    if better:
+        size = min(better, key=lambda size: (fits[size], size))
+        return schedule.move(job, size, f"{outlook}; no known size meets it, {size} workers miss it by least")
+    return Hold(f"{outlook}; no other size is known to do better, and the job will be stopped before it")
+
+
+_LIMIT = {1: "deadline", 2: "budget"}
+
+
+def _untried(job: JobSnapshot, schedule: Schedule, known: dict[int, float], missed: Misfit) -> int | None:
+    """A size to try: a smaller one where money is short, a larger one where time is.
+
+    A smaller one costs less per sample wherever throughput grows less than in proportion, so it takes the job
+    further for the same money even if that does not take it to its goal. A larger one is tried only if
+    perfect scaling would meet both limits, since missing the deadline at a higher price helps nobody.
+    """
+    now = job.configuration.workers
+    unknown = [size for size in schedule.sizes(job) if size not in known]
+    if missed[0] == 2:
+        return max((size for size in unknown if size < now), default=None)
+    hopeful = (
+        size
+        for size in unknown
+        if size > now and misfit(job, project(job, size, known[now] * size / now), headroom=HEADROOM)[0] == 0
+    )
+    return min(hopeful, default=None)
+
+
+def _better(
+    job: JobSnapshot, fit: Misfit, missed: Misfit, end: Projection | None, present: Projection
+) -> bool:
+    """Over budget, what is cheaper by more than projections err; else what misses the lesser limit."""
+    if end is None or fit[0] != missed[0]:
+        return end is not None and fit[0] < missed[0]
+    left_usd, present_usd = end.cost_usd - job.cost_usd, present.cost_usd - job.cost_usd
+    return fit[0] == 2 and left_usd < HEADROOM * present_usd
