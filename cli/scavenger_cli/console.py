@@ -133,11 +133,17 @@ def error(message: object) -> None:
     note(f"scavenger: error: {message}")
 
 
-def write(stream: TextIO, text: str) -> None:
-    """Write and flush; once the reader has gone, the rest goes nowhere, and the outcome stands."""
+def write(stream: TextIO, text: str) -> bool:
+    """Write and flush; once the reader has gone, the rest goes nowhere, and the outcome stands.
+
+    Returns:
+        False where the reader was found to have gone.
+    """
     with _while_read(stream):
         stream.write(text)
         stream.flush()
+        return True
+    return False
 
 
 @contextmanager

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from enum import StrEnum
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,71 +13,31 @@ import typer
 
 from scavenger import __version__
 from scavenger.errors import Interrupted, ScavengerError
-from scavenger_cli import console
+from scavenger_cli import console, operating
+from scavenger_cli.options import (
+    BudgetOption,
+    CurveFormat,
+    DeadlineOption,
+    DryRunOption,
+    JobFile,
+    JobKey,
+    ModelKey,
+    ObjectiveName,
+    ObjectiveOption,
+    OutOption,
+    Output,
+    OutputOption,
+    StoreOption,
+    Strategy,
+    StrategyOption,
+    YesOption,
+    finish,
+)
 
 __all__ = ["app", "main"]
 
 USAGE_ERROR = 2
 
-
-class Output(StrEnum):
-    """How a command answers."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-class ObjectiveName(StrEnum):
-    """What to choose."""
-
-    TIME = "time"
-    COST = "cost"
-    KNEE = "knee"
-
-
-class Strategy(StrEnum):
-    """What to profile."""
-
-    AUTO = "auto"
-    FULL = "full"
-    PARTIAL = "partial"
-    NONE = "none"
-    UNIVERSAL = "universal"
-
-
-class CurveFormat(StrEnum):
-    """What a curve is written as."""
-
-    TERMINAL = "terminal"
-    SVG = "svg"
-    HTML = "html"
-    CSV = "csv"
-    JSON = "json"
-
-
-OutputOption = Annotated[
-    Output, typer.Option("-o", "--output", help="What to answer with: text, or one JSON document.")
-]
-StoreOption = Annotated[
-    str | None,
-    typer.Option("--store", metavar="URL", help="Database; else SCAVENGER_STORE, else a file of this user."),
-]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Agree beforehand: ask nothing.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
-JobKey = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="Id, start of the id, or name; the latest if left out.")
-]
-ModelKey = Annotated[str, typer.Argument(metavar="MODEL", help="A model's id, or the start of it.")]
-ObjectiveOption = Annotated[
-    ObjectiveName | None, typer.Option(help="Choose by this instead of the job file's objective.")
-]
-StrategyOption = Annotated[
-    Strategy | None, typer.Option(help="Profile by this instead of the job file's strategy.")
-]
-BudgetOption = Annotated[str | None, typer.Option(metavar="$", help="Highest cost, such as 20 or $0.50.")]
-DeadlineOption = Annotated[str | None, typer.Option(metavar="TIME", help="Longest time, such as 8h or 90m.")]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to stdout.")]
 
 _settings = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
@@ -94,24 +53,6 @@ models = typer.Typer(
 schema = typer.Typer(rich_markup_mode=None, context_settings=_settings, help="Schemas of the files.")
 app.add_typer(models, name="models")
 app.add_typer(schema, name="schema")
-
-
-def _finish(output: Output, command: Callable[[], int]) -> None:
-    """Run a command; where JSON was asked for, errors are a document too."""
-    try:
-        code = command()
-    except Exception as error:
-        if output is Output.JSON:
-            known = isinstance(error, ScavengerError)
-            console.emit_json(
-                {
-                    "schema_version": console.SCHEMA_VERSION,
-                    "error": str(error) if known else f"internal fault: {type(error).__name__}",
-                    "exit_code": error.exit_code if isinstance(error, ScavengerError) else 1,
-                }
-            )
-        raise
-    raise typer.Exit(code)
 
 
 def _version(wanted: bool) -> None:
@@ -207,7 +148,7 @@ def _execute(
             as_json=output is Output.JSON,
         )
 
-    _finish(output, command)
+    finish(output, command)
 
 
 @app.command()
@@ -231,7 +172,7 @@ def curves(
         wanted = CurveFormat.JSON if output is Output.JSON else form or meant
         return show(job, form=wanted.value, out=out, store_url=store)
 
-    _finish(output, command)
+    finish(output, command)
 
 
 @app.command()
@@ -239,11 +180,14 @@ def status(job: JobKey = None, store: StoreOption = None, output: OutputOption =
     """Show the latest jobs, or one job with its processes."""
 
     def command() -> int:
-        from scavenger_cli.commands.stored import show_status
+        from scavenger_cli.commands.status import show_status
 
         return show_status(job, store_url=store, as_json=output is Output.JSON)
 
-    _finish(output, command)
+    finish(output, command)
+
+
+operating.register(app)
 
 
 @app.command()
@@ -255,7 +199,7 @@ def doctor(store: StoreOption = None, output: OutputOption = Output.TEXT) -> Non
 
         return show(store_url=store, as_json=output is Output.JSON)
 
-    _finish(output, command)
+    finish(output, command)
 
 
 @models.command("list")
@@ -267,7 +211,7 @@ def models_list(store: StoreOption = None, output: OutputOption = Output.TEXT) -
 
         return list_models(store_url=store, as_json=output is Output.JSON)
 
-    _finish(output, command)
+    finish(output, command)
 
 
 @models.command("show")
@@ -279,7 +223,7 @@ def models_show(model: ModelKey, store: StoreOption = None, output: OutputOption
 
         return show_model(model, store_url=store, as_json=output is Output.JSON)
 
-    _finish(output, command)
+    finish(output, command)
 
 
 @models.command("rm")
@@ -298,7 +242,7 @@ def models_rm(
         as_json = output is Output.JSON
         return remove_model(model, yes=yes, dry_run=dry_run, store_url=store, as_json=as_json)
 
-    _finish(output, command)
+    finish(output, command)
 
 
 @models.command("export")
@@ -315,7 +259,7 @@ def models_export(
 
         return export_models(model or [], out=out, store_url=store)
 
-    _finish(output, command)
+    finish(output, command)
 
 
 @models.command("import")
@@ -331,7 +275,7 @@ def models_import(
 
         return import_models(file, store_url=store, as_json=output is Output.JSON)
 
-    _finish(output, command)
+    finish(output, command)
 
 
 @schema.command("job")
@@ -344,7 +288,7 @@ def schema_job(output: OutputOption = Output.JSON) -> None:
         console.emit_json(job_schema())
         return 0
 
-    _finish(output, command)
+    finish(output, command)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,14 +33,16 @@ JobState = Literal[
     "profiling",
     "planned",
     "running",
+    "paused",
     "succeeded",
     "target_missed",
     "failed",
     "stopped",
     "interrupted",
 ]
-"""`succeeded`: the target was reached, or there was none; `target_missed`: `max_epochs` came first; `stopped`: by
-budget or deadline; `planned`: `plan` ends there."""
+"""`paused`: it waits for workers or for the user, and its process lives; `succeeded`: the target was reached, or
+there was none; `target_missed`: `max_epochs` came first; `stopped`: by budget or deadline; `planned`: `plan` ends
+there."""
 
 
 @dataclass(frozen=True, slots=True)

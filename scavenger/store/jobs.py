@@ -15,12 +15,15 @@ from sqlalchemy.orm import Session, undefer
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.report import Actual, JobState, Predicted
-from scavenger.errors import ConfigurationError, StoreError
+from scavenger.errors import ConfigurationError, StoreError, TransientError
 from scavenger.store.base import KEY_PREFIX_MIN, Part, fingerprint_of, fingerprint_row, job_row
 from scavenger.store.documents import without_nonfinite
+from scavenger.store.operations import end_open_operation
 from scavenger.store.owner import is_alive, this_process
+from scavenger.store.progress import close_processes, forget_processes
 from scavenger.store.records import (
     LIVE_STATES,
+    RESUMABLE_STATES,
     JobProgress,
     JobRecord,
     JobUpdate,
@@ -29,6 +32,13 @@ from scavenger.store.records import (
 from scavenger.store.schema import JobRow
 
 __all__ = ["Jobs"]
+
+_NOT_RESUMED: dict[str, str] = {
+    "planned": "it is a plan, which ends where training would begin; `scavenger optimize {file}` trains",
+    "succeeded": "it has succeeded, so nothing is left to do",
+    "target_missed": "it trained all of its goal.max_epochs; raise them and run `scavenger optimize {file}`",
+}
+"""Why a job that has ended cannot be resumed, by its state."""
 
 
 class Jobs(Part):
@@ -105,6 +115,8 @@ class Jobs(Part):
     ) -> JobRecord:
         """End a job, with its report; NaN and infinity in the report become null.
 
+        What it was still asked to do is ended with it, and its processes are `gone`.
+
         Args:
             state: A final one.
             report: As `scavenger.domain.document.report_document` makes it.
@@ -123,6 +135,55 @@ class Jobs(Part):
             _set(session, row, fields)
             row.state, row.error, row.exit_code, row.ended_at = state, error, exit_code, self._clock()
             row.report = without_nonfinite(report)
+            end_open_operation(session, job_id, state, error, row.ended_at)
+            close_processes(session, job_id, "gone", at=row.ended_at)
+            return _as_stored(session, row)
+
+    def check_resumable(self, job: JobRecord) -> None:
+        """Refuse a job that `resume_job` would refuse.
+
+        Raises:
+            ConfigurationError: It ended with nothing left to do, has no checkpoint, or was driven from another
+                machine, which alone can tell that its process is gone.
+            TransientError: It runs.
+        """
+        begin = f"job {job.name} ({job.id[:8]}) cannot be resumed: "
+        if job.state in LIVE_STATES and self.is_alive(job):
+            raise TransientError(f"{begin}it runs, driven by process {job.owner.pid} on {job.owner.host}")
+        if job.state in LIVE_STATES and job.owner.host != this_process().host:
+            raise ConfigurationError(
+                f"{begin}it is driven from {job.owner.host}, which has been silent since "
+                f"{job.heartbeat_at:%Y-%m-%d %H:%M:%S} UTC; resume it there"
+            )
+        if job.ended and job.state not in RESUMABLE_STATES:
+            raise ConfigurationError(begin + _NOT_RESUMED[job.state].format(file=job.job_file))
+        if job.checkpoint is None:
+            raise ConfigurationError(
+                f"{begin}it ended before its first checkpoint; `scavenger optimize {job.job_file}` begins anew"
+            )
+
+    def resume_job(self, job_id: str) -> JobRecord:
+        """Begin a job again that ended before its goal, owned by the calling process, in state `starting`.
+
+        Its error, report and processes are forgotten; what was chosen, predicted, measured and spent stays.
+
+        Returns:
+            The job, with one attempt more.
+
+        Raises:
+            ConfigurationError, TransientError: As of `check_resumable`; or there is no such job.
+        """
+        owner, now = this_process(), self._clock()
+        with self._database.writing() as session:
+            row = job_row(session, job_id)
+            self.check_resumable(_job(row, with_report=False))
+            end_open_operation(session, job_id, "failed", "its process is gone", now)
+            forget_processes(session, job_id)
+            row.state, row.phase, row.detail, row.error = "starting", "", "", ""
+            row.ended_at = row.report = row.actual = row.exit_code = None
+            row.owner_pid, row.owner_host, row.owner_started_at_s = owner.pid, owner.host, owner.started_at_s
+            row.heartbeat_at = now
+            row.attempts += 1
             return _as_stored(session, row)
 
     def job(self, key: str) -> JobRecord:
@@ -175,6 +236,8 @@ class Jobs(Part):
     def reap_dead_jobs(self) -> tuple[JobRecord, ...]:
         """End as `failed` the jobs whose owner is gone from this host; those of other hosts are left alone.
 
+        What they were still asked to do is ended with them, and their processes are `lost`.
+
         Returns:
             The jobs as they were before.
         """
@@ -191,6 +254,8 @@ class Jobs(Part):
                     row.error = (
                         f"its process {job.owner.pid} ended without a word: killed, or the machine restarted"
                     )
+                    end_open_operation(session, job.id, "failed", row.error, row.ended_at)
+                    close_processes(session, job.id, "lost", at=row.ended_at)
         return tuple(dead)
 
     def _listed(self, query: Select[Any]) -> tuple[JobRecord, ...]:
@@ -265,6 +330,8 @@ def _job(row: JobRow, *, with_report: bool) -> JobRecord:
         exit_code=row.exit_code,
         model_path=row.model_path,
         measurements_path=row.measurements_path,
+        checkpoint=row.checkpoint,
+        attempts=row.attempts,
     )
 
 

@@ -10,7 +10,7 @@ import psutil
 
 from scavenger.store.records import JobRecord, Owner
 
-__all__ = ["HEARTBEAT_STALE", "is_alive", "this_process"]
+__all__ = ["HEARTBEAT_STALE", "is_alive", "is_owner_alive", "this_process"]
 
 HEARTBEAT_STALE = timedelta(seconds=60)
 """Owners beat every few seconds; a minute of silence is no hiccup."""
@@ -25,20 +25,23 @@ def this_process() -> Owner:
 
 
 def is_alive(job: JobRecord, *, at: datetime) -> bool:
-    """Whether a job's owner lives: on this host by its pid and start time, elsewhere by its heartbeat.
+    """Whether a job has not ended and its owner lives; see `is_owner_alive`."""
+    return not job.ended and is_owner_alive(job.owner, job.heartbeat_at, at=at)
+
+
+def is_owner_alive(owner: Owner, heartbeat_at: datetime, *, at: datetime) -> bool:
+    """Whether the owner of a job lives: on this host by its pid and start time, elsewhere by its heartbeat.
 
     A start time that does not fit means that the pid was used again, or that the clock was set; with a fresh
     heartbeat the owner counts as alive, since a job must not be taken for dead on a doubt.
     """
-    if job.ended:
-        return False
-    fresh = at - job.heartbeat_at < HEARTBEAT_STALE
-    if job.owner.host != socket.gethostname():
+    fresh = at - heartbeat_at < HEARTBEAT_STALE
+    if owner.host != socket.gethostname():
         return fresh
     try:
-        process = psutil.Process(job.owner.pid)
+        process = psutil.Process(owner.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        return abs(process.create_time() - job.owner.started_at_s) < START_TOLERANCE_S or fresh
+        return abs(process.create_time() - owner.started_at_s) < START_TOLERANCE_S or fresh
     except psutil.NoSuchProcess:
         return False

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import cast, get_args
+from datetime import datetime
+from typing import Any, Unpack, cast, get_args
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import Measurement
 from scavenger.store.base import Part, job_row
-from scavenger.store.records import EventLevel, EventRecord, ProcessRecord, ProcessRole, ProcessState
+from scavenger.store.documents import without_nonfinite
+from scavenger.store.records import (
+    EventLevel,
+    EventRecord,
+    ProcessRecord,
+    ProcessRole,
+    ProcessState,
+    ProcessUpdate,
+)
 from scavenger.store.schema import EventRow, MeasurementRow, ProcessRow
 
-__all__ = ["EVENTS_MAX", "Progress"]
+__all__ = ["EVENTS_MAX", "Progress", "close_processes", "forget_processes"]
 
 EVENTS_MAX = 1_000
 """Of one job; the oldest go first, so that a job that fails in a loop does not fill the disk."""
@@ -41,27 +51,28 @@ class Progress(Part):
     it; those that write raise `ConfigurationError` where there is no such job.
     """
 
-    def set_process(
-        self,
-        job_id: str,
-        process: str,
-        *,
-        role: ProcessRole,
-        state: ProcessState,
-        pid: int | None = None,
-        detail: str = "",
-        step: int | None = None,
-        view: int | None = None,
-    ) -> None:
-        """Record what is known of a process; None keeps what was known of `pid`, `step` and `view`."""
+    def set_process(self, job_id: str, process: str, **known: Unpack[ProcessUpdate]) -> None:
+        """Record what is known of a process, as `set_processes` does of several."""
+        self.set_processes(job_id, {process: known})
+
+    def set_processes(self, job_id: str, processes: Mapping[str, ProcessUpdate]) -> None:
+        """Record what is known of processes, by their names within the job, in one transaction.
+
+        What is left out, or None, stays as it was known; but a `detail` goes with the state that it explains.
+        """
         with self._database.writing() as session:
             job_row(session, job_id)
-            row = session.get(ProcessRow, (job_id, process)) or ProcessRow(job_id=job_id, process=process)
-            row.role, row.state, row.detail, row.updated_at = role, state, detail, self._clock()
-            for column, value in (("pid", pid), ("step", step), ("view_number", view)):
-                if value is not None:
-                    setattr(row, column, value)
-            session.add(row)
+            for process, known in processes.items():
+                row = session.get(ProcessRow, (job_id, process)) or ProcessRow(
+                    job_id=job_id, process=process, state="", detail=""
+                )
+                if row.state != known["state"]:
+                    row.detail = ""
+                row.updated_at = self._clock()
+                for name, value in known.items():
+                    if value is not None:
+                        setattr(row, "view_number" if name == "view" else name, value)
+                session.add(row)
 
     def processes(self, job_id: str) -> tuple[ProcessRecord, ...]:
         """The processes of a job, by role and name."""
@@ -75,13 +86,34 @@ class Progress(Part):
             )
         )
 
-    def add_event(self, job_id: str, kind: str, message: str, *, level: EventLevel = "info") -> None:
-        """Record an event; the oldest beyond `EVENTS_MAX` of the job are forgotten."""
+    def add_event(
+        self,
+        job_id: str,
+        kind: str,
+        message: str,
+        *,
+        level: EventLevel = "info",
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record an event; the oldest beyond `EVENTS_MAX` of the job are forgotten.
+
+        Args:
+            job_id: The job.
+            kind: One word, as `view` or `worker`.
+            message: For a person.
+            level: How much it matters.
+            data: For a program, JSON's own types; NaN and infinity in it become null.
+        """
         with self._database.writing() as session:
             job_row(session, job_id)
             session.add(
                 EventRow(
-                    job_id=job_id, at=self._clock(), level=level, kind=kind, message=message[:MESSAGE_MAX]
+                    job_id=job_id,
+                    at=self._clock(),
+                    level=level,
+                    kind=kind,
+                    message=message[:MESSAGE_MAX],
+                    data=without_nonfinite(data) if data else None,
                 )
             )
             session.flush()
@@ -95,7 +127,15 @@ class Progress(Part):
         with self._database.reading() as session:
             rows = session.scalars(query.order_by(EventRow.id.desc()).limit(limit)).all()
             return tuple(
-                EventRecord(row.id, row.job_id, row.at, cast(EventLevel, row.level), row.kind, row.message)
+                EventRecord(
+                    row.id,
+                    row.job_id,
+                    row.at,
+                    cast(EventLevel, row.level),
+                    row.kind,
+                    row.message,
+                    row.data or {},
+                )
                 for row in reversed(rows)
             )
 
@@ -140,4 +180,20 @@ def _process(row: ProcessRow) -> ProcessRecord:
         row.step,
         row.view_number,
         row.updated_at,
+        row.host,
     )
+
+
+def close_processes(session: Session, job_id: str, state: ProcessState, *, at: datetime) -> None:
+    """Say of every process of a job that has not ended itself that it has; `session` has the write lock."""
+    ended: tuple[ProcessState, ...] = ("lost", "failed", "gone")
+    session.execute(
+        update(ProcessRow)
+        .where(ProcessRow.job_id == job_id, ProcessRow.state.not_in(ended))
+        .values(state=state, detail="", updated_at=at)
+    )
+
+
+def forget_processes(session: Session, job_id: str) -> None:
+    """Forget the processes of an attempt: the next one gives their names again; `session` has the write lock."""
+    session.execute(delete(ProcessRow).where(ProcessRow.job_id == job_id))

@@ -7,35 +7,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.operation import Operation
 from scavenger.domain.report import Actual, JobState, Predicted
 
 __all__ = [
     "LIVE_STATES",
+    "OPEN_STATES",
+    "RESUMABLE_STATES",
     "EventLevel",
     "EventRecord",
     "JobProgress",
     "JobRecord",
     "JobUpdate",
     "ModelRecord",
+    "OperationRecord",
+    "OperationState",
     "Origin",
     "Owner",
     "ProcessRecord",
     "ProcessRole",
     "ProcessState",
+    "ProcessUpdate",
+    "Verdict",
 ]
 
-LIVE_STATES: tuple[JobState, ...] = ("starting", "profiling", "running")
-"""States of a job that has not ended; every other state is final."""
+LIVE_STATES: tuple[JobState, ...] = ("starting", "profiling", "running", "paused")
+"""States of a job that has not ended; every other state is final, until the job is resumed."""
+
+RESUMABLE_STATES: tuple[JobState, ...] = ("failed", "stopped", "interrupted")
+"""States that ended a job before its goal: the others leave nothing to go on with."""
 
 EventLevel = Literal["info", "warning", "error"]
 Origin = Literal["local", "imported"]
 ProcessRole = Literal["coordinator", "worker", "aggregator"]
 ProcessState = Literal["starting", "ready", "training", "leaving", "lost", "failed", "gone"]
 """As in `scavenger.domain.report.WorkerChanged`."""
+Verdict = Literal["done", "refused", "failed"]
+OperationState = Literal["pending", "running", Verdict]
+OPEN_STATES: tuple[OperationState, ...] = ("pending", "running")
+"""States of an operation that has not ended; a job has at most one such operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,8 @@ class JobRecord:
         report: The report as a document; None before the end, and in listings (`Store.jobs`), for its size.
         error: One line; empty unless the job failed.
         exit_code: What the command ended with; None where nobody was left to say so.
+        checkpoint: Path or URL of what it can be resumed from; None before the first checkpoint.
+        attempts: How often it was begun: 1, and 1 more for each time that it was resumed.
     """
 
     id: str
@@ -97,6 +113,8 @@ class JobRecord:
     exit_code: int | None
     model_path: str | None
     measurements_path: str | None
+    checkpoint: str | None = None
+    attempts: int = 1
 
     @property
     def ended(self) -> bool:
@@ -117,6 +135,7 @@ class JobProgress(TypedDict, total=False):
     actual: Actual
     model_path: str
     measurements_path: str
+    checkpoint: str
 
 
 class JobUpdate(JobProgress, total=False):
@@ -130,7 +149,9 @@ class ProcessRecord:
     """A process of a job, as last heard of.
 
     Attributes:
-        process: Its name within the job, as `worker-2`.
+        process: Its name within the job, as `w2`.
+        host: Name of the machine that it runs on; None where that was not told.
+        detail: What happened to it, for a person: why it was lost, or what it failed of.
         step: Last step that it took part in; None before the first.
         view: Number of the view that it last belonged to; None before the first.
     """
@@ -144,11 +165,29 @@ class ProcessRecord:
     step: int | None
     view: int | None
     updated_at: datetime
+    host: str | None = None
+
+
+class ProcessUpdate(TypedDict, total=False):
+    """What is known of a process; see `Progress.set_process`."""
+
+    role: Required[ProcessRole]
+    state: Required[ProcessState]
+    pid: int | None
+    host: str | None
+    detail: str | None
+    step: int | None
+    view: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something that happened to a job; `id` grows with time."""
+    """Something that happened to a job.
+
+    Attributes:
+        id: Grows with time.
+        data: What a program needs of it, units last in the names, as `{"worker": "w1", "stall_s": 0.004}`.
+    """
 
     id: int
     job_id: str
@@ -156,6 +195,36 @@ class EventRecord:
     level: EventLevel
     kind: str
     message: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRecord:
+    """Something that a running job was asked to do.
+
+    Attributes:
+        id: Grows with time.
+        requested_by: Who asked, for a person.
+        state: `pending` until the job takes it, `running` until it is answered; then `done`, `refused` (nothing
+            was changed) or `failed`.
+        message: The answer, one line; empty before.
+        started_at: When the job took it; None before, and where it never did.
+    """
+
+    id: int
+    job_id: str
+    operation: Operation
+    requested_by: str
+    state: OperationState
+    message: str
+    requested_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was answered."""
+        return self.state not in OPEN_STATES
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,20 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
 from scavenger.domain.report import JobState
-from scavenger.store.records import LIVE_STATES, EventLevel, Origin, ProcessRole, ProcessState
+from scavenger.store.records import (
+    LIVE_STATES,
+    OPEN_STATES,
+    EventLevel,
+    OperationState,
+    Origin,
+    ProcessRole,
+    ProcessState,
+)
 
 __all__ = [
     "REVISION",
@@ -40,10 +49,11 @@ __all__ = [
     "JobRow",
     "MeasurementRow",
     "ModelRow",
+    "OperationRow",
     "ProcessRow",
 ]
 
-REVISION = "0001"
+REVISION = "0002"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -85,9 +95,12 @@ class FreeText(TypeDecorator[str]):
         return value.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
 
 
+def _among(values: tuple[str, ...]) -> str:
+    return "({})".format(", ".join(f"'{value}'" for value in values))
+
+
 def _one_of(column: str, values: tuple[str, ...]) -> CheckConstraint:
-    listed = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({listed})", name=column)
+    return CheckConstraint(f"{column} IN {_among(values)}", name=column)
 
 
 def _positive(*columns: str) -> list[CheckConstraint]:
@@ -96,6 +109,9 @@ def _positive(*columns: str) -> list[CheckConstraint]:
 
 def _not_negative(*columns: str) -> list[CheckConstraint]:
     return [CheckConstraint(f"{column} >= 0", name=column) for column in columns]
+
+
+_OPEN = text("ended_at IS NULL")
 
 
 class Base(DeclarativeBase):
@@ -146,10 +162,7 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         _one_of("state", get_args(JobState)),
-        CheckConstraint(
-            "(ended_at IS NULL) = (state IN ({}))".format(", ".join(f"'{state}'" for state in LIVE_STATES)),
-            name="ended",
-        ),
+        CheckConstraint(f"(ended_at IS NULL) = (state IN {_among(LIVE_STATES)})", name="ended"),
         CheckConstraint(
             "(chosen_vm IS NULL) = (chosen_workers IS NULL)"
             " AND (chosen_vm IS NULL) = (chosen_global_batch_size IS NULL)",
@@ -158,7 +171,7 @@ class JobRow(Base):
         CheckConstraint(
             "chosen_workers > 0 AND chosen_global_batch_size >= chosen_workers", name="chosen_size"
         ),
-        *_positive("owner_pid"),
+        *_positive("owner_pid", "attempts"),
         *_not_negative("step", "cost_usd"),
         Index(None, "created_at"),
         Index(None, "name", "created_at"),
@@ -193,6 +206,8 @@ class JobRow(Base):
     exit_code: Mapped[int | None]
     model_path: Mapped[str | None]
     measurements_path: Mapped[str | None]
+    checkpoint: Mapped[str | None]
+    attempts: Mapped[int] = mapped_column(server_default="1")
 
     fingerprint: Mapped[FingerprintRow | None] = relationship(lazy="joined")
 
@@ -217,6 +232,7 @@ class ProcessRow(Base):
     step: Mapped[int | None]
     view_number: Mapped[int | None]
     updated_at: Mapped[datetime]
+    host: Mapped[str | None]
 
 
 class EventRow(Base):
@@ -231,6 +247,30 @@ class EventRow(Base):
     level: Mapped[str]
     kind: Mapped[str]
     message: Mapped[str]
+    data: Mapped[dict[str, Any] | None]
+
+
+class OperationRow(Base):
+    """See `scavenger.store.records.OperationRecord`; a job has at most one that has not ended."""
+
+    __tablename__ = "operations"
+    __table_args__ = (
+        _one_of("state", get_args(OperationState)),
+        CheckConstraint(f"(ended_at IS NULL) = (state IN {_among(OPEN_STATES)})", name="ended"),
+        CheckConstraint("state != 'pending' OR started_at IS NULL", name="started"),
+        Index(None, "job_id", "id"),
+        Index("uq_operations_open", "job_id", unique=True, sqlite_where=_OPEN, postgresql_where=_OPEN),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    operation: Mapped[dict[str, Any]]
+    requested_by: Mapped[str]
+    state: Mapped[str]
+    message: Mapped[str]
+    requested_at: Mapped[datetime]
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
 
 
 class MeasurementRow(Base):

@@ -14,6 +14,7 @@ from scavenger.store.database import Database, default_url
 from scavenger.store.jobs import Jobs
 from scavenger.store.migrate import revision_of, upgrade
 from scavenger.store.models import Models
+from scavenger.store.operations import Operations
 from scavenger.store.progress import Progress
 from scavenger.store.schema import REVISION
 
@@ -24,8 +25,8 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Store(Jobs, Progress, Models):
-    """Jobs, measurements, fitted models and finished runs, in one SQL database.
+class Store(Jobs, Progress, Operations, Models):
+    """Jobs, what they are asked to do, measurements, fitted models and finished runs, in one SQL database.
 
     Threads may share a store, and processes a database; a forked process must open its own. Every method call
     is one transaction.

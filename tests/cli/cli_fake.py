@@ -9,13 +9,24 @@ from __future__ import annotations
 import sys
 import time
 import types
+from collections.abc import Callable
 from dataclasses import replace
 
 from cli_samples import make_choice, make_curve, make_report
 
 from scavenger.domain.report import ChoiceMade, Observer, PhaseChanged, RunReport, WorkerChanged
+from scavenger.store import Store
 
-killed: list[str] = []
+Run = Callable[..., tuple[int, str, str]]
+"""The command line in this process: arguments, and `mode` of the stand-in; (exit code, stdout, stderr)."""
+
+JOB = """\
+version: 1
+name: digits-cnn
+train: train:job
+search: {workers: 1..2, batch_size: {min: 64, max: 256}}
+goal: {metric: val_accuracy, target: 0.97, max_epochs: 60}
+"""
 
 
 class FakeRun:
@@ -63,12 +74,20 @@ class FakeRun:
         sys.stderr.flush()
 
 
+def resume_job(job_id: str, *, store: Store, observer: Observer, confirm: object) -> FakeRun:
+    """As the driver's: begins the job again and hands out what runs it."""
+    job = store.resume_job(job_id)
+    return FakeRun(job.spec, job_file=job.job_file, store=store, observer=observer, run=True, confirm=confirm)
+
+
 def install(mode: str) -> None:
     """Put the stand-in where the command line looks for the driver."""
-    module = types.ModuleType("scavenger.control.jobs")
-    module.JobRun = FakeRun  # type: ignore[attr-defined]
     FakeRun.mode = mode
-    sys.modules["scavenger.control.jobs"] = module
+    jobs, resume = (types.ModuleType(f"scavenger.control.{name}") for name in ("jobs", "resume"))
+    jobs.JobRun = FakeRun  # type: ignore[attr-defined]
+    resume.resume_job = resume_job  # type: ignore[attr-defined]
+    for module in (jobs, resume):
+        sys.modules[module.__name__] = module
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import cli_fake
 import pytest
+from cli_fake import JOB, Run
 from cli_samples import make_report
 from scavenger_cli import console
-from scavenger_cli.main import app, main
+from scavenger_cli.main import app
 from typer.testing import CliRunner
 
 from scavenger.domain.document import report_document
@@ -25,46 +25,6 @@ from scavenger.domain.fingerprint import Fingerprint
 from scavenger.store import Store
 
 ROOT = Path(__file__).parents[2]
-JOB = """\
-version: 1
-name: digits-cnn
-train: train:job
-search: {workers: 1..2, batch_size: {min: 64, max: 256}}
-goal: {metric: val_accuracy, target: 0.97, max_epochs: 60}
-"""
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def store_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    url = f"sqlite:///{tmp_path / 'store.db'}"
-    monkeypatch.setenv("SCAVENGER_STORE", url)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.delenv("SCAVENGER_DEBUG", raising=False)
-    return url
-
-
-@pytest.fixture
-def job_file(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB)
-    (tmp_path / "train.py").write_text("")
-    return path
-
-
-@pytest.fixture
-def scavenger(store_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Calls the command line with the driver's stand-in in this process; (exit code, stdout, stderr)."""
-
-    def call(*arguments: object, mode: str = "finish") -> tuple[int, str, str]:
-        monkeypatch.setitem(sys.modules, "scavenger.control.jobs", sys)  # restored after the test
-        cli_fake.install(mode)
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return (code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture
@@ -117,7 +77,8 @@ def test_typers_own_runner_sees_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
 
     assert result.exit_code == 0
-    for command in ("optimize", "plan", "curves", "status", "models", "schema", "doctor"):
+    commands = "optimize plan curves status logs scale migrate stop resume models schema doctor"
+    for command in commands.split():
         assert f"  {command} " in result.output
     assert CliRunner().invoke(app, ["--version"]).output.startswith("scavenger ")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -85,20 +86,20 @@ class TestMigrating:
         shutil.copytree(
             migrate_module.migrations_path(), broken, ignore=shutil.ignore_patterns("__pycache__")
         )
-        (broken / "versions" / "0002_broken.py").write_text(
+        (broken / "versions" / "9998_broken.py").write_text(
             "import sqlalchemy as sa\nfrom alembic import op\n"
-            f"revision, down_revision = '0002', {REVISION!r}\n"
+            f"revision, down_revision = '9998', {REVISION!r}\n"
             "def upgrade():\n"
             "    op.create_table('half', sa.Column('id', sa.Integer()))\n"
             "    op.execute('SELECT * FROM nowhere')\n"
         )
         with monkeypatch.context() as later:
             later.setattr(migrate_module, "migrations_path", lambda: broken)
-            later.setattr(migrate_module, "REVISION", "0002")
-            later.setattr("scavenger.store.store.REVISION", "0002")
+            later.setattr(migrate_module, "REVISION", "9998")
+            later.setattr("scavenger.store.store.REVISION", "9998")
             with pytest.raises(StoreError, match="nowhere"):
                 Store.open(url)
-            with pytest.raises(StoreError, match=f"has schema {REVISION}, this Scavenger needs 0002"):
+            with pytest.raises(StoreError, match=f"has schema {REVISION}, this Scavenger needs 9998"):
                 Store.open(url, migrate=False)
 
         with Store.open(url) as store:
@@ -119,16 +120,16 @@ class TestMigrating:
         shutil.copytree(
             migrate_module.migrations_path(), longer, ignore=shutil.ignore_patterns("__pycache__")
         )
-        (longer / "versions" / "0002_longer.py").write_text(
+        (longer / "versions" / "9998_longer.py").write_text(
             "import sqlalchemy as sa\nfrom alembic import op\n"
-            f"revision, down_revision = '0002', {REVISION!r}\n"
+            f"revision, down_revision = '9998', {REVISION!r}\n"
             "def upgrade():\n"
             "    with op.batch_alter_table('jobs', recreate='always') as table:\n"
             "        table.add_column(sa.Column('colour', sa.Text()))\n"
         )
         monkeypatch.setattr(migrate_module, "migrations_path", lambda: longer)
-        monkeypatch.setattr(migrate_module, "REVISION", "0002")
-        monkeypatch.setattr("scavenger.store.store.REVISION", "0002")
+        monkeypatch.setattr(migrate_module, "REVISION", "9998")
+        monkeypatch.setattr("scavenger.store.store.REVISION", "9998")
 
         with Store.open(sqlite_url) as store:
             assert [event.message for event in store.events(job.id)] == ["kept"]
@@ -165,5 +166,6 @@ def _definitions(path: Path) -> dict[str, str]:
 
 
 def _sorted_words(sql: str) -> str:
-    """A definition with its columns and constraints in one order."""
-    return "\n".join(sorted(line.strip().rstrip(",") for line in sql.splitlines()))
+    """A definition with its columns and constraints in one order; an added column has no line of its own."""
+    lines = re.split(r"\n|, (?=\w+ [A-Z]+,?\s*$)", sql.replace('"', ""), flags=re.MULTILINE)
+    return "\n".join(sorted(line.strip().rstrip(",") for line in lines))

@@ -1,30 +1,19 @@
-"""`optimize` and `plan`: start a job, show it, stop it when asked to, report it."""
+"""`optimize` and `plan`: what the command line says in place of the job file, and what a dry run tells."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from scavenger.domain.curve import Choice, TradeoffCurve
-from scavenger.domain.document import report_document
-from scavenger.domain.report import Predicted, RunReport
-from scavenger.errors import ConfigurationError, Interrupted
 from scavenger_cli import console, render
+from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.formatting import clean, duration, money, plural
-from scavenger_cli.observer import CliObserver, make_observer
 
 if TYPE_CHECKING:
     from scavenger.domain.job import JobSpec
 
-__all__ = ["Interrupts", "Overrides", "Stoppable", "execute", "show_report"]
-
+__all__ = ["Overrides", "execute"]
 
 SPELLED_OUT_MAX = 6
 """Values that are listed; more are told by their ends."""
@@ -51,20 +40,6 @@ class Overrides:
         return {key: value for key, value in said.items() if value is not None}
 
 
-class Stoppable(Protocol):
-    """What Ctrl-C needs of a running job."""
-
-    @property
-    def processes(self) -> int:
-        """How many of its processes live; safe in a signal handler."""
-
-    def request_stop(self, reason: str) -> None:
-        """Ask it to end in order; safe in a signal handler."""
-
-    def kill_now(self) -> None:
-        """End every process of it at once; safe in a signal handler."""
-
-
 def execute(
     job_file: Path,
     *,
@@ -89,130 +64,18 @@ def execute(
     if dry_run:
         _show_dry_run(job, job_file, run=run, yes=yes, as_json=as_json)
         return 0
-    if run and not yes and not console.is_interactive():
-        raise ConfigurationError(
-            "there is no terminal to ask before the run is paid for: use --yes to agree beforehand, "
-            "or `plan` to see what it would cost"
-        )
+    if run:
+        refuse_to_ask_nobody(yes=yes)
     from scavenger.control.jobs import JobRun
-    from scavenger.store import Store
 
-    observer = make_observer(sys.stderr)
-    interrupts = Interrupts(observer)
-    confirmed = False
-
-    def confirm(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> bool:
-        nonlocal confirmed
-        confirmed = True
-        observer.stop()
-        try:
-            with interrupts.asking():
-                console.emit(
-                    *render.curve_table(curve, choice),
-                    "",
-                    *render.choice_lines(choice, relative_only=curve.relative_only),
-                    "",
-                    *render.confirmation(curve, choice, predicted),
-                    stream=sys.stderr,
-                )
-                return console.ask("Run it?")
-        except Interrupted:
-            return False
-        finally:
-            observer.start()
-
-    with Store.open(store_url) as store:
-        started = JobRun(
-            job,
-            job_file=job_file,
-            store=store,
-            observer=observer,
-            run=run,
-            confirm=None if yes or not run else confirm,
-        )
-        with interrupts.handled_by(started):
-            observer.start()
-            try:
-                report: RunReport = started.run()
-            finally:
-                observer.stop()
-    show_report(report, as_json=as_json, with_curve=not (confirmed and console.is_terminal(sys.stdout)))
-    return int(report.exit_code)
-
-
-def show_report(report: RunReport, *, as_json: bool, with_curve: bool = True) -> None:
-    """The report on stdout; its error, if it has one, on stderr."""
-    if as_json:
-        console.emit_json(report_document(report))
-    else:
-        console.emit(*render.report_text(report, with_curve=with_curve))
-    if report.state == "interrupted":
-        console.note(f"scavenger: {report.error or 'interrupted'}")  # the user's wish is no error
-    elif report.error:
-        console.error(report.error)
-
-
-class Interrupts:
-    """Ctrl-C once: end in order; twice: at once. SIGTERM and a closed terminal count as one."""
-
-    def __init__(self, observer: CliObserver) -> None:
-        self._observer = observer
-        self._job: Stoppable | None = None
-        self._presses = 0
-        self._asking = False
-
-    @contextmanager
-    def handled_by(self, job: Stoppable) -> Iterator[None]:
-        """Hand the signals to a job while it runs."""
-        self._job = job
-        wanted = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the job outlives its terminal
-            wanted.append(signal.SIGHUP)
-        before = {number: signal.signal(number, self._on_signal) for number in wanted}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @contextmanager
-    def asking(self) -> Iterator[None]:
-        """While a question stands, Ctrl-C also takes it back; raises `Interrupted` out of the body."""
-        self._asking = True
-        try:
-            yield
-        finally:
-            self._asking = False
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        assert self._job is not None
-        self._presses += 1
-        if self._presses == 1:
-            self._job.request_stop("interrupted")
-            count = self._job.processes
-            running = "1 process of this job is" if count == 1 else f"{count} processes of this job are"
-            rows = self._observer.rows
-            _say(
-                # the live display stands above the cursor, and its next redraw takes as many rows again
-                (f"\r\x1b[{rows - 1}A\x1b[J" if rows else "\n")
-                + f"scavenger: stopping in order; {running} still running. "
-                + f"To end them at once: Ctrl-C again, or kill {os.getpid()}\n"
-                + "\n" * max(rows - 1, 0)
-            )
-            if self._asking:
-                raise Interrupted
-            return
-        self._job.kill_now()
-        if console.is_terminal(sys.stderr):
-            _say("\x1b[?25h")  # the live display hides the cursor
-        _say("\nscavenger: left at once; every process of this job was killed\n")
-        os._exit(Interrupted.exit_code)
-
-
-def _say(text: str) -> None:
-    """Straight to the terminal: the interrupted code may hold the lock of a buffered stream."""
-    with suppress(OSError):
-        os.write(2, text.encode("ascii"))
+    return drive(
+        lambda store, observer, confirm: JobRun(
+            job, job_file=job_file, store=store, observer=observer, run=run, confirm=confirm
+        ),
+        ask=run and not yes,
+        store_url=store_url,
+        as_json=as_json,
+    )
 
 
 def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json: bool) -> None:

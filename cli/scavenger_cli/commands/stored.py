@@ -1,10 +1,9 @@
-"""`status` and `models`: what the store knows."""
+"""`models`: the fitted models in the store."""
 
 from __future__ import annotations
 
 import json
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,112 +11,15 @@ from rich.text import Text
 
 from scavenger.errors import ConfigurationError
 from scavenger_cli import console, render
-from scavenger_cli.formatting import clean, duration, money, plural, when
+from scavenger_cli.formatting import clean, plural, when
 
 if TYPE_CHECKING:
-    from scavenger.store.records import JobRecord, ModelRecord
-    from scavenger.store.store import Store
+    from scavenger.store.records import ModelRecord
 
-__all__ = ["export_models", "import_models", "list_models", "remove_model", "show_model", "show_status"]
+__all__ = ["export_models", "import_models", "list_models", "remove_model", "show_model"]
 
-EVENTS_SHOWN = 12
-FACTS_WIDTH = len("job file")
-"""Of the names of a job's facts; `job file` is the longest of them."""
-JOBS_SHOWN = 20
 IMPORT_MAX_BYTES = 64 * 2**20
 """Ten thousand models take a few MiB; more is no file of ours."""
-
-
-def show_status(key: str | None, *, store_url: str | None, as_json: bool) -> int:
-    """The latest jobs, or one with its processes and what happened to it."""
-    from scavenger.store import Store
-
-    with Store.open(store_url) as store:
-        if key is None:
-            _list_jobs(store, as_json=as_json)
-        else:
-            _show_job(store, store.job(key), as_json=as_json)
-    return 0
-
-
-def _state(store: Store, job: JobRecord) -> str:
-    words = job.state.replace("_", " ")
-    return words if job.ended or store.is_alive(job) else f"dead ({words} when last heard of)"
-
-
-def _list_jobs(store: Store, *, as_json: bool) -> None:
-    jobs = store.jobs(JOBS_SHOWN)
-    if as_json:
-        rows = [{**console.plain(job), "alive": store.is_alive(job)} for job in jobs]
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "store": store.name, "jobs": rows})
-        return
-    if not jobs:
-        console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
-        return
-    grid = render.table(
-        ("id", "left"),
-        ("name", "left"),
-        ("state", "left"),
-        ("chosen", "left"),
-        ("spent", "right"),
-        ("began", "left"),
-    )
-    for job in jobs:
-        chosen = "-" if job.chosen is None else f"{job.chosen.workers} x batch {job.chosen.global_batch_size}"
-        spent = "-" if job.cost_usd is None else money(job.cost_usd)
-        grid.add_row(
-            job.id[:8], clean(job.name), _state(store, job), chosen, spent, when(job.created_at)[5:16]
-        )
-    console.emit(grid)
-
-
-def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
-    processes, events = store.processes(job.id), store.events(job.id, limit=EVENTS_SHOWN)
-    if as_json:
-        console.emit_json(
-            {
-                "schema_version": console.SCHEMA_VERSION,
-                "store": store.name,
-                "job": {**console.plain(job), "alive": store.is_alive(job)},
-                "processes": console.plain(processes),
-                "events": console.plain(events),
-            }
-        )
-        return
-    facts = render.table((f"{'Job':<{FACTS_WIDTH}}", "left"), (f"{clean(job.name)} ({job.id})", "left"))
-    phase = f"{job.phase}: {clean(job.detail)}" if job.detail else job.phase
-    ended = job.ended_at or datetime.now(UTC)
-    rows = (
-        ("state", _state(store, job)),
-        ("phase", "" if job.ended else phase),
-        ("began", f"{when(job.created_at)}, {duration((ended - job.created_at).total_seconds())}"),
-        ("chosen", "" if job.chosen is None else clean(job.chosen)),
-        ("step", "" if job.step is None else f"{job.step:,}"),
-        ("spent", "" if job.cost_usd is None else money(job.cost_usd)),
-        ("error", clean(job.error)),
-    )
-    for name, value in rows:
-        if value:
-            facts.add_row(name, value)
-    console.emit(
-        facts,
-        *render.paths((("job file", job.job_file), ("model", job.model_path)), indent=0, width=FACTS_WIDTH),
-    )
-    if job.predicted is not None or job.actual is not None:
-        console.emit("", *render.comparison(job.predicted, job.actual))
-    if processes and not job.ended:
-        grid = render.table(
-            ("process", "left"), ("pid", "right"), ("state", "left"), ("step", "right"), ("", "left")
-        )
-        for process in processes:
-            pid, step = ("-" if value is None else str(value) for value in (process.pid, process.step))
-            grid.add_row(clean(process.process), pid, process.state, step, clean(process.detail))
-        console.emit("", grid)
-    if events:
-        grid = render.table(("when", "left"), ("what", "left"))
-        for event in events:
-            grid.add_row(when(event.at)[5:], clean(event.message))
-        console.emit("", grid)
 
 
 def list_models(*, store_url: str | None, as_json: bool) -> int:

@@ -1,0 +1,193 @@
+"""Starting a job, showing it, stopping it when asked to, and reporting it: what `optimize` and `resume` share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+from scavenger.domain.curve import Choice, TradeoffCurve
+from scavenger.domain.document import report_document
+from scavenger.domain.report import Observer, Predicted, RunReport
+from scavenger.errors import ConfigurationError, Interrupted
+from scavenger_cli import console, render
+from scavenger_cli.observer import CliObserver, make_observer
+
+if TYPE_CHECKING:
+    from scavenger.store import Store
+
+__all__ = ["Confirm", "Driver", "Interrupts", "Stoppable", "drive", "refuse_to_ask_nobody", "show_report"]
+
+Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
+
+
+class Stoppable(Protocol):
+    """What Ctrl-C needs of a running job."""
+
+    @property
+    def processes(self) -> int:
+        """How many of its processes live; safe in a signal handler."""
+
+    def request_stop(self, reason: str) -> None:
+        """Ask it to end in order; safe in a signal handler."""
+
+    def kill_now(self) -> None:
+        """End every process of it at once; safe in a signal handler."""
+
+
+class Driver(Stoppable, Protocol):
+    """A job that is ready to run, as `scavenger.control.jobs.JobRun`."""
+
+    def run(self) -> RunReport:
+        """Run it to its end."""
+
+
+def refuse_to_ask_nobody(*, yes: bool) -> None:
+    """Where a question may come and nobody is there to answer it, refuse before anything is started.
+
+    Raises:
+        ConfigurationError: There is no terminal, and `--yes` was not given.
+    """
+    if not yes and not console.is_interactive():
+        raise ConfigurationError(
+            "there is no terminal to ask before the run is paid for: use --yes to agree beforehand, "
+            "or `plan` to see what it would cost"
+        )
+
+
+def drive(
+    begin: Callable[[Store, Observer, Confirm | None], Driver],
+    *,
+    ask: bool,
+    store_url: str | None,
+    as_json: bool,
+) -> int:
+    """Drive a job to its end, with its progress on stderr and its report on stdout.
+
+    Args:
+        begin: Makes the job, of the store, whom to tell, and what to ask before the run is paid for.
+        ask: Whether to ask.
+        store_url: The database; None for the default.
+        as_json: Whether the report is a JSON document.
+
+    Returns:
+        The exit code: the report's own.
+
+    Raises:
+        ScavengerError: What kept the job from starting.
+    """
+    from scavenger.store import Store
+
+    observer = make_observer(sys.stderr)
+    interrupts = Interrupts(observer)
+    confirmed = False
+
+    def confirm(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> bool:
+        nonlocal confirmed
+        confirmed = True
+        observer.stop()
+        try:
+            with interrupts.asking():
+                console.emit(
+                    *render.curve_table(curve, choice),
+                    "",
+                    *render.choice_lines(choice, relative_only=curve.relative_only),
+                    "",
+                    *render.confirmation(curve, choice, predicted),
+                    stream=sys.stderr,
+                )
+                return console.ask("Run it?")
+        except Interrupted:
+            return False
+        finally:
+            observer.start()
+
+    with Store.open(store_url) as store:
+        started = begin(store, observer, confirm if ask else None)
+        with interrupts.handled_by(started):
+            observer.start()
+            try:
+                report = started.run()
+            finally:
+                observer.stop()
+    show_report(report, as_json=as_json, with_curve=not (confirmed and console.is_terminal(sys.stdout)))
+    return report.exit_code
+
+
+def show_report(report: RunReport, *, as_json: bool, with_curve: bool = True) -> None:
+    """The report on stdout; its error, if it has one, on stderr."""
+    if as_json:
+        console.emit_json(report_document(report))
+    else:
+        console.emit(*render.report_text(report, with_curve=with_curve))
+    if report.state == "interrupted":
+        console.note(f"scavenger: {report.error or 'interrupted'}")  # the user's wish is no error
+    elif report.error:
+        console.error(report.error)
+
+
+class Interrupts:
+    """Ctrl-C once: end in order; twice: at once. SIGTERM and a closed terminal count as one."""
+
+    def __init__(self, observer: CliObserver) -> None:
+        self._observer = observer
+        self._job: Stoppable | None = None
+        self._presses = 0
+        self._asking = False
+
+    @contextmanager
+    def handled_by(self, job: Stoppable) -> Iterator[None]:
+        """Hand the signals to a job while it runs."""
+        self._job = job
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the job outlives its terminal
+            wanted.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self._on_signal) for number in wanted}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """While a question stands, Ctrl-C also takes it back; raises `Interrupted` out of the body."""
+        self._asking = True
+        try:
+            yield
+        finally:
+            self._asking = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        assert self._job is not None
+        self._presses += 1
+        if self._presses == 1:
+            self._job.request_stop("interrupted")
+            count = self._job.processes
+            running = "1 process of this job is" if count == 1 else f"{count} processes of this job are"
+            rows = self._observer.rows
+            _say(
+                # the live display stands above the cursor, and its next redraw takes as many rows again
+                (f"\r\x1b[{rows - 1}A\x1b[J" if rows else "\n")
+                + f"scavenger: stopping in order; {running} still running. "
+                + f"To end them at once: Ctrl-C again, or kill {os.getpid()}\n"
+                + "\n" * max(rows - 1, 0)
+            )
+            if self._asking:
+                raise Interrupted
+            return
+        self._job.kill_now()
+        if console.is_terminal(sys.stderr):
+            _say("\x1b[?25h")  # the live display hides the cursor
+        _say("\nscavenger: left at once; every process of this job was killed\n")
+        os._exit(Interrupted.exit_code)
+
+
+def _say(text: str) -> None:
+    """Straight to the terminal: the interrupted code may hold the lock of a buffered stream."""
+    with suppress(OSError):
+        os.write(2, text.encode("ascii"))

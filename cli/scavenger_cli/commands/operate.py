@@ -1,0 +1,207 @@
+"""`scale`, `migrate` and `stop`: ask the process that drives a job, and wait for its answer."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from rich.text import Text
+
+from scavenger.domain.operation import (
+    Migrate,
+    Operation,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    StopJob,
+    describe,
+    operation_document,
+)
+from scavenger.errors import ConfigurationError, TransientError
+from scavenger_cli import console
+from scavenger_cli.formatting import clean, duration
+
+if TYPE_CHECKING:
+    from scavenger.store import Store
+    from scavenger.store.records import EventRecord, JobRecord, OperationRecord
+
+__all__ = ["migration", "operate", "operation_row", "scaling"]
+
+Made = TypeVar("Made", bound=Operation)
+
+WITHDRAWN = "withdrawn before anybody had begun with it"
+POLL_S = 0.5
+"""Between two looks: the driver looks about once a second, and a look costs a millisecond."""
+
+
+def scaling(workers: int | None, add: int | None, remove: tuple[str, ...]) -> Operation:
+    """The one change of size that the options ask for.
+
+    Raises:
+        ConfigurationError: None or several do, or one asks for what cannot be.
+    """
+    from scavenger.domain.ranges import WORKERS_MAX
+
+    if [workers is not None, add is not None, bool(remove)].count(True) != 1:
+        raise ConfigurationError("give one of --workers N, --add N and --remove ID")
+    if (count := workers or add or 0) > WORKERS_MAX:
+        raise ConfigurationError(f"a job has at most {WORKERS_MAX:,} workers, not {count:,}")
+    if workers is not None:
+        return _made(lambda: ScaleTo(workers))
+    return _made(lambda: ScaleIn(remove)) if add is None else _made(lambda: ScaleOut(add))
+
+
+def migration(workers: tuple[str, ...]) -> Migrate:
+    """The migration of these workers, or of all.
+
+    Raises:
+        ConfigurationError: One is no worker's id.
+    """
+    return _made(lambda: Migrate(workers or None))
+
+
+def _made(make: Callable[[], Made]) -> Made:
+    try:
+        return make()
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def operate(
+    key: str, operation: Operation, *, wait: bool, timeout: str, store_url: str | None, as_json: bool
+) -> int:
+    """Ask for an operation, and wait until it is answered.
+
+    Returns:
+        0 where it was done, or is not waited for; 2 where it was refused, 3 where it failed.
+
+    Raises:
+        ConfigurationError: No such job, or it does not run.
+        TransientError: It has another operation, gave no answer in time, or went silent.
+    """
+    from scavenger.domain.forms import parse_duration
+    from scavenger.store import Store
+
+    try:
+        timeout_s = parse_duration(timeout)
+    except ValueError as error:
+        raise ConfigurationError(f"--timeout {error}") from None
+    with Store.open(store_url) as store:
+        job = store.job(key)
+        seen = store.events(job.id, limit=1)
+        record = store.submit_operation(job.id, operation, _requester())
+        if wait:
+            watch = _Watch(store, job, seen[-1].id if seen else 0)
+            record = watch.until_ended(record, timeout_s)
+            job = store.job(job.id)
+    _show(job, record, as_json=as_json)
+    return {"refused": ConfigurationError.exit_code, "failed": TransientError.exit_code}.get(record.state, 0)
+
+
+def operation_row(record: OperationRecord) -> dict[str, object]:
+    """The record as JSON's own types, its operation with its kind."""
+    row: dict[str, object] = console.plain(record)
+    return {**row, "operation": operation_document(record.operation)}
+
+
+class _Watch:
+    """One operation of a job, watched by a person."""
+
+    def __init__(self, store: Store, job: JobRecord, last_event: int) -> None:
+        self._store, self._job, self._last_event = store, job, last_event
+
+    def until_ended(self, record: OperationRecord, timeout_s: float) -> OperationRecord:
+        """Wait for the answer, telling what happens meanwhile; a stop is answered when the job has ended."""
+        name = f"{self._job.name} ({self._job.id[:8]})"
+        try:
+            console.note(
+                f"asked {name} to {describe(record.operation)}; waiting at most {duration(timeout_s)}, "
+                "Ctrl-C stops the waiting"
+            )
+            return self._wait(record, time.monotonic() + timeout_s, duration(timeout_s))
+        except KeyboardInterrupt:
+            record = self._store.withdraw_operation(record.id, WITHDRAWN)
+            console.note(f"stopped waiting; {self._left(record)}")
+            raise
+
+    def _wait(self, record: OperationRecord, until_s: float, patience: str) -> OperationRecord:
+        taken = False
+        while True:
+            record, job = self._store.operation(record.id), self._store.job(self._job.id)
+            if record.started_at is not None and not taken:
+                taken = True
+                console.note("the job has begun with it")
+            self._tell_events()
+            if _answered(record, job):
+                return record
+            if not job.ended and not self._store.is_alive(job):
+                self._end_dead(job)
+            elif time.monotonic() > until_s:
+                record = self._store.withdraw_operation(record.id, WITHDRAWN)
+                if record.message != WITHDRAWN and _answered(record, self._store.job(job.id)):
+                    return record  # at the last moment
+                raise TransientError(f"no answer within {patience}; {self._left(record)}")
+            else:
+                time.sleep(POLL_S)
+
+    def _end_dead(self, job: JobRecord) -> None:
+        self._store.reap_dead_jobs()
+        if not self._store.job(job.id).ended:
+            raise TransientError(
+                f"job {job.name} ({job.id[:8]}) is driven from {job.owner.host}, which has gone silent; "
+                "look there whether it still runs"
+            )
+
+    def _left(self, record: OperationRecord) -> str:
+        if record.message == WITHDRAWN:
+            return "the request was withdrawn, and nothing was changed"
+        if _answered(record, self._store.job(self._job.id)):
+            return f"it is {record.state}"
+        key = self._job.id[:8]
+        return f"the job is still at it; `scavenger status {key}` tells, and `scavenger logs {key} -f` shows more"
+
+    def _tell_events(self) -> None:
+        for event in self._store.events(self._job.id, after=self._last_event):
+            self._last_event = event.id
+            console.note(_event_words(event))
+
+
+def _answered(record: OperationRecord, job: JobRecord) -> bool:
+    """A stop is answered when the job has ended: until then it saves, and is paid for."""
+    stopping = isinstance(record.operation, StopJob) and record.state == "done"
+    return job.ended if stopping else record.ended
+
+
+def _event_words(event: EventRecord) -> str:
+    level = "" if event.level == "info" else f"{event.level}: "
+    return f"{event.kind}: {level}{event.message}"
+
+
+def _requester() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _show(job: JobRecord, record: OperationRecord, *, as_json: bool) -> None:
+    wish = describe(record.operation)
+    if as_json:
+        console.emit_json(
+            {
+                "schema_version": console.SCHEMA_VERSION,
+                "job": {"id": job.id, "name": job.name, "state": job.state},
+                "operation": operation_row(record),
+            }
+        )
+    if record.state in ("refused", "failed"):
+        console.error(f"{job.name} ({job.id[:8]}), asked to {wish}: {record.state}: {record.message}")
+    elif not as_json:
+        said = f": {record.message}" if record.message else ""
+        state = "requested" if record.state == "pending" else record.state
+        line = f"{clean(job.name)} ({job.id[:8]}), asked to {clean(wish)}: {state}{clean(said)}"
+        console.emit(Text(line, no_wrap=True, overflow="ignore"))

@@ -1,0 +1,34 @@
+"""`resume`: go on with a job that ended before its goal."""
+
+from __future__ import annotations
+
+from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
+
+__all__ = ["resume"]
+
+
+def resume(key: str, *, yes: bool, store_url: str | None, as_json: bool) -> int:
+    """Resume the job and drive it to its end, shown and reported as `optimize` does.
+
+    Returns:
+        The exit code: the report's own.
+
+    Raises:
+        ConfigurationError: No such job, or nothing to go on with.
+        TransientError: It runs.
+    """
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        store.reap_dead_jobs()
+        job = store.job(key)
+        store.check_resumable(job)
+    refuse_to_ask_nobody(yes=yes)
+    from scavenger.control.resume import resume_job
+
+    return drive(
+        lambda store, observer, confirm: resume_job(job.id, store=store, observer=observer, confirm=confirm),
+        ask=not yes,
+        store_url=store_url,
+        as_json=as_json,
+    )

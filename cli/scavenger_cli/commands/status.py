@@ -1,0 +1,157 @@
+"""`status`: the latest jobs, or one with its processes, what it was asked and what happened to it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from scavenger.domain.operation import describe
+from scavenger_cli import console, render
+from scavenger_cli.commands.operate import operation_row
+from scavenger_cli.formatting import clean, duration, money, when
+
+if TYPE_CHECKING:
+    from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
+    from scavenger.store.store import Store
+
+__all__ = ["show_status"]
+
+EVENTS_SHOWN = 12
+OPERATIONS_SHOWN = 5
+FACTS_WIDTH = len("checkpoint")
+"""Of the names of a job's facts; `checkpoint` is the longest of them."""
+JOBS_SHOWN = 20
+
+
+def show_status(key: str | None, *, store_url: str | None, as_json: bool) -> int:
+    """The latest jobs, or one with its processes and what happened to it."""
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        if key is None:
+            _list_jobs(store, as_json=as_json)
+        else:
+            _show_job(store, store.job(key), as_json=as_json)
+    return 0
+
+
+def _state(store: Store, job: JobRecord) -> str:
+    words = job.state.replace("_", " ")
+    return words if job.ended or store.is_alive(job) else f"dead ({words} when last heard of)"
+
+
+def _list_jobs(store: Store, *, as_json: bool) -> None:
+    jobs = store.jobs(JOBS_SHOWN)
+    if as_json:
+        rows = [{**console.plain(job), "alive": store.is_alive(job)} for job in jobs]
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "store": store.name, "jobs": rows})
+        return
+    if not jobs:
+        console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
+        return
+    grid = render.table(
+        ("id", "left"),
+        ("name", "left"),
+        ("state", "left"),
+        ("chosen", "left"),
+        ("spent", "right"),
+        ("began", "left"),
+    )
+    for job in jobs:
+        chosen = "-" if job.chosen is None else f"{job.chosen.workers} x batch {job.chosen.global_batch_size}"
+        spent = "-" if job.cost_usd is None else money(job.cost_usd)
+        grid.add_row(
+            job.id[:8], clean(job.name), _state(store, job), chosen, spent, when(job.created_at)[5:16]
+        )
+    console.emit(grid)
+
+
+def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
+    processes, events = store.processes(job.id), store.events(job.id, limit=EVENTS_SHOWN)
+    operations = store.operations(job.id, limit=OPERATIONS_SHOWN)
+    if as_json:
+        console.emit_json(
+            {
+                "schema_version": console.SCHEMA_VERSION,
+                "store": store.name,
+                "job": {**console.plain(job), "alive": store.is_alive(job)},
+                "processes": console.plain(processes),
+                "operations": [operation_row(operation) for operation in operations],
+                "events": console.plain(events),
+            }
+        )
+        return
+    facts = render.table((f"{'Job':<{FACTS_WIDTH}}", "left"), (f"{clean(job.name)} ({job.id})", "left"))
+    phase = f"{job.phase}: {clean(job.detail)}" if job.detail else job.phase
+    ended = job.ended_at or datetime.now(UTC)
+    rows = (
+        ("state", _state(store, job)),
+        ("phase", "" if job.ended else phase),
+        ("began", f"{when(job.created_at)}, {duration((ended - job.created_at).total_seconds())}"),
+        ("driven by", "" if job.ended else f"process {job.owner.pid} on {clean(job.owner.host)}"),
+        ("attempt", "" if job.attempts == 1 else str(job.attempts)),
+        ("chosen", "" if job.chosen is None else clean(job.chosen)),
+        ("step", "" if job.step is None else f"{job.step:,}"),
+        ("spent", "" if job.cost_usd is None else money(job.cost_usd)),
+        ("error", clean(job.error)),
+    )
+    for name, value in rows:
+        if value:
+            facts.add_row(name, value)
+    console.emit(
+        facts,
+        *render.paths(
+            (("job file", job.job_file), ("model", job.model_path), ("checkpoint", job.checkpoint)),
+            indent=0,
+            width=FACTS_WIDTH,
+        ),
+    )
+    if job.predicted is not None or job.actual is not None:
+        console.emit("", *render.comparison(job.predicted, job.actual))
+    # of a job that has ended, only what explains its end
+    shown = [each for each in processes if not job.ended or each.state in ("lost", "failed")]
+    if shown:
+        _emit_processes(shown, job.owner.host)
+    if operations:
+        _emit_operations(operations)
+    if events:
+        grid = render.table(("when", "left"), ("what", "left"))
+        for event in events:
+            grid.add_row(when(event.at)[5:], clean(event.message))
+        console.emit("", grid)
+
+
+def _emit_processes(processes: list[ProcessRecord], here: str) -> None:
+    """The host only where one is not the driver's."""
+    several = any(process.host not in (None, here) for process in processes)
+    grid = render.table(
+        ("process", "left"),
+        ("role", "left"),
+        ("pid", "right"),
+        *((("host", "left"),) if several else ()),
+        ("view", "right"),
+        ("state", "left"),
+        ("step", "right"),
+        ("", "left"),
+    )
+    for process in processes:
+        pid, view, step = (
+            "-" if value is None else str(value) for value in (process.pid, process.view, process.step)
+        )
+        host = (clean(process.host or "-"),) if several else ()
+        grid.add_row(
+            clean(process.process), process.role, pid, *host, view, process.state, step, clean(process.detail)
+        )
+    console.emit("", grid)
+
+
+def _emit_operations(operations: tuple[OperationRecord, ...]) -> None:
+    grid = render.table(("asked", "left"), ("to", "left"), ("", "left"), ("", "left"))
+    for operation in operations:
+        answer = clean(operation.message) or f"asked by {clean(operation.requested_by)}"
+        grid.add_row(
+            when(operation.requested_at)[5:], clean(describe(operation.operation)), operation.state, answer
+        )
+    console.emit("", grid)

@@ -1,0 +1,152 @@
+"""The commands that reach a job which another process drives: their words and options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scavenger.errors import ConfigurationError
+from scavenger_cli.options import (
+    Output,
+    OutputOption,
+    RunningJob,
+    StoreOption,
+    TimeoutOption,
+    WaitOption,
+    YesOption,
+    finish,
+)
+
+__all__ = ["register"]
+
+TIMEOUT = "15m"
+"""A new worker has to be found, started and warmed up; on a cloud that takes minutes."""
+LINES = 20
+"""Of each log: what is on a screen beside other things."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (logs, scale, migrate, stop, resume):
+        app.command()(command)
+
+
+def scale(
+    job: RunningJob,
+    workers: Annotated[
+        int | None, typer.Option("--workers", "-k", metavar="N", min=1, help="Train with N workers.")
+    ] = None,
+    add: Annotated[int | None, typer.Option(metavar="N", min=1, help="Train with N workers more.")] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Train without this worker; several: repeat, or separate by commas."),
+    ] = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = TIMEOUT,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Change how many workers a running job has."""
+
+    def command() -> int:
+        from scavenger_cli.commands.operate import operate, scaling
+
+        operation = scaling(workers, add, _split(remove))
+        return operate(
+            job, operation, wait=wait, timeout=timeout, store_url=store, as_json=output is Output.JSON
+        )
+
+    finish(output, command)
+
+
+def migrate(
+    job: RunningJob,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="Only this worker; several: repeat, or separate by commas."),
+    ] = None,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = TIMEOUT,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Replace workers of a running job by new ones."""
+
+    def command() -> int:
+        from scavenger_cli.commands.operate import migration, operate
+
+        operation = migration(_split(worker))
+        return operate(
+            job, operation, wait=wait, timeout=timeout, store_url=store, as_json=output is Output.JSON
+        )
+
+    finish(output, command)
+
+
+def stop(
+    job: RunningJob,
+    save: Annotated[
+        bool, typer.Option("--save/--no-save", help="Save the model as far as it has come.")
+    ] = True,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = TIMEOUT,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """End a running job in order."""
+
+    def command() -> int:
+        from scavenger.domain.operation import StopJob
+        from scavenger_cli.commands.operate import operate
+
+        as_json = output is Output.JSON
+        return operate(job, StopJob(save), wait=wait, timeout=timeout, store_url=store, as_json=as_json)
+
+    finish(output, command)
+
+
+def resume(
+    job: RunningJob, yes: YesOption = False, store: StoreOption = None, output: OutputOption = Output.TEXT
+) -> None:
+    """Go on with a job that ended before its goal."""
+
+    def command() -> int:
+        from scavenger_cli.commands.resume import resume as resume_job
+
+        return resume_job(job, yes=yes, store_url=store, as_json=output is Output.JSON)
+
+    finish(output, command)
+
+
+def logs(
+    job: RunningJob,
+    events: Annotated[bool, typer.Option("--events", help="Only what happened to the job.")] = False,
+    process: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only what this process of it wrote.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, max=100_000, help="How many of each, at most.")
+    ] = LINES,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show what happened to a job, and what its processes wrote."""
+
+    def command() -> int:
+        if events and process is not None:
+            raise ConfigurationError("give --events or --process, not both; without either both are shown")
+        if follow and output is Output.JSON:
+            raise ConfigurationError("-f has no end, and -o json is one document: give one of them")
+        from scavenger_cli.commands.logs import Wanted, show_logs
+
+        wanted = Wanted(process is None, not events, process)
+        as_json = output is Output.JSON
+        return show_logs(job, wanted, follow=follow, lines=lines, store_url=store, as_json=as_json)
+
+    finish(output, command)
+
+
+def _split(names: list[str] | None) -> tuple[str, ...]:
+    return tuple(part.strip() for name in names or () for part in name.split(","))

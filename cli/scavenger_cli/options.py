@@ -1,0 +1,121 @@
+"""The words and options that commands share, and how a command ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from scavenger.errors import ScavengerError
+from scavenger_cli import console
+
+__all__ = [
+    "BudgetOption",
+    "CurveFormat",
+    "DeadlineOption",
+    "DryRunOption",
+    "JobFile",
+    "JobKey",
+    "ModelKey",
+    "ObjectiveName",
+    "ObjectiveOption",
+    "OutOption",
+    "Output",
+    "OutputOption",
+    "RunningJob",
+    "StoreOption",
+    "Strategy",
+    "StrategyOption",
+    "TimeoutOption",
+    "WaitOption",
+    "YesOption",
+    "finish",
+]
+
+
+class Output(StrEnum):
+    """How a command answers."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class ObjectiveName(StrEnum):
+    """What to choose."""
+
+    TIME = "time"
+    COST = "cost"
+    KNEE = "knee"
+
+
+class Strategy(StrEnum):
+    """What to profile."""
+
+    AUTO = "auto"
+    FULL = "full"
+    PARTIAL = "partial"
+    NONE = "none"
+    UNIVERSAL = "universal"
+
+
+class CurveFormat(StrEnum):
+    """What a curve is written as."""
+
+    TERMINAL = "terminal"
+    SVG = "svg"
+    HTML = "html"
+    CSV = "csv"
+    JSON = "json"
+
+
+OutputOption = Annotated[
+    Output, typer.Option("-o", "--output", help="What to answer with: text, or one JSON document.")
+]
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", metavar="URL", help="Database; else SCAVENGER_STORE, else a file of this user."),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Agree beforehand: ask nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
+JobKey = Annotated[
+    str | None, typer.Argument(metavar="JOB", help="Id, start of the id, or name; the latest if left out.")
+]
+ModelKey = Annotated[str, typer.Argument(metavar="MODEL", help="A model's id, or the start of it.")]
+ObjectiveOption = Annotated[
+    ObjectiveName | None, typer.Option(help="Choose by this instead of the job file's objective.")
+]
+StrategyOption = Annotated[
+    Strategy | None, typer.Option(help="Profile by this instead of the job file's strategy.")
+]
+BudgetOption = Annotated[str | None, typer.Option(metavar="$", help="Highest cost, such as 20 or $0.50.")]
+DeadlineOption = Annotated[str | None, typer.Option(metavar="TIME", help="Longest time, such as 8h or 90m.")]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to stdout.")]
+RunningJob = Annotated[
+    str, typer.Argument(metavar="JOB", help="Id, start of the id, or name: the latest of that name.")
+]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job has done it.")]
+TimeoutOption = Annotated[
+    str, typer.Option(metavar="TIME", help="Longest wait; what nobody has begun by then is withdrawn.")
+]
+
+
+def finish(output: Output, command: Callable[[], int]) -> None:
+    """Run a command; where JSON was asked for, errors are a document too."""
+    try:
+        code = command()
+    except Exception as error:
+        if output is Output.JSON:
+            known = isinstance(error, ScavengerError)
+            console.emit_json(
+                {
+                    "schema_version": console.SCHEMA_VERSION,
+                    "error": str(error) if known else f"internal fault: {type(error).__name__}",
+                    "exit_code": error.exit_code if isinstance(error, ScavengerError) else 1,
+                }
+            )
+        raise
+    raise typer.Exit(code)

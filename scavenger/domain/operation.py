@@ -1,0 +1,183 @@
+"""What a running job may be asked to do from outside, one operation at a time.
+
+Whoever drives the job takes an operation and answers it; these values only say what is wanted. As JSON an
+operation is an object with its `kind` and its fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+__all__ = [
+    "Migrate",
+    "Operation",
+    "ProfileRange",
+    "ScaleIn",
+    "ScaleOut",
+    "ScaleTo",
+    "StopJob",
+    "describe",
+    "operation_document",
+    "operation_from_document",
+]
+
+STEPS_MIN = 3
+"""Undisturbed steps below which a profile says nothing of its spread; as `profile.steps` in the job file."""
+
+_WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleTo:
+    """Train with so many workers."""
+
+    workers: int
+
+    def __post_init__(self) -> None:
+        _at_least(1, self.workers, "workers")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOut:
+    """Train with so many workers more."""
+
+    add: int
+
+    def __post_init__(self) -> None:
+        _at_least(1, self.add, "workers to add")
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleIn:
+    """Train without these workers; they finish the step that is under way."""
+
+    remove: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        _check_workers(self.remove, "workers to remove")
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """Replace these workers, or all (None), by as many new ones, in one change of view."""
+
+    workers: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None:
+            _check_workers(self.workers, "workers to replace")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRange:
+    """Measure the step time of every number of workers from `max` down to `min`, `steps` steps each [1]_.
+
+    From the top down, since leaving costs less than joining: all workers are started once.
+
+    References:
+        .. [1] Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters" (EDL), profile(min, max), 2021.
+    """
+
+    min: int
+    max: int
+    steps: int = 20
+
+    def __post_init__(self) -> None:
+        _at_least(1, self.min, "workers")
+        _at_least(self.min, self.max, "most workers")
+        _at_least(STEPS_MIN, self.steps, "steps")
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """End the job in order; `save`: its model too, as far as it has come."""
+
+    save: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.save, bool):
+            raise ValueError(f"save must be true or false, not {self.save!r}")
+
+
+Operation = ScaleTo | ScaleOut | ScaleIn | Migrate | ProfileRange | StopJob
+
+_KINDS: dict[str, type[Operation]] = {
+    "scale_to": ScaleTo,
+    "scale_out": ScaleOut,
+    "scale_in": ScaleIn,
+    "migrate": Migrate,
+    "profile_range": ProfileRange,
+    "stop": StopJob,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def describe(operation: Operation) -> str:
+    """The operation in a few words, as they follow "asked to"."""
+    match operation:
+        case ScaleTo(workers):
+            return f"scale to {_count(workers)}"
+        case ScaleOut(add):
+            return f"add {_count(add)}"
+        case ScaleIn(remove):
+            return f"remove {', '.join(remove)}"
+        case Migrate(workers):
+            return "migrate every worker" if workers is None else f"migrate {', '.join(workers)}"
+        case ProfileRange(least, most, steps):
+            return f"profile {least} to {_count(most)}, {steps} steps each"
+        case StopJob(save):
+            return "stop" if save else "stop without saving"
+
+
+def operation_document(operation: Operation) -> dict[str, Any]:
+    """The operation as JSON's own types; `operation_from_document` reads it back."""
+    values = {field.name: getattr(operation, field.name) for field in fields(operation)}
+    return {
+        "kind": _NAMES[type(operation)],
+        **{name: list(value) if isinstance(value, tuple) else value for name, value in values.items()},
+    }
+
+
+def operation_from_document(document: Mapping[str, Any]) -> Operation:
+    """The operation that a document was made of, believing nothing of it.
+
+    Raises:
+        ValueError: The document is no operation, or one that no job could be asked for.
+    """
+    kind = document.get("kind") if isinstance(document, Mapping) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ValueError(f"no operation is called {kind!r}; there are {', '.join(_KINDS)}")
+    given = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in document.items()
+        if name != "kind"
+    }
+    form: Any = _KINDS[kind]
+    try:
+        made: Operation = form(**given)
+    except TypeError:
+        known = ", ".join(field.name for field in fields(form))
+        raise ValueError(f"{kind} takes {known}, not {', '.join(map(str, given)) or 'nothing'}") from None
+    return made
+
+
+def _count(workers: int) -> str:
+    return "1 worker" if workers == 1 else f"{workers:,} workers"
+
+
+def _at_least(least: int, value: object, what: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{what} must be a whole number of at least {least}, not {value!r}")
+
+
+def _check_workers(names: object, what: str) -> None:
+    if not isinstance(names, tuple) or not names:
+        raise ValueError(f"{what} must be named, as w1")
+    for name in names:
+        if not isinstance(name, str) or not _WORKER_ID.fullmatch(name):
+            raise ValueError(f"{what}: {name!r} is no worker's id; `scavenger status JOB` lists them")
+    if len(set(names)) != len(names):
+        raise ValueError(f"{what}: {', '.join(names)} names a worker twice")

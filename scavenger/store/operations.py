@@ -1,0 +1,237 @@
+"""What running jobs are asked to do from outside, one operation of a job at a time.
+
+Whoever asks submits an operation and reads its record until it has ended; the process that drives the job takes
+it, does it, and ends it. An operation whose job ends first is ended with the job, so nobody waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, cast
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from scavenger.domain.operation import (
+    Operation,
+    StopJob,
+    describe,
+    operation_document,
+    operation_from_document,
+)
+from scavenger.domain.report import JobState
+from scavenger.errors import ConfigurationError, StoreError, TransientError
+from scavenger.store.base import Part, job_row
+from scavenger.store.owner import is_owner_alive
+from scavenger.store.records import (
+    LIVE_STATES,
+    OPEN_STATES,
+    RESUMABLE_STATES,
+    OperationRecord,
+    OperationState,
+    Owner,
+    Verdict,
+)
+from scavenger.store.schema import JobRow, OperationRow
+
+__all__ = ["Operations", "end_open_operation"]
+
+MESSAGE_MAX = 2_000
+"""Characters of an answer; the log has the rest."""
+
+
+class Operations(Part):
+    """The part of `Store` that holds operations.
+
+    Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve
+    it, and `ConfigurationError` where there is no such job or operation.
+    """
+
+    def submit_operation(self, job_id: str, operation: Operation, requested_by: str) -> OperationRecord:
+        """Ask a running job to do something.
+
+        Raises:
+            ConfigurationError: The job has ended, or nobody drives it any more.
+            TransientError: It has another operation that has not ended.
+        """
+        with self._database.writing() as session:
+            job, now = job_row(session, job_id), self._clock()
+            name, wish = f"job {job.name} ({job.id[:8]})", describe(operation)
+            if job.state not in LIVE_STATES:
+                hint = f"; `scavenger resume {job.id[:8]}` goes on with it"
+                raise ConfigurationError(
+                    f"{name} cannot be asked to {wish}: it has ended as "
+                    f"{job.state.replace('_', ' ')}"
+                    + (hint if job.state in RESUMABLE_STATES and job.checkpoint is not None else "")
+                )
+            owner = Owner(job.owner_pid, job.owner_host, job.owner_started_at_s)
+            if not is_owner_alive(owner, job.heartbeat_at, at=now):
+                raise ConfigurationError(
+                    f"{name} cannot be asked to {wish}: its process {owner.pid} on "
+                    f"{owner.host} is gone; `scavenger resume {job.id[:8]}` goes on with it"
+                )
+            if (other := _open_row(session, job_id)) is not None:
+                raise _occupied(job, other)
+            row = OperationRow(
+                job_id=job_id,
+                operation=operation_document(operation),
+                requested_by=requested_by,
+                state="pending",
+                message="",
+                requested_at=now,
+            )
+            session.add(row)
+            try:
+                session.flush()
+            except IntegrityError:  # writers take turns; this is the database's own word should one not
+                raise TransientError(
+                    f"{name} was asked for something else at the same moment; try again"
+                ) from None
+            session.refresh(row)
+            return _operation(row)
+
+    def next_operation(self, job_id: str) -> OperationRecord | None:
+        """Take the operation that waits for this job, which is then `running`; None where there is none.
+
+        Cheap where nothing waits: only then is there nothing to write. One that cannot be read, as of a newer
+        Scavenger, is ended as `failed`.
+        """
+        with self._database.reading() as session:
+            waiting = _open_row(session, job_id)
+            if waiting is None or waiting.state != "pending":
+                return None
+        with self._database.writing() as session:
+            row = session.get_one(OperationRow, waiting.id)
+            if row.state != "pending":  # withdrawn, or taken, since it was seen
+                return None
+            try:
+                _read(row.operation)
+            except StoreError as error:
+                _end_row(row, "failed", str(error), self._clock())
+                return None
+            row.state, row.started_at = "running", self._clock()
+            session.flush()
+            session.refresh(row)
+            return _operation(row)
+
+    def open_operation(self, job_id: str) -> OperationRecord | None:
+        """The operation of a job that has not ended, `pending` or `running`; None where there is none."""
+        with self._database.reading() as session:
+            row = _open_row(session, job_id)
+            return None if row is None else _operation(row)
+
+    def end_operation(self, operation_id: int, state: Verdict, message: str) -> OperationRecord:
+        """Answer an operation; one that has ended keeps its first answer.
+
+        Args:
+            operation_id: As in `OperationRecord.id`.
+            state: `done`, `refused` (nothing was changed) or `failed`.
+            message: One line for whoever asked.
+
+        Returns:
+            The operation as it is now.
+        """
+        return self._end(operation_id, OPEN_STATES, state, message)
+
+    def withdraw_operation(self, operation_id: int, message: str) -> OperationRecord:
+        """Take back an operation that nobody has begun: it is `refused`. One that was taken goes on.
+
+        Returns:
+            The operation as it is now; whoever asked sees in its state whether it was withdrawn.
+        """
+        return self._end(operation_id, ("pending",), "refused", message)
+
+    def _end(
+        self, operation_id: int, among: tuple[OperationState, ...], state: Verdict, message: str
+    ) -> OperationRecord:
+        with self._database.writing() as session:
+            row = _row(session, operation_id)
+            if row.state in among:
+                _end_row(row, state, message, self._clock())
+                session.flush()
+                session.refresh(row)
+            return _operation(row)
+
+    def operation(self, operation_id: int) -> OperationRecord:
+        """An operation by its number."""
+        with self._database.reading() as session:
+            return _operation(_row(session, operation_id))
+
+    def operations(self, job_id: str, *, limit: int = 20) -> tuple[OperationRecord, ...]:
+        """The newest operations of a job, in the order of time."""
+        query = select(OperationRow).where(OperationRow.job_id == job_id)
+        with self._database.reading() as session:
+            rows = session.scalars(query.order_by(OperationRow.id.desc()).limit(limit)).all()
+            return tuple(_operation(row) for row in reversed(rows))
+
+
+def end_open_operation(session: Session, job_id: str, state: JobState, reason: str, at: datetime) -> None:
+    """End what a job was asked for as the job ends: a stop that was taken is done, all else is not.
+
+    Args:
+        session: With the write lock.
+        job_id: The job.
+        state: What the job ends as.
+        reason: Its error, one line; empty where there is none.
+        at: When.
+    """
+    row = _open_row(session, job_id)
+    if row is None:
+        return
+    ending = f"the job ended as {state.replace('_', ' ')}" + (f": {reason}" if reason else "")
+    if row.state == "pending":
+        _end_row(row, "refused", f"not begun: {ending}", at)
+        return
+    in_order = not reason or state in ("interrupted", "stopped")
+    stopped = in_order and row.operation in (operation_document(StopJob(save)) for save in (True, False))
+    _end_row(row, "done" if stopped else "failed", ending, at)
+
+
+def _end_row(row: OperationRow, state: Verdict, message: str, at: datetime) -> None:
+    row.state, row.ended_at = state, at
+    row.message = " ".join(message.split())[:MESSAGE_MAX]
+
+
+def _open_row(session: Session, job_id: str) -> OperationRow | None:
+    query = select(OperationRow).where(OperationRow.job_id == job_id, OperationRow.ended_at.is_(None))
+    return session.scalar(query)
+
+
+def _row(session: Session, operation_id: int) -> OperationRow:
+    row = session.get(OperationRow, operation_id)
+    if row is None:
+        raise ConfigurationError(
+            f"there is no operation {operation_id}; `scavenger status JOB` lists a job's"
+        )
+    return row
+
+
+def _occupied(job: JobRow, other: OperationRow) -> TransientError:
+    doing = "is about to" if other.state == "pending" else "is busy: it was asked to"
+    return TransientError(
+        f"job {job.name} ({job.id[:8]}) {doing} {describe(_read(other.operation))} (asked by "
+        f"{other.requested_by}); one thing at a time: try again when `scavenger status {job.id[:8]}` shows its end"
+    )
+
+
+def _read(document: Mapping[str, Any]) -> Operation:
+    try:
+        return operation_from_document(document)
+    except ValueError as error:
+        raise StoreError(f"a stored operation cannot be read: {error}") from error
+
+
+def _operation(row: OperationRow) -> OperationRecord:
+    return OperationRecord(
+        id=row.id,
+        job_id=row.job_id,
+        operation=_read(row.operation),
+        requested_by=row.requested_by,
+        state=cast(OperationState, row.state),
+        message=row.message,
+        requested_at=row.requested_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )

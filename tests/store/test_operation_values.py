@@ -1,0 +1,88 @@
+"""Laws of the values of operations: what cannot be asked cannot be made, and JSON loses nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.domain.operation import (
+    Migrate,
+    Operation,
+    ProfileRange,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    StopJob,
+    describe,
+    operation_document,
+    operation_from_document,
+)
+
+counts = st.integers(1, 10_000)
+ids = st.lists(st.from_regex(r"\A[a-z][0-9]{1,4}\Z"), min_size=1, max_size=4, unique=True).map(tuple)
+operations = st.one_of(
+    st.builds(ScaleTo, counts),
+    st.builds(ScaleOut, counts),
+    st.builds(ScaleIn, ids),
+    st.builds(Migrate, st.none() | ids),
+    st.builds(
+        lambda least, more, steps: ProfileRange(least, least + more, steps),
+        counts,
+        counts,
+        st.integers(3, 99),
+    ),
+    st.builds(StopJob, st.booleans()),
+)
+
+
+@given(operations)
+def test_an_operation_survives_the_way_through_json(operation: Operation) -> None:
+    document = json.loads(json.dumps(operation_document(operation)))
+
+    assert operation_from_document(document) == operation
+    assert describe(operation)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ScaleTo(0), "workers must be a whole number of at least 1, not 0"),
+        (lambda: ScaleTo(True), "not True"),
+        (lambda: ScaleTo(1.5), "not 1.5"),  # type: ignore[arg-type]
+        (lambda: ScaleOut(-1), "at least 1, not -1"),
+        (lambda: ScaleIn(()), "must be named"),
+        (lambda: ScaleIn(("w1", "w1")), "names a worker twice"),
+        (lambda: ScaleIn(("w1; rm -rf /",)), "is no worker's id"),
+        (lambda: Migrate(("\x1b[2J",)), "is no worker's id"),
+        (lambda: ProfileRange(4, 2), "most workers must be a whole number of at least 4, not 2"),
+        (lambda: ProfileRange(1, 2, steps=2), "steps must be"),
+        (lambda: StopJob("yes"), "save must be true or false"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_cannot_be_asked_cannot_be_made(make, words: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        [],
+        {"kind": "rm"},
+        {"kind": []},
+        {"kind": "scale_to"},
+        {"kind": "scale_to", "workers": "4"},
+        {"kind": "scale_to", "workers": 4, "colour": "red"},
+        {"kind": "scale_in", "remove": "w1"},
+        {"kind": "stop", "save": None},
+    ],
+    ids=str,
+)
+def test_a_document_that_is_no_operation_is_refused_in_one_line(document) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the words are those of the values
+        operation_from_document(document)
+    assert len(str(caught.value).splitlines()) == 1
