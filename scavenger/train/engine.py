@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,31 +21,19 @@ import psutil
 
 from scavenger.errors import CleanupError
 from scavenger.train import reaper
+from scavenger.train.engine_base import GRACE_S, Engine, Exit, as_line
 from scavenger.train.messages import Bootstrap
 
-__all__ = ["Exit", "ProcessEngine"]
+__all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]
 
 _COMMAND = (sys.executable, "-m", "scavenger.train.process")
-_GRACE_S = 5.0
+_CLOSING_S = 1.0
 _KILL_S = 5.0  # the kernel may take a moment to free a large process
-_LOG_BYTES_MAX = 16 << 20
+_HOST = "127.0.0.1"
+LOG_BYTES_MAX = 16 << 20
+"""What is kept of a log."""
 _SWEEPS_MAX = 40
 _SWEEP_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """A process that ended: its name, and its exit status (negative: the signal that killed it)."""
-
-    name: str
-    status: int
-
-    @property
-    def cause(self) -> str:
-        if self.status >= 0:
-            return f"ended with status {self.status}"
-        name = signal.Signals(-self.status).name
-        return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
 @dataclass(slots=True)
@@ -55,36 +44,39 @@ class _Process:
     ended: bool = False
 
 
-class ProcessEngine:
+class ProcessEngine(Engine):
     """Runs each role of a job as a process group of its own on this machine.
 
     Args:
-        log_dir: Where each process's output goes, one file each.
-        memory_fd: The job's shared block, which every process inherits.
+        log_dir: Where each process's output goes, one file each; None: to a folder that ends with the engine.
+        memory_fd: The job's shared block, which every process inherits; -1 if there is none.
         command: What a process runs; it reads its `Bootstrap` from standard input.
     """
 
-    def __init__(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] = _COMMAND) -> None:
-        self._log_dir = log_dir
+    def __init__(self, log_dir: Path | None, memory_fd: int, *, command: Sequence[str] = _COMMAND) -> None:
         self._command = command
         self._fd = memory_fd
         self._processes: dict[str, _Process] = {}
         self._tag = uuid.uuid4().hex
-        log_dir.mkdir(parents=True, exist_ok=True)
+        self._closed = False
         # killed processes cannot tidy up: TensorFlow alone leaves a file for each function that it rewrote
         self._temporary = tempfile.mkdtemp(prefix="scavenger-")
+        self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
+        self._log_dir.mkdir(parents=True, exist_ok=True)
         self._reaper = subprocess.Popen(
             [sys.executable, "-I", "-S", reaper.__file__, self._tag, self._temporary],
             stdin=subprocess.PIPE,
             start_new_session=True,
         )
 
-    def launch(self, boot: Bootstrap, *, env: dict[str, str] | None = None) -> int:
-        """Start a process; returns its id.
-
-        Raises:
-            OSError: If the machine cannot start one.
-        """
+    def launch(self, boot: Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None) -> int:
+        """See `Engine.launch`; a process is up, with its id, when this returns."""
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if boot.name in self.running:
+            raise ValueError(f"a process {boot.name!r} runs already")
+        if host not in (None, _HOST):
+            raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
         log = self._log_dir / f"{boot.name}.log"
         with log.open("ab") as output:
             popen = subprocess.Popen(
@@ -92,7 +84,7 @@ class ProcessEngine:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=(self._fd,),
+                pass_fds=(self._fd,) if self._fd >= 0 else (),
                 start_new_session=True,
                 env={
                     **os.environ,
@@ -108,7 +100,17 @@ class ProcessEngine:
         with contextlib.suppress(BrokenPipeError):
             popen.stdin.write(msgspec.json.encode(boot) + b"\n")
             popen.stdin.flush()  # and kept open: its end tells the process that this one is gone
+        os.set_blocking(popen.stdin.fileno(), False)  # who does not read must not hold up the leader
         return popen.pid
+
+    def tell(self, name: str, line: bytes) -> None:
+        """See `Engine.tell`."""
+        whole = as_line(line)
+        process = self._processes[name]
+        assert process.popen.stdin is not None
+        if not process.ended:
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                os.write(process.popen.stdin.fileno(), whole)
 
     def poll(self) -> list[Exit]:
         """Processes that have ended since the last look; what they started is ended with them."""
@@ -121,6 +123,24 @@ class ProcessEngine:
 
     def pid(self, name: str) -> int:
         return self._processes[name].popen.pid
+
+    def host(self, name: str) -> str:
+        self._processes[name]  # an unknown name has no host either
+        return _HOST
+
+    @property
+    def leader_host(self) -> str:
+        """See `Engine.leader_host`."""
+        return _HOST
+
+    def suspended(self, name: str) -> bool:
+        process = self._processes[name]
+        if process.ended:
+            return False
+        try:
+            return bool(psutil.Process(process.popen.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
 
     def log(self, name: str) -> Path:
         return self._processes[name].log
@@ -146,11 +166,14 @@ class ProcessEngine:
         """Keep the end of logs that have grown beyond bounds, also while their processes write."""
         for process in self._processes.values():
             if not process.ended:
-                _cap(process.log)
+                cap_log(process.log)
 
     def show_stack(self, name: str) -> None:
         """Have a process write where it stands to its log."""
-        self._signal(name, signal.SIGUSR1)
+        process = self._processes[name]
+        if not process.ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.popen.pid, signal.SIGUSR1)
 
     def kill(self, name: str) -> None:
         """End a process and all that it started, at once."""
@@ -158,7 +181,7 @@ class ProcessEngine:
         if not process.ended:
             self._kill_group(process.popen.pid)
 
-    def stop(self, names: Sequence[str] | None = None, *, grace_s: float = _GRACE_S) -> None:
+    def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
         """End processes that have been told to quit: wait, then SIGTERM, then SIGKILL to each group.
 
         Raises:
@@ -190,14 +213,16 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End what still runs, then the reaper."""
+        self._closed = True
         try:
-            self.stop(grace_s=1.0)
+            self.stop(grace_s=_CLOSING_S)
         finally:
             pipe = self._reaper.stdin
             if pipe is not None and not pipe.closed:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
             self._reaper.wait()
+            shutil.rmtree(self._temporary, ignore_errors=True)  # if the reaper was killed
 
     def _mark(self, name: str) -> str:
         return f"{self._tag}.{name}"
@@ -214,11 +239,7 @@ class ProcessEngine:
                 break
             time.sleep(_SWEEP_S)
         self._tell_reaper("-", process.popen.pid)
-        _cap(process.log)
-
-    def _signal(self, name: str, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self._processes[name].popen.pid, number)
+        cap_log(process.log)
 
     @staticmethod
     def _kill_group(group: int) -> None:
@@ -233,13 +254,13 @@ class ProcessEngine:
             pipe.flush()
 
 
-def _cap(log: Path) -> None:
+def cap_log(log: Path) -> None:
     """Keep a log's end where the training code writes without end; it appends, so it goes on behind it."""
     with contextlib.suppress(OSError):
         size = log.stat().st_size
-        if size > _LOG_BYTES_MAX:
+        if size > LOG_BYTES_MAX:
             with log.open("rb+") as file:
-                file.seek(size - _LOG_BYTES_MAX)
+                file.seek(size - LOG_BYTES_MAX)
                 tail = file.read()
                 file.seek(0)
                 file.write(tail)
