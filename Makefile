@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test install install-dev check format bench clean
+.PHONY: help demo test install install-dev check format bench chaos clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -35,7 +35,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[plots,postgresql,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[plots,postgresql,ray,dev]'
 	@touch $@
 
 format: install-dev  ## put the code into its standard form
@@ -44,6 +44,12 @@ format: install-dev  ## put the code into its standard form
 
 bench: install-dev  ## measure what benchmarks/README.md tells of; about fifteen minutes
 	$(BIN)/python -m benchmarks
+
+chaos: install-dev  ## train while processes are killed and stopped at random; about three minutes
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py
+
+simulate: install-dev  ## 20,000 schedules of the elastic protocol under chaos; a few minutes
+	$(BIN)/python -m tests.elastic.simulate
 
 clean:  ## remove what the other commands made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

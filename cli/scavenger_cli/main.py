@@ -15,6 +15,7 @@ from scavenger import __version__
 from scavenger.errors import Interrupted, ScavengerError
 from scavenger_cli import console, operating
 from scavenger_cli.options import (
+    AuditOption,
     BudgetOption,
     CurveFormat,
     DeadlineOption,
@@ -95,11 +96,12 @@ def optimize(
     deadline: DeadlineOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
+    audit: AuditOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Choose what a job should run on, and run it there."""
-    _execute(True, job_file, objective, strategy, budget, deadline, yes, dry_run, store, output)
+    _execute(True, job_file, objective, strategy, budget, deadline, yes, dry_run, store, output, audit=audit)
 
 
 @app.command()
@@ -129,6 +131,8 @@ def _execute(
     dry_run: bool,
     store: str | None,
     output: Output,
+    *,
+    audit: bool = False,
 ) -> None:
     def command() -> int:
         from scavenger_cli.commands.run import Overrides, execute
@@ -146,6 +150,7 @@ def _execute(
             dry_run=dry_run,
             store_url=store,
             as_json=output is Output.JSON,
+            audit=audit,
         )
 
     finish(output, command)

@@ -8,6 +8,7 @@ import typer
 
 from scavenger.errors import ConfigurationError
 from scavenger_cli.options import (
+    AuditOption,
     Output,
     OutputOption,
     RunningJob,
@@ -107,14 +108,18 @@ def stop(
 
 
 def resume(
-    job: RunningJob, yes: YesOption = False, store: StoreOption = None, output: OutputOption = Output.TEXT
+    job: RunningJob,
+    yes: YesOption = False,
+    audit: AuditOption = False,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
 ) -> None:
     """Go on with a job that ended before its goal."""
 
     def command() -> int:
         from scavenger_cli.commands.resume import resume as resume_job
 
-        return resume_job(job, yes=yes, store_url=store, as_json=output is Output.JSON)
+        return resume_job(job, yes=yes, audit=audit, store_url=store, as_json=output is Output.JSON)
 
     finish(output, command)
 

@@ -13,6 +13,7 @@ from scavenger.errors import ScavengerError
 from scavenger_cli import console
 
 __all__ = [
+    "AuditOption",
     "BudgetOption",
     "CurveFormat",
     "DeadlineOption",
@@ -79,6 +80,9 @@ StoreOption = Annotated[
     typer.Option("--store", metavar="URL", help="Database; else SCAVENGER_STORE, else a file of this user."),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Agree beforehand: ask nothing.")]
+AuditOption = Annotated[
+    bool, typer.Option("--audit", help="Write down which worker trained on which samples: audit.jsonl.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobKey = Annotated[

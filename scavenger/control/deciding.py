@@ -85,12 +85,13 @@ def decide(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace
     )
     search.choice = choose(
         search.curve,
-        str(job.objective),
+        job.objective if isinstance(job.objective, str) else "utility",
         deadline_s=deadline_s,
         budget_usd=budget_usd,
         spent_time_s=search.ended_s,
         spent_usd=search.ended_usd,
         remaining=remaining,
+        worth=None if job.utility is None else job.utility.worth_at,
     )
     if isinstance(search.choice, Choice):
         search.predicted = predict_run(trainer, search.choice, search.progress)

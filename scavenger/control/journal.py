@@ -2,39 +2,134 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 
-__all__ = ["Journal"]
+from scavenger.domain.measurement import EpochRecord
+
+__all__ = ["History", "Journal", "read_history"]
 
 SCHEMA_VERSION = 1
 
 
 class Journal:
-    """A file of JSON lines, each with its `kind`; written as things happen: a crash loses at most a second.
+    """A file of JSON lines, each with its `kind`, handed to the system as things happen: a killed job loses none.
+
+    A job that is resumed goes on with its file, after a line of kind `resumed`: steps after that line's `step`
+    that stand before it were undone.
 
     Raises:
         OSError: If the file cannot be written.
     """
 
-    def __init__(self, path: Path, **header: Any) -> None:
+    def __init__(self, path: Path, *, resumed_step: int | None = None, **header: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._file: IO[bytes] = path.open("wb")
-        self._write("header", {"schema_version": SCHEMA_VERSION, **header})
+        if resumed_step is None:
+            self._file: IO[bytes] = path.open("wb")
+            self._write("header", {"schema_version": SCHEMA_VERSION, **header})
+        else:
+            self._file = path.open("ab")
+            self._file.write(b"\n")  # whatever was being written when the last attempt ended
+            self._write("resumed", {"step": resumed_step})
 
     def add(self, kind: str, record: Any) -> None:
-        """Append a dataclass."""
-        self._write(kind, asdict(record))
+        """Append a dataclass, or a mapping."""
+        self._write(kind, asdict(record) if is_dataclass(record) else record)  # type: ignore[arg-type]
 
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
         self._file.write(msgspec.json.encode({"kind": kind, **fields}) + b"\n")
-
-    def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a job had come to at a step, as far as its journal tells.
+
+    Attributes:
+        epochs: That had been evaluated, without one that ended with the step itself: a job that is taken up
+            there evaluates it again.
+        samples_by_batch: Samples trained, by global batch size.
+        elapsed_s: How long the job had been under way when it last wrote, undone steps included: they took their
+            time.
+    """
+
+    epochs: tuple[EpochRecord, ...] = ()
+    samples_by_batch: tuple[tuple[int, int], ...] = ()
+    elapsed_s: float = 0.0
+
+
+class _Step(msgspec.Struct, tag_field="kind", tag="step"):
+    step: int
+    global_batch_size: int
+    samples: int
+    at_s: float
+
+
+class _Epoch(msgspec.Struct, tag_field="kind", tag="epoch"):
+    epoch: int
+    step: int
+    metrics: dict[str, float | None]
+    evaluation_s: float
+    at_s: float
+
+    def record(self) -> EpochRecord:
+        """JSON has no NaN: null stands for it."""
+        metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
+        return EpochRecord(self.epoch, self.step, metrics, self.evaluation_s, self.at_s)
+
+
+class _Resumed(msgspec.Struct, tag_field="kind", tag="resumed"):
+    step: int
+
+
+def read_history(path: Path, step: int) -> History:
+    """What a job had come to at a step of the state that its last attempt left.
+
+    A file that is missing or damaged tells less, and is no error: a resumed job does not need it to go on.
+    """
+    steps: dict[int, _Step] = {}
+    epochs: dict[int, _Epoch] = {}
+    elapsed_s = 0.0
+
+    def undo(after: int) -> None:
+        for number in [number for number in steps if number > after]:
+            del steps[number]
+        for number in [number for number, epoch in epochs.items() if epoch.step >= after]:
+            del epochs[number]
+
+    decoder = msgspec.json.Decoder(_Step | _Epoch | _Resumed)
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return History()
+    for line in lines:
+        try:
+            found = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):  # damaged, or of another kind
+            continue
+        match found:
+            case _Step():
+                steps[found.step] = found
+                elapsed_s = max(elapsed_s, found.at_s)
+            case _Epoch():
+                epochs[found.epoch] = found
+                elapsed_s = max(elapsed_s, found.at_s)
+            case _Resumed():
+                undo(found.step)
+    undo(step)
+    samples: dict[int, int] = {}
+    for done in steps.values():
+        samples[done.global_batch_size] = samples.get(done.global_batch_size, 0) + done.samples
+    return History(
+        epochs=tuple(epochs[number].record() for number in sorted(epochs)),
+        samples_by_batch=tuple(sorted(samples.items())),
+        elapsed_s=elapsed_s,
+    )

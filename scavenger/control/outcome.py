@@ -35,7 +35,7 @@ def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
     """The whole run, as seen from here: what is spent, the start of missing workers, and what is left."""
     point = choice.point
     price_s = trainer.offer.price_usd_per_hour / 3600.0
-    joining = point.configuration.workers > len(trainer.coordinator.membership.alive)
+    joining = point.configuration.workers > len(trainer.crew.alive)
     # where no worker is ready yet, the first one has taken all the time so far, and one more takes no less
     setup_s = 0.0
     if joining:
@@ -93,9 +93,10 @@ def actual_of(trainer: Trainer, dataset_size: int, chosen: Configuration | None)
     places = [place for place in (chosen, trainer.configuration) if place is not None]
     windows = (trainer.window(place, 0) for place in places)
     steps = next((window for window in windows if window), trainer.steps)
+    samples = trainer.before.consumed + sum(record.samples for record in trainer.steps)
     return Actual(
         time_s=trainer.elapsed_s,
         cost_usd=trainer.cost_usd,
         step_time_s=statistics.median(record.step_time_s for record in steps),
-        epochs=sum(trainer.samples_by_batch.values()) / dataset_size,
+        epochs=trainer.before.epoch + samples / dataset_size,
     )

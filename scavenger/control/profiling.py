@@ -119,7 +119,7 @@ class _Enough:
         if trainer.wanted < self._configuration.workers:
             return True
         if self._stability is not None:
-            for record in trainer.steps[self._seen :]:  # step n is at index n - 1
+            for record in trainer.steps_since(self._seen):
                 self._stability = self._stability.update(record)
             self._seen = trainer.step
             if not self._stability.ended:

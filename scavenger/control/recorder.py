@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from scavenger.control.trainer import Trainer
 from scavenger.domain.document import report_document
@@ -26,8 +27,9 @@ from scavenger.domain.report import (
 )
 from scavenger.errors import ScavengerError, StoreBusyError
 from scavenger.store import Store
-from scavenger.store.records import JobRecord, JobUpdate
-from scavenger.train.coordinator import Coordinator
+from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
+from scavenger.train.crew import Crew
+from scavenger.train.crew import ProcessState as CrewProcess
 
 __all__ = ["Recorder"]
 
@@ -56,8 +58,8 @@ class Recorder(Observer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self.record, self._observer, self._clock = store, record, observer, clock
-        self._coordinator: Coordinator | None = None
-        self._known: dict[str, tuple[str, int | None]] = {}
+        self._crew: Crew | None = None
+        self._known: dict[str, CrewProcess] = {}
         self._waiting: list[Callable[[], object]] = []
         self._retry_at = 0.0
         self._ended = self._patient = False
@@ -95,9 +97,9 @@ class Recorder(Observer):
                     exit_code=getattr(error, "exit_code", 1),
                 )
 
-    def watch(self, coordinator: Coordinator) -> None:
-        """Record the processes of this coordinator from now on."""
-        self._coordinator = coordinator
+    def watch(self, crew: Crew) -> None:
+        """Record the processes of this crew from now on."""
+        self._crew = crew
 
     def update(self, **fields: Any) -> None:
         """Change the entry; see `scavenger.store.records.JobUpdate`."""
@@ -112,10 +114,11 @@ class Recorder(Observer):
         if self._waiting and self._clock() < self._retry_at:
             return
         self.keep(lambda: self._store.heartbeat(self.job_id))
-        if trainer.steps and not self._waiting:
-            self.update(step=trainer.step, cost_usd=trainer.cost_usd)
         if not self._waiting:
-            self._record_processes(trainer.step or None)
+            reached: dict[str, Any] = {"step": trainer.step} if trainer.step else {}
+            self.update(cost_usd=trainer.cost_usd, **reached)
+        if not self._waiting:
+            self._record_processes()
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
@@ -129,12 +132,21 @@ class Recorder(Observer):
             case WorkerChanged():
                 level = "warning" if event.state in ("lost", "failed") else "info"
                 text = " ".join(part for part in (event.process, event.state, event.detail) if part)
-                self._record_event("worker", text, level)
+                data = {"process": event.process, "state": event.state, "detail": event.detail}
+                self._record_event("worker", text, level, data)
             case ViewChanged():
                 self._record_event(
                     "view",
                     f"view {event.view} from step {event.first_step}: {event.configuration} ({event.reason})"
                     f"; workers stood still for {event.stall_s * 1e3:.0f} ms",
+                    data={
+                        "view": event.view,
+                        "first_step": event.first_step,
+                        "workers": event.configuration.workers,
+                        "global_batch_size": event.configuration.global_batch_size,
+                        "stall_s": event.stall_s,
+                        "reason": event.reason,
+                    },
                 )
             case Noted():
                 self._record_event("note", event.message, event.level)
@@ -152,7 +164,7 @@ class Recorder(Observer):
         self._retry_at, self._patient = 0.0, True
         self.keep(lambda: None)
         if not self._waiting:
-            self._record_processes(report.steps or None)
+            self._record_processes()
         changes: dict[str, Any] = {}
         if report.actual is not None:
             changes |= {"actual": report.actual, "cost_usd": report.actual.cost_usd}
@@ -179,8 +191,10 @@ class Recorder(Observer):
         except OSError:  # its terminal or pipe is gone, which must not end a training
             self._observer = Observer()
 
-    def _record_event(self, kind: str, text: str, level: Any = "info") -> None:
-        self.keep(lambda: self._store.add_event(self.job_id, kind, text, level=level))
+    def _record_event(
+        self, kind: str, text: str, level: Any = "info", data: dict[str, Any] | None = None
+    ) -> None:
+        self.keep(lambda: self._store.add_event(self.job_id, kind, text, level=level, data=data))
 
     def keep(self, write: Callable[[], object]) -> None:
         """Write to the store, after what still waits; where it is held by another process, wait with it.
@@ -204,15 +218,27 @@ class Recorder(Observer):
             del self._waiting[0]
             raise
 
-    def _record_processes(self, step: int | None) -> None:
-        if self._coordinator is None:
+    def checkpointed(self, url: str) -> None:
+        """The job can be resumed from now on."""
+        self.record = replace(self.record, checkpoint=url)
+        self.update(checkpoint=url)
+
+    def _record_processes(self) -> None:
+        """What has changed of the processes, in one transaction."""
+        if self._crew is None:
             return
-        for name, (role, pid, state) in self._coordinator.processes().items():
-            if self._known.get(name) == (state, step):
-                continue
-            self._known[name] = (state, step)
-            fields: dict[str, Any] = {"role": role, "state": state, "pid": pid}
-            fields["step"] = step if state == "training" else None
-            self.keep(
-                lambda name=name, fields=fields: self._store.set_process(self.job_id, name, **fields)  # type: ignore[misc]
-            )
+        changed: dict[str, ProcessUpdate] = {}
+        for process in self._crew.processes():
+            if self._known.get(process.name) != process:
+                self._known[process.name] = process
+                changed[process.name] = {
+                    "role": cast(ProcessRole, process.role),
+                    "state": cast(ProcessState, process.state),
+                    "pid": process.pid,
+                    "host": process.host,
+                    "detail": process.detail,
+                    "step": process.step or None,
+                    "view": process.view or None,
+                }
+        if changed:
+            self.keep(lambda: self._store.set_processes(self.job_id, changed))

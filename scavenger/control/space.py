@@ -29,16 +29,11 @@ def check_supported(job: JobSpec) -> None:
             f"infra: {job.infra} cannot be provisioned by this version; use local",
         ),
         (
-            not isinstance(job.objective, str),
-            "objective: utility is not supported yet; use time, cost or knee",
+            not isinstance(job.objective, str) and job.utility is None,
+            "objective: a utility as an expression is not evaluated by this version; give its worth by time, as "
+            "{utility: {linear: {worth: $50, until: 8h}}}",
         ),
         (job.spot != "never", f"spot: {job.spot} needs a cloud that has spot VMs; use never"),
-        (job.elastic.straggler != "none", "elastic.straggler: replace is not supported yet; use none"),
-        (
-            job.elastic.lr_scaling != "none",
-            f"elastic.lr_scaling: {job.elastic.lr_scaling} is not supported yet; use none",
-        ),
-        (job.checkpoint is not None, "checkpoint is not supported yet; remove it"),
     ]
     for wrong, message in refused:
         if wrong:

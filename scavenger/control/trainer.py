@@ -1,30 +1,45 @@
-"""Drives a coordinator: records what it reports, answers epochs, replaces lost workers, holds the limits."""
+"""Drives a crew: records what it reports, answers epochs, replaces lost workers, holds the limits."""
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
 
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
 from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
 from scavenger.domain.report import EpochEnded, Event, Noted, Observer, StepDone, ViewChanged, WorkerChanged
-from scavenger.elastic.membership import WorkerState
+from scavenger.domain.snapshot import Departure, WorkerSnapshot
 from scavenger.errors import Interrupted, LimitReachedError, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
-from scavenger.train.coordinator import Coordinator, Lost, Started
+from scavenger.train.crew import Crew, Leaving, Lost, Recovered, RolledBack, Started
 
-__all__ = ["Limits", "Trainer", "measure"]
+__all__ = ["Before", "Limits", "Trainer", "measure"]
 
 VIEW_WARM_UP_STEPS = 3
 """The first steps of a view, whose times tell of caches and new shapes rather than of the configuration."""
+RATE_STEPS = 50
+"""Steps at one learning rate at least, where it follows the noise: each change is a change of view."""
+RATE_CHANGE = 0.05
+"""A change of the learning rate below this share is not worth one."""
 REPLACEMENTS_MAX = 3
-"""Workers replaced over a run, before it goes on with what is left: a create-die loop must end."""
+CRASHES_MAX = 30
+"""Workers that may crash one after the other without a step between them: to find the sample that kills among
+16,000 takes 20."""
+RECENT_STEPS = 50
+"""Steps of each worker that are remembered, for whoever compares workers."""
+HEALTHY_STEPS = 20
+"""Steps after which a worker's death says nothing about the next one's."""
 DRAIN_S = 5.0
 """Time kept in reserve below a deadline or budget, for saving a small model and ending the workers."""
 CLOSE_S = 2.0
@@ -32,7 +47,7 @@ CLOSE_S = 2.0
 SAVED_BYTES_PER_S = 50e6
 """How fast a model is written at least: a slow network disk, where a model's file is often bound for."""
 _POLL_S = 0.05
-_FLUSH_S = 1.0
+_TICK_S = 1.0
 _MAD_TO_SD = 1.4826
 _BYTES = {"float16": 2, "int16": 2, "float32": 4, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -45,22 +60,47 @@ class Limits:
     budget_usd: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What earlier attempts at a job have come to: time and money count on, and so do its epochs.
+
+    Attributes:
+        step: The last one that stands.
+        epoch, consumed: Where the next one begins: so many whole epochs, and samples of one more.
+        epochs: That were evaluated and stand.
+        samples_by_batch: Samples trained, by global batch size, as far as it is known.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    consumed: int = 0
+    elapsed_s: float = 0.0
+    cost_usd: float = 0.0
+    epochs: tuple[EpochRecord, ...] = ()
+    samples_by_batch: tuple[tuple[int, int], ...] = ()
+
+
 class Trainer:
     """One job's training, at whatever configuration it is told.
 
     Args:
-        coordinator: Not started yet; `start` does.
+        crew: Not started yet; `start` does.
         offer: What a worker costs.
         started_at: Clock reading at the job's beginning.
         on_tick: Called about once a second, for whoever records that the job lives.
+        before: What earlier attempts at the job have come to.
+        audit: Where it is written which worker computed which samples of each step; None for nowhere.
+        lr_scale: By what the learning rate is multiplied at a global batch size, given the noise.
+        replacements_max: Workers replaced that died soon, one after the other, before the job goes on with
+            what is left: a create-die loop must end.
 
-    `pump` and everything that waits raises what `Coordinator.poll` raises, `LimitReachedError` before a limit
+    `pump` and everything that waits raises what `Crew.poll` raises, `LimitReachedError` before a limit
     would be crossed, and `Interrupted` after `stop`.
     """
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        crew: Crew,
         *,
         goal: Goal,
         offer: Offer,
@@ -69,14 +109,27 @@ class Trainer:
         observer: Observer,
         started_at: float,
         on_tick: Callable[[], None],
+        before: Before = Before(),
+        audit: Journal | None = None,
+        lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
+        replacements_max: int = REPLACEMENTS_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.coordinator, self.goal, self.offer, self._limits = coordinator, goal, offer, limits
+        self.crew, self.goal, self.offer, self.limits = crew, goal, offer, limits
         self.journal, self._observer, self._on_tick, self._clock = journal, observer, on_tick, clock
         self._started_at = started_at
+        self.before, self._audit = before, audit
+        self._lr_scale_of, self._replacements_max = lr_scale, replacements_max
+        self._lr_scale = 1.0
+        self.departures: list[Departure] = []
+        self._recent: dict[str, deque[tuple[int, float, int]]] = {}
+        self._joined_at: dict[str, float] = {}
         self.steps: list[StepRecord] = []
-        self.samples_by_batch: dict[int, int] = {}
-        self.epochs: list[EpochRecord] = []
+        self.samples_by_batch: dict[int, int] = dict(before.samples_by_batch)
+        self.measured: dict[Configuration, tuple[int, int, float]] = {}
+        """Undisturbed steps, their samples and seconds, by configuration."""
+        self.epochs = list(before.epochs)
+        self.best_epoch = self._best_of_all()
         self.noise = NoiseTracker()
         self.warnings: list[str] = []
         self.setup_s: list[float] = []
@@ -85,10 +138,12 @@ class Trainer:
         self.finished = False
         self.reached = False
         self.progress: Callable[[], float | None] = lambda: None
-        self.best_epoch: EpochRecord | None = None
         self.wanted = 0
-        self._replaced = 0
-        self._view: m.ViewInstalled | None = None
+        self.checkpoint_step = 0
+        self._checkpoint_failures: set[str] = set()
+        self._steps_of: dict[str, int] = {}
+        self._replaced = self._crashed = 0
+        self._view: m.ViewBody | None = None
         self._view_steps = 0
         self._stop_reason: str | None = None
         self._ticked_at = 0.0
@@ -97,22 +152,22 @@ class Trainer:
 
     @property
     def elapsed_s(self) -> float:
-        return self._clock() - self._started_at
+        return self.before.elapsed_s + self._clock() - self._started_at
 
     @property
     def cost_usd(self) -> float:
         """What the workers have cost so far, from their launch on."""
-        return self.coordinator.worker_seconds() * self.offer.price_usd_per_hour / 3600.0
+        return self.before.cost_usd + self.crew.worker_seconds() * self.offer.price_usd_per_hour / 3600.0
 
     @property
     def workers_max(self) -> int | None:
         """The largest cluster that can be kept alive; None where nothing speaks against any."""
-        return self.wanted if self._replaced > REPLACEMENTS_MAX else None
+        return self.wanted if self._replaced > self._replacements_max else None
 
     @property
     def drain_s(self) -> float:
         """Time to end in order: a worker writes the model after what it is at, and all are ended."""
-        manifest = self.coordinator.manifest
+        manifest = self.crew.manifest
         tensors = () if manifest is None else manifest.tensors
         state_bytes = sum(math.prod(t.shape) * _BYTES.get(t.dtype, 8) for t in tensors)
         busy = [record.step_time_s for record in self.steps[-VIEW_WARM_UP_STEPS:]]
@@ -121,7 +176,17 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        return self.steps[-1].step if self.steps else 0
+        return self.steps[-1].step if self.steps else self.before.step
+
+    @property
+    def view(self) -> int:
+        """Number of the view in effect; 0 before the first."""
+        return 0 if self._view is None else self._view.number
+
+    def steps_since(self, step: int) -> list[StepRecord]:
+        """The steps after a step, oldest first."""
+        found = bisect.bisect_right(self.steps, step, key=lambda record: record.step)
+        return self.steps[found:]
 
     def stop(self, reason: str) -> None:
         """Have the next `pump` raise `Interrupted`; safe from signal handlers and other threads."""
@@ -148,7 +213,7 @@ class Trainer:
         """Start the job's processes, unless that alone would cross a limit."""
         self._hold_limits(workers)
         self.wanted = workers
-        self.coordinator.start(workers)
+        self.crew.start(workers)
 
     def move(
         self,
@@ -170,41 +235,94 @@ class Trainer:
             lost that could not be replaced, so that there are fewer.
         """
         self.wanted = target.workers
-        missing = target.workers - len(self.coordinator.membership.alive)
+        missing = target.workers - len(self.crew.alive)
         if missing > 0:
             now = self.configuration
             if meanwhile is not None and (now is None or now.global_batch_size != meanwhile):
-                workers = len(self.coordinator.membership.alive) if now is None else now.workers
-                self.coordinator.resize(min(workers, meanwhile), meanwhile, "while workers start")
+                workers = len(self.crew.alive) if now is None else now.workers
+                self._resize(min(workers, meanwhile), meanwhile, "while workers start")
             self._launch(missing)
-        self.until(lambda: self.coordinator.ready >= self.wanted or give_up())
-        if not self.finished and self.coordinator.ready < self.wanted:
+        self.until(lambda: self.crew.ready >= self.wanted or give_up())
+        if not self.finished and self.crew.ready < self.wanted:
             # those that still start are let go once they are ready, unless they are wanted by then
-            self.wanted = max(1, self.coordinator.membership.count(WorkerState.TRAINING))
+            self.wanted = max(1, len(self.crew.workers("training")))
             return False
         if self.finished:
             return False
         workers = min(target.workers, self.wanted)
-        self.coordinator.resize(workers, max(workers, target.global_batch_size), reason)
-        self.until(lambda: self.coordinator.membership.settled)
+        self._resize(workers, max(workers, target.global_batch_size), reason)
+        self.until(lambda: self.crew.settled)
         self._release()
-        self.until(lambda: not self.coordinator.ending)
+        self.until(lambda: not self.crew.ending)
         return not self.finished and self.wanted == target.workers
+
+    def replace(self, workers: Collection[str], reason: str, *, kind: Literal["eviction", "failure"]) -> bool:
+        """Put new workers in the place of these, in one change of view: nobody leaves before all have come.
+
+        Returns:
+            Whether that was done; not where training finished or a new worker could not be kept alive.
+        """
+        leaving = tuple(name for name in self.crew.alive if name in workers)
+        if not leaving or self.configuration is None:
+            return False
+        size, batch = self.wanted, self.configuration.global_batch_size
+        self.wanted = size + len(leaving)
+        self._launch(self.wanted - len(self.crew.alive))
+        self.until(lambda: self.crew.ready >= self.wanted or self.wanted < size + len(leaving))
+        came = self.crew.ready >= size + len(leaving)
+        if came and not self.finished:
+            self._resize(size, batch, reason, without=leaving)
+            self.until(lambda: self.crew.settled)
+            for name in leaving:
+                self._departed(name, "eviction" if kind == "eviction" else "failure")
+        self.wanted = size
+        self._release()
+        self.until(lambda: not self.crew.ending)
+        return came and not self.finished
+
+    def remove(self, workers: Collection[str], reason: str, *, batch: int) -> bool:
+        """Train on without these workers; the others stay. False where none of them is there, or all are.
+
+        Args:
+            batch: The global batch size to go on with, raised to one sample for each worker.
+        """
+        leaving = tuple(name for name in self.crew.alive if name in workers)
+        size = self.wanted - len(leaving)
+        if not leaving or size < 1 or self.configuration is None:
+            return False
+        self.wanted = size
+        self._resize(size, max(size, batch), reason, without=leaving)
+        self.until(lambda: self.crew.settled)
+        self._release()
+        self.until(lambda: not self.crew.ending)
+        return not self.finished
+
+    def follow_noise(self) -> None:
+        """Where the learning rate follows the noise: go over to a new one once it has moved."""
+        now = self.configuration
+        if now is None or not self.crew.settled or self._view_steps < RATE_STEPS:
+            return
+        scale = self._lr_scale_of(now.global_batch_size, self.noise)
+        if abs(scale / self._lr_scale - 1.0) > RATE_CHANGE:
+            self._resize(now.workers, now.global_batch_size, f"learning rate x {scale:.3g}")
+
+    def _resize(self, workers: int, batch: int, reason: str, *, without: Collection[str] = ()) -> None:
+        self._lr_scale = self._lr_scale_of(batch, self.noise)
+        self.crew.resize(workers, batch, reason, without=without, lr_scale=self._lr_scale)
 
     def _release(self) -> None:
         """Let workers go beyond those wanted, so that nobody pays for them."""
-        for worker in self.coordinator.release(self.wanted):
-            self._tell(WorkerChanged(worker, "leaving"))
+        self.crew.release(self.wanted)
 
     def _launch(self, workers: int) -> None:
-        for worker in self.coordinator.launch(workers):
+        for worker in self.crew.launch(workers):
             self._tell(WorkerChanged(worker, "starting"))
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
         """Take in what has happened, at most a moment's worth."""
-        for event in self.coordinator.poll(_POLL_S):
+        for event in self.crew.poll(_POLL_S):
             match event:
                 case m.StepReport():
                     self._stepped(event)
@@ -215,20 +333,37 @@ class Trainer:
                 case Started():
                     self.setup_s.append(event.setup_s)
                     self._tell(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))
+                case Leaving():
+                    self._tell(WorkerChanged(event.worker, "leaving"))
                 case Lost():
                     self._lost(event)
+                case Recovered():
+                    self._tell(
+                        WorkerChanged(
+                            event.process,
+                            "recovered",
+                            f"{event.cause}; another took over in {event.took_s:.1f} s",
+                        )
+                    )
+                case RolledBack():
+                    self._rolled_back(event)
+                case m.Quarantined():
+                    self._quarantined(event)
+                case m.CheckpointWritten():
+                    self._checkpointed(event)
+                case m.CheckpointFailed():
+                    self._checkpoint_failed(event)
         self._release()
         self.heed_stop()
-        self._hold_limits(self.coordinator.existing)
+        self._hold_limits(self.crew.existing)
         now = self._clock()
-        if now - self._ticked_at >= _FLUSH_S:
+        if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
-            self.journal.flush()
             self._on_tick()
 
     def take_last_steps(self) -> None:
         """Record the steps that were applied while training was being stopped; no more follows from them."""
-        for event in self.coordinator.poll(0.0):
+        for event in self.crew.poll(0.0):
             match event:
                 case m.StepReport():
                     self._stepped(event)
@@ -236,12 +371,24 @@ class Trainer:
                     self._installed(event)
 
     def _installed(self, event: m.ViewInstalled) -> None:
-        self._view, self._view_steps = event, 0
-        self.configuration = Configuration(self.offer.vm, event.workers, event.global_batch_size)
+        view = event.view
+        if self._view is not None and view.number <= self._view.number:
+            return  # said again
+        self._view, self._view_steps = view, 0
+        self.configuration = Configuration(self.offer.vm, len(view.members), view.global_batch_size)
+        for member in view.members:
+            self._joined_at.setdefault(member.worker, self.elapsed_s)
         if self.first_view_at_s is None:
             self.first_view_at_s = self.elapsed_s
 
     def _stepped(self, report: m.StepReport) -> None:
+        if report.step <= self.step:
+            return  # said again after a recovery
+        self._crashed = 0
+        for worker, start, stop in report.pieces:
+            self._steps_of[worker] = self._steps_of.get(worker, 0) + 1
+            recent = self._recent.setdefault(worker, deque(maxlen=RECENT_STEPS))
+            recent.append((report.step, report.worker_compute_s[worker], stop - start))
         self._view_steps += 1
         record = StepRecord(
             step=report.step,
@@ -263,13 +410,23 @@ class Trainer:
         self.noise = self.noise.update(record)
         record = replace(record, gradient_noise=self.noise.gradient_noise, noise_scale=self.noise.noise_scale)
         self.steps.append(record)
+        if not record.disturbed and self.configuration is not None:
+            steps, samples, seconds = self.measured.get(self.configuration, (0, 0, 0.0))
+            self.measured[self.configuration] = (
+                steps + 1,
+                samples + record.samples,
+                seconds + record.step_time_s,
+            )
         batch = record.global_batch_size
         self.samples_by_batch[batch] = self.samples_by_batch.get(batch, 0) + record.samples
         self.journal.add("step", record)
+        if self._audit is not None:
+            done = {"step": report.step, "view": report.view, "epoch": report.epoch}
+            self._audit.add("step", {**done, "pieces": report.pieces})
         if self._view_steps == 1 and self._view is not None and self.configuration is not None:
             # in the first step of a view, all that was not computing was waiting for the change
             change = ViewChanged(
-                self._view.view, self.configuration, self._view.first_step, record.sync_s, self._view.reason
+                self._view.number, self.configuration, self._view.first_step, record.sync_s, self._view.reason
             )
             self.journal.add("view", change)
             self._tell(change)
@@ -280,10 +437,15 @@ class Trainer:
         return (
             self._view_steps <= VIEW_WARM_UP_STEPS
             or report.samples < report.global_batch_size
-            or (shared and (self.coordinator.starting > 0 or self.coordinator.ending))
+            or (shared and (self.crew.starting > 0 or self.crew.ending))
         )
 
     def _epoch_ended(self, report: m.EpochReport) -> None:
+        if self.epochs and report.epoch <= self.epochs[-1].epoch:
+            # said again, since the answer was lost
+            improved = self.best_epoch is self.epochs[-1]
+            self.crew.verdict(report.epoch, stop=self.finished, keep_best=improved)
+            return
         record = EpochRecord(
             epoch=report.epoch,
             step=report.step,
@@ -292,23 +454,59 @@ class Trainer:
             at_s=self.elapsed_s,
         )
         value = self.goal.value(record)
-        best = None if self.best_epoch is None else self.goal.value(self.best_epoch)
-        improved = value is not None and self.goal.better(value, best)
+        improved = value is not None and self.goal.better(value, self._best_value())
         if improved:
             self.best_epoch = record
         self.epochs.append(record)
         self.journal.add("epoch", record)
         self.reached = self.goal.reached(value)
         self.finished = self.reached or record.epoch + 1 >= self.goal.spec.max_epochs
-        self.coordinator.verdict(stop=self.finished, keep_best=improved)
+        self.crew.verdict(report.epoch, stop=self.finished, keep_best=improved)
         self._tell(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target))
+
+    def _best_of_all(self) -> EpochRecord | None:
+        best: EpochRecord | None = None
+        for epoch in self.epochs:
+            value = self.goal.value(epoch)
+            if value is not None and self.goal.better(value, None if best is None else self.goal.value(best)):
+                best = epoch
+        return best
+
+    def _rolled_back(self, event: RolledBack) -> None:
+        """Steps after one are done again, and so is the evaluation of an epoch that ended with it."""
+        undone = self.steps_since(event.step)
+        del self.steps[len(self.steps) - len(undone) :]
+        for record in undone:
+            self.samples_by_batch[record.global_batch_size] -= record.samples
+        self.epochs = [epoch for epoch in self.epochs if epoch.step < event.step]
+        self.best_epoch = self._best_of_all()
+        self.reached = self.finished = False
+        self._recent.clear()
+        self.journal.add("resumed", {"step": event.step})
+        if self._audit is not None:
+            self._audit.add("resumed", {"step": event.step})
+        self.note(
+            f"{event.cause}; after {event.took_s:.1f} s the job goes on from step {event.step}, and does "
+            f"{len(undone)} steps again"
+        )
+
+    def _best_value(self) -> float | None:
+        return None if self.best_epoch is None else self.goal.value(self.best_epoch)
 
     def _lost(self, event: Lost) -> None:
         self._tell(WorkerChanged(event.worker, "lost", event.cause))
-        alive = len(self.coordinator.membership.alive)
+        self._departed(event.worker, "failure")
+        if self._steps_of.get(event.worker, 0) >= HEALTHY_STEPS:
+            self._replaced = 0  # it has done its part before: no loop of workers that die as they come
+        alive = len(self.crew.alive)
         if alive >= self.wanted:
             return
-        if self._replaced < REPLACEMENTS_MAX:
+        if event.crashed and self._crashed < CRASHES_MAX:
+            # what it computed may have done it, which is being found out: that takes some more deaths
+            self._crashed += 1
+            self.note(f"{event.worker} {event.cause}; its samples are tried again apart, and it is replaced")
+            self._launch(self.wanted - alive)
+        elif self._replaced < self._replacements_max:
             self._replaced += 1
             self.note(
                 f"{event.worker} {event.cause}; its samples were computed by the others, and it is replaced"
@@ -318,18 +516,39 @@ class Trainer:
             self._replaced += 1
             self.wanted = alive
             self.note(
-                f"{event.worker} {event.cause}; {REPLACEMENTS_MAX} workers have been replaced already, so "
+                f"{event.worker} {event.cause}; {self._replacements_max} workers have been replaced already, so "
                 f"the job goes on with {alive}"
             )
         else:
             raise WorkersLostError(
-                f"{event.worker} {event.cause}, as did {REPLACEMENTS_MAX} replacements; "
-                f"see {self.coordinator.engine.log(event.worker)}"
+                f"{event.worker} {event.cause}, as did {self._replacements_max} replacements; "
+                f"see {self.crew.engine.log(event.worker)}"
             )
+
+    def _quarantined(self, event: m.Quarantined) -> None:
+        self.journal.add("quarantined", msgspec.structs.asdict(event))
+        samples = ", ".join(map(str, event.samples))
+        self.note(
+            f"training is not whole: sample {samples} of the data is left out from now on. {event.reason}"
+        )
+
+    def _checkpointed(self, event: m.CheckpointWritten) -> None:
+        self.checkpoint_step = event.step
+        self.journal.add("checkpoint", msgspec.structs.asdict(event))
+        size = event.bytes / 1e6
+        self._tell(
+            Noted("info", f"checkpoint of step {event.step}: {size:.1f} MB in {event.written_s:.1f} s")
+        )
+
+    def _checkpoint_failed(self, event: m.CheckpointFailed) -> None:
+        """A checkpoint that cannot be written costs safety, not training: told once for each reason."""
+        if event.message not in self._checkpoint_failures:
+            self._checkpoint_failures.add(event.message)
+            self.note(f"the checkpoint of step {event.step} could not be written: {event.message}")
 
     def _hold_limits(self, workers: int) -> None:
         """Stop while there is still enough left for so many workers to end in order."""
-        deadline, budget = self._limits.deadline_s, self._limits.budget_usd
+        deadline, budget = self.limits.deadline_s, self.limits.budget_usd
         if deadline is not None and self.elapsed_s + self.drain_s >= deadline:
             raise LimitReachedError(
                 f"stopped after {self.elapsed_s:.0f} s, before the deadline of {deadline:g} s is crossed"
@@ -340,6 +559,33 @@ class Trainer:
                 raise LimitReachedError(
                     f"stopped at ${self.cost_usd:.4f}, before the budget of ${budget:g} would be crossed"
                 )
+
+    def _departed(self, worker: str, kind: Literal["failure", "eviction"]) -> None:
+        host = self.crew.engine.host(worker)
+        steps = self._steps_of.get(worker, 0)
+        self.departures.append(Departure(worker, host, self.elapsed_s, kind, steps))
+
+    def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
+        """The living workers, as a policy sees them."""
+        words: dict[str, Literal["starting", "standby", "training"]] = {
+            "starting": "starting",
+            "training": "training",
+        }
+        found = []
+        states = {name: word for word in words for name in self.crew.workers(word)}
+        for name in self.crew.alive:
+            recent = [r for r in self._recent.get(name, ()) if r[0] > self.step - RECENT_STEPS]
+            found.append(
+                WorkerSnapshot(
+                    name=name,
+                    host=self.crew.engine.host(name),
+                    state=words.get(states.get(name, ""), "standby"),
+                    joined_at_s=self._joined_at.get(name),
+                    compute_s=tuple(r[1] for r in recent),
+                    samples=tuple(r[2] for r in recent),
+                )
+            )
+        return tuple(found)
 
     def _tell(self, event: Event) -> None:
         self._observer.on_event(event)
@@ -363,8 +609,8 @@ class Trainer:
 
     def worker_memory_bytes(self) -> int:
         """Largest resident memory that a training worker has had."""
-        training = self.coordinator.membership.workers(WorkerState.TRAINING)
-        sizes = self.coordinator.memory_bytes
+        training = self.crew.workers("training")
+        sizes = self.crew.memory_bytes
         return max((sizes.get(worker, 0) for worker in training), default=0)
 
     def evaluation_s(self) -> tuple[tuple[int, float], ...]:

@@ -17,7 +17,7 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 Objective = str
-"""`time`, `cost` or `knee`."""
+"""`time`, `cost`, `knee` or `utility`."""
 
 
 @dataclass(frozen=True, slots=True)

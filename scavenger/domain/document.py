@@ -31,7 +31,7 @@ def report_document(report: RunReport) -> Document:
     Returns:
         `schema_version`, `job`, `search`, `choice` (null where `infeasible` says why), `curve` with one entry
         per configuration, `curve_info`, `predicted`, `actual` (null for a plan), `metric`, `steps`,
-        `model_path`, `measurements_path`, `warnings`, `error` and `exit_code`.
+        `model_path`, `measurements_path`, `warnings`, `quarantined`, `error` and `exit_code`.
     """
     chosen = report.choice if isinstance(report.choice, Choice) else None
     infeasible = report.choice if isinstance(report.choice, Infeasible) else None
@@ -71,6 +71,7 @@ def report_document(report: RunReport) -> Document:
         "model_path": report.model_path,
         "measurements_path": report.measurements_path,
         "warnings": list(report.warnings),
+        "quarantined": list(report.quarantined),
         "error": report.error,
         "exit_code": report.exit_code,
     }
@@ -355,6 +356,7 @@ def _read_report(document: Mapping[str, Any]) -> RunReport:
         model_path=document["model_path"],
         measurements_path=document["measurements_path"],
         warnings=tuple(str(warning) for warning in document["warnings"]),
+        quarantined=tuple(int(sample) for sample in document.get("quarantined", ())),
         error=str(document["error"]),
         exit_code=int(document["exit_code"]),
     )

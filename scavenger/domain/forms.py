@@ -30,6 +30,7 @@ __all__ = [
     "NUMBER",
     "VM",
     "Duration",
+    "EngineText",
     "EntryPoint",
     "EntryPointText",
     "FrozenModel",
@@ -45,6 +46,7 @@ __all__ = [
     "is_number",
     "nearest",
     "parse_duration",
+    "parse_engine",
     "parse_money",
     "shown",
 ]
@@ -289,6 +291,23 @@ class Infra:
             raise fault(f"must say where, as {example}, not {shown(value)}")
         raise fault(f"{words}, not {shown(value)}{did_you_mean(provider, ('local', *_PLACES))}")
 
+
+_ENGINE = r"process|ray(?:/(?:auto|local|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}))?"
+
+
+def parse_engine(value: object) -> str:
+    """What runs the job's processes: `process`, or `ray`, of this machine's cluster or of one at `/HOST:PORT`."""
+    if isinstance(value, str) and re.fullmatch(_ENGINE, value):
+        return value
+    hint = did_you_mean(value.partition("/")[0], ("process", "ray")) if isinstance(value, str) else ""
+    raise fault(f"must be process, ray or ray/HOST:PORT, not {shown(value)}{hint}")
+
+
+EngineText = Annotated[
+    str,
+    PlainValidator(parse_engine),
+    WithJsonSchema({"type": "string", "pattern": f"^(?:{_ENGINE})$"}),
+]
 
 InfraText = Annotated[
     Infra,

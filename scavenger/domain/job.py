@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, WithJso
 from scavenger.domain.elastic import ElasticSpec
 from scavenger.domain.forms import (
     Duration,
+    EngineText,
     EntryPoint,
     EntryPointText,
     FrozenModel,
@@ -258,6 +259,12 @@ class JobSpec(FrozenModel):
         default=Infra(),
         description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE] or kubernetes[/CONTEXT].",
         json_schema_extra={"default": "local"},
+    )
+    engine: EngineText = Field(
+        default="process",
+        description="What runs the job's processes: process, on this machine, or ray[/HOST:PORT], on the hosts of a "
+        "Ray cluster (without an address, the one that this machine belongs to).",
+        examples=["ray"],
     )
     resources: ResourcesSpec | None = Field(
         default=None, description="What each worker runs on; without it, the provider's default."

@@ -191,6 +191,8 @@ class RunReport:
         warnings: What went wrong without ending the run, and what is not known.
         error: One line; empty unless the job failed.
         exit_code: What the command ends with (see `scavenger.errors`).
+        quarantined: Samples that were left out, by their indices: workers died of them. The job is whole only
+            where there is none.
     """
 
     job_id: str
@@ -208,3 +210,4 @@ class RunReport:
     warnings: tuple[str, ...] = field(default=())
     error: str = ""
     exit_code: int = 0
+    quarantined: tuple[int, ...] = ()

@@ -96,6 +96,10 @@ class StepUtility(FrozenModel):
                 return high * (1.0 - share) + low * share
         return 0.0
 
+    def worth_at(self, time_s: float) -> float:
+        """U(T) as it is written, US dollars: a job that misses a step by a second has missed it."""
+        return next((step.worth for step in self.steps if time_s <= step.until), 0.0)
+
 
 def _parse_steps(value: object) -> StepUtility:
     if isinstance(value, StepUtility):
@@ -162,6 +166,10 @@ class UtilityCurve(FrozenModel):
         form = self.linear or self.concave or self.step
         assert form is not None
         return form.at(time_s, latest_s=latest_s)
+
+    def worth_at(self, time_s: float) -> float:
+        """U(T) as it is written, without bridges over the gaps between steps, US dollars."""
+        return self.at(time_s) if self.step is None else self.step.worth_at(time_s)
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:

@@ -1,27 +1,34 @@
-"""The aggregator's half of the protocol: when a step is complete, when a view takes effect, who may go on.
+"""The sequencer's half of the protocol: what a step is made of, when it is complete, when a view takes effect.
 
-Events in, instructions out; nothing here touches a gradient. Table of phases (rows) and events (columns); an
-entry says what follows, `-` that the event is refused or ignored::
+A job's first aggregator sequences its steps for all of them. Events in, instructions out; nothing here touches
+a gradient. Table of phases (rows) and events (columns); an entry says what follows, `-` that the event is
+refused or ignored::
 
-    phase      Announce       Contribution       Applied            Evaluated       Summed          Verdict
-    IDLE       -> STEP        refused            -                  refused         -               -
-    STEP       urgent: redo   all: APPLY         -                  refused         -               -
+    phase      Announce            Contribution        Applied            Evaluated        Summed    Verdict
+    IDLE       -> STEP             refused             -                  refused          -         -
+    STEP       lost: reassign      last piece: APPLY   -                  refused          -         -
                else: pending
-    APPLY      pending        refused            STEP, or EVALUATE  refused         -               -
-                                                 at epoch's end
-    EVALUATE   urgent: redo   refused            -                  all: SUMMARISE  -               -
-               else: pending
-    SUMMARISE  urgent: back   refused            -                  refused         VERDICT         -
-               to EVALUATE
-    VERDICT    pending        refused            -                  refused         -          STEP or STOPPED
-    STOPPED    -              refused            -                  refused         -               -
+    APPLY      pending             refused             last aggregator:   refused          -         -
+                                                       STEP, or EVALUATE
+                                                       at epoch's end
+    EVALUATE   lost: reassign      refused             -                  last piece:      -         -
+               else: pending                                              SUMMARISE
+    SUMMARISE  lost: ask another   refused             -                  refused          VERDICT   -
+    VERDICT    pending             refused             -                  refused          -         STEP or
+                                                                                                     STOPPED
+    STOPPED    -                   refused             -                  refused          -         -
 
 `Halt` leads from every phase to STOPPED at once, so that a step which may never be complete holds up nobody:
-the last applied step stays the last.
+the last applied step stays the last. `Tick` repeats whatever is still awaited, since a message may have been
+lost; every receiver takes a repetition for what it is. `Lead` makes a coordinator the only one that is heard.
 
-A view that is *pending* takes effect at the next step boundary, so no work is lost. An *urgent* one (a member
-died) takes effect at once: the contributions of the unfinished step are thrown away and its samples are
-computed again by the new members, at the same weights. So each sample of each step is applied exactly once.
+**Exactly once.** A step is a set of *pieces* that cover its samples without overlap. A piece counts once every
+aggregator has it. Where a worker is lost, each of its pieces that some aggregator lacks is cut up anew among
+the others, at the same weights, and what the lost one still says of it is refused; what is complete stays. All
+aggregators apply the one list of pieces that is decided here, so each sample of each step is applied exactly
+once on each of them.
+
+A view that is *pending* takes effect at the next step boundary: nobody stops for it, and no work is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +36,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from scavenger.elastic.view import Member, Position, StepPlan, View, plan_step
+from scavenger.elastic import quarantine as q
+from scavenger.elastic.view import (
+    SLOTS_PER_WORKER,
+    Member,
+    Piece,
+    Position,
+    Share,
+    StepPlan,
+    View,
+    plan_step,
+    split,
+)
 
 __all__ = [
     "Announce",
@@ -37,18 +55,29 @@ __all__ = [
     "Apply",
     "Barrier",
     "Contribution",
+    "Death",
+    "Despair",
     "Evaluated",
     "Halt",
+    "Inform",
     "Installed",
     "Instruction",
+    "Lead",
     "Phase",
     "Proceed",
+    "Quarantine",
     "Refuse",
     "Report",
     "Sum",
     "Summed",
+    "Tick",
     "Verdict",
 ]
+
+
+_PIECES_PER_VIEW = 1 << 32
+"""More than a view ever has: what a sequencer says of a piece can then never be taken for what the one before it,
+which died in the same step under an older view, has said of another."""
 
 
 class Phase(Enum):
@@ -65,44 +94,74 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """A coordinator takes the lead; those with a lower token are refused from now on."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a lost worker died; `hosts`: how many the job has."""
+
+    worker: str
+    host: str
+    cause: q.Cause
+    hosts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
-    """The coordinator wants these members and this batch from the next boundary on (`urgent`: at once)."""
+    """The coordinator wants these members and this batch from the next boundary on.
+
+    Attributes:
+        lost: Workers that may still be awaited but will not answer: others do their part at once.
+        deaths: How they died, where that is known.
+        token: The coordinator's.
+    """
 
     number: int
     members: tuple[Member, ...]
     global_batch_size: int
-    urgent: bool = False
+    lost: tuple[str, ...] = ()
+    deaths: tuple[Death, ...] = ()
+    token: int = 0
+    lr_scale: float = 1.0
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A worker's gradient for its share of a step lies in its slot."""
+    """An aggregator (by its place) has a worker's gradient of a piece."""
 
     worker: str
     view: int
     step: int
+    piece: int
+    aggregator: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The shell has applied the step and published its weights."""
+    """An aggregator has applied the step and published its weights."""
 
     step: int
+    aggregator: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """A worker's metric sums over its share of the validation data lie in its slot."""
+    """A worker's metric sums over a piece of the validation data lie in its slot."""
 
     worker: str
     view: int
     step: int
+    piece: int
 
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """The member that was asked has turned the sums into metrics."""
+    """The worker that was asked has turned the sums into metrics."""
 
     worker: str
     view: int
@@ -111,8 +170,9 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The coordinator has seen the epoch's metrics: go on or stop."""
+    """The epoch's metrics have been seen: go on or stop."""
 
+    epoch: int
     stop: bool
 
 
@@ -121,7 +181,12 @@ class Halt:
     """The job ends with the last applied step; an unfinished one is forgotten."""
 
 
-Event = Halt | Announce | Contribution | Applied | Evaluated | Summed | Verdict
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Nothing has come for a while: say again what is awaited."""
+
+
+Event = Lead | Announce | Contribution | Applied | Evaluated | Summed | Verdict | Halt | Tick
 
 
 # ---- instructions ------------------------------------------------------------------------------------------
@@ -129,36 +194,45 @@ Event = Halt | Announce | Contribution | Applied | Evaluated | Summed | Verdict
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Average the members' slots by samples, apply the optimizer, publish; then say `Applied`."""
+    """Average the pieces by samples, apply the optimizer, publish; then say `Applied`.
+
+    `aggregators`: who is to do it; all of them, or those that have not answered.
+    """
 
     plan: StepPlan
     view: View
+    pieces: tuple[Piece, ...]
+    aggregators: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
     """Tell a worker that the weights of `step` can be read, and what to do with them.
 
-    `action`: `train` (compute `step + 1` under `view`), `evaluate`, `idle` (no member any more) or `stop`.
+    `action`: `train` (compute the pieces of `step + 1`), `evaluate` (the pieces of the validation data),
+    `idle` (no member any more) or `stop`.
     """
 
     worker: str
     action: str
     step: int
     view: View
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Add up the members' metric sums and have the first member turn them into metrics."""
+    """Add up the pieces' metric sums and have `worker` turn them into metrics."""
 
     plan: StepPlan
     view: View
+    pieces: tuple[Piece, ...]
+    worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the coordinator that the epoch's metrics are known, and wait for its verdict."""
+    """Tell that the epoch's metrics are known, and wait for the verdict."""
 
     plan: StepPlan
 
@@ -171,54 +245,110 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """A message that came too late or from a stranger; nothing follows from it but a note."""
+class Inform:
+    """Tell the coordinator that takes the lead where the job stands. `number`: of the newest view heard of."""
 
-    worker: str
+    token: int
+    number: int
+    view: View | None
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Workers died of this piece of the epoch's order again and again: its samples are left out from now on."""
+
+    piece: q.Piece
     reason: str
 
 
-Instruction = Apply | Proceed | Sum | Report | Installed | Refuse
+@dataclass(frozen=True, slots=True)
+class Despair:
+    """Workers die of so much of the data that it is not the data; the job cannot go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A message that came too late or from a stranger; nothing follows from it but a note."""
+
+    sender: str
+    reason: str
+
+
+Instruction = Apply | Proceed | Sum | Report | Installed | Inform | Quarantine | Despair | Refuse
 
 
 class Barrier:
-    """One aggregator's view of one job. Not thread-safe; feed it one event at a time.
+    """The sequencing of one job. Not thread-safe; feed it one event at a time.
 
     Args:
         dataset_size: D, training samples per epoch.
+        validation_size: Samples evaluated at the end of each epoch.
+        aggregators: How many hold parts of the model.
         step: The last applied step (0 at the start of a job).
-        position: Where the next step begins.
+        position: Where the next step begins. At the start of a later epoch, the one before it is evaluated
+            (again), since its verdict is not known.
+        number: Of the newest view that has been in effect.
+        suspects: Who tells bad data from bad machines; None where nobody does.
     """
 
-    def __init__(self, dataset_size: int, *, step: int = 0, position: Position | None = None) -> None:
+    def __init__(
+        self,
+        dataset_size: int,
+        validation_size: int = 0,
+        *,
+        aggregators: int = 1,
+        step: int = 0,
+        position: Position | None = None,
+        number: int = 0,
+        suspects: q.Suspects | None = None,
+    ) -> None:
         if dataset_size < 1:
             raise ValueError("a job needs at least one training sample")
-        self.dataset_size = dataset_size
+        if aggregators < 1:
+            raise ValueError("a job needs at least one aggregator")
+        self.dataset_size, self.validation_size = dataset_size, validation_size
+        self.aggregators = aggregators
         self.phase = Phase.IDLE
         self.step = step
         self.position = position or Position()
         self.view: View | None = None
+        self.number = number
+        self.token = 0
         self._pending: Announce | None = None
-        self._number = 0
         self._plan: StepPlan | None = None
-        self._arrived: set[str] = set()
+        self._pieces: dict[int, Piece] = {}
+        self._held: dict[int, set[int]] = {}
+        self._orphans: list[Share] = []
+        self._pieces_made = 0
+        self._slots_used: dict[str, int] = {}
+        self._unapplied: set[int] = set()
+        self._lost: set[str] = set()
+        self._suspects = suspects
+        self._deaths: dict[str, Death] = {}
+        self._summariser: str | None = None
+
+    @property
+    def suspicious(self) -> bool:
+        """Workers have died of something that is not found yet."""
+        return self._suspects is not None and bool(self._suspects.suspected)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The members that the current phase waits for."""
-        if self.view is None:
-            return ()
+        """The workers that the current phase waits for."""
         if self.phase in (Phase.STEP, Phase.EVALUATE):
-            return tuple(m.worker for m in self.view.members if m.worker not in self._arrived)
-        if self.phase is Phase.SUMMARISE:
-            return (self.view.members[0].worker,)
+            return tuple(dict.fromkeys(piece.worker for piece in self._awaited()))
+        if self.phase is Phase.SUMMARISE and self._summariser is not None:
+            return (self._summariser,)
         return ()
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event; returns what follows from it, in order."""
         match event:
-            case Halt():
-                return self._stop()
+            case Lead():
+                return self._lead(event)
             case Announce():
                 return self._announce(event)
             case Contribution():
@@ -231,38 +361,67 @@ class Barrier:
                 return self._summed(event)
             case Verdict():
                 return self._verdict(event)
+            case Halt():
+                return self._stop()
+            case Tick():
+                return self._repeat()
 
     # ---- one method per event ------------------------------------------------------------------------------
 
+    def _lead(self, event: Lead) -> list[Instruction]:
+        if event.token < self.token:
+            return [Refuse("coordinator", f"token {event.token} is older than {self.token}")]
+        self.token = event.token
+        return [Inform(self.token, self.number, self.view, self.step)]
+
     def _announce(self, event: Announce) -> list[Instruction]:
-        if event.number <= self._number or self.phase is Phase.STOPPED:
-            return []
-        self._number = event.number
-        # a newer view knows of every loss that an older one told, but must not make it less urgent
-        urgent = event.urgent or (self._pending is not None and self._pending.urgent)
-        self._pending = replace(event, urgent=urgent)
+        if event.token < self.token:
+            return [Refuse("coordinator", f"token {event.token} is older than {self.token}")]
+        self.token = event.token
+        if event.number <= self.number or self.phase is Phase.STOPPED:
+            # said again; so is the answer
+            return [Installed(self.view)] if self.view else []
+        self.number = event.number
+        # another coordinator may know of nothing that one of its members was lost: it lives, and may be waited for
+        self._lost.difference_update(member.worker for member in event.members)
+        self._lost.update(event.lost)
+        self._deaths |= {death.worker: death for death in event.deaths}
+        self._pending = event
         if self.phase is Phase.IDLE:
+            if self.position.consumed == 0 and self.step > 0:
+                return self._evaluate_again()
             return self._begin_step()
-        if event.urgent and self.phase is Phase.STEP:
-            return self._begin_step()
-        if event.urgent and self.phase in (Phase.EVALUATE, Phase.SUMMARISE):
-            return self._begin_evaluation()
+        if self.phase in (Phase.STEP, Phase.EVALUATE):
+            return self._reassign()
+        if self.phase is Phase.SUMMARISE and self._summariser not in {m.worker for m in self._able()}:
+            return self._summarise()
         return []
 
     def _contribution(self, event: Contribution) -> list[Instruction]:
         if refusal := self._refusal(event, Phase.STEP, self.step + 1):
             return [refusal]
-        self._arrived.add(event.worker)
-        if self.missing:
+        held = self._held[event.piece]
+        held.add(event.aggregator)
+        if self._suspects is not None and len(held) == self.aggregators:
+            self._suspects.passed(self._suspect(self._pieces[event.piece].share))
+        return self._begin_apply()
+
+    def _begin_apply(self) -> list[Instruction]:
+        """Once nothing is missing any more."""
+        if self._orphans or self._awaited():
             return []
         assert self.view is not None
         self.phase = Phase.APPLY
         self._plan = plan_step(self.view, self.step + 1, self.dataset_size)
-        return [Apply(self._plan, self.view)]
+        self._unapplied = set(range(self.aggregators))
+        return [self._apply()]
 
     def _applied(self, event: Applied) -> list[Instruction]:
         if self.phase is not Phase.APPLY or event.step != self.step + 1 or self._plan is None:
-            raise ValueError(f"step {event.step} was not to be applied in phase {self.phase.value}")
+            return []  # said again
+        self._unapplied.discard(event.aggregator)
+        if self._unapplied:
+            return []
         self.step = event.step
         self.position = self._plan.next_position
         if self._plan.ends_epoch:
@@ -272,82 +431,241 @@ class Barrier:
     def _evaluated(self, event: Evaluated) -> list[Instruction]:
         if refusal := self._refusal(event, Phase.EVALUATE, self.step):
             return [refusal]
-        self._arrived.add(event.worker)
-        if self.missing:
+        self._held[event.piece].update(range(self.aggregators))
+        if self._orphans or self._awaited():
             return []
-        assert self.view is not None
-        assert self._plan is not None
-        self.phase = Phase.SUMMARISE
-        return [Sum(self._plan, self.view)]
+        return self._summarise()
 
     def _summed(self, event: Summed) -> list[Instruction]:
-        if refusal := self._refusal(event, Phase.SUMMARISE, self.step):
-            return [refusal]
+        if (
+            self.phase is not Phase.SUMMARISE
+            or event.worker != self._summariser
+            or event.step != self.step
+            or self.view is None
+            or event.view != self.view.number
+        ):
+            return [Refuse(event.worker, f"metrics of step {event.step} are not awaited")]
         assert self._plan is not None
         self.phase = Phase.VERDICT
         return [Report(self._plan)]
 
     def _verdict(self, event: Verdict) -> list[Instruction]:
-        if self.phase is not Phase.VERDICT:
+        if self.phase is not Phase.VERDICT or self._plan is None or event.epoch != self._plan.epoch:
             return []
         return self._stop() if event.stop else self._begin_step()
+
+    def _repeat(self) -> list[Instruction]:
+        match self.phase:
+            case Phase.STEP | Phase.EVALUATE:
+                return self._orders(self._awaited())
+            case Phase.APPLY:
+                return [replace(self._apply(), aggregators=tuple(sorted(self._unapplied)))]
+            case Phase.SUMMARISE if self._summariser is not None:
+                return self._summarise()
+            case Phase.VERDICT:
+                assert self._plan is not None
+                return [Report(self._plan)]
+            case _:
+                return []
 
     # ---- what several events lead to -----------------------------------------------------------------------
 
     def _stop(self) -> list[Instruction]:
-        if self.view is None or self.phase is Phase.STOPPED:
-            self.phase = Phase.STOPPED
-            return []
+        stopped = self.phase is Phase.STOPPED
         self.phase = Phase.STOPPED
+        if self.view is None or stopped:
+            return []
         return [Proceed(m.worker, "stop", self.step, self.view) for m in self.view.members]
 
     def _begin_step(self) -> list[Instruction]:
+        instructions = self._install()
+        assert self.view is not None
         self.phase = Phase.STEP
-        return self._open("train")
+        # a view that begins has no member that is known to be lost
+        self._cut(plan_step(self.view, self.step + 1, self.dataset_size).shares, self.view.members)
+        return instructions + self._orders(self._awaited())
 
     def _begin_evaluation(self) -> list[Instruction]:
-        self.phase = Phase.EVALUATE
-        # a pending view that is not urgent waits for the boundary behind the evaluation
-        if self._pending is not None and not self._pending.urgent:
-            self._arrived.clear()
-            assert self.view is not None
-            return [Proceed(m.worker, "evaluate", self.step, self.view) for m in self.view.members]
-        return self._open("evaluate")
-
-    def _open(self, action: str) -> list[Instruction]:
-        """Install a pending view, and send every member into the phase that begins."""
-        self._arrived.clear()
-        instructions: list[Instruction] = []
-        before = self.view
-        if self._pending is not None:
-            announced, self._pending = self._pending, None
-            self.view = View(
-                number=announced.number,
-                first_step=self.step + 1,
-                global_batch_size=announced.global_batch_size,
-                members=announced.members,
-                position=self.position,
-                reason=announced.reason,
-            )
-            instructions.append(Installed(self.view))
         assert self.view is not None
-        instructions += [Proceed(m.worker, action, self.step, self.view) for m in self.view.members]
-        if before is not None and before is not self.view:
-            stayed = {m.worker for m in self.view.members}
-            instructions += [
-                Proceed(m.worker, "idle", self.step, self.view)
-                for m in before.members
-                if m.worker not in stayed
-            ]
-        return instructions
+        self.phase = Phase.EVALUATE
+        able = self._able()
+        self._cut(split(0, self.validation_size, max(1, len(able))), able)
+        if not self._pieces and not self._orphans:
+            return (
+                self._summarise()
+            )  # without validation data somebody still has to turn the sums into metrics
+        return self._orders(self._awaited())
 
-    def _refusal(self, event: Contribution | Evaluated | Summed, phase: Phase, step: int) -> Refuse | None:
+    def _evaluate_again(self) -> list[Instruction]:
+        """The job was taken up at the end of an epoch, under a view that only begins."""
+        epoch, everything = self.position.epoch - 1, Share(0, self.dataset_size)
+        self._plan = StepPlan(self.step, epoch, (everything,), ends_epoch=True)
+        return self._install() + self._begin_evaluation()
+
+    def _install(self) -> list[Instruction]:
+        """Put a pending view into effect, and tell those that it leaves out."""
+        if self._pending is None:
+            return []
+        before, announced, self._pending = self.view, self._pending, None
+        self.view = View(
+            number=announced.number,
+            first_step=self.step + 1,
+            global_batch_size=announced.global_batch_size,
+            members=announced.members,
+            position=self.position,
+            lr_scale=announced.lr_scale,
+            reason=announced.reason,
+        )
+        self._pieces_made = max(self._pieces_made, self.view.number * _PIECES_PER_VIEW)
+        left = [] if before is None else [m for m in before.members if self.view.rank(m.worker) is None]
+        return [
+            Installed(self.view),
+            *(Proceed(m.worker, "idle", self.step, self.view) for m in left if m.worker not in self._lost),
+        ]
+
+    def _cut(self, shares: tuple[Share, ...], members: tuple[Member, ...]) -> None:
+        self._pieces.clear()
+        self._held.clear()
+        self._orphans.clear()
+        self._slots_used.clear()
+        if not members:
+            self._orphans = [share for share in shares if share.samples]
+            return
+        for share, member in zip(shares, members, strict=True):
+            if share.samples:
+                self._give(share, member)
+
+    def _give(self, share: Share, member: Member) -> Piece:
+        used = self._slots_used.get(member.worker, 0)
+        self._slots_used[member.worker] = used + 1
+        self._pieces_made += 1
+        piece = Piece(self._pieces_made, share, member.worker, member.slot + used)
+        self._pieces[piece.number] = piece
+        self._held[piece.number] = set()
+        return piece
+
+    def _awaited(self) -> list[Piece]:
+        return [piece for number, piece in self._pieces.items() if len(self._held[number]) < self.aggregators]
+
+    def _orders(self, pieces: list[Piece]) -> list[Instruction]:
+        """One order for each worker, with all of its pieces."""
+        assert self.view is not None
+        action = "train" if self.phase is Phase.STEP else "evaluate"
+        workers = dict.fromkeys(piece.worker for piece in pieces)
+        return [
+            Proceed(
+                worker,
+                action,
+                self.step,
+                self.view,
+                tuple(piece for piece in pieces if piece.worker == worker),
+            )
+            for worker in workers
+        ]
+
+    def _reassign(self) -> list[Instruction]:
+        """Have others do what the lost ones have not; wait where there is nobody."""
+        assert self.view is not None
+        assert self._pending is not None
+        # whoever only stood in, as a member of a view that never came, may be gone without anybody saying so
+        known = {member.worker for member in (*self.view.members, *self._pending.members)}
+        found: list[Instruction] = []
+        for piece in self._awaited():
+            if piece.worker in self._lost or piece.worker not in known:
+                del self._pieces[piece.number]
+                self._orphans.append(piece.share)
+                # it did its pieces in order, so it died of the first that it has not finished
+                if (death := self._deaths.pop(piece.worker, None)) is not None:
+                    found += self._inquire(death, piece)
+        able = self._able()
+        if not self._orphans or not able:
+            return found
+        parts = self._apart(self._orphans)
+        self._orphans = []
+        needed = max(self._slots_used.get(member.worker, 0) for member in able) + len(parts)
+        if needed > SLOTS_PER_WORKER:
+            # nobody has room for more pieces of this step: begin it again, with as few pieces as possible
+            shares = [piece.share for piece in self._pieces.values()] + [share for share, _ in parts]
+            low, high = min(share.start for share in shares), max(share.stop for share in shares)
+            self._cut((), ())
+            parts = self._apart([Share(low, high)])
+        pieces: list[Piece] = []
+        for share, alone in parts:
+            if alone:
+                pieces.append(self._give(share, min(able, key=lambda m: self._slots_used.get(m.worker, 0))))
+                continue
+            cuts = zip(split(share.start, share.samples, len(able)), able, strict=True)
+            pieces += [self._give(part, member) for part, member in cuts if part.samples]
+        if not self._pieces and self.phase is Phase.STEP:
+            return found + self._begin_apply()  # all of it is left out
+        return found + self._orders(pieces)
+
+    def _inquire(self, death: Death, piece: Piece) -> list[Instruction]:
+        """Ask whether a worker died of its data; evaluations are not asked about, nothing depends on them."""
+        if self._suspects is None or self.phase is not Phase.STEP:
+            return []
+        finding = self._suspects.crashed(
+            death.worker,
+            death.host,
+            self._suspect(piece.share),
+            self.step + 1,
+            death.cause,
+            hosts=death.hosts,
+        )
+        match finding:
+            case q.Quarantined():
+                return [Quarantine(finding.piece, finding.reason)]
+            case q.NotTheData():
+                return [Despair(finding.reason)]
+            case _:
+                return []
+
+    def _suspect(self, share: Share) -> q.Piece:
+        """A share of the step that is under way, by its place in the data."""
+        assert self.view is not None
+        epoch = plan_step(self.view, self.step + 1, self.dataset_size).epoch
+        return q.Piece(epoch, share.start, share.stop)
+
+    def _apart(self, shares: list[Share]) -> list[tuple[Share, bool]]:
+        """What is to be computed of some shares, and whether by one worker apart from its neighbours."""
+        if self._suspects is None or self.phase is not Phase.STEP:
+            return [(share, False) for share in shares]
+        cut = [part for share in shares for part in self._suspects.cut(self._suspect(share))]
+        return [(Share(part.start, part.stop), self._suspects.watches(part)) for part in cut]
+
+    def _able(self) -> tuple[Member, ...]:
+        """Members that live; where none does, those that the next view brings."""
+        assert self.view is not None
+        living = tuple(m for m in self.view.members if m.worker not in self._lost)
+        if living or self._pending is None:
+            return living
+        return tuple(m for m in self._pending.members if m.worker not in self._lost)
+
+    def _apply(self) -> Apply:
+        assert self.view is not None
+        assert self._plan is not None
+        pieces = sorted(self._pieces.values(), key=lambda piece: piece.share.start)
+        return Apply(self._plan, self.view, tuple(pieces), tuple(range(self.aggregators)))
+
+    def _summarise(self) -> list[Instruction]:
+        assert self.view is not None
+        assert self._plan is not None
+        self.phase = Phase.SUMMARISE
+        able = self._able()
+        self._summariser = able[0].worker if able else None
+        if self._summariser is None:
+            return []
+        pieces = tuple(sorted(self._pieces.values(), key=lambda piece: piece.share.start))
+        return [Sum(self._plan, self.view, pieces, self._summariser)]
+
+    def _refusal(self, event: Contribution | Evaluated, phase: Phase, step: int) -> Refuse | None:
         if self.view is None or self.phase is not phase:
             return Refuse(event.worker, f"not awaited in phase {self.phase.value}")
         if event.view != self.view.number or event.step != step:
             return Refuse(
                 event.worker, f"view {event.view} step {event.step}, not view {self.view.number} step {step}"
             )
-        if event.worker not in self.missing:
-            return Refuse(event.worker, "no member of the view, or counted already")
+        piece = self._pieces.get(event.piece)
+        if piece is None or piece.worker != event.worker:
+            return Refuse(event.worker, f"piece {event.piece} of step {event.step} is no longer its own")
         return None

@@ -3,18 +3,20 @@
     STARTING --Ready--> STANDBY --chosen for a view--> TRAINING --left out of a view--> STANDBY
     any state --Lost--> GONE; --Released--> GONE
 
-A worker that is left out stays warm in STANDBY until it is released, so coming back costs it nothing.
+A worker that is left out stays warm in STANDBY until it is released, so coming back costs it nothing. One that
+was asked to leave (`leaving`) is chosen no more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from scavenger.elastic.barrier import Announce
-from scavenger.elastic.view import Member
+from scavenger.elastic.barrier import Announce, Death
+from scavenger.elastic.view import SLOTS_PER_WORKER, Member, View
 
-__all__ = ["Membership", "WorkerState"]
+__all__ = ["Membership", "WorkerState", "worker_name", "worker_slot"]
 
 
 class WorkerState(Enum):
@@ -24,30 +26,50 @@ class WorkerState(Enum):
     GONE = "gone"
 
 
+def worker_name(index: int) -> str:
+    """The name of a job's worker, counted from 0 in order of their launch; none is ever given twice."""
+    return f"w{index}"
+
+
+def worker_slot(worker: str) -> int:
+    """The first of the worker's own slots."""
+    return int(worker.removeprefix("w")) * SLOTS_PER_WORKER
+
+
 @dataclass(slots=True)
 class _Worker:
-    slot: int
     state: WorkerState
+    leaving: bool = False
+    lost: bool = False
+    death: Death | None = None
     awaited_until: int = 0
     """Once GONE: no view from this one on has the worker."""
 
 
 class Membership:
-    """Members of one job. Whatever changes who should train returns the view to announce, or None."""
+    """Members of one job. Whatever changes who should train returns the view to announce, or None.
 
-    def __init__(self) -> None:
+    Args:
+        token: The coordinator's, which every view carries.
+    """
+
+    def __init__(self, token: int = 1) -> None:
+        self.token = token
         self._workers: dict[str, _Worker] = {}
         self._number = 0
         self._announced: Announce | None = None
         self._target: tuple[int, int] | None = None
+        self._lr_scale = 1.0
         self._installed = 0
-        self._stranded = False
 
     # ---- what is ------------------------------------------------------------------------------------------
 
     def state(self, worker: str) -> WorkerState:
         """The worker's state; `KeyError` for a stranger."""
         return self._workers[worker].state
+
+    def knows(self, worker: str) -> bool:
+        return worker in self._workers
 
     def count(self, *states: WorkerState) -> int:
         return sum(1 for worker in self._workers.values() if worker.state in states)
@@ -62,8 +84,13 @@ class Membership:
 
     @property
     def announced(self) -> Announce | None:
-        """The newest view."""
+        """The newest view; None where nobody could be a member."""
         return self._announced
+
+    @property
+    def number(self) -> int:
+        """Of the newest view."""
+        return self._number
 
     @property
     def settled(self) -> bool:
@@ -71,18 +98,47 @@ class Membership:
         return self._installed == self._number
 
     def forgotten(self, worker: str) -> bool:
-        """The worker is gone, and a view without it has taken effect: nobody will read its slot any more."""
+        """The worker is gone, and a view without it has taken effect: nobody will read its slots any more."""
         entry = self._workers[worker]
         return entry.state is WorkerState.GONE and self._installed >= entry.awaited_until
 
     # ---- what happens -------------------------------------------------------------------------------------
 
-    def launch(self) -> Member:
-        """A new worker: a name and a slot that nobody has had before."""
-        slot = len(self._workers)
-        member = Member(f"w{slot}", slot)
-        self._workers[member.worker] = _Worker(slot, WorkerState.STARTING)
-        return member
+    def launch(self, worker: str) -> None:
+        """A new worker, under a name that nobody has had before.
+
+        Raises:
+            ValueError: If somebody has.
+        """
+        if worker in self._workers:
+            raise ValueError(f"there has been a {worker} already")
+        self._workers[worker] = _Worker(WorkerState.STARTING)
+
+    def restore(self, number: int, view: View | None, present: Collection[str]) -> None:
+        """Take up a job that another coordinator led.
+
+        Args:
+            number: Of the newest view that the sequencer has heard of.
+            view: The one in effect; None where there has been none.
+            present: Known workers that have said that they are ready.
+        """
+        self._number = number
+        self._installed = 0 if view is None else view.number
+        for name, entry in self._workers.items():
+            if entry.state is WorkerState.GONE:  # before it was known which views may wait for it
+                entry.lost, entry.awaited_until = True, number + 1
+            elif view is not None and view.rank(name) is not None:
+                entry.state = WorkerState.TRAINING
+            elif name in present and entry.state is WorkerState.STARTING:
+                entry.state = WorkerState.STANDBY
+        if view is not None:
+            self._target = self._target or (view.workers, view.global_batch_size)
+            self._lr_scale = view.lr_scale
+            for member in view.members:
+                if member.worker not in self._workers:  # it died while nobody led
+                    self._workers[member.worker] = _Worker(
+                        WorkerState.GONE, lost=True, awaited_until=number + 1
+                    )
 
     def ready(self, worker: str) -> Announce | None:
         """A worker has warmed up. It joins at once only where a view is short of members."""
@@ -92,37 +148,68 @@ class Membership:
         entry.state = WorkerState.STANDBY
         if self._target is None or self.count(WorkerState.TRAINING) >= self._target[0]:
             return None
-        return self._announce(urgent=False, reason=f"{worker} joins")
+        return self._announce(f"{worker} joins")
 
-    def resize(self, workers: int, global_batch_size: int, reason: str) -> Announce | None:
+    def resize(
+        self,
+        workers: int,
+        global_batch_size: int,
+        reason: str,
+        *,
+        without: Collection[str] = (),
+        lr_scale: float = 1.0,
+    ) -> Announce | None:
         """Aim for K workers and batch B; members stay, ready workers join, the newest leave first.
+
+        Args:
+            without: Workers that leave first, and for good; with as many ready ones, that is a migration.
 
         Raises:
             ValueError: If B < K or K < 1.
         """
         if workers < 1 or global_batch_size < workers:
             raise ValueError(f"no view of {workers} workers with batch {global_batch_size}")
-        self._target = (workers, global_batch_size)
-        return self._announce(urgent=False, reason=reason)
+        self._target, self._lr_scale = (workers, global_batch_size), lr_scale
+        for name in without:
+            if name in self._workers:
+                self._workers[name].leaving = True
+        return self._announce(reason)
 
-    def lost(self, worker: str) -> Announce | None:
-        """A worker is gone. If any view may wait for it, the unfinished step begins again without it.
+    def lost(self, worker: str, death: Death | None = None) -> Announce | None:
+        """A worker is gone. If any view may wait for it, others do its part of the unfinished step.
 
-        One in standby may still be a member of the view that is in effect, when the newest one is not yet.
+        While the newest view is not in effect yet, that can be any worker: one in standby was left out of it but is
+        a member of the one before, and what another coordinator announced last is not known.
         """
         entry = self._workers[worker]
-        awaited = entry.state is WorkerState.TRAINING or (
-            entry.state is WorkerState.STANDBY and not self.settled
-        )
-        entry.state = WorkerState.GONE
+        awaited = entry.state is WorkerState.TRAINING or not self.settled
+        if entry.state is WorkerState.GONE:
+            return None
+        entry.state, entry.death = WorkerState.GONE, death
         if not awaited:
             return None
-        entry.awaited_until = self._number + 1
-        return self._announce(urgent=True, reason=f"{worker} was lost")
+        entry.lost, entry.awaited_until = True, self._number + 1
+        return self._announce(f"{worker} was lost")
 
-    def installed(self, number: int) -> None:
-        """The aggregator says that a view took effect."""
+    def installed(self, number: int, members: Collection[str]) -> Announce | None:
+        """The sequencer says that a view took effect, with these members."""
         self._installed = max(self._installed, number)
+        for name in members if number == self._number else ():
+            # another coordinator's view may have one that has not yet told this one that it is ready
+            if name in self._workers and self._workers[name].state is not WorkerState.GONE:
+                self._workers[name].state = WorkerState.TRAINING
+        dead = [name for name in members if self._dead(name)]
+        if number != self._installed or not dead:
+            return None
+        # another coordinator's view, with somebody who died while nobody led
+        for name in dead:
+            entry = self._workers.setdefault(name, _Worker(WorkerState.GONE))
+            entry.lost, entry.awaited_until = True, max(number, self._number) + 1
+        return self._announce(f"{dead[0]} was lost")
+
+    def _dead(self, worker: str) -> bool:
+        entry = self._workers.get(worker)
+        return entry is None or (entry.state is WorkerState.GONE and entry.awaited_until <= self._installed)
 
     def release(self, worker: str) -> None:
         """A worker in standby is let go.
@@ -135,24 +222,47 @@ class Membership:
             raise ValueError(f"{worker} is a member of the view")
         entry.state = WorkerState.GONE
 
-    def _announce(self, *, urgent: bool, reason: str) -> Announce | None:
-        assert self._target is not None
+    def spare(self, keep: int) -> tuple[str, ...]:
+        """Workers in standby that may go so that `keep` stay: those asked to leave, then the newest."""
+        if not self.settled:
+            return ()
+        standby = self.workers(WorkerState.STANDBY)
+        leaving = tuple(name for name in standby if self._workers[name].leaving)
+        others = tuple(name for name in standby if name not in leaving)
+        excess = max(0, min(len(self.alive) - len(leaving) - keep, len(others)))
+        return leaving + others[len(others) - excess :]
+
+    def announce_again(self) -> Announce | None:
+        """The newest view, where it has not taken effect: a message may have been lost."""
+        return None if self.settled else self._announced
+
+    def renew(self) -> Announce | None:
+        """The newest view under a new number, for a sequencer that has been restarted."""
+        return self._announce("the aggregator was restarted")
+
+    def _announce(self, reason: str) -> Announce | None:
+        if self._target is None:
+            return None
         workers, batch = self._target
         able = self.workers(WorkerState.TRAINING) + self.workers(WorkerState.STANDBY)
-        members = able[: min(workers, batch)]
+        staying = tuple(name for name in able if not self._workers[name].leaving)
+        # one that is to leave stays for as long as nobody else is there
+        members = (staying or able)[: min(workers, batch)]
         if not members:
-            self._announced, self._stranded = None, True
+            self._announced = None
             return None
         for name in able:
             self._workers[name].state = WorkerState.TRAINING if name in members else WorkerState.STANDBY
+        lost = {n: w for n, w in self._workers.items() if w.lost and not self.forgotten(n)}
         self._number += 1
         self._announced = Announce(
             number=self._number,
-            members=tuple(Member(name, self._workers[name].slot) for name in members),
+            members=tuple(Member(name, worker_slot(name)) for name in members),
             global_batch_size=batch,
-            # a view without a living member never reaches a boundary
-            urgent=urgent or self._stranded,
+            lost=tuple(lost),
+            deaths=tuple(entry.death for entry in lost.values() if entry.death is not None),
+            token=self.token,
+            lr_scale=self._lr_scale,
             reason=reason,
         )
-        self._stranded = False
         return self._announced

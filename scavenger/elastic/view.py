@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["Member", "Position", "Share", "StepPlan", "View", "plan_step", "split"]
+__all__ = [
+    "SLOTS_PER_WORKER",
+    "Member",
+    "Piece",
+    "Position",
+    "Share",
+    "StepPlan",
+    "View",
+    "plan_step",
+    "split",
+]
+
+SLOTS_PER_WORKER = 64
+"""A worker's own slots: one for its share, the others for what it computes in place of lost workers."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -18,7 +31,11 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker in a view. Its slot in the shared block is its alone: a late writer can hurt nobody."""
+    """A worker in a view.
+
+    `slot` is the first of `SLOTS_PER_WORKER` slots in the block that nobody else ever has: a late writer can
+    hurt nobody.
+    """
 
     worker: str
     slot: int
@@ -34,6 +51,7 @@ class View:
         global_batch_size: B.
         members: In a fixed order, which gives each its share.
         position: Where `first_step` begins in the data.
+        lr_scale: By what the optimizer's learning rate is multiplied.
         reason: Why the view changed, for people.
     """
 
@@ -42,6 +60,7 @@ class View:
     global_batch_size: int
     members: tuple[Member, ...]
     position: Position
+    lr_scale: float = 1.0
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -77,6 +96,20 @@ class Share:
     @property
     def samples(self) -> int:
         return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of samples that one worker computes in a step, or evaluates after it, and where it puts that.
+
+    `number` is unique within the step: a piece that was given to another has a new one, so that what the
+    first says of it later is refused.
+    """
+
+    number: int
+    share: Share
+    worker: str
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)

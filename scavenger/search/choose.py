@@ -24,26 +24,33 @@ def choose(
     spent_time_s: float = 0.0,
     spent_usd: float = 0.0,
     remaining: float = 1.0,
+    worth: Callable[[float], float] | None = None,
 ) -> Choice | Infeasible:
     """The allowed point that the objective asks for.
 
     Args:
         curve: As `build_curve` made it with the same limits.
-        objective: `time`, `cost` or `knee`.
+        objective: `time`, `cost`, `knee` or `utility`.
+        worth: What the result is worth after so many seconds, dollars; for `utility` alone.
 
     Returns:
         The choice; or, if nothing is allowed, the point that misses deadline and budget by least, and by
         how much.
 
     Raises:
-        ValueError: If the objective is unknown.
+        ValueError: If the objective is unknown, or `utility` and nobody says what the result is worth.
     """
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective {objective!r} is none of {', '.join(OBJECTIVES)}")
+    if objective not in OBJECTIVES and not (objective == "utility" and worth is not None):
+        raise ValueError(
+            f"objective {objective!r} is none of {', '.join(OBJECTIVES)} and utility with a worth"
+        )
     allowed = np.flatnonzero(curve.excluded == 0)
     if not len(allowed):
         return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd, remaining)
-    index, reason = OBJECTIVES[objective](curve, allowed)
+    if objective == "utility" and worth is not None:
+        index, reason = _by_utility(curve, allowed, worth, (spent_time_s, spent_usd, remaining))
+    else:
+        index, reason = OBJECTIVES[objective](curve, allowed)
     if len(allowed) == 1:
         reason = "the only configuration that the constraints allow"
     if curve.extrapolated[index]:
@@ -88,6 +95,26 @@ def _by_knee(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
     index = int(front[int(np.argmin(distance))])
     beside = _beside(curve, index, fastest, "fastest")
     return index, f"the front has no knee; nearest to both the least time and the least cost: {beside}"
+
+
+def _by_utility(
+    curve: TradeoffCurve,
+    allowed: IntArray,
+    worth: Callable[[float], float],
+    so_far: tuple[float, float, float],
+) -> tuple[int, str]:
+    """The point with the largest U(T) - C of the whole run: what it is worth above its cost; of equals the cheapest.
+
+    Args:
+        so_far: Seconds and dollars spent, and the share of the way that is left.
+    """
+    spent_s, spent_usd, remaining = so_far
+    cost_usd = curve.cost_usd[allowed] * remaining + spent_usd
+    worths = np.array([worth(float(time_s)) for time_s in curve.time_s[allowed] * remaining + spent_s])
+    best = int(np.lexsort((cost_usd, cost_usd - worths))[0])
+    return int(allowed[best]), (
+        f"worth most above its cost, of {len(allowed)}: ${worths[best]:.4g} for ${cost_usd[best]:.4g}"
+    )
 
 
 OBJECTIVES: dict[str, Callable[[TradeoffCurve, IntArray], tuple[int, str]]] = {

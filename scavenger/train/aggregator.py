@@ -1,311 +1,359 @@
-"""The aggregator process: holds the master weights, averages gradients, applies the optimizer, publishes.
+"""The aggregator process: holds parts of jobs' models, averages gradients, applies optimizers, publishes.
 
-It only carries out what `scavenger.elastic.barrier` decides.
+A part's arithmetic is `scavenger.train.part`; what the first aggregator of a job does for all of them is
+`scavenger.train.sequencer`. One process can serve several jobs, each with keys, sockets and a block of its own.
 """
 
 from __future__ import annotations
 
+import queue
 import time
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import zmq
 
-from scavenger.elastic import barrier as b
-from scavenger.elastic.view import Member, StepPlan, View
-from scavenger.errors import NotSupportedError
+from scavenger.elastic.barrier import Barrier
+from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.quarantine import Suspects
+from scavenger.elastic.view import Position
+from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train import messages as m
-from scavenger.train.memory import Block, Layout
-from scavenger.train.optimizer import MasterWeights, average
-from scavenger.train.wire import Dealer, Keys, Router
+from scavenger.train.checkpoint import CheckpointStore
+from scavenger.train.memory import JobRecord, Layout, memory_id, open_block
+from scavenger.train.mirror import Inbox, WeightsInbox, send_weights
+from scavenger.train.names import aggregator_name
+from scavenger.train.part import Part
+from scavenger.train.pulse import Pulse
+from scavenger.train.sequencer import Sequencer
+from scavenger.train.wire import Dealer, Keys, Router, address_towards
 
 __all__ = ["Aggregator"]
 
-
-def view_body(view: View) -> m.ViewBody:
-    """A view as it travels."""
-    return m.ViewBody(
-        number=view.number,
-        first_step=view.first_step,
-        global_batch_size=view.global_batch_size,
-        members=tuple(m.MemberBody(member.worker, member.slot) for member in view.members),
-        epoch=view.position.epoch,
-        consumed=view.position.consumed,
-    )
+_TICK_MS = 100
+_QUARANTINED_SHARE = 100
+"""One sample of so many may be left out, and one at least: beyond, it is not the data that is at fault."""
+_ASK_AGAIN_S = 1.0
 
 
 class Aggregator:
-    """One job's aggregator.
+    """One job's seat in an aggregator process.
 
     Args:
-        control: To the coordinator.
-        data_keys: Its own keys on the data channel.
-        memory_fd: The job's block.
+        boot: Who it is.
+        control: To the crew's hub.
     """
 
-    def __init__(self, context: Any, control: Dealer, data_keys: Keys, memory_fd: int) -> None:
-        self._control = control
-        self._data = Router(context, data_keys)
-        self._fd = memory_fd
+    def __init__(self, context: Any, boot: m.Bootstrap, control: Dealer) -> None:
+        self._context, self._boot, self._control = context, boot, control
+        self.index = boot.index
+        self._keys: Keys = (boot.data_public_key.encode(), boot.data_secret_key.encode())
+        self._data = Router(context, self._keys, address_towards(boot.coordinator))
+        self._fd = open_block(boot)
+        self._at = m.AggregatorAddress(self._data.address, boot.data_public_key, memory_id(self._fd))
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._poller.register(self._data.socket, zmq.POLLIN)
+        self._upstream: Dealer | None = None
+        self._part: Part | None = None
+        self._sequencer: Sequencer | None = None
+        self._inbox: Inbox | None = None
+        self._seeding: _Seeding | None = None
+        self._ready: m.Initialised | None = None
+        self._posted: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+        self._pulls: dict[str, m.Pull] = {}
+        self._step = 0
+        self._quarantined: tuple[int, ...] = ()
         self._running = True
-        self._contributed: dict[str, m.Contributed] = {}
-        self._summary: dict[str, float] = {}
-        self._opened_at = 0.0
-        self._evaluating_since = 0.0
-        self._barrier: b.Barrier | None = None
-        self._failed = False
-        self._has_best = False
-        self._finishing: m.Finish | None = None
-
-    @property
-    def address(self) -> str:
-        return self._data.address
+        self._pulse = Pulse(context, boot, self._beat)
 
     def run(self) -> None:
         """Serve until told to quit."""
-        self._control.send(m.AggregatorReady(self.address))
+        self._greet()
         while self._running:
-            self._poller.poll()
-            for message in self._control.receive():
-                self._from_coordinator(message)
-            for peer, message in self._data.receive():
-                self._from_worker(peer, message)
+            self._poller.poll(_TICK_MS)
+            for message, _ in self._control.receive():
+                self._from_leader(message)
+            for peer, message, payload in self._data.receive():
+                self._from_peer(peer, message, payload)
+            if self._upstream is not None:
+                for message, _ in self._upstream.receive():
+                    self._from_sequencer(message)
+            while not self._posted.empty():
+                self._post_arrived(self._posted.get())
+            if self._sequencer is not None:
+                self._sequencer.tick()
+            self._ask_seeder()
+        self.close()
+
+    def _greet(self) -> None:
+        boot = self._boot
+        own = boot.memory_fd < 0 and not boot.memory
+        self._control.send(m.AggregatorReady(self.index, self._at, self._part is not None, own))
+
+    def close(self) -> None:
+        if self._part is not None:
+            self._part.wait_saved()
+            while not self._posted.empty():
+                self._post_arrived(self._posted.get())
+        self._pulse.close()
         self._data.close()
+        if self._upstream is not None:
+            self._upstream.close()
+
+    def _beat(self) -> m.Beat:
+        return m.Beat(step=self._step) if self._sequencer is None else self._sequencer.beat()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def _from_coordinator(self, message: m.Message) -> None:
+    def _from_leader(self, message: m.Message) -> None:
         match message:
             case m.Initialise():
                 self._initialise(message)
-            case m.Announcement() if self._barrier is not None:
-                members = tuple(Member(body.worker, body.slot) for body in message.members)
-                self._feed(
-                    b.Announce(
-                        number=message.number,
-                        members=members,
-                        global_batch_size=message.global_batch_size,
-                        urgent=message.urgent,
-                        reason=message.reason,
-                    )
-                )
-            case m.VerdictGiven():
-                if message.keep_best:
-                    self._has_best = True
-                    layout = self._layout
-                    self._block.copy(layout.weights_at(self._state.step), layout.best_at)
-                self._feed(b.Verdict(stop=message.stop))
-            case m.Probe():
-                state = self._barrier
-                self._control.send(m.Missing(state.step + 1, state.missing) if state else m.Missing(0, ()))
-            case m.Finish() if self._barrier is not None:
-                self._finishing = message
-                self._feed(b.Halt())
+            case m.RollCall():
+                self._greet()
+                if self._sequencer is not None:
+                    self._control.send(self._sequencer.inform(message.token))
+                elif self.index == 0:
+                    self._control.send(m.Inform(False, 0, None, 0))
+            case m.Reconnect() if self.index > 0 and self._upstream is not None:
+                self._connect_upstream(message.aggregators[0])
+            case m.Forget():
+                if self._part is not None and self._boot.memory_fd < 0 and not self._boot.memory:
+                    self._part.block.release_slots(worker_slot(message.worker))
             case m.Quit():
                 self._running = False
+            case _ if self._sequencer is not None:
+                self._sequencer.from_leader(message)
+                self._answer_pulls()
             case _:
                 pass
 
-    def _from_worker(self, peer: str, message: m.Message) -> None:
-        if self._failed:
-            return
+    def _from_peer(self, peer: str, message: m.Message, payload: bytes | None) -> None:
         match message:
             case m.Join():
                 self._data.send(peer, m.Joined())
-            case _ if self._barrier is None:
+                if self._part is not None:
+                    self._part.expect(worker_slot(peer))
+                if self._seeding is not None and peer == self._seeding.order.seeder:
+                    self._seeding.asked_at = 0.0
+                if self._sequencer is not None:
+                    self._sequencer.repeat()  # it may have been spoken to before it could hear
+            case m.Chunk() if self._seeding is not None and payload is not None:
+                self._take_initial(peer, message, payload)
+            case m.Chunk() if self._inbox is not None and payload is not None:
+                if self._inbox.take(peer, message, payload) and self.index:
+                    self._to_sequencer(m.Held(self.index, peer, message.view, message.step, message.piece))
+            case m.Pull():
+                self._pulls[peer] = message
+                self._answer_pulls()
+            case _ if self._sequencer is None or self._inbox is None:
                 pass
             case m.Contributed():
-                follows = self._state.handle(b.Contribution(peer, message.view, message.step))
-                if not any(isinstance(instruction, b.Refuse) for instruction in follows):
-                    self._contributed[peer] = message
-                self._carry_out(follows)
-            case m.Evaluation():
-                self._feed(b.Evaluated(peer, message.view, message.step))
-            case m.Summary():
-                self._summary = message.metrics
-                self._feed(b.Summed(peer, message.view, message.step))
+                complete = 0 in message.held or self._inbox.holds(peer, message.piece)
+                self._sequencer.from_worker(peer, message, complete=complete)
+                self._answer_pulls()
+            case m.Evaluation() | m.Summary():
+                self._sequencer.from_worker(peer, message, complete=True)
+            case _:
+                self._sequencer.from_aggregator(message)
+                self._answer_pulls()
+
+    def _from_sequencer(self, message: m.Message) -> None:
+        if self._part is None:
+            return
+        match message:
+            case m.ApplyPart() if message.step in (self._step, self._step + 1):
+                applied = self._part.apply(message)
+                self._step = message.step if applied.finite else self._step
+                self._to_sequencer(applied)
+                self._answer_pulls()
+            case m.KeepBest():
+                self._part.keep_best(message.step)
+            case m.Finalise():
+                self._part.finalise(message.step, best=message.best)
+                self._to_sequencer(m.Finalised(self.index, message.step))
+            case m.SavePart():
+                store = CheckpointStore(message.url)
+                self._part.save(
+                    store, message.step, message.attempt, best=message.best, then=self._posted.put
+                )
             case _:
                 pass
 
-    @property
-    def _state(self) -> b.Barrier:
-        assert self._barrier is not None
-        return self._barrier
+    def _post_arrived(self, message: m.Message) -> None:
+        if self._sequencer is not None:
+            self._sequencer.from_aggregator(message)
+        else:
+            self._to_sequencer(message)
 
-    def _feed(self, event: b.Event) -> None:
-        self._carry_out(self._state.handle(event))
+    def _to_sequencer(self, message: m.Message) -> None:
+        assert self._upstream is not None
+        self._upstream.send(message)
 
-    def _carry_out(self, queue: list[b.Instruction]) -> None:
-        self._work_off(queue)
-        if self._finishing is not None and (self._failed or self._state.phase is b.Phase.STOPPED):
-            self._finish(self._finishing)
-            self._finishing = None
-
-    def _work_off(self, queue: list[b.Instruction]) -> None:
-        while queue:
-            instruction = queue.pop(0)
-            match instruction:
-                case b.Apply():
-                    if not self._apply(instruction):
-                        return
-                    queue += self._state.handle(b.Applied(instruction.plan.step))
-                case b.Proceed():
-                    self._proceed(instruction)
-                case b.Sum():
-                    self._sum(instruction)
-                case b.Report():
-                    self._report_epoch(instruction.plan)
-                case b.Installed():
-                    view = instruction.view
-                    self._control.send(
-                        m.ViewInstalled(
-                            view.number, view.first_step, view.workers, view.global_batch_size, view.reason
-                        )
-                    )
-                case b.Refuse():
-                    print(f"refused {instruction.worker}: {instruction.reason}", flush=True)
-
-    # ---- instructions --------------------------------------------------------------------------------------
+    # ---- beginnings ----------------------------------------------------------------------------------------
 
     def _initialise(self, message: m.Initialise) -> None:
-        manifest = message.manifest
-        self._layout = Layout.of(manifest, message.slots)
-        self._block = Block(self._fd, self._layout)
-        self._trainable = sum(1 for tensor in manifest.tensors if tensor.role == "trainable")
-        self._weights = [self._block.state(self._layout.weights_at(step)) for step in (0, 1)]
-        self._slots: dict[int, list[Any]] = {}
-        self._slot_metrics: dict[int, list[Any]] = {}
-        trainable = manifest.tensors[: self._trainable]
+        if self._part is not None:
+            if self._ready is not None:
+                self._control.send(self._ready)  # it may not have been heard
+            return
+        layout = Layout.of(message.manifest, len(message.aggregators))
         try:
-            self._master = MasterWeights(trainable, self._weights[0][: self._trainable], manifest.optimizer)
+            part = Part(self._fd, layout, self.index)
+            record = self._begin(part, message)
         except NotSupportedError as error:
             self._control.send(m.Failed("unsupported", str(error)))
             return
-        self._mean = [np.empty(tensor.shape, dtype=tensor.dtype) for tensor in trainable]
-        self._epoch_sums = [np.zeros(shape) for shape in manifest.metrics]
-        self._barrier = b.Barrier(manifest.dataset_size)
+        except ScavengerError as error:
+            self._control.send(m.Failed("restore", str(error)))
+            return
+        if record is None:
+            inbox = WeightsInbox(part.block, (self.index,))
+            inbox.want(0)
+            self._seeding = _Seeding(message, part, inbox)
+            return
+        self._serve(message, part, record)
 
-    def _slot(self, slot: int) -> tuple[list[Any], list[Any]]:
-        if slot not in self._slots:
-            self._slots[slot] = self._block.state(self._layout.slot_at(slot))
-            self._slot_metrics[slot] = self._block.metrics(self._layout.slot_metrics_at(slot))
-        return self._slots[slot], self._slot_metrics[slot]
-
-    def _apply(self, instruction: b.Apply) -> bool:
-        plan, view = instruction.plan, instruction.view
-        cut = self._trainable
-        contributions = []
-        for member, share in zip(view.members, plan.shares, strict=True):
-            said = self._contributed[member.worker]
-            state, metrics = self._slot(member.slot)
-            contributions.append((share.samples, state, metrics, said))
-        counted = [c for c in contributions if c[0] > 0]
-        worker_sqnorm, sqnorm = average([(n, state[:cut]) for n, state, _, _ in counted], self._mean)
-        parts = len(counted)
-        if len(counted) == 1:
-            worker_sqnorm = counted[0][3].half_sqnorm
-            parts = 2 if worker_sqnorm > 0 else 0
-        loss = sum(n * said.loss for n, _, _, said in counted) / plan.samples
-        if not (np.isfinite(sqnorm) and np.isfinite(loss)):
-            self._refuse_step(instruction, loss, sqnorm)
-            return False
-
-        out = self._weights[plan.step % 2]
-        self._master.apply(self._mean, out[:cut])
-        for index in range(cut, len(out)):
-            target: Any = out[index]
-            first = counted[0][1][index]
-            target[...] = first
-            if self._layout.manifest.tensors[index].role == "mean":
-                # as differences, so that what no worker changed (frozen layers) keeps its every bit
-                for n, state, _, _ in counted[1:]:
-                    target += (n / plan.samples) * (state[index] - first)
-        for _, _, metrics, _ in counted:
-            for total, part in zip(self._epoch_sums, metrics, strict=True):
-                total += part
-        now = time.perf_counter()
-        self._control.send(
-            m.StepReport(
-                step=plan.step,
-                view=view.number,
-                epoch=plan.epoch,
-                workers=view.workers,
-                global_batch_size=view.global_batch_size,
-                samples=plan.samples,
-                step_time_s=now - self._opened_at,
-                compute_s=max(said.compute_s for _, _, _, said in contributions),
-                loss=loss,
-                mean_worker_sqnorm=worker_sqnorm,
-                mean_sqnorm=sqnorm,
-                noise_parts=parts,
-            )
-        )
-        self._opened_at = now
-        if plan.ends_epoch:
-            self._evaluating_since = now
-        return True
-
-    def _refuse_step(self, instruction: b.Apply, loss: float, sqnorm: float) -> None:
-        """A non-finite gradient is not applied: the weights of the step before stay the job's."""
-        self._failed = True
-        plan = instruction.plan
-        what = "loss" if not np.isfinite(loss) else "gradient"
-        culprits = ", ".join(
-            member.worker
-            for member, share in zip(instruction.view.members, plan.shares, strict=True)
-            if share.samples and not np.isfinite(self._contributed[member.worker].loss)
-        )
-        where = f" (on {culprits})" if culprits else ""
-        self._control.send(
-            m.Failed(
-                "nonfinite",
-                f"the {what} became {loss if what == 'loss' else sqnorm} at step {plan.step}, epoch "
-                f"{plan.epoch + 1}{where}; the step was not applied. Lower the learning rate, or check the data",
-            )
-        )
-
-    def _proceed(self, instruction: b.Proceed) -> None:
-        if instruction.action == "train" and self._evaluating_since:
-            self._evaluating_since = 0.0
-            self._opened_at = time.perf_counter()
-        elif self._opened_at == 0.0:
-            self._opened_at = time.perf_counter()
-        self._data.send(
-            instruction.worker, m.Order(instruction.action, instruction.step, view_body(instruction.view))
-        )
-
-    def _sum(self, instruction: b.Sum) -> None:
-        """Put the epoch's sums where the members can read them, and ask the first for the metrics."""
-        training = self._block.metrics(self._layout.sums_at(validation=False))
-        validation = self._block.metrics(self._layout.sums_at(validation=True))
-        for target, total in zip(training, self._epoch_sums, strict=True):
-            target[...] = total
-        for index, target in enumerate(validation):
-            target[...] = sum(self._slot(member.slot)[1][index] for member in instruction.view.members)
-        view = instruction.view
-        self._data.send(view.members[0].worker, m.Summarise(view.number, instruction.plan.step))
-
-    def _report_epoch(self, plan: StepPlan) -> None:
-        for total in self._epoch_sums:
-            total[...] = 0
-        self._control.send(
-            m.EpochReport(
-                epoch=plan.epoch,
-                step=plan.step,
-                metrics=self._summary,
-                evaluation_s=time.perf_counter() - self._evaluating_since,
-            )
-        )
-
-    def _finish(self, message: m.Finish) -> None:
-        step = self._state.step
-        out = self._weights[step % 2]
-        if message.best and self._has_best:
-            # the best weights of an earlier epoch take the place of the last ones
-            self._block.copy(self._layout.best_at, self._layout.weights_at(step))
+    def _serve(self, message: m.Initialise, part: Part, record: JobRecord) -> None:
+        """The part is there: take part in the job."""
+        self._seeding = None
+        self._part, self._inbox, self._step = part, Inbox(part.block, self.index), record.step
+        if self.index == 0:
+            self._sequence(part, message, record)
         else:
-            self._master.finalise(out[: self._trainable])
-        self._control.send(m.Done(step))
+            self._connect_upstream(message.aggregators[0])
+        position = record.position
+        self._ready = m.Initialised(self.index, record.step, position.epoch, position.consumed)
+        self._control.send(self._ready)
+        if self._upstream is not None:
+            self._to_sequencer(self._ready)
+        self._answer_pulls()
+
+    def _begin(self, part: Part, message: m.Initialise) -> JobRecord | None:
+        """Where the part, and with the first one the job, stands; None where a worker has the initial weights."""
+        kept, job = part.block.read_part(self.index), part.block.read_job()
+        if message.recover and kept is not None and (self.index or job is not None):
+            return job if job is not None and not self.index else JobRecord(step=kept.step)
+        part.block.forget(self.index)
+        if message.restore is None:
+            if message.seeder:
+                return None
+            part.begin()
+            record = JobRecord()
+        else:
+            checkpoint = CheckpointStore(message.restore.url).latest(finite=True)
+            if checkpoint is None:
+                raise ScavengerError(f"{message.restore.url} holds no checkpoint that can be read")
+            manifest = checkpoint.manifest
+            if manifest.fingerprint != message.manifest.digest:
+                raise ScavengerError(
+                    f"the checkpoint in {message.restore.url} is of another model or data set than the training "
+                    "code gives now"
+                )
+            tensors: dict[str, Any] = {}
+            for saved in manifest.parts:
+                tensors |= checkpoint.tensors(saved.name)
+            part.load(manifest.step, tensors)
+            self._quarantined = tuple(int(index) for index in manifest.state.get("quarantined", ()))
+            # without the view's number: the coordinator of this life of the job counts its own
+            record = JobRecord(
+                manifest.step,
+                Position(manifest.epoch, manifest.consumed),
+                best_step=int(manifest.state.get("best_step", 0)),
+            )
+        if self.index == 0:
+            part.block.write_job(record)
+        return record
+
+    def _sequence(self, part: Part, message: m.Initialise, record: JobRecord) -> None:
+        manifest = message.manifest
+        barrier = Barrier(
+            manifest.dataset_size,
+            manifest.validation_size,
+            aggregators=len(message.aggregators),
+            step=record.step,
+            position=record.position,
+            number=max(record.number, message.number),
+            suspects=Suspects(samples_max=max(1, manifest.dataset_size // _QUARANTINED_SHARE)),
+        )
+        barrier.token = message.token
+        self._sequencer = Sequencer(
+            part,
+            barrier,
+            to_worker=self._data.send,
+            to_aggregator=lambda index, order: self._data.send(aggregator_name(index), order),
+            report=self._control.send,
+            post=self._posted.put,
+            checkpoint=message.checkpoint,
+            best_step=record.best_step,
+            seed=self._boot.seed,
+            quarantined=tuple(sorted({*message.quarantined, *self._quarantined})),
+        )
+        if self._quarantined:
+            self._control.send(m.Quarantined(self._quarantined, "workers died of them before"))
+        if message.recover and (report := part.block.read_report(record.step)) is not None:
+            said = m.decode(report)
+            if isinstance(said, m.StepReport) and said.step == record.step:
+                self._control.send(said)  # it may not have been heard
+
+    def _connect_upstream(self, first: m.AggregatorAddress) -> None:
+        if self._upstream is not None:
+            self._poller.unregister(self._upstream.socket)
+            self._upstream.close()
+        self._upstream = Dealer(
+            self._context, aggregator_name(self.index), first.address, first.key.encode(), self._keys
+        )
+        self._poller.register(self._upstream.socket, zmq.POLLIN)
+        self._to_sequencer(m.Initialised(self.index, self._step, 0, 0))
+
+    # ---- workers of other hosts ----------------------------------------------------------------------------
+
+    def _ask_seeder(self) -> None:
+        """Ask for the initial weights until they are there."""
+        seeding = self._seeding
+        if seeding is None:
+            return
+        if not seeding.inbox.lacking:
+            self._begin_seeded(seeding)
+        elif time.monotonic() - seeding.asked_at > _ASK_AGAIN_S:
+            seeding.asked_at = time.monotonic()
+            self._data.send(seeding.order.seeder, m.Seed(seeding.inbox.number))
+
+    def _take_initial(self, peer: str, chunk: m.Chunk, payload: bytes) -> None:
+        seeding = self._seeding
+        if seeding is not None and peer == seeding.order.seeder:
+            seeding.asked_at = time.monotonic()
+            seeding.inbox.take(self.index, chunk, payload)
+            if not seeding.inbox.lacking:
+                self._begin_seeded(seeding)
+
+    def _begin_seeded(self, seeding: _Seeding) -> None:
+        seeding.part.begin()
+        if self.index == 0:
+            seeding.part.block.write_job(JobRecord())
+        self._serve(seeding.order, seeding.part, JobRecord())
+
+    def _answer_pulls(self) -> None:
+        """Send the weights to whoever waits for them, once they are there."""
+        if self._part is None or not self._pulls:
+            return
+        applied = self._sequencer.step if self._sequencer is not None else self._step
+        for peer, pull in list(self._pulls.items()):
+            if pull.step > applied:
+                continue
+            del self._pulls[peer]
+            # the step before is still wanted where a restarted sequencer has it done again; what is older is
+            # wanted by nobody who has not been left behind
+            if pull.step >= applied - 1:
+                send_weights(self._data, peer, self._part, pull)
+
+
+@dataclass(slots=True)
+class _Seeding:
+    """Initial weights that are on their way from a worker."""
+
+    order: m.Initialise
+    part: Part
+    inbox: WeightsInbox
+    asked_at: float = 0.0

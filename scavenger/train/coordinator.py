@@ -1,527 +1,534 @@
-"""The coordinator: leads the processes of one job and tells its caller what happens.
+"""The coordinator process: leads one job. It may die at any time, and another takes its place.
 
-It is driven by `poll`, owns no thread, and decides nothing about configurations: `scavenger.control` does, by
-`launch`, `resize` and `release`. What membership and views follow from that is decided in
-`scavenger.elastic`.
+It holds nothing that cannot be asked again: who is there is asked of everybody (`RollCall`), where the job stands
+of the sequencer, what was last wanted of the crew, which started it. Training does not need it from step to step.
+What membership and views follow from events is decided in `scavenger.elastic`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
+import msgspec
 import zmq
 
-from scavenger.elastic.barrier import Announce
+from scavenger.elastic.barrier import Announce, Death
+from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
 from scavenger.elastic.membership import Membership, WorkerState
-from scavenger.errors import (
-    NonFiniteError,
-    NotSupportedError,
-    ScavengerError,
-    TrainingCodeError,
-    TrainingHungError,
-    WorkersLostError,
-)
+from scavenger.elastic.quarantine import Cause
 from scavenger.train import messages as m
-from scavenger.train.engine import Exit, ProcessEngine
-from scavenger.train.memory import Block, Layout, create_block
-from scavenger.train.wire import Router, new_keys
+from scavenger.train.failpoints import fail_here
+from scavenger.train.names import BEATING, aggregator_name
+from scavenger.train.wire import EVERYBODY, Seat
 
-__all__ = ["Coordinator", "JobSource", "Lost", "Started", "Timeouts"]
+__all__ = ["Coordinator"]
 
-_AGGREGATOR = "aggregator"
-_MEMORY_SAMPLE_S = 0.5
-_PROBE_ANSWER_S = 5.0
-_STACK_DUMP_S = 0.5
-_LAST_WORDS_S = 1.0  # a dead process's message may still be on its way through the sockets
-_GRACE_S = 5.0
-_QUIT_S = 10.0  # as long as a worker that is let go may take, since its time is paid for
-
-
-@dataclass(frozen=True, slots=True)
-class JobSource:
-    """Where the training code is: `module:object` beside `job_dir`, and the seed it is built with."""
-
-    train: str
-    job_dir: Path
-    seed: int
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long a worker may take to start, and a step to be applied, before it counts as hung; seconds."""
-
-    start_s: float
-    step_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A worker is ready to train; `setup_s` since its launch."""
-
-    worker: str
-    setup_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A worker died without an error of its code; the others go on."""
-
-    worker: str
-    cause: str
-
-
-Event = m.StepReport | m.EpochReport | m.ViewInstalled | Started | Lost
+_CUT_OFF_S = 4 * HEARTBEAT_S
+"""Silence of the crew, through which all others are heard, after which theirs says nothing of them."""
+_AGAIN_S = 1.0
+"""Until a view that has not taken effect is announced again."""
+_CREW = ""
 
 
 class Coordinator:
-    """Leads one job on one engine.
+    """Leads one job.
 
     Args:
-        source: The training code.
-        slots: Workers that may be launched over the whole job, at most.
-        work_dir: For logs.
-        timeouts: Limits on starting and on steps.
+        boot: Who it is; `token` is higher than that of every coordinator before.
+        seat: Its place at the hub.
         clock: Monotonic seconds.
-
-    Every method may raise a `ScavengerError` that ends the job; `close` must be called in any case.
     """
 
-    def __init__(
-        self,
-        source: JobSource,
-        *,
-        slots: int,
-        work_dir: Path,
-        timeouts: Timeouts,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._source, self._slots, self._timeouts, self._clock = source, slots, timeouts, clock
-        self._context = zmq.Context()
-        self._keys = new_keys()
-        self._control = Router(self._context, self._keys)
-        self._fd = create_block()
-        self.engine = ProcessEngine(work_dir / "logs", self._fd)
-        self.membership = Membership()
-        self.manifest: m.Manifest | None = None
-        self._layout: Layout | None = None
-        self._aggregator_address = ""
-        self._aggregator_keys = new_keys()
+    def __init__(self, boot: m.Bootstrap, seat: Seat, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._token, self._seat, self._clock = boot.token, seat, clock
+        self._membership = Membership(boot.token)
+        self._liveness = Liveness()
+        self._brief: m.Brief | None = None
+        self._manifest: m.Manifest | None = None
+        self._aggregators: dict[int, m.AggregatorAddress] = {}
+        self._asked: dict[int, m.AggregatorAddress] = {}
+        self._holding: set[int] = set()
+        self._begun: set[int] = set()
+        self._rewinding: set[int] = set()
+        self._reconnect = boot.token > 1
+        self._seeder, self._seeder_memory = "", ""
         self._greeted: list[str] = []
         self._seeding: str | None = None
         self._seeded = False
+        self._present: set[str] = set()
+        self._informed = True
         self._launched_at: dict[str, float] = {}
-        self._ended_at: dict[str, float] = {}
-        self._progress_at = clock()
-        self._paused = True
-        self._probed_at: float | None = None
-        self._memory_at = 0.0
-        self.memory_bytes: dict[str, int] = {}
-        self._events: list[Event] = []
-        self._done: m.Done | None = None
-        self._saved: m.Saved | None = None
-        self._quitting: dict[str, float] = {}
-        self._failed: set[str] = set()
-        self._hung: dict[str, str] = {}
-        self._unfreed: set[str] = set()
+        self._leaving: set[str] = set()
+        self._expelled: set[str] = set()
+        self._command = 0
+        self._wanted: m.Resize | None = None
+        self._sequencer = m.Beat()
+        self._step_time_s = 0.0
+        self._stepped: tuple[int, float] | None = None
+        self._announced_at = 0.0
+        self._watched_at = self._crew_at = 0.0
+        self._roster: m.Roster | None = None
+        self._running = True
 
-    # ---- what the caller wants -----------------------------------------------------------------------------
-
-    def start(self, workers: int) -> None:
-        """Start the aggregator and the first workers."""
-        self.engine.launch(self._boot("aggregator", _AGGREGATOR))
-        self.launch(workers)
-
-    def launch(self, workers: int) -> tuple[str, ...]:
-        """Start more workers; they warm up while the others train. Returns their names.
-
-        Raises:
-            WorkersLostError: If the job has used up its slots.
-        """
-        if len(self._launched_at) + workers > self._slots:
-            raise WorkersLostError(f"{self._slots} workers may be started over the whole job, and no more")
-        names = []
-        for _ in range(workers):
-            member = self.membership.launch()
-            self.engine.launch(self._boot("worker", member.worker, member.slot))
-            self._launched_at[member.worker] = self._clock()
-            names.append(member.worker)
-        return tuple(names)
-
-    def resize(self, workers: int, global_batch_size: int, reason: str) -> None:
-        """Train on K workers with batch B from the next step boundary on, with the workers that are ready."""
-        self._announce(self.membership.resize(workers, global_batch_size, reason))
-
-    def release(self, keep: int) -> tuple[str, ...]:
-        """Let workers go that no view needs, newest first, until `keep` are alive. Returns the names."""
-        if not self.membership.settled:
-            return ()
-        spare = len(self.membership.alive) - keep
-        standby = self.membership.workers(WorkerState.STANDBY)
-        leaving = standby[len(standby) - max(0, min(spare, len(standby))) :]
-        for worker in leaving:
-            self._control.send(worker, m.Quit())
-            self.membership.release(worker)
-            self._quitting[worker] = self._clock()
-        return leaving
-
-    def verdict(self, *, stop: bool, keep_best: bool) -> None:
-        """The answer to an `EpochReport`, for which the job waits."""
-        self._paused = stop
-        self._progress_at = self._clock()
-        self._control.send(_AGGREGATOR, m.VerdictGiven(stop=stop, keep_best=keep_best))
-
-    def finish(self, path: Path, *, best: bool, within_s: float | None = None) -> None:
-        """End training with the last applied step, and have a worker write the model; waits for it.
-
-        Args:
-            path: Where the `.keras` file goes.
-            best: Write the weights that a verdict last said to keep; the last ones where no verdict did.
-            within_s: How long it may take; as long as a worker may take to start where None.
-
-        Raises:
-            WorkersLostError: If no worker is left to write it, or no aggregator to write it from.
-            TrainingError: If writing fails, or takes longer.
-        """
-        self._paused = True
-        self._done = self._saved = None
-        if _AGGREGATOR not in self.engine.running:
-            raise WorkersLostError("the aggregator, which held the weights, is gone")
-        deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
-        self._control.send(_AGGREGATOR, m.Finish(best=best))
-        self._wait(lambda: self._done is not None, "the aggregator did not finish in time", deadline)
-        assert self._done is not None
-        step = self._done.step
-        while self._saved is None:
-            able = self.membership.workers(WorkerState.TRAINING, WorkerState.STANDBY)
-            if not able:
-                raise WorkersLostError("no worker is left to write the model")
-            writer = able[0]
-            self._control.send(writer, m.Save(str(path.resolve()), step))
-            self._wait(
-                lambda writer=writer: (
-                    self._saved is not None or self.membership.state(writer) is WorkerState.GONE
-                ),
-                "the model was not written in time",
-                deadline,
-            )
-
-    def close(self, *, grace_s: float = _GRACE_S) -> None:
-        """End every process and free everything; safe to call twice.
-
-        Args:
-            grace_s: How long processes may take to end by themselves.
-        """
-        starting = set(self.membership.workers(WorkerState.STARTING))
-        if not self._aggregator_address:
-            starting.add(_AGGREGATOR)
-        with contextlib.suppress(zmq.ZMQError):
-            for name in self.engine.running:
-                if name in starting:  # it would not hear for seconds, and holds nothing
-                    self.engine.kill(name)
-                else:
-                    self._control.send(name, m.Quit())
-        try:
-            self.engine.stop(grace_s=grace_s)
-        finally:
-            self.engine.close()
-            for name in self._launched_at:
-                self._ended_at.setdefault(name, self._clock())
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
-                self._control.close()
-                self._context.term()
-
-    # ---- what the caller may know --------------------------------------------------------------------------
-
-    @property
-    def starting(self) -> int:
-        """Workers that are warming up."""
-        return self.membership.count(WorkerState.STARTING)
-
-    @property
-    def ready(self) -> int:
-        """Workers that train or could."""
-        return self.membership.count(WorkerState.STANDBY, WorkerState.TRAINING)
-
-    @property
-    def ending(self) -> bool:
-        """Some worker has been let go but has not ended yet."""
-        return bool(self._quitting)
-
-    def processes(self) -> dict[str, tuple[str, int, str]]:
-        """Role, process id and state of every process that the job has had, by name."""
-        running = set(self.engine.running)
-        found = {_AGGREGATOR: ("aggregator", self.engine.pid(_AGGREGATOR), "training")}
-        if _AGGREGATOR not in running:
-            found[_AGGREGATOR] = ("aggregator", self.engine.pid(_AGGREGATOR), "gone")
-        words = {
-            WorkerState.STARTING: "starting",
-            WorkerState.STANDBY: "ready",
-            WorkerState.TRAINING: "training",
-        }
-        for worker in self._launched_at:
-            state = words.get(self.membership.state(worker), "gone")
-            if worker in self._quitting:
-                state = "leaving"
-            found[worker] = ("worker", self.engine.pid(worker), state if worker in running else "gone")
-        return found
-
-    @property
-    def existing(self) -> int:
-        """Workers that are paid for: also those that were let go but have not ended yet."""
-        return len(self._launched_at.keys() - self._ended_at.keys())
-
-    def worker_seconds(self) -> float:
-        """Time that workers have existed, summed: what a cloud would charge for."""
-        now = self._clock()
-        return sum(self._ended_at.get(name, now) - at for name, at in self._launched_at.items())
-
-    # ---- the loop ------------------------------------------------------------------------------------------
-
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Take what has arrived, waiting at most `timeout_s` for something; returns it in order.
-
-        Raises:
-            TrainingError: The training code failed, hangs, or yields NaN.
-            NotSupportedError: The model or data cannot be trained on exactly.
-            WorkersLostError: The aggregator died.
-        """
-        self._control.socket.poll(int(timeout_s * 1000))
-        for peer, message in self._control.receive():
-            self._take(peer, message)
-        for ended in self.engine.poll():
-            self._ended(ended)
-        self._watch()
-        events, self._events = self._events, []
-        return events
-
-    def _wait(self, condition: Callable[[], bool], complaint: str, deadline: float) -> None:
-        while not condition():
-            if self._clock() > deadline:
-                raise TrainingHungError(complaint)
-            self._events = self.poll(0.05) + self._events
+    def run(self) -> None:
+        """Serve until told to quit."""
+        poller = zmq.Poller()
+        poller.register(self._seat.socket, zmq.POLLIN)
+        self._seat.send_to(_CREW, m.Beat())
+        beaten_at = self._clock()
+        while self._running:
+            poller.poll(int(HEARTBEAT_S * 1000 / 2))
+            for peer, message in self._seat.hear():
+                self._take(peer, message)
+            now = self._clock()
+            if now - beaten_at >= HEARTBEAT_S:
+                beaten_at = now
+                self._seat.send_to(_CREW, m.Beat())
+            self._watch(now)
+            self._publish()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
     def _take(self, peer: str, message: m.Message) -> None:
+        if peer == _CREW:
+            self._from_crew(message)
+            return
+        if peer.endswith(BEATING):
+            if isinstance(message, m.Beat):
+                self._beat(peer.removesuffix(BEATING), message)
+            return
+        if isinstance(message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.Inform):
+            self._from_aggregator(message)
+        elif self._membership.knows(peer) and self._membership.state(peer) is not WorkerState.GONE:
+            self._from_worker(peer, message)  # the dead may speak late
+
+    def _from_crew(self, message: m.Message) -> None:
         match message:
-            case m.Hello() if self.membership.state(peer) is WorkerState.STARTING:  # the dead may speak late
-                self._hello(peer, message.manifest)
-            case m.AggregatorReady() if peer == _AGGREGATOR:
-                self._aggregator_address = message.address
-                self._prepare_greeted()
-            case m.Seeded() if peer == self._seeding and not self._seeded and self.manifest is not None:
-                self._seeded = True
-                self._control.send(_AGGREGATOR, m.Initialise(self.manifest, self._slots))
-                self._prepare_greeted()
-            case m.Ready() if self.membership.state(peer) is WorkerState.STARTING:
-                self._progress_at = self._clock()
-                self._events.append(Started(peer, self._clock() - self._launched_at[peer]))
-                self._announce(self.membership.ready(peer))
-            case m.StepReport():
-                self._progress_at, self._probed_at = self._clock(), None
-                self._events.append(message)
-            case m.EpochReport():
-                self._paused, self._probed_at = True, None
-                self._events.append(message)
-            case m.ViewInstalled():
-                self._paused = False
-                self._progress_at, self._probed_at = self._clock(), None
-                self.membership.installed(message.view)
-                self._free_slots()
-                self._events.append(message)
-            case m.Missing():
-                self._blame(message)
-            case m.Done():
-                self._done = message
-            case m.Saved():
-                self._saved = message
-            case m.Failed():
-                self._fail(peer, message)
+            case m.Beat():
+                self._crew_at = self._clock()
+            case m.Brief():
+                self._crew_at = self._clock()
+                self._take_over(message)
+            case m.Launched():
+                self._launched(message.worker)
+            case m.Ended():
+                self._ended(message.name, message.death)
+            case m.Resize():
+                self._resize(message)
+            case m.Rewind() if self._brief is not None:
+                self._brief = msgspec.structs.replace(self._brief, restore=message.restore)
+                self._choose_seeder()
+                self._initialise()
+            case m.Release():
+                self._command = message.command
+                for worker in self._membership.spare(message.keep):
+                    self._membership.release(worker)
+                    self._leaving.add(worker)
+                    self._liveness.forget(worker)
+                    self._seat.send_to(worker, m.Quit())
+            case m.Quit():
+                self._running = False
             case _:
                 pass
 
+    def _from_worker(self, worker: str, message: m.Message) -> None:
+        match message:
+            case m.Hello():
+                self._hello(worker, message.manifest)
+            case m.Present():
+                if message.seeded and not self._rewinding:
+                    self._seed(worker, message.memory)
+                if message.ready:
+                    self._present.add(worker)
+                    self._check(worker, message.manifest)
+                    if self._informed:
+                        self._ready(worker)
+                elif message.prepared:
+                    self._check(worker, message.manifest)
+                    if not self._seeded:
+                        self._seeding = worker
+                else:
+                    self._hello(worker, message.manifest)
+            case m.Seeded():
+                self._seed(worker, message.memory)
+                self._initialise()
+                self._prepare_greeted()
+            case m.Ready():
+                self._ready(worker)
+            case _:
+                pass
+
+    def _from_aggregator(self, message: m.Message) -> None:
+        match message:
+            case m.AggregatorReady():
+                self._aggregator_ready(message)
+            case m.Initialised():
+                self._holding.add(message.index)
+                self._begun.add(message.index)
+                self._rewinding.discard(message.index)
+            case m.ViewInstalled():
+                view = message.view
+                self._announce(
+                    self._membership.installed(view.number, [member.worker for member in view.members])
+                )
+                fail_here("coordinator.installed")
+            case m.Inform() if not self._informed:
+                self._inform(message)
+            case _:
+                pass
+
+    # ---- beginnings ----------------------------------------------------------------------------------------
+
+    def _take_over(self, brief: m.Brief) -> None:
+        if self._brief is not None:
+            return
+        self._brief = brief
+        for worker in brief.workers:
+            self._launched(worker)
+        self._rewinding = set(brief.rewinding)
+        if brief.begun:
+            self._begun = set(range(len(brief.aggregators))) - self._rewinding
+        self._seeded = brief.restore is not None or (brief.begun and not self._rewinding)
+        if self._token > 1:
+            self._informed = False
+            self._seat.send_to(EVERYBODY, m.RollCall(self._token))
+            for name in brief.aggregators:
+                # whoever stood still before this one led will never speak; one that only starts has time for it
+                self._liveness.heard(name, self._clock() + SILENT_S)
+        if brief.resize is not None:
+            self._resize(brief.resize)
+        self._command = brief.command
+
+    def _inform(self, message: m.Inform) -> None:
+        """The sequencer has said where the job stands: this coordinator leads it now."""
+        self._informed = True
+        view = None if message.view is None else m.view_of(message.view)
+        assert self._brief is not None
+        number = max(message.number, self._brief.number)
+        if number:
+            self._membership.restore(number, view, self._present)
+        for worker in self._membership.workers(WorkerState.TRAINING):
+            self._liveness.heard(worker, self._clock())  # from whom nothing may ever come
+        for worker in sorted(self._present):
+            self._ready(worker)
+        self._choose_seeder()
+        self._initialise()
+        self._prepare_greeted()
+        newest = max(self._command, self._brief.command)
+        if self._wanted is not None:
+            self._resize(self._wanted)
+        self._command = newest
+
+    def _launched(self, worker: str) -> None:
+        if not self._membership.knows(worker):
+            self._membership.launch(worker)
+            self._launched_at[worker] = self._clock()
+
+    def _aggregator_ready(self, message: m.AggregatorReady) -> None:
+        before = self._aggregators.get(message.index)
+        self._aggregators[message.index] = message.at
+        self._liveness.heard(aggregator_name(message.index), self._clock())
+        self._expelled.discard(aggregator_name(message.index))
+        if message.initialised:
+            self._holding.add(message.index)
+            self._begun.add(message.index)
+        else:
+            self._holding.discard(message.index)
+            self._reconnect = self._reconnect or before not in (None, message.at)
+            if message.own_memory and message.index in self._begun:
+                self._roll_back(f"{aggregator_name(message.index)} was lost together with its memory")
+                return
+            if message.index == 0 and not self._informed:  # it may not have heard the roll call
+                self._inform(m.Inform(False, 0, None, 0))
+        self._initialise()
+        self._prepare_greeted()
+
+    def _roll_back(self, cause: str) -> None:
+        """A part of the model is lost: have all aggregators begin anew, where the last checkpoint stands."""
+        assert self._brief is not None
+        for known in (self._aggregators, self._asked, self._holding, self._begun):
+            known.clear()
+        self._rewinding = set(range(len(self._brief.aggregators)))
+        self._reconnect, self._seeded, self._seeding = True, False, None
+        self._seat.send_to(_CREW, m.RollBack(cause))
+
+    def _seed(self, worker: str, memory: str) -> None:
+        self._seeder, self._seeder_memory = worker, memory
+        self._seeded = True
+
+    def _choose_seeder(self) -> None:
+        """Where all begins anew and there is no checkpoint, it does with the initial weights of a worker."""
+        if self._seeded or not self._rewinding or self._brief is None:
+            return
+        if self._brief.restore is not None:
+            self._seeded = True
+        elif able := self._membership.workers(WorkerState.TRAINING, WorkerState.STANDBY):
+            self._seed(able[0], "")
+
+    def _needs_seeder(self, index: int) -> bool:
+        """The aggregator cannot read the initial weights from its memory."""
+        assert self._brief is not None
+        own = self._aggregators[index].memory != self._seeder_memory
+        return self._brief.restore is None and (own or index in self._rewinding)
+
+    @property
+    def _addresses(self) -> tuple[m.AggregatorAddress, ...]:
+        return tuple(self._aggregators[index] for index in sorted(self._aggregators))
+
+    @property
+    def _complete(self) -> bool:
+        return self._brief is not None and len(self._aggregators) == len(self._brief.aggregators)
+
     def _hello(self, worker: str, manifest: m.Manifest) -> None:
-        if self.manifest is None:
-            self.manifest = manifest
-            self._layout = Layout.of(manifest, self._slots)
-        elif manifest != self.manifest:
-            raise TrainingCodeError(
-                f"{worker} built another model or data set than the workers before it: the training module "
-                "must give every worker the same (check for randomness in shapes or data)"
-            )
+        self._check(worker, manifest)
+        fail_here("coordinator.greeted")
         self._greeted.append(worker)
         self._prepare_greeted()
 
+    def _check(self, worker: str, manifest: m.Manifest) -> None:
+        if self._manifest is None:
+            self._manifest = manifest
+            self._initialise()
+        elif manifest != self._manifest:
+            self._seat.send_to(
+                _CREW,
+                m.Failed(
+                    "mismatch",
+                    f"{worker} built another model or data set than the workers before it: the training module "
+                    "must give every worker the same (check for randomness in shapes or data)",
+                ),
+            )
+
     def _prepare_greeted(self) -> None:
         """Let workers map the block and warm up: first one alone, whose initial weights become the job's."""
-        if not self._aggregator_address or self.manifest is None:
+        if not self._complete or self._manifest is None or not self._informed:
             return
         if not self._seeded and self._seeding is not None:
             return
         while self._greeted:
             worker = self._greeted.pop(0)
             initial = not self._seeded
-            self._control.send(
-                worker,
-                m.Prepare(
-                    manifest=self.manifest,
-                    slots=self._slots,
-                    aggregator=self._aggregator_address,
-                    aggregator_key=self._aggregator_keys[0].decode(),
-                    initial=initial,
-                ),
-            )
+            self._seat.send_to(worker, m.Prepare(self._manifest, self._addresses, initial))
             if initial:
                 self._seeding = worker
                 return
 
-    def _announce(self, announce: Announce | None) -> None:
-        if announce is None:
+    def _initialise(self) -> None:
+        """Have aggregators take up their parts: new ones, and those that have been restarted."""
+        if not self._seeded or not self._complete or not self._informed or self._manifest is None:
             return
-        self._control.send(
-            _AGGREGATOR,
+        addresses = self._aggregators
+        due = [i for i in addresses if i not in self._holding and self._asked.get(i) != addresses[i]]
+        if not due:
+            return
+        if self._reconnect:
+            self._reconnect = False
+            self._seat.send_to(EVERYBODY, m.Reconnect(self._addresses))
+        for index in due:
+            self._asked[index] = addresses[index]
+            self._send_initialise(index)
+        if 0 in due:
+            # it knows nothing of views: the newest one begins anew, under a new number
+            self._announce(self._membership.renew())
+
+    def _send_initialise(self, index: int) -> None:
+        assert self._brief is not None
+        assert self._manifest is not None
+        self._seat.send_to(
+            self._brief.aggregators[index],
+            m.Initialise(
+                manifest=self._manifest,
+                aggregators=self._addresses,
+                restore=self._brief.restore,
+                checkpoint=self._brief.checkpoint,
+                recover=index not in self._rewinding,
+                seeder=self._seeder if self._needs_seeder(index) else "",
+                number=self._membership.number,
+                token=self._token,
+                quarantined=self._brief.quarantined,
+            ),
+        )
+
+    # ---- views ---------------------------------------------------------------------------------------------
+
+    def _ready(self, worker: str) -> None:
+        self._liveness.heard(worker, self._clock())
+        self._announce(self._membership.ready(worker))
+        self._choose_seeder()
+        self._initialise()
+
+    def _resize(self, message: m.Resize) -> None:
+        self._command, self._wanted = message.command, message
+        if not self._informed:
+            return  # it is done as soon as it is known who is there
+        self._announce(
+            self._membership.resize(
+                message.workers,
+                message.global_batch_size,
+                message.reason,
+                without=message.without,
+                lr_scale=message.lr_scale,
+            )
+        )
+
+    def _announce(self, announce: Announce | None) -> None:
+        if announce is None or not self._informed or self._brief is None:
+            return
+        self._announced_at = self._clock()
+        self._seat.send_to(
+            self._brief.aggregators[0],
             m.Announcement(
                 number=announce.number,
                 members=tuple(m.MemberBody(member.worker, member.slot) for member in announce.members),
                 global_batch_size=announce.global_batch_size,
-                urgent=announce.urgent,
+                lost=announce.lost,
+                deaths=tuple(
+                    m.DeathBody(death.worker, death.host, death.cause.value, death.hosts)
+                    for death in announce.deaths
+                ),
+                token=announce.token,
+                lr_scale=announce.lr_scale,
                 reason=announce.reason,
             ),
         )
-
-    def _fail(self, process: str, message: m.Failed) -> None:
-        self._failed.add(process)
-        text = f"{message.message} (log: {self.engine.log(process)})"
-        match message.kind:
-            case "code":
-                raise TrainingCodeError(f"the training code failed: {text}")
-            case "unsupported":
-                raise NotSupportedError(message.message)
-            case "nonfinite":
-                raise NonFiniteError(message.message)
-            case _:
-                raise ScavengerError(f"{process} failed: {text}")
+        fail_here("coordinator.announced")
 
     # ---- losses and hangs ----------------------------------------------------------------------------------
 
-    def _ended(self, ended: Exit) -> None:
-        name, cause = ended.name, self._hung.get(ended.name, ended.cause)
-        self._ended_at[name] = self._clock()
-        if name != _AGGREGATOR:
-            self._unfreed.add(name)
-        if self._quitting.pop(name, None) is not None:
-            self._free_slots()
+    def _ended(self, name: str, death: m.DeathBody | None) -> None:
+        self._liveness.forget(name)
+        if not self._membership.knows(name):
             return
-        if name != _AGGREGATOR:
-            self._announce(self.membership.lost(name))
-            self._free_slots()
-            self._events.append(Lost(name, cause))
-        self._progress_at = self._clock()
-        if name in self._greeted:
-            self._greeted.remove(name)
-        if name == self._seeding and not self._seeded:
+        if death is None:
+            self._lost(name)
+        else:
+            self._lost(name, Death(death.worker, death.host, Cause(death.cause), death.hosts))
+
+    def _lost(self, worker: str, death: Death | None = None) -> None:
+        fail_here("coordinator.lost")
+        self._announce(self._membership.lost(worker, death))
+        if worker in self._greeted:
+            self._greeted.remove(worker)
+        if worker == self._seeding and not self._seeded:
             self._seeding = None
             self._prepare_greeted()
-        if name in self._failed:
+        if worker == self._seeder and self._seeded:
+            self._lost_seeder()
+
+    def _lost_seeder(self) -> None:
+        """Who has the initial weights is gone: if somebody still needs them, begin with another's."""
+        waiting = [i for i in self._aggregators if i not in self._holding and self._needs_seeder(i)]
+        self._seeder = ""
+        if not waiting or (self._begun and not self._rewinding):
             return
-        self._hear_last_words(name, ended)
-        if name == _AGGREGATOR:
-            raise WorkersLostError(f"the aggregator {cause} (log: {self.engine.log(name)})")
-        if ended.status >= 0:
-            raise TrainingCodeError(
-                f"the training code ended {name}, which {cause} (log: {self.engine.log(name)})"
-            )
+        if self._asked:
+            self._roll_back("the worker with the initial weights was lost")
+        else:
+            self._seeded, self._seeding = False, None
+            self._choose_seeder()
+            self._prepare_greeted()
 
-    def _hear_last_words(self, name: str, ended: Exit) -> None:
-        """A process that ended by itself has said why; one that was killed has not."""
-        deadline = self._clock() + (_LAST_WORDS_S if ended.status > 0 else 0.0)
-        while True:
-            for peer, message in self._control.receive():
-                self._take(peer, message)
-            left = deadline - self._clock()
-            if name in self._failed or left <= 0:
-                return
-            self._control.socket.poll(max(1, int(left * 1000)))
-
-    def _free_slots(self) -> None:
-        """Give back the memory of workers whose gradients no step can need any more."""
-        for worker in [name for name in self._unfreed if self.membership.forgotten(name)]:
-            self._unfreed.discard(worker)
-            if self._layout is not None and self._fd >= 0:
-                Block(self._fd, self._layout).release_slot(int(worker[1:]))
-
-    def _watch(self) -> None:
-        """Notice workers that start or compute for ever, and sample memory."""
+    def _beat(self, name: str, beat: m.Beat) -> None:
         now = self._clock()
-        if now - self._memory_at >= _MEMORY_SAMPLE_S:
-            self._memory_at = now
-            self.memory_bytes |= self.engine.sample_memory()
-            self.engine.cap_logs()
-        for worker, since in self._quitting.items():
-            if now - since > _QUIT_S:
-                self.engine.kill(worker)
-        for worker in self.membership.workers(WorkerState.STARTING):
-            if now - self._launched_at[worker] > self._timeouts.start_s and worker not in self._hung:
-                self._hung[worker] = f"did not get ready within {self._timeouts.start_s:.0f} s (limits.start)"
-                self._end_hung(worker)
-                if not self.ready:  # where others are, the code is not to blame
-                    raise TrainingHungError(
-                        f"{worker} {self._hung[worker]}; its stack is in {self.engine.log(worker)}"
-                    )
-        if self._paused or self.membership.count(WorkerState.TRAINING) == 0:
+        if self._brief is None:
             return
-        if self._probed_at is None and now - self._progress_at > self._timeouts.step_s:
-            self._probed_at = now
-            self._control.send(_AGGREGATOR, m.Probe())
-        elif self._probed_at is not None and now - self._probed_at > _PROBE_ANSWER_S:
-            raise TrainingHungError(f"the aggregator does not answer (log: {self.engine.log(_AGGREGATOR)})")
+        if name in self._brief.aggregators:
+            self._liveness.heard(name, now)
+            if name == self._brief.aggregators[0]:
+                self._sequencer = beat
+                if self._stepped is not None and beat.step > self._stepped[0]:
+                    steps, since = beat.step - self._stepped[0], now - self._stepped[1]
+                    self._step_time_s = since / steps
+                if self._stepped is None or beat.step != self._stepped[0]:
+                    self._stepped = (beat.step, now)
+        elif self._membership.knows(name) and self._membership.state(name) in (
+            WorkerState.STANDBY,
+            WorkerState.TRAINING,
+        ):
+            self._liveness.heard(name, now)
 
-    def _blame(self, message: m.Missing) -> None:
-        """Some members did not contribute in time: end them; if all are to blame, it is the training code."""
-        if self._probed_at is None or not message.workers:
-            self._probed_at, self._progress_at = None, self._clock()
+    def _watch(self, now: float) -> None:
+        """Notice processes that are silent, start or compute for ever; say again what had no answer."""
+        if now - self._watched_at < HEARTBEAT_S or self._brief is None:
             return
-        for worker in message.workers:
-            self._hung[worker] = (
-                f"did not do its part of a step or evaluation within {self._timeouts.step_s:.0f} s (limits.step)"
-            )
-            self._end_hung(worker)
-        self._probed_at, self._progress_at = None, self._clock()
-        if len(message.workers) == self.membership.count(WorkerState.TRAINING):
-            logs = self.engine.log(message.workers[0])
-            raise TrainingHungError(
-                f"step {message.step}, or the evaluation before it, was not done within "
-                f"{self._timeouts.step_s:.0f} s (limits.step); the "
-                f"stack of {message.workers[0]} is in {logs}"
-            )
+        if now - self._crew_at > _CUT_OFF_S:
+            return  # this one is cut off, or nobody passes messages on
+        self._watched_at = now
+        sequencer = self._sequencer
+        for name in self._liveness.suspects(
+            now,
+            awaited=sequencer.missing,
+            awaited_for_s=sequencer.waiting_s,
+            step_time_s=self._step_time_s,
+        ):
+            self._liveness.forget(name)
+            self._expel(name, "was silent, though its process was there")
+        self._end_slow_starters(now)
+        if sequencer.waiting_s > self._brief.step_s:
+            self._end_hung(sequencer)
+        if now - self._announced_at > _AGAIN_S:
+            self._announce(self._membership.announce_again())
 
-    def _end_hung(self, worker: str) -> None:
-        self.engine.show_stack(worker)
-        time.sleep(_STACK_DUMP_S)  # for the dump to be written; the job is stalled anyway
-        self.engine.kill(worker)
+    def _end_slow_starters(self, now: float) -> None:
+        assert self._brief is not None
+        limit = self._brief.start_s
+        for worker in self._membership.workers(WorkerState.STARTING):
+            if now - self._launched_at[worker] > limit and worker not in self._expelled:
+                cause = f"did not get ready within {limit:.0f} s (limits.start)"
+                # where others are ready, the code is not to blame
+                others = self._membership.count(WorkerState.STANDBY, WorkerState.TRAINING)
+                self._expel(worker, cause, hung=True, fatal="" if others else f"{worker} {cause}")
 
-    def _boot(self, role: str, name: str, slot: int = -1) -> m.Bootstrap:
-        keys: Any = self._aggregator_keys if role == "aggregator" else new_keys()
-        return m.Bootstrap(
-            role=role,
-            name=name,
-            coordinator=self._control.address,
-            server_key=self._keys[0].decode(),
-            public_key=keys[0].decode(),
-            secret_key=keys[1].decode(),
-            memory_fd=self._fd,
-            slot=slot,
-            train=self._source.train,
-            job_dir=str(self._source.job_dir.resolve()),
-            seed=self._source.seed,
-            threads=self._source.threads,
+    def _end_hung(self, sequencer: m.Beat) -> None:
+        """Some did not do their part in time: end them; if all are to blame, it is the training code."""
+        assert self._brief is not None
+        limit = self._brief.step_s
+        self._sequencer = m.Beat(step=sequencer.step)
+        training = self._membership.count(WorkerState.TRAINING)
+        fatal = ""
+        if sequencer.missing and len(sequencer.missing) >= training:
+            fatal = (
+                f"step {sequencer.step + 1}, or the evaluation before it, was not done within {limit:.0f} s "
+                "(limits.step)"
+            )
+        cause = f"did not do its part of a step or evaluation within {limit:.0f} s (limits.step)"
+        for worker in sequencer.missing:
+            self._expel(worker, cause, hung=True, fatal=fatal)
+        for index in sequencer.behind:
+            self._expel(self._brief.aggregators[index], cause, hung=True)
+
+    def _expel(self, name: str, cause: str, *, hung: bool = False, fatal: str = "") -> None:
+        if name in self._expelled:
+            return
+        self._expelled.add(name)
+        if self._membership.knows(name):
+            self._lost(name, Death(name, "", Cause.HUNG) if hung else None)
+        self._seat.send_to(_CREW, m.Expel(name, cause, hung, fatal))
+
+    # ---- book ----------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Tell the crew what has changed."""
+        membership = self._membership
+        words = {
+            WorkerState.STARTING: "starting",
+            WorkerState.STANDBY: "ready",
+            WorkerState.TRAINING: "training",
+            WorkerState.GONE: "gone",
+        }
+        if self._brief is None or not self._informed:
+            return
+        names = membership.workers(*WorkerState)
+        roster = m.Roster(
+            command=self._command,
+            states={
+                name: "leaving" if name in self._leaving else words[membership.state(name)] for name in names
+            },
+            settled=membership.settled,
+            number=membership.number,
+            forgotten=tuple(name for name in names if membership.forgotten(name)),
         )
+        if roster != self._roster:
+            self._roster = roster
+            self._seat.send_to(_CREW, roster)

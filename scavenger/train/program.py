@@ -29,6 +29,7 @@ __all__ = ["Gradient", "Program"]
 
 Array = npt.NDArray[Any]
 
+_ALIGNMENT = 64  # TensorFlow's kernels end the process where a tensor's memory begins elsewhere
 _TARGETS = 16  # at most so many tell one data set from another: quickly read, and seldom equal by chance
 _PROBE_SAMPLES = 4  # enough to be cut into unequal parts
 _PROBE_TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
@@ -96,25 +97,32 @@ class Program:
         """The weights that the user's module built, in the manifest's order."""
         return [v.numpy() for v in self._trainable + self._states]
 
+    def alias(self, arrays: Sequence[Array]) -> list[Any]:
+        """Tensors over the memory of these arrays, to be given as weights without copying them.
+
+        They are as the arrays are when they are used: whoever changes those must not do so meanwhile. The
+        model's variables go on pointing there until other weights are given.
+        """
+        return [_shared(array) for array in arrays]
+
     def gradient(
-        self, weights: Sequence[Array], indices: npt.NDArray[np.int64], *, seed: int, halves: bool
+        self, weights: Sequence[Array], batch: tuple[Any, ...], *, seed: int, halves: bool
     ) -> Gradient:
         """The gradient of the mean loss over some samples at given weights.
 
         Args:
-            weights: In the manifest's order.
-            indices: Which samples; at least 1, and at least 2 with `halves`.
+            weights: In the manifest's order; arrays, or tensors from `alias`.
+            batch: The samples, as `train.batch` gives them; at least 1, and at least 2 with `halves`.
             seed: From which dropout draws.
             halves: Compute the two halves apart, so that their norms tell the gradient noise; their
                 sample-weighted mean is the gradient.
         """
         function: Callable[..., Any] = self._halves if halves else self._whole
-        batch = self.train.batch(indices)
         gradients, states, metrics, loss, half = function(list(weights), batch, np.int64(seed))
         return Gradient(
-            gradients=[g.numpy() for g in gradients],
-            states=[s.numpy() for s in states],
-            metrics=[m.numpy() for m in metrics],
+            gradients=[_seen(g) for g in gradients],
+            states=[_seen(s) for s in states],
+            metrics=[_seen(m) for m in metrics],
             loss=float(loss),
             half_sqnorm=float(half),
         )
@@ -363,3 +371,22 @@ def _nameless(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_nameless(item) for item in value]
     return value
+
+
+def _shared(array: Array) -> Any:
+    """A tensor over an array's memory, or a copy where TensorFlow can share none."""
+    if array.ctypes.data % _ALIGNMENT or array.size == 0:
+        return array
+    try:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    except (BufferError, TypeError, RuntimeError, ValueError, tf.errors.OpError):
+        return array
+
+
+def _seen(tensor: Any) -> Array:
+    """A tensor's values, without a copy where it lies in the processor's memory."""
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, TypeError, RuntimeError, ValueError, AttributeError, tf.errors.OpError):
+        value: Array = tensor.numpy()
+        return value

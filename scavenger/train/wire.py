@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,13 +12,14 @@ import zmq
 
 from scavenger.train.messages import Message, decode, encode
 
-__all__ = ["Dealer", "Keys", "Router", "new_keys"]
+__all__ = ["EVERYBODY", "Dealer", "Keys", "Router", "Seat", "address_towards", "new_keys"]
 
 Keys = tuple[bytes, bytes]
 """Public and secret CURVE key, Z85."""
+EVERYBODY = "*"
 
 _LINGER_MS = 500
-_MESSAGE_BYTES_MAX = 4 << 20
+_MESSAGE_BYTES_MAX = 64 << 20
 
 
 def new_keys() -> Keys:
@@ -26,33 +28,59 @@ def new_keys() -> Keys:
     return public, secret
 
 
-class Router:
-    """Binds on loopback; receives from and answers to named peers."""
+def address_towards(endpoint: str) -> str:
+    """The address of this host by which it reaches another: where that one's network reaches this one.
 
-    def __init__(self, context: Any, keys: Keys) -> None:
+    Args:
+        endpoint: `tcp://HOST:PORT`.
+
+    Raises:
+        OSError: If there is no way there.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((host, int(port)))  # of a datagram socket: nothing is sent
+        return str(way.getsockname()[0])
+
+
+class Router:
+    """Binds to an address of this host; receives from and answers to named peers."""
+
+    def __init__(self, context: Any, keys: Keys, host: str = "127.0.0.1") -> None:
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
+        # a process that was restarted takes the place of the one before
+        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.curve_server = True
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
-        self.address = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self.address = f"tcp://{host}:{self.socket.bind_to_random_port(f'tcp://{host}')}"
 
-    def send(self, peer: str, message: Message) -> None:
+    def send(self, peer: str, message: Message, payload: Any = None) -> None:
         """Queue a message; one for a peer that is gone is dropped, as the peer will be missed elsewhere."""
-        self.socket.send_multipart([peer.encode(), encode(message)])
+        self.pass_on(peer, encode(message), *(() if payload is None else (payload,)))
 
-    def receive(self) -> Iterator[tuple[str, Message]]:
-        """Everything that has arrived; what is not one of our messages is passed over."""
+    def pass_on(self, peer: str, *frames: Any) -> None:
+        """Queue frames as they are."""
+        self.socket.send_multipart([peer.encode(), *frames], copy=len(frames) == 1)
+
+    def take(self) -> Iterator[tuple[str, list[bytes]]]:
+        """Frames of everything that has arrived, by peer."""
         while True:
             try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, ValueError):
-                peer, body = frames
-                yield peer.decode(), decode(body)
+            with contextlib.suppress(UnicodeDecodeError):
+                yield peer.decode(), frames
+
+    def receive(self) -> Iterator[tuple[str, Message, bytes | None]]:
+        """Everything that has arrived, with its payload; what is not one of our messages is passed over."""
+        for peer, frames in self.take():
+            with contextlib.suppress(msgspec.DecodeError, IndexError):
+                yield peer, decode(frames[0]), frames[1] if len(frames) > 1 else None
 
     def close(self) -> None:
         self.socket.close()
@@ -65,21 +93,44 @@ class Dealer:
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # a coordinator that is busy must not hold up a step
+        self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.IDENTITY, name.encode())
         self.socket.curve_serverkey = server_key
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
         self.socket.connect(address)
 
-    def send(self, message: Message) -> None:
-        self.socket.send(encode(message))
+    def send(self, message: Message, payload: Any = None) -> None:
+        """Queue a message, and what goes with it without copying it: its sender leaves it as it is for long."""
+        if payload is None:
+            self.socket.send(encode(message))
+        else:
+            self.socket.send_multipart([encode(message), payload], copy=False)
 
-    def receive(self) -> Iterator[Message]:
-        """Everything that has arrived."""
+    def receive(self) -> Iterator[tuple[Message, bytes | None]]:
+        """Everything that has arrived, with its payload."""
         while True:
             try:
-                yield decode(self.socket.recv(zmq.NOBLOCK))
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            yield decode(frames[0]), frames[1] if len(frames) > 1 else None
 
     def close(self) -> None:
         self.socket.close()
+
+
+class Seat(Dealer):
+    """The coordinator's place at the hub, through which it hears and reaches everybody."""
+
+    def send_to(self, target: str, message: Message) -> None:
+        """To a process, to `EVERYBODY`, or to the crew itself (an empty name)."""
+        self.socket.send_multipart([target.encode(), encode(message)])
+
+    def hear(self) -> Iterator[tuple[str, Message]]:
+        """Everything that has arrived, by who said it (the crew has an empty name)."""
+        while True:
+            try:
+                peer, body = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield peer.decode(), decode(body)

@@ -1,8 +1,8 @@
-"""A coordinator that plays what a test scripts, behind the interface that the trainer drives."""
+"""A crew that plays what a test scripts, behind the interface that the trainer drives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +10,26 @@ from typing import Any, cast
 
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
-from scavenger.control.trainer import Limits, Trainer
+from scavenger.control.trainer import Before, Limits, Trainer
 from scavenger.domain.configuration import Offer
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import Event, Observer
-from scavenger.elastic.membership import Membership, WorkerState
+from scavenger.elastic.membership import Membership, WorkerState, worker_name
+from scavenger.elastic.view import split
+from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
-from scavenger.train.coordinator import Coordinator, Lost, Started
+from scavenger.train.crew import Crew, Leaving, Lost, ProcessState, Started
 
 STEP_S = 0.1
 PRICE = 3.6  # dollars an hour: a tenth of a cent for each second of a worker
+
+
+_WORDS = {
+    WorkerState.STARTING: "starting",
+    WorkerState.STANDBY: "ready",
+    WorkerState.TRAINING: "training",
+    WorkerState.GONE: "gone",
+}
 
 
 @dataclass
@@ -30,13 +40,17 @@ class Scripted:
         now_s: The clock, which only this moves.
         doomed: Workers that die instead of getting ready.
         dies_at: Workers that die at a poll, by its number.
+        slow: By how much longer a worker computes.
         epoch_steps: Steps of an epoch.
         metrics: Of the epochs in turn; the last is repeated.
+        coming: Events that the next poll hands out first.
+        step, epoch: Where it begins.
     """
 
     now_s: float = 0.0
     doomed: set[str] = field(default_factory=set)
     dies_at: dict[int, str] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
     epoch_steps: int = 10
     metrics: list[dict[str, float]] = field(default_factory=lambda: [{"val_loss": 1.0}])
     partial_at: int = 0
@@ -48,16 +62,26 @@ class Scripted:
     gone: dict[str, float] = field(default_factory=dict)
     ending: bool = False
     late: list[m.StepReport] = field(default_factory=list)
+    coming: list[Any] = field(default_factory=list)
+    lr_scales: list[float] = field(default_factory=list)
     polls: int = 0
     step: int = 0
     epoch: int = 0
+    consumed: int = 0
 
     def clock(self) -> float:
         return self.now_s
 
     @property
     def engine(self) -> Any:
-        return SimpleNamespace(log=lambda name: Path(f"{name}.log"))
+        return SimpleNamespace(log=lambda name: Path(f"{name}.log"), host=lambda name: "here")
+
+    @property
+    def alive(self) -> tuple[str, ...]:
+        return self.membership.alive
+
+    def workers(self, *states: str) -> tuple[str, ...]:
+        return tuple(name for name in self.alive if _WORDS[self.membership.state(name)] in states)
 
     @property
     def starting(self) -> int:
@@ -67,29 +91,42 @@ class Scripted:
     def ready(self) -> int:
         return self.membership.count(WorkerState.STANDBY, WorkerState.TRAINING)
 
+    @property
+    def settled(self) -> bool:
+        return self.membership.settled
+
     def start(self, workers: int) -> None:
         self.launch(workers)
 
     def launch(self, workers: int) -> tuple[str, ...]:
-        names = tuple(self.membership.launch().worker for _ in range(workers))
-        self.launched |= dict.fromkeys(names, self.now_s)
+        first = len(self.launched)
+        names = tuple(worker_name(first + index) for index in range(workers))
+        for name in names:
+            self.membership.launch(name)
+            self.launched[name] = self.now_s
         return names
 
-    def resize(self, workers: int, global_batch_size: int, reason: str) -> None:
-        self.membership.resize(workers, global_batch_size, reason)
+    def resize(
+        self,
+        workers: int,
+        global_batch_size: int,
+        reason: str,
+        *,
+        without: Collection[str] = (),
+        lr_scale: float = 1.0,
+    ) -> None:
+        self.lr_scales.append(lr_scale)
+        self.membership.resize(workers, global_batch_size, reason, without=without, lr_scale=lr_scale)
 
-    def release(self, keep: int) -> tuple[str, ...]:
-        if not self.membership.settled:
-            return ()
-        standby = self.membership.workers(WorkerState.STANDBY)
-        spare = max(0, len(self.membership.alive) - keep)
-        leaving = standby[len(standby) - min(spare, len(standby)) :]
-        for worker in leaving:
+    def release(self, keep: int) -> None:
+        if not self.settled or len(self.alive) <= keep:
+            return
+        for worker in self.membership.spare(keep):
             self.membership.release(worker)
             self.gone[worker] = self.now_s
-        return leaving
+            self.coming.append(Leaving(worker))
 
-    def verdict(self, *, stop: bool, keep_best: bool) -> None:
+    def verdict(self, epoch: int, *, stop: bool, keep_best: bool) -> None:
         self.verdicts.append((stop, keep_best))
 
     @property
@@ -99,13 +136,22 @@ class Scripted:
     def worker_seconds(self) -> float:
         return sum(self.gone.get(name, self.now_s) - at for name, at in self.launched.items())
 
+    def processes(self) -> tuple[ProcessState, ...]:
+        view = self.membership.number
+        leading = [("coordinator.1", "coordinator"), ("aggregator", "aggregator")]
+        found = [ProcessState(name, role, 100, "here", "training", view, self.step) for name, role in leading]
+        for index, name in enumerate(self.launched):
+            state = _WORDS[self.membership.state(name)]
+            found.append(ProcessState(name, "worker", 200 + index, "here", state, view, self.step))
+        return tuple(found)
+
     def poll(self, timeout_s: float) -> list[Any]:
         if timeout_s == 0.0:
             late, self.late = self.late, []
             return list(late)
         self.polls += 1
         self.now_s += STEP_S
-        events: list[Any] = []
+        events, self.coming = self.coming, []
         for worker in self.membership.workers(WorkerState.STARTING):
             if worker in self.doomed:
                 events += self._lose(worker)
@@ -126,35 +172,55 @@ class Scripted:
         if view is None:
             return []
         events: list[Any] = []
-        if not self.membership.settled:
-            self.membership.installed(view.number)
-            events.append(
-                m.ViewInstalled(
-                    view.number, self.step + 1, len(view.members), view.global_batch_size, view.reason
-                )
+        if not self.settled:
+            self.membership.installed(view.number, [member.worker for member in view.members])
+            members = tuple(m.MemberBody(member.worker, member.slot) for member in view.members)
+            body = m.ViewBody(
+                number=view.number,
+                first_step=self.step + 1,
+                global_batch_size=view.global_batch_size,
+                members=members,
+                epoch=self.epoch,
+                consumed=self.consumed,
+                lr_scale=view.lr_scale,
+                reason=view.reason,
             )
+            events.append(m.ViewInstalled(body))
         self.step += 1
-        events.append(self.report(view.number, len(view.members), view.global_batch_size))
+        events.append(self.report())
         if self.step % self.epoch_steps == 0:
             metrics = self.metrics[min(self.epoch, len(self.metrics) - 1)]
             events.append(m.EpochReport(self.epoch, self.step, metrics, 0.5))
-            self.epoch += 1
+            self.epoch, self.consumed = self.epoch + 1, 0
         return events
 
-    def report(self, view: int, workers: int, batch: int) -> m.StepReport:
+    def report(self) -> m.StepReport:
+        """The step under way, by the members of the newest view."""
+        view = self.membership.announced
+        assert view is not None
+        names = [member.worker for member in view.members]
+        batch = view.global_batch_size
+        samples = batch - 1 if self.step == self.partial_at else batch
+        shares = split(self.consumed, samples, len(names))
+        self.consumed += samples
+        computed = {name: STEP_S / 2 * self.slow.get(name, 1.0) for name in names}
         return m.StepReport(
             step=self.step,
-            view=view,
+            view=view.number,
             epoch=self.epoch,
-            workers=workers,
+            workers=len(names),
             global_batch_size=batch,
-            samples=batch - 1 if self.step == self.partial_at else batch,
+            samples=samples,
             step_time_s=STEP_S,
             compute_s=STEP_S / 2,
+            update_s=0.0,
+            data_wait_s=0.0,
             loss=1.0,
             mean_worker_sqnorm=2.0,
             mean_sqnorm=1.0,
             noise_parts=2,
+            worker_compute_s=computed,
+            pieces=tuple((name, s.start, s.stop) for name, s in zip(names, shares, strict=True)),
         )
 
 
@@ -183,15 +249,22 @@ def trainer_of(
     price: float = PRICE,
     observer: Observer | None = None,
     on_tick: Callable[[], None] = lambda: None,
+    before: Before | None = None,
+    audit: Journal | None = None,
+    resumed_step: int | None = None,
+    lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
 ) -> Trainer:
     return Trainer(
-        cast(Coordinator, scripted),
+        cast(Crew, scripted),
         goal=Goal(goal or GoalSpec(max_epochs=1000)),
         offer=offer(shared_cpus=shared_cpus, price=price),
         limits=Limits(deadline_s, budget_usd),
-        journal=Journal(folder / "measurements.jsonl", job_id="j", job="tiny"),
+        journal=Journal(folder / "measurements.jsonl", resumed_step=resumed_step, job_id="j"),
         observer=observer or Heard(),
         started_at=scripted.now_s,
         on_tick=on_tick,
+        before=before or Before(),
+        audit=audit,
+        lr_scale=lr_scale,
         clock=scripted.clock,
     )

@@ -1,4 +1,4 @@
-"""The search on a scripted coordinator: what is measured, when it ends, and that no question holds it up."""
+"""The search on a scripted crew: what is measured, when it ends, and that no question holds it up."""
 
 from __future__ import annotations
 
@@ -148,6 +148,32 @@ def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path:
     for deadline, kind in ((needed_s * 1.01, Choice), (needed_s * 0.5, Infeasible)):
         choice = choice_of(search, trainer, constraints={"deadline": f"{deadline:.3f}s"})
         assert isinstance(choice, kind)
+
+
+@pytest.mark.parametrize(("worth", "until"), [("$1000", "4h"), ("$0.01", "30d")])
+def test_by_utility_the_rest_of_the_way_and_what_is_spent_are_weighed(
+    tmp_path: Path, worth: str, until: str
+) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    utility = {"utility": {"linear": {"worth": worth, "until": until}}}
+
+    choice = choice_of(search, trainer, objective=utility)
+
+    assert isinstance(choice, Choice)
+    assert choice.objective == "utility"
+    assert choice.reason.startswith("worth most above its cost")
+    assert search.curve is not None
+    left, spent_s, spent_usd = 1.0 - search.progress, search.ended_s, search.ended_usd
+    assert spent_s is not None
+    assert spent_usd is not None
+    curve = JobSpec.model_validate({**JOB.written(), "objective": utility}).utility
+    assert curve is not None
+
+    def above_cost(time_s: float, cost_usd: float) -> float:
+        return curve.worth_at(spent_s + left * time_s) - (spent_usd + left * cost_usd)
+
+    best = max(above_cost(*pair) for pair in zip(search.curve.time_s, search.curve.cost_usd, strict=True))
+    assert above_cost(choice.point.time_s, choice.point.cost_usd) == pytest.approx(best)
 
 
 def test_without_a_measurement_and_a_stored_model_the_limit_to_raise_is_named(tmp_path: Path) -> None:

@@ -28,9 +28,7 @@ def job(**sections: Any) -> JobSpec:
     [
         ({"infra": "gcp/us-central1"}, "infra"),
         ({"spot": "auto"}, "spot"),
-        ({"elastic": {"straggler": "replace"}}, "elastic.straggler"),
-        ({"elastic": {"lr_scaling": "linear"}}, "elastic.lr_scaling"),
-        ({"checkpoint": {"path": "./c"}}, "checkpoint"),
+        ({"objective": {"utility": "time * 2"}}, "objective"),
     ],
 )
 def test_what_this_version_does_not_do_is_refused_by_the_key_that_asks_for_it(
@@ -40,8 +38,21 @@ def test_what_this_version_does_not_do_is_refused_by_the_key_that_asks_for_it(
         check_supported(job(**sections))
 
 
-def test_a_plain_job_is_supported() -> None:
-    check_supported(job())
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"elastic": {"min": 1, "max": 2, "policy": "throughput", "batch": "weak", "batch_max": 512}},
+        {"elastic": {"straggler": {"rule": "edl"}, "lr_scaling": "adascale", "aggregators": 2}},
+        {"checkpoint": {"path": "./c", "every_steps": 10}},
+        {
+            "objective": {"utility": {"linear": {"worth": "$50", "until": "8h"}}},
+            "elastic": {"policy": "utility"},
+        },
+    ],
+)
+def test_what_this_version_does_is_not_refused(sections: dict[str, Any]) -> None:
+    check_supported(job(**sections))
 
 
 def test_a_training_module_is_found_beside_the_job_file_and_a_misspelt_one_is_offered(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the trainer makes of what a coordinator reports; the coordinator is scripted."""
+"""What the trainer makes of what a crew reports; the crew is scripted."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import ViewChanged
 from scavenger.errors import Interrupted, LimitReachedError, WorkersLostError
 from scavenger.models.noise import NoiseTracker
+from scavenger.train import messages as m
 
 LOSS = GoalSpec(metric="val_loss", target=0.5, max_epochs=5)
 
@@ -263,7 +264,7 @@ def test_steps_that_came_while_the_job_was_being_stopped_are_recorded_too(tmp_pa
     trainer.start(1)
     trainer.move(at(1, 32), "test")
     scripted.step += 1
-    scripted.late = [scripted.report(1, 1, 32)]
+    scripted.late = [scripted.report()]
     trainer.take_last_steps()
     trainer.journal.close()
 
@@ -271,6 +272,24 @@ def test_steps_that_came_while_the_job_was_being_stopped_are_recorded_too(tmp_pa
     steps = [line["step"] for line in written if line["kind"] == "step"]
     assert steps == list(range(1, scripted.step + 1))
     assert trainer.samples_by_batch == {32: 32 * scripted.step}
+
+
+def test_a_checkpoint_is_recorded_and_one_that_cannot_be_written_is_told_once_for_each_reason(
+    tmp_path: Path,
+) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    full = m.CheckpointFailed(4, "no space left on device")
+    scripted.coming = [m.CheckpointWritten(3, 0, 0.5, 1000), full, full, m.CheckpointFailed(6, "read-only")]
+    trainer.pump()
+
+    written = [json.loads(line) for line in trainer.journal.path.read_text().splitlines()]
+    (checkpoint,) = [line for line in written if line["kind"] == "checkpoint"]
+    assert (checkpoint["step"], checkpoint["bytes"], trainer.checkpoint_step) == (3, 1000, 3)
+    assert ["no space" in trainer.warnings[0], "read-only" in trainer.warnings[1]] == [True, True]
+    assert len(trainer.warnings) == 2
 
 
 def test_a_view_is_told_with_its_first_step_and_the_time_that_was_not_computing(tmp_path: Path) -> None:

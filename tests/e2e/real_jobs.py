@@ -94,11 +94,14 @@ class Job:
         return self
 
     def start(self, command: str = "optimize", *options: str, yes: bool = True) -> subprocess.Popen[str]:
-        """Run a command of the program on the job, with its answer as JSON."""
+        """Run a command of the program on the job file, with its answer as JSON."""
         agreed = ("--yes",) if yes and command == "optimize" else ()
-        program = [sys.executable, "-m", "scavenger_cli"]
+        return self.begin(command, str(self.file), *agreed, *options)
+
+    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+        """Run a command of the program with the job's store, and its answer as JSON."""
         return subprocess.Popen(
-            [*program, command, str(self.file), *agreed, "--store", self.store, "-o", "json", *options],
+            [sys.executable, "-m", "scavenger_cli", *arguments, "--store", self.store, "-o", "json"],
             env=environment(self.mark),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -106,6 +109,10 @@ class Job:
             text=True,
             start_new_session=True,
         )
+
+    def ask(self, *arguments: str) -> Outcome:
+        """As `begin`, to its end."""
+        return ended(self.begin(*arguments))
 
     def run(self, command: str = "optimize", *options: str, yes: bool = True) -> Outcome:
         """As `start`, to its end."""
@@ -203,4 +210,5 @@ def training(
 def lines(path: str | Path) -> Iterator[Mapping[str, Any]]:
     """The records of a measurements file."""
     for line in Path(path).read_text().splitlines():
-        yield json.loads(line)
+        if line:  # a resumed job begins on a new line, whatever the one before it was
+            yield json.loads(line)

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from real_jobs import Job, ended, lines, marked, training, wait_for
 
+from scavenger.control.audit import AUDIT_FILE, verify_audit
 from scavenger.control.jobfile import load_job
 from scavenger.control.jobs import JobRun
 from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
@@ -236,17 +237,25 @@ def test_a_worker_killed_in_the_profile_and_one_in_the_run_are_replaced_and_no_s
     assert report.metric.value == min(losses)
 
 
-def test_a_killed_aggregator_ends_the_job_and_names_its_log(make_job: MakeJob) -> None:
-    job = make_job(goal=NEVER, code=SLOW)
-    process = job.start()
-    (pid,) = wait_for(training(job, role="aggregator"), process)
-
-    os.kill(pid, signal.SIGKILL)
+def test_a_killed_aggregator_and_a_killed_coordinator_are_replaced_and_no_step_is_lost(
+    make_job: MakeJob,
+) -> None:
+    goal = {"metric": "val_loss", "target": 0.0001, "max_epochs": 16, "epochs_hint": 10}
+    job = make_job(goal=goal, elastic={"aggregators": 2}, code=SLOW)
+    process = job.start("optimize", "--audit")
+    for role in ("aggregator", "coordinator"):
+        pids = wait_for(training(job, role=role), process)
+        os.kill(pids[-1], signal.SIGKILL)
     outcome = ended(process)
+    report = outcome.report
 
-    assert outcome.code == 3
-    assert "the aggregator was killed by SIGKILL" in outcome.error
-    assert "aggregator.log" in outcome.error
+    assert (outcome.code, report["job"]["state"]) == (0, "target_missed")
+    assert report["steps"] == 16 * 50
+    assert report["actual"]["epochs"] == 16
+    with Store.open(job.store) as store:
+        told = [event.message for event in store.events(report["job"]["id"], limit=500)]
+    assert sum("recovered" in message and "SIGKILL" in message for message in told) == 2
+    assert verify_audit(Path(report["measurements_path"]).with_name(AUDIT_FILE), 1600) == []
 
 
 def test_one_ctrl_c_ends_the_job_in_order_with_its_model_and_a_second_run_meanwhile_is_refused(
@@ -264,7 +273,7 @@ def test_one_ctrl_c_ends_the_job_in_order_with_its_model_and_a_second_run_meanwh
     outcome = ended(process)
 
     assert outcome.code == 130
-    assert re.search("stopping in order; [23] processes of this job are still running", outcome.stderr)
+    assert re.search("stopping in order; [345] processes of this job are still running", outcome.stderr)
     assert outcome.report["job"]["state"] == "interrupted"
     assert Path(outcome.report["model_path"]).is_file()
     steps = [line["step"] for line in lines(outcome.report["measurements_path"]) if line["kind"] == "step"]

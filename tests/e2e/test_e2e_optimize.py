@@ -135,7 +135,7 @@ def test_the_store_holds_the_job_its_processes_and_what_it_taught(first: First) 
         assert job.report == first.report
         assert job.fingerprint is not None
         assert {"phase", "worker", "view"} <= kinds
-        assert {p.role for p in processes} == {"worker", "aggregator"}
+        assert {p.role for p in processes} == {"coordinator", "worker", "aggregator"}
         assert {p.state for p in processes} == {"gone"}
         assert len(store.measurements(job.id)) == len(CORNERS)
         assert {m.job_id for m in models} == {job.id}

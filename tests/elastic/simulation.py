@@ -1,105 +1,71 @@
-"""A job in virtual time: the real `Membership` and `Barrier`, simulated workers, and a slow network.
+"""A job in virtual time: the real `Barrier`, `Membership` and `Liveness`, simulated processes, and a bad network.
 
-Messages on one link stay in order; nothing else is promised. Workers die at any moment, also between writing
-a gradient and saying so, and are noticed at any later moment. Whatever breaks a law of the protocol raises
-`ViolationError`.
+Processes die and are stopped at any point and are replaced as the crew replaces them: a sequencer comes back with
+what the job's record says, an aggregator with its part's, a coordinator with a higher token, while the one before
+may wake up and go on talking. Messages are delayed and lost; in *disorder* they are doubled and overtake each
+other too. Whatever breaks a law of the protocol raises `ViolationError`.
+
+The laws: every sample of every epoch is applied exactly once on every aggregator; weights and optimizers are, bit
+for bit, those of a run in which nothing happens; the pieces of a step cover it exactly; what is applied was
+computed at weights that nobody overwrote, and lies in slots that nobody else writes; views and tokens only grow;
+and once the chaos is over, the job ends.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulated import MODULUS, Process, Section, ViolationError, Worker, Written, gradient
+from simulated_aggregator import Aggregator
+from simulated_coordinator import WATCH_S, Coordinator, Resize
 
 from scavenger.elastic import barrier as b
-from scavenger.elastic.barrier import Announce, Barrier, Phase
-from scavenger.elastic.membership import Membership, WorkerState
-from scavenger.elastic.view import Member, View, plan_step, split
+from scavenger.elastic.barrier import Barrier
+from scavenger.elastic.liveness import Liveness
+from scavenger.elastic.membership import Membership
+from scavenger.elastic.view import Position, View
 
-Action = Callable[[], None]
+__all__ = ["ViolationError", "World"]
 
-_CHAOS_S = 300.0
-_END_S = 100_000.0
+_STUCK_S = 200.0
+"""More than any step needs once the chaos is over."""
+RULES = {
+    "asks again": "the sequencer says again what has had no answer",
+    "refuses the old": "what is older than what one has is refused; in order, nothing is",
+    "double buffer": "a step is written beside the one before it, weights and optimizer alike",
+    "steps are recorded": "the job's record is written with the weights of a step",
+    "views are recorded": "the job's record has a view's number before the view's first order",
+    "parts know their view": "a part's record tells under which view its step was applied",
+    "slots are kept": "a dead worker's slots are kept until a view without it is in effect",
+    "serves the step before": "weights can be pulled for as long as an aggregator has them",
+}
+"""What the shells must hold to, besides what `scavenger.elastic` decides."""
+
+_MISCHIEF = {
+    "launch": 6,
+    "kill worker": 6,
+    "kill aggregator": 4,
+    "kill sequencer": 4,
+    "kill coordinator": 3,
+    "kill two": 2,
+    "kill all workers": 1,
+    "stall": 10,
+    "resize": 8,
+    "release": 4,
+}
 
 
-class ViolationError(AssertionError):
-    """A law of the protocol was broken."""
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where the job stands; see `scavenger.train.memory.JobRecord`."""
 
-
-@dataclass(frozen=True)
-class Written:
-    """What a worker put into its slot; `weights_held` if nobody overwrote its weights meanwhile."""
-
-    kind: str
-    step: int
-    start: int
-    stop: int
-    weights_held: bool
-
-
-class Worker:
-    """Does what it is told, one order after the other, each taking its time."""
-
-    def __init__(self, world: World, member: Member) -> None:
-        self.world, self.name, self.slot = world, member.worker, member.slot
-        self.alive = True
-        self.inbox: deque[Action] = deque()
-        self.busy = False
-
-    def take(self, work: Action) -> None:
-        if self.alive:
-            self.inbox.append(work)
-            self._next()
-
-    def occupied(self, then: Action) -> None:
-        """Be busy for a while, unless death comes first."""
-        self.busy = True
-
-        def done() -> None:
-            if self.alive:
-                self.busy = False
-                then()
-                self._next()
-
-        self.world.after(self.world.duration(), done)
-
-    def _next(self) -> None:
-        while self.inbox and not self.busy and self.alive:
-            self.inbox.popleft()()
-
-    def train(self, step: int, view: View) -> None:
-        rank = view.rank(self.name)
-        if rank is None:
-            raise ViolationError(f"{self.name} is told to train in a view without it")
-        share = plan_step(view, step, self.world.dataset_size).shares[rank]
-        self._compute(
-            "gradient", step, step - 1, share.start, share.stop, b.Contribution(self.name, view.number, step)
-        )
-
-    def evaluate(self, step: int, view: View) -> None:
-        rank = view.rank(self.name)
-        if rank is None:
-            raise ViolationError(f"{self.name} is told to evaluate in a view without it")
-        share = split(0, self.world.validation_size, view.workers)[rank]
-        self._compute(
-            "metrics", step, step, share.start, share.stop, b.Evaluated(self.name, view.number, step)
-        )
-
-    def _compute(self, kind: str, step: int, reads: int, start: int, stop: int, says: b.Event) -> None:
-        began = self.world.weights[reads % 2] == reads
-
-        def done() -> None:
-            held = began and self.world.weights[reads % 2] == reads
-            self.world.slots[self.slot] = Written(kind, step, start, stop, held)
-            # it may die here, with its work written and nobody told
-            self.occupied(lambda: self.world.to_aggregator(self.name, says))
-
-        self.occupied(done)
-
-    def summarise(self, step: int, view: View) -> None:
-        self.occupied(lambda: self.world.to_aggregator(self.name, b.Summed(self.name, view.number, step)))
+    step: int = 0
+    position: Position = field(default_factory=Position)
+    number: int = 0
 
 
 class World:
@@ -107,291 +73,368 @@ class World:
 
     Args:
         seed: Of everything that is left to chance.
-        barrier: Takes the data set's size; a broken one should be caught.
+        barrier: A broken one should be caught.
         membership: The same.
-        empty_at_once: Break the rule that a dead worker's slot is kept until a view without it took effect.
-        kill_all: Kill every worker in the middle, and start one afterwards.
+        disorder: Whether messages may be doubled and overtake each other; drawn where None.
+        without: A rule, one of `RULES`, that is to be left out.
     """
 
     def __init__(
         self,
         seed: int,
         *,
-        barrier: Callable[[int], Barrier] = Barrier,
-        membership: Callable[[], Membership] = Membership,
-        empty_at_once: bool = False,
-        kill_all: bool = False,
+        barrier: type[Barrier] = Barrier,
+        membership: type[Membership] = Membership,
+        disorder: bool | None = None,
+        without: str = "",
     ) -> None:
         self.random = random.Random(seed)
-        self.dataset_size = self.random.choice([self.random.randint(1, 6), self.random.randint(20, 200)])
-        self.validation_size = self.random.choice([0, 1, 7, 40])
-        self.epochs = self.random.randint(1, 6)
-        self.slowness_s = self.random.choice([0.01, 0.1, 1.0])
-        self.barrier, self.membership = barrier(self.dataset_size), membership()
-        self.empty_at_once, self.kill_all = empty_at_once, kill_all
-        self.now, self._sequence = 0.0, 0
-        self._queue: list[tuple[float, int, Action]] = []
-        self._links: dict[tuple[str, str], float] = {}
-        self._aggregator: deque[Action] = deque()
-        self._applying = False
+        draw = self.random
+        self._barrier, self._membership = barrier, membership
+        if without and without not in RULES:
+            raise ValueError(f"there is no rule {without}")
+        self._without = without
+        drawn = draw.random() < 0.5
+        self.disorder = drawn if disorder is None else disorder
+        self.dataset_size = draw.choice([draw.randint(1, 6), draw.randint(20, 200), draw.randint(20, 200)])
+        self.validation_size = draw.choice([0, 1, 7, 40])
+        self.epochs = draw.randint(1, 5)
+        self.parts = draw.choice([1, 1, 2, 3, 4])
+        self.batches = (1, 8) if self.dataset_size < 7 else (self.dataset_size // 20, self.dataset_size // 2)
+        self.remoteness = draw.choice([0.0, 0.3, 1.0])
+        self.deadliness = draw.choice([0.0, 0.005, 0.02])
+        self.loss = draw.choice([0.0, 0.02, 0.1])
+        self.chaos, self.chaos_s = True, draw.choice([5.0, 15.0, 30.0])
+
+        self.now, self._sequence, self._serial = 0.0, 0, 0
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
+        self._links: dict[tuple[int, int], float] = {}
+
+        # what outlives every process
+        self.sections = [[Section(0, a + 1, 0), Section(-1, 0, 0)] for a in range(self.parts)]
+        self.momentum = [0] * self.parts
+        self.slots: list[dict[int, Written]] = [{} for _ in range(self.parts)]
+        self.part_records = [(0, 0)] * self.parts
+        self.job_record = Record()
+
+        self.reference = [(a + 1, 0) for a in range(self.parts)]
+        self.steps = 0
+        self.position = Position()
+        self.view: View | None = None
+        self.reported = -1
+        self._progress_at = 0.0
+        self.led = 0
+        self.done = False
+        self.losses = self.recoveries = self.views = 0
+
         self.workers: dict[str, Worker] = {}
-        self.joined: set[str] = set()
-        self.slots: dict[int, Written | None] = {}
-        self.weights = [0, -1]
-        self.covered: list[tuple[int, int, int]] = []
-        self.reported: list[int] = []
-        self.installed: list[int] = []
-        self.losses = 0
-        self._undetected: set[str] = set()
-        self._unfreed: set[str] = set()
+        self.unfreed: set[str] = set()
+        self._expelled: set[str] = set()
+        self._ended: set[str] = set()
+        self.wanted = self._draw_resize()
+        self.token = 0
+        self._crew = Process(self, "crew")
+        self._watching = Liveness()
+        self._lead()
+        self.aggregators = [Aggregator(self, a) for a in range(self.parts)]
+        for _ in range(draw.randint(1, 3)):
+            self._launch()
+
+    def obeys(self, rule: str) -> bool:
+        return rule != self._without
+
+    def new_barrier(self, step: int, position: Position, number: int) -> Barrier:
+        return self._barrier(
+            self.dataset_size,
+            self.validation_size,
+            aggregators=self.parts,
+            step=step,
+            position=position,
+            number=number,
+        )
+
+    def new_membership(self, token: int) -> Membership:
+        return self._membership(token)
 
     # ---- time and network ----------------------------------------------------------------------------------
 
+    def serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
     def duration(self) -> float:
-        long = 20.0 if self.random.random() < 0.05 else 1.0
-        return self.random.expovariate(1.0) * self.slowness_s * long
+        """Of a piece of work, and of a message on its way: mostly short."""
+        chance = self.random.random()
+        return 0.01 + 0.1 * chance if chance < 0.95 else 3.0 * self.random.random()
 
-    def after(self, seconds: float, action: Action) -> None:
-        self._at(self.now + seconds, action)
-
-    def _at(self, time: float, action: Action) -> None:
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
         self._sequence += 1
-        heapq.heappush(self._queue, (time, self._sequence, action))
+        heapq.heappush(self._queue, (self.now + seconds, self._sequence, action))
 
-    def link(self, source: str, target: str, deliver: Action) -> None:
-        """Deliver after any delay, but behind what went the same way before."""
-        arrival = max(self.now + self.duration(), self._links.get((source, target), 0.0))
-        self._links[source, target] = arrival
-        self._at(arrival, deliver)
+    def send(
+        self, source: Process, target: Any, action: Callable[[Any], object], *, lossy: bool = True
+    ) -> None:
+        """Deliver in order on one link, or never; in disorder also twice, and whenever it pleases."""
+        copies = 1
+        disorder = lossy and self.disorder and self.chaos
+        if lossy and self.chaos:
+            chance = self.random.random()
+            copies = 0 if chance < self.loss else 2 if disorder and chance > 0.9 else 1
+        for _ in range(copies):
+            arrival = self.now + self.duration()
+            if not disorder:
+                key = (source.serial, target.serial)
+                arrival = self._links[key] = max(arrival, self._links.get(key, 0.0))
+            self.after(arrival - self.now, lambda: action(target))
 
     def run(self) -> None:
         """Chaos, then calm: the job must come to its end."""
-        self.launch(self.random.randint(1, 3))
-        self.after(self.duration(), self._chaos)
-        while self._queue and self.barrier.phase is not Phase.STOPPED:
+        self.after(self.duration() * 3, self._mischief)
+        self.after(self.chaos_s, self._calm)
+        self._crew.every(WATCH_S, self._watch)
+        while not self.done:
             self.now, _, action = heapq.heappop(self._queue)
-            if self.now > _END_S:
-                break
+            if self.now > max(self.chaos_s, self._progress_at) + _STUCK_S:
+                raise ViolationError(f"stuck: {self._state()}")
             action()
-        if self.barrier.phase is not Phase.STOPPED:
-            alive = [w.name for w in self.workers.values() if w.alive]
-            raise ViolationError(
-                f"stuck in {self.barrier.phase} waiting for {self.barrier.missing}; alive: {alive}"
-            )
-        self._check_coverage()
+        if self.position != Position(self.epochs, 0) or self.reported != self.epochs - 1:
+            raise ViolationError(f"ended at {self.position} after {self.reported + 1} reports")
+
+    def _state(self) -> str:
+        barrier = self.aggregators[0].barrier
+        where = "no barrier" if barrier is None else f"{barrier.phase} of step {barrier.step + 1}"
+        missing = () if barrier is None else barrier.missing
+        return f"{where}, waits for {missing}; there are {self.alive}; led by {self.token}"
 
     # ---- what befalls it -----------------------------------------------------------------------------------
 
-    def _chaos(self) -> None:
-        if self.now > _CHAOS_S * self.slowness_s:
-            self._calm()
+    def _mischief(self) -> None:
+        if not self.chaos:
             return
-        match self.random.randrange(5):
-            case 0:
-                self.launch(1)
-            case 1:
-                self.kill()
-            case 2 | 3:
-                self._resize()
-            case 4:
-                self._release()
-        self.after(self.duration() * self.random.choice([0.1, 1.0, 5.0]), self._chaos)
+        draw = self.random
+        kind = draw.choices(list(_MISCHIEF), list(_MISCHIEF.values()))[0]
+        living = [worker for worker in self.workers.values() if worker.alive]
+        match kind:
+            case "launch" if len(living) < 5:
+                self._launch()
+            case "kill worker" if living:
+                draw.choice(living).die()
+            case "kill all workers":
+                for worker in living:
+                    worker.die()
+            case "kill aggregator":
+                draw.choice(self.aggregators).die()
+            case "kill sequencer":
+                self.aggregators[0].die()
+            case "kill coordinator":
+                self.coordinator.die()
+            case "kill two":
+                self.coordinator.die()
+                draw.choice([self.aggregators[0], *self.aggregators, *living]).die()
+            case "stall":
+                process = draw.choice([*living, *self.aggregators, self.coordinator])
+                process.stall(draw.choice([0.3, 3.0, 9.0]) * draw.random())
+            case "resize":
+                self.wanted = self._draw_resize()
+                wanted, coordinator = self.wanted, self.coordinator
+                self.send(self._crew, coordinator, lambda c: c.resize(wanted), lossy=False)
+            case "release":
+                keep, coordinator = draw.randint(1, 3), self.coordinator
+                self.send(self._crew, coordinator, lambda c: c.release(keep), lossy=False)
+            case _:
+                pass
+        self.after(draw.expovariate(1.0) * draw.choice([0.05, 0.5, 2.0]), self._mischief)
+
+    def _draw_resize(self) -> Resize:
+        draw = self.random
+        workers = draw.randint(1, 4)
+        batch = max(workers, draw.randint(*self.batches))
+        names = tuple(name for name in self.workers if draw.random() < 0.2)
+        return Resize(workers, batch, names, draw.choice([1, 1, 2]))
 
     def _calm(self) -> None:
-        if self.kill_all:
-            for worker in self.workers.values():
-                self._die(worker)
-        if not any(worker.alive for worker in self.workers.values()):
-            self.launch(1)
+        self.chaos = False
+        for process in (*self.workers.values(), *self.aggregators, self.coordinator):
+            process.wake()
 
-    def launch(self, count: int) -> None:
-        for _ in range(count):
-            worker = Worker(self, self.membership.launch())
-            self.workers[worker.name] = worker
-            self._start(worker)
+    # ---- the crew ------------------------------------------------------------------------------------------
 
-    def _start(self, worker: Worker) -> None:
-        self.after(self.duration() * 3, lambda: self._join(worker) if worker.alive else None)
+    @property
+    def alive(self) -> list[str]:
+        """Workers that are there to stay, as far as the crew knows."""
+        return [
+            name
+            for name, worker in self.workers.items()
+            if name not in self._ended and name not in self._expelled and not worker.quitting
+        ]
 
-    def _join(self, worker: Worker) -> None:
-        def joined() -> None:
-            self.joined.add(worker.name)
-            self.link("aggregator", worker.name, ready)
+    def _launch(self) -> None:
+        remote = tuple(a for a in range(self.parts) if self.random.random() < self.remoteness)
+        worker = Worker(self, f"w{len(self.workers)}", remote)
+        self.workers[worker.name] = worker
+        self.send(self._crew, self.coordinator, lambda c: c.launched(worker.name), lossy=False)
 
-        def ready() -> None:
-            worker.take(lambda: self.link(worker.name, "coordinator", lambda: self._ready(worker.name)))
+        def get_ready() -> None:
+            worker.ready = True
+            self.to_leader(worker, lambda c: c.worker_ready(worker.name))
 
-        self.link(worker.name, "aggregator", lambda: self._aggregate(joined))
+        self.after(self.duration() * 3, lambda: worker.deliver(get_ready))
 
-    def kill(self) -> None:
-        living = [worker for worker in self.workers.values() if worker.alive]
-        if living:
-            self._die(self.random.choice(living))
+    def called(self, worker: Worker, coordinator: Coordinator) -> None:
+        """The roll is called: who is ready says so."""
 
-    def _die(self, worker: Worker) -> None:
-        if worker.alive:
-            worker.alive = False
-            self.losses += 1
-            self.after(self.duration(), lambda: self._noticed(worker.name))
+        def answer() -> None:
+            if worker.ready:
+                self.to_leader(worker, lambda c: c.worker_ready(worker.name), coordinator)
 
-    # ---- coordinator ---------------------------------------------------------------------------------------
+        worker.deliver(answer)
 
-    def _ready(self, name: str) -> None:
-        if self.membership.state(name) is not WorkerState.STARTING:
-            return
-        announce = self.membership.ready(name)
-        if self.membership.announced is None and announce is None and not self.installed:
-            announce = self.membership.resize(1, self.random.randint(1, 30), "start")
-        self._announce(announce)
+    def quit(self, worker: Worker) -> None:
+        worker.quitting = True
+        worker.deliver(worker.die)
 
-    def _resize(self) -> None:
-        if not self.membership.count(WorkerState.STANDBY, WorkerState.TRAINING):
-            return
-        workers = self.random.randint(1, 5)
-        self._announce(self.membership.resize(workers, self.random.randint(workers, 40), "chaos"))
+    def to_leader(
+        self, source: Process, action: Callable[[Coordinator], object], to: Process | None = None
+    ) -> None:
+        """Through the hub, which knows who leads."""
 
-    def _release(self) -> None:
-        if not self.membership.settled:
-            return
-        for name in self.membership.workers(WorkerState.STANDBY)[:1]:
-            self.membership.release(name)
-            self._quit(self.workers[name])
+        def pass_on(crew: Process) -> None:
+            if to is None or to is self.coordinator:
+                self.send(crew, self.coordinator, action, lossy=False)
 
-    def _quit(self, worker: Worker) -> None:
-        self.link("coordinator", worker.name, lambda: worker.take(lambda: self._die(worker)))
+        self.send(source, self._crew, pass_on, lossy=False)
 
-    def _noticed(self, name: str) -> None:
-        self._announce(self.membership.lost(name))
-        self._unfreed.add(name)
-        self._free_slots()
+    def from_leader(self, coordinator: Coordinator, target: Any, action: Callable[[Any], object]) -> None:
+        """Through the hub, which passes on nothing of one that leads no more."""
 
-    def _free_slots(self) -> None:
-        for name in sorted(self._unfreed):
-            if self.empty_at_once or self.membership.forgotten(name):
-                self._unfreed.discard(name)
-                self.slots[self.workers[name].slot] = None
+        def pass_on(crew: Process) -> None:
+            if coordinator is self.coordinator:
+                self.send(crew, target, action, lossy=False)
 
-    def _announce(self, announce: Announce | None) -> None:
-        if announce is not None:
-            self.link("coordinator", "aggregator", lambda: self._feed(announce))
+        self.send(coordinator, self._crew, pass_on, lossy=False)
 
-    def _installed(self, view: View) -> None:
-        self.membership.installed(view.number)
-        self._free_slots()
+    def to_crew(self, coordinator: Coordinator, action: Callable[[], object]) -> None:
+        self.from_leader(coordinator, self._crew, lambda _: action())
 
-    # ---- aggregator ----------------------------------------------------------------------------------------
+    def expel(self, name: str) -> None:
+        """The coordinator counts a process as lost: end it, so that it is."""
+        if name in self.workers:
+            self._expelled.add(name)
+            self.workers[name].die()
+        else:
+            self.aggregators[int(name[1:])].die()
 
-    def to_aggregator(self, name: str, event: b.Event) -> None:
-        self.link(name, "aggregator", lambda: self._feed(event))
+    def died(self, process: Process) -> None:
+        self.losses += 1
+        self.after(self.duration(), lambda: self._notice(process))
 
-    def _feed(self, event: b.Event) -> None:
-        self._aggregate(lambda: self._carry_out(self.barrier.handle(event)))
+    def _notice(self, process: Process) -> None:
+        match process:
+            case Worker():
+                self._ended.add(process.name)
+                self.unfreed.add(process.name)
+                if not self.obeys("slots are kept"):
+                    self.free(process.name)
+                self.send(self._crew, self.coordinator, lambda c: c.ended(process.name), lossy=False)
+            case Aggregator():
+                self.after(self.duration() * 3, lambda: self._restart(process.index))
+            case Coordinator() if process is self.coordinator:
+                self._lead()
+            case _:
+                pass
 
-    def _aggregate(self, work: Action) -> None:
-        """One thing at a time: while a step is being applied, messages wait."""
-        self._aggregator.append(work)
-        while self._aggregator and not self._applying:
-            self._aggregator.popleft()()
+    def _restart(self, index: int) -> None:
+        self.recoveries += 1
+        self.aggregators[index] = Aggregator(self, index)
+        self.to_leader(self.aggregators[index], lambda c: c.aggregator_ready(index))
 
-    def _carry_out(self, instructions: list[b.Instruction]) -> None:
-        for instruction in instructions:
-            match instruction:
-                case b.Apply():
-                    self._apply(instruction)
-                case b.Proceed():
-                    self._proceed(instruction)
-                case b.Sum():
-                    self._sum(instruction)
-                case b.Report():
-                    self._report(instruction)
-                case b.Installed():
-                    self._install(instruction.view)
-                case b.Refuse():
-                    pass
+    def _lead(self) -> None:
+        self.token += 1
+        self.recoveries += self.token > 1
+        self.coordinator = Coordinator(self, self.token)
 
-    def _install(self, view: View) -> None:
-        if self.installed and view.number <= self.installed[-1]:
-            raise ViolationError(f"view {view.number} after view {self.installed[-1]}")
-        if view.first_step != self.barrier.step + 1:
+    def _watch(self) -> None:
+        leader = self.coordinator
+        if not self.chaos and not self.alive:
+            self._launch()
+        if not leader.stalled:
+            self._watching.heard(leader.name, self.now)
+        for name in self._watching.suspects(self.now):
+            self._watching.forget(name)
+            if name == leader.name and leader.alive:
+                # another leads before this one is ended: it may wake up meanwhile, and talk
+                self._lead()
+                self.after(self.random.choice([0.0, 3.0, 10.0]), leader.die)
+
+    def free(self, name: str) -> None:
+        if name in self.unfreed:
+            self.unfreed.discard(name)
+            for slots in self.slots:
+                for slot in [slot for slot, written in slots.items() if written.worker == name]:
+                    del slots[slot]
+
+    def report(self, sequencer: Process, epoch: int) -> None:
+        """The epoch's metrics are known, and the crew gives its verdict."""
+        if epoch != self.position.epoch - 1 or epoch not in (self.reported, self.reported + 1):
+            raise ViolationError(f"epoch {epoch} is reported at {self.position}, after {self.reported}")
+
+        def hear(crew: Process) -> None:
+            if epoch > self.reported:
+                self.reported, self._progress_at = epoch, self.now
+            if epoch + 1 >= self.epochs:
+                self.done = True
+            self.send(crew, sequencer, lambda s: s.hear(b.Verdict(epoch, stop=False)))
+
+        self.send(sequencer, self._crew, hear)
+
+    # ---- laws ----------------------------------------------------------------------------------------------
+
+    def install(self, sequencer: Process, barrier: Barrier, view: View) -> None:
+        if view != self.view:
+            if self.view is not None and view.number <= self.view.number:
+                raise ViolationError(f"view number {view.number} comes after {self.view.number}")
+            if (view.first_step, view.position) != (self.steps + 1, self.position):
+                raise ViolationError(f"{view} begins after step {self.steps} at {self.position}")
+            self.view = view
+            self.views += 1
+            if self.obeys("views are recorded"):
+                self.job_record = Record(barrier.step, barrier.position, barrier.number)
+        coordinator = self.coordinator
+        self.send(sequencer, coordinator, lambda c: c.installed(view))
+
+    def check_cover(self, instruction: b.Apply) -> None:
+        plan, at = instruction.plan, instruction.plan.shares[0].start
+        for piece in instruction.pieces:
+            if piece.share.start != at or not piece.share.samples:
+                raise ViolationError(f"{instruction.pieces} do not cover step {plan.step} exactly")
+            at = piece.share.stop
+        if at != plan.shares[-1].stop:
+            raise ViolationError(f"{instruction.pieces} do not cover step {plan.step} exactly")
+        if len({piece.slot for piece in instruction.pieces}) != len(instruction.pieces):
+            raise ViolationError(f"{instruction.pieces} have a slot in common")
+
+    def check_evaluated(self, instruction: b.Sum) -> None:
+        places = [place for p in instruction.pieces for place in range(p.share.start, p.share.stop)]
+        if places != list(range(self.validation_size)):
+            raise ViolationError(f"{instruction.pieces} do not cover the validation data exactly")
+
+    def complete(self, instruction: b.Apply, number: int) -> None:
+        """Every aggregator has applied a step: is it the one that follows, and are the weights right?"""
+        plan, lr_scale = instruction.plan, int(instruction.view.lr_scale)
+        start, stop = plan.shares[0].start, plan.shares[-1].stop
+        if plan.step != self.steps + 1 or Position(plan.epoch, start) != self.position:
             raise ViolationError(
-                f"view {view.number} begins at {view.first_step}, after step {self.barrier.step}"
+                f"step {plan.step} at {plan.epoch}, {start} follows step {self.steps} at {self.position}"
             )
-        self.installed.append(view.number)
-        self.link("aggregator", "coordinator", lambda: self._installed(view))
-
-    def _proceed(self, order: b.Proceed) -> None:
-        if order.worker not in self.joined:
-            raise ViolationError(
-                f"{order.worker} has never spoken to the aggregator, so it cannot be reached"
-            )
-        worker = self.workers[order.worker]
-        work: dict[str, Action] = {
-            "train": lambda: worker.train(order.step + 1, order.view),
-            "evaluate": lambda: worker.evaluate(order.step, order.view),
-        }
-        if order.action in work:
-            self.link("aggregator", worker.name, lambda: worker.take(work[order.action]))
-
-    def _apply(self, apply: b.Apply) -> None:
-        """Read every member's slot over a stretch of time, then publish."""
-        plan = apply.plan
-
-        def look() -> None:
-            for member, share in zip(apply.view.members, plan.shares, strict=True):
-                wanted = Written("gradient", plan.step, share.start, share.stop, True)
-                if self.slots.get(member.slot) != wanted:
-                    raise ViolationError(
-                        f"step {plan.step} reads {self.slots.get(member.slot)}, not {wanted}"
-                    )
-
-        def done() -> None:
-            look()
-            self._applying = False
-            self.weights[plan.step % 2] = plan.step
-            self.covered.append((plan.epoch, plan.shares[0].start, plan.shares[-1].stop))
-            sizes = [share.samples for share in plan.shares]
-            if max(sizes) - min(sizes) > 1 or sum(sizes) != plan.samples:
-                raise ViolationError(f"shares {sizes}")
-            if any(x.stop != y.start for x, y in zip(plan.shares, plan.shares[1:], strict=False)):
-                raise ViolationError(f"shares are not contiguous: {plan.shares}")
-            self._carry_out(self.barrier.handle(b.Applied(plan.step)))
-            while self._aggregator and not self._applying:
-                self._aggregator.popleft()()
-
-        look()
-        if plan.step != len(self.covered) + 1:
-            raise ViolationError(f"step {plan.step} is applied after {len(self.covered)} others")
-        self._applying = True
-        self.after(self.duration(), done)
-
-    def _sum(self, order: b.Sum) -> None:
-        shares = split(0, self.validation_size, order.view.workers)
-        for member, share in zip(order.view.members, shares, strict=True):
-            wanted = Written("metrics", order.plan.step, share.start, share.stop, True)
-            if self.slots.get(member.slot) != wanted:
-                raise ViolationError(f"metrics of step {order.plan.step} read {self.slots.get(member.slot)}")
-        first = self.workers[order.view.members[0].worker]
-        work: Action = lambda: first.summarise(order.plan.step, order.view)  # noqa: E731
-        self.link("aggregator", first.name, lambda: first.take(work))
-
-    def _report(self, report: b.Report) -> None:
-        if self.reported != list(range(report.plan.epoch)):
-            raise ViolationError(f"epoch {report.plan.epoch} is reported after {self.reported}")
-        self.reported.append(report.plan.epoch)
-        stop = len(self.reported) >= self.epochs
-        self.link(
-            "aggregator",
-            "coordinator",
-            lambda: self.link("coordinator", "aggregator", lambda: self._feed(b.Verdict(stop))),
-        )
-
-    def _check_coverage(self) -> None:
-        expected = (0, 0)
-        for epoch, start, stop in self.covered:
-            if (epoch, start) != expected:
-                raise ViolationError(f"samples {start}..{stop} of epoch {epoch} follow {expected}")
-            expected = (epoch, stop) if stop < self.dataset_size else (epoch + 1, 0)
-        if expected != (self.epochs, 0) or len(self.reported) != self.epochs:
-            raise ViolationError(
-                f"ended at {expected} with {self.reported} reported, not after {self.epochs} epochs"
-            )
+        weights = sum((a + 1) * value for a, (value, _) in enumerate(self.reference))
+        step = gradient(plan.epoch, start, stop, weights)
+        for a, (value, momentum) in enumerate(self.reference):
+            momentum = (3 * momentum + lr_scale * step + plan.step) % MODULUS
+            self.reference[a] = (31 * value + momentum) % MODULUS, momentum
+            section = self.sections[a][plan.step % 2]
+            if (section.step, section.weights, section.momentum) != (plan.step, *self.reference[a]):
+                raise ViolationError(f"the weights of aggregator {a} after step {plan.step} are wrong")
+        before = Record(plan.step - 1, self.position, number)
+        self.steps, self.position, self._progress_at = plan.step, plan.next_position, self.now
+        after = Record(plan.step, self.position, number)
+        self.job_record = after if self.obeys("steps are recorded") else before

@@ -1,4 +1,4 @@
-"""The aggregator's state machine, event by event."""
+"""The sequencer's state machine, event by event."""
 
 from __future__ import annotations
 
@@ -11,84 +11,131 @@ from scavenger.elastic.barrier import (
     Barrier,
     Contribution,
     Evaluated,
+    Event,
     Halt,
+    Inform,
     Installed,
     Instruction,
+    Lead,
     Phase,
     Proceed,
     Refuse,
     Report,
     Sum,
     Summed,
+    Tick,
     Verdict,
 )
-from scavenger.elastic.view import Member
+from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Position
 
 
-def announce(number: int, *workers: int, batch: int = 4, urgent: bool = False) -> Announce:
-    return Announce(number, tuple(Member(f"w{i}", i) for i in workers), batch, urgent)
+def announce(
+    number: int, *workers: int, batch: int = 4, lost: tuple[str, ...] = (), token: int = 0
+) -> Announce:
+    members = tuple(Member(f"w{i}", i * SLOTS_PER_WORKER) for i in workers)
+    return Announce(number, members, batch, lost=lost, token=token)
 
 
 def orders(instructions: list[Instruction]) -> list[tuple[str, str]]:
     return [(i.worker, i.action) for i in instructions if isinstance(i, Proceed)]
 
 
-def training(*workers: int, dataset_size: int = 8, batch: int = 4) -> Barrier:
-    barrier = Barrier(dataset_size)
+def pieces(instructions: list[Instruction]) -> list[tuple[str, int, int]]:
+    return [
+        (piece.worker, piece.share.start, piece.share.stop)
+        for i in instructions
+        if isinstance(i, Proceed | Apply | Sum)
+        for piece in i.pieces
+    ]
+
+
+def training(
+    *workers: int, dataset_size: int = 8, batch: int = 4, validation_size: int = 0, aggregators: int = 1
+) -> Barrier:
+    barrier = Barrier(dataset_size, validation_size, aggregators=aggregators)
     barrier.handle(announce(1, *workers, batch=batch))
     return barrier
 
 
-def contribute(barrier: Barrier, *workers: str, step: int | None = None) -> list[Instruction]:
+def awaited(barrier: Barrier) -> dict[str, list[int]]:
+    """Numbers of the pieces that are asked for again, by worker."""
+    return {
+        order.worker: [piece.number for piece in order.pieces]
+        for order in barrier.handle(Tick())
+        if isinstance(order, Proceed)
+    }
+
+
+def do(barrier: Barrier, *workers: str, aggregators: int = 1) -> list[Instruction]:
+    """Have workers do all that is awaited of them."""
     assert barrier.view is not None
     follows: list[Instruction] = []
+    number, evaluates = barrier.view.number, barrier.phase is Phase.EVALUATE
+    todo = awaited(barrier)
     for worker in workers:
-        follows += barrier.handle(Contribution(worker, barrier.view.number, step or barrier.step + 1))
+        for piece in todo[worker]:
+            if evaluates:
+                follows += barrier.handle(Evaluated(worker, number, barrier.step, piece))
+            else:
+                for aggregator in range(aggregators):
+                    event = Contribution(worker, number, barrier.step + 1, piece, aggregator)
+                    follows += barrier.handle(event)
     return follows
 
 
-def evaluating() -> Barrier:
-    """Two workers at the end of the only step of the first epoch."""
-    barrier = training(0, 1, dataset_size=4)
-    contribute(barrier, "w0", "w1")
+def at_epochs_end(*, validation_size: int = 6) -> Barrier:
+    """Two workers after the only step of the first epoch."""
+    barrier = training(0, 1, dataset_size=4, validation_size=validation_size)
+    do(barrier, "w0", "w1")
     barrier.handle(Applied(1))
-    assert barrier.phase is Phase.EVALUATE
     return barrier
 
 
 def test_the_first_view_takes_effect_at_once() -> None:
-    barrier = Barrier(8)
-
-    installed, *follows = barrier.handle(announce(1, 0, 1))
+    installed, *follows = Barrier(8).handle(announce(1, 0, 1))
 
     assert isinstance(installed, Installed)
     assert installed.view.first_step == 1
     assert orders(follows) == [("w0", "train"), ("w1", "train")]
+    assert pieces(follows) == [("w0", 0, 2), ("w1", 2, 4)]
 
 
-def test_a_step_is_applied_when_the_last_member_has_contributed() -> None:
-    barrier = training(0, 1)
+def test_a_step_is_applied_when_every_aggregator_has_every_piece_and_follows_when_all_have_applied_it() -> (
+    None
+):
+    barrier = training(0, 1, aggregators=2)
+    do(barrier, "w0", aggregators=2)
+    (piece,) = awaited(barrier)["w1"]
 
-    assert contribute(barrier, "w0") == []
+    assert barrier.handle(Contribution("w1", 1, 1, piece, 1)) == []
     assert barrier.missing == ("w1",)
-    (apply,) = contribute(barrier, "w1")
+    (apply,) = barrier.handle(Contribution("w1", 1, 1, piece, 0))
     assert isinstance(apply, Apply)
-    assert apply.plan.samples == 4
+    assert apply.aggregators == (0, 1)
+    assert pieces([apply]) == [("w0", 0, 2), ("w1", 2, 4)]
+    assert barrier.handle(Applied(1, 1)) == []
+    assert barrier.handle(Applied(1, 1)) == []
+    assert orders(barrier.handle(Applied(1, 0))) == [("w0", "train"), ("w1", "train")]
+    assert (barrier.step, barrier.position) == (1, Position(0, 4))
 
 
 @pytest.mark.parametrize(
     "late",
     [
-        Contribution("w0", view=0, step=1),
-        Contribution("w0", view=1, step=2),
-        Contribution("w0", view=1, step=0),
-        Contribution("stranger", view=1, step=1),
-        Evaluated("w0", view=1, step=1),
-        Summed("w0", view=1, step=1),
+        Contribution("w0", view=0, step=1, piece=0),
+        Contribution("w0", view=1, step=2, piece=0),
+        Contribution("w0", view=1, step=0, piece=0),
+        Contribution("w1", view=1, step=1, piece=0),
+        Contribution("stranger", view=1, step=1, piece=0),
+        Evaluated("w0", view=1, step=0, piece=0),
+        Summed("w0", view=1, step=0),
     ],
 )
-def test_what_is_not_awaited_is_refused(late: Contribution) -> None:
+def test_what_is_not_awaited_is_refused_and_changes_nothing(late: Contribution) -> None:
     barrier = training(0, 1)
+    (number,) = awaited(barrier)["w0"]
+    if not isinstance(late, Summed):
+        late = type(late)(late.worker, late.view, late.step, number)
 
     (refusal,) = barrier.handle(late)
 
@@ -98,127 +145,232 @@ def test_what_is_not_awaited_is_refused(late: Contribution) -> None:
 
 def test_a_contribution_counts_once() -> None:
     barrier = training(0, 1)
-    contribute(barrier, "w0")
+    (piece,) = awaited(barrier)["w0"]
+    for _ in range(3):
+        assert barrier.handle(Contribution("w0", 1, 1, piece)) == []
 
-    (refusal,) = contribute(barrier, "w0")
-
-    assert isinstance(refusal, Refuse)
-    assert barrier.phase is Phase.STEP
+    assert barrier.missing == ("w1",)
 
 
-def test_a_view_that_is_not_urgent_waits_for_the_step_under_way() -> None:
+def test_a_view_waits_for_the_step_under_way() -> None:
     barrier = training(0, 1)
-    contribute(barrier, "w0")
+    do(barrier, "w0")
 
     assert barrier.handle(announce(2, 0, 2, batch=6)) == []
-    contribute(barrier, "w1")
+    do(barrier, "w1")
     installed, *follows = barrier.handle(Applied(1))
 
     assert isinstance(installed, Installed)
     assert (installed.view.first_step, installed.view.position.consumed) == (2, 4)
-    assert orders(follows) == [("w0", "train"), ("w2", "train"), ("w1", "idle")]
+    assert orders(follows) == [("w1", "idle"), ("w0", "train"), ("w2", "train")]
 
 
-def test_an_urgent_view_begins_the_step_again_from_nothing() -> None:
+def test_what_a_lost_worker_has_not_done_is_cut_up_among_the_others_and_what_is_complete_stays() -> None:
+    barrier = training(0, 1, 2, dataset_size=12, batch=12)
+    do(barrier, "w0")
+    (old,) = awaited(barrier)["w1"]
+
+    follows = barrier.handle(announce(2, 0, 2, batch=12, lost=("w1",)))
+
+    assert pieces(follows) == [("w0", 4, 6), ("w2", 6, 8)]
+    assert isinstance(barrier.handle(Contribution("w1", 1, 1, old))[0], Refuse)
+    (apply,) = do(barrier, "w0", "w2")
+    assert pieces([apply]) == [("w0", 0, 4), ("w0", 4, 6), ("w2", 6, 8), ("w2", 8, 12)]
+    slots = [piece.slot for piece in apply.pieces] if isinstance(apply, Apply) else []
+    assert len(set(slots)) == len(slots)
+
+
+def test_what_a_lost_worker_has_done_counts() -> None:
     barrier = training(0, 1)
-    contribute(barrier, "w0")
+    do(barrier, "w1")
 
-    installed, *follows = barrier.handle(announce(2, 0, urgent=True))
-
-    assert isinstance(installed, Installed)
-    assert orders(follows)[0] == ("w0", "train")
-    assert barrier.missing == ("w0",)
-    (refusal,) = barrier.handle(Contribution("w0", view=1, step=1))
-    assert isinstance(refusal, Refuse)
+    assert barrier.handle(announce(2, 0, lost=("w1",))) == []
+    (apply,) = do(barrier, "w0")
+    assert pieces([apply]) == [("w0", 0, 2), ("w1", 2, 4)]
 
 
-def test_a_newer_view_inherits_the_urgency_of_the_one_it_replaces() -> None:
-    barrier = training(0, 1, dataset_size=4)
-    contribute(barrier, "w0", "w1")
-    barrier.handle(announce(2, 0, urgent=True))
-    barrier.handle(announce(3, 0, 2))
+def test_where_nobody_has_room_for_more_pieces_the_step_begins_again_with_few() -> None:
+    barrier = training(*range(SLOTS_PER_WORKER + 2), dataset_size=100, batch=90)
+    do(barrier, "w0")
+    lost: tuple[str, ...] = ()
+    for number in range(1, SLOTS_PER_WORKER + 1):
+        lost = (*lost, f"w{number}")
+        barrier.handle(announce(1 + number, 0, SLOTS_PER_WORKER + 1, batch=90, lost=lost))
 
-    follows = barrier.handle(Applied(1))
+    (apply,) = do(barrier, "w0", f"w{SLOTS_PER_WORKER + 1}")
+    assert isinstance(apply, Apply)
+    assert [piece.share.stop for piece in apply.pieces][-1] == 90
+    assert all(0 <= p.slot - int(p.worker[1:]) * SLOTS_PER_WORKER < SLOTS_PER_WORKER for p in apply.pieces)
 
-    # it must not wait behind the evaluation, which the dead member would never finish
-    assert orders(follows)[:2] == [("w0", "evaluate"), ("w2", "evaluate")]
+
+def test_where_everybody_is_lost_the_next_views_members_do_the_step_that_is_under_way() -> None:
+    barrier = training(0)
+
+    assert orders(barrier.handle(announce(2, 1, lost=("w0",)))) == [("w1", "train")]
+    (apply,) = do(barrier, "w1")
+    assert isinstance(apply, Apply)
+    assert apply.view.number == 1
+    assert isinstance(barrier.handle(Applied(1))[0], Installed)
+
+
+def test_one_who_stood_in_for_a_view_that_never_came_is_not_waited_for() -> None:
+    barrier = training(0)
+    barrier.handle(announce(2, 1, lost=("w0",), token=1))
+
+    # another coordinator has never heard of w1
+    assert orders(barrier.handle(announce(3, 2, lost=("w0",), token=2))) == [("w2", "train")]
+
+
+def test_a_worker_that_another_coordinator_counts_on_is_lost_no_more() -> None:
+    barrier = training(0, 1)
+    barrier.handle(announce(2, 0, lost=("w1",), token=1))
+    barrier.handle(announce(3, 1, lost=("w0",), token=2))
+    do(barrier, "w1")
+    barrier.handle(Applied(1))
+
+    assert barrier.handle(announce(4, 1, batch=6, token=2)) == []
+    assert barrier.missing == ("w1",)
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_an_older_view_is_passed_over(number: int) -> None:
+def test_an_older_view_is_passed_over_and_the_one_in_effect_told_again(number: int) -> None:
     barrier = training(0, 1)
 
-    assert barrier.handle(announce(number, 2, urgent=True)) == []
+    (installed,) = barrier.handle(announce(number, 2, lost=("w0",)))
+
+    assert isinstance(installed, Installed)
+    assert installed.view == barrier.view
     assert barrier.missing == ("w0", "w1")
 
 
-def test_an_epoch_ends_with_evaluation_summary_report_and_verdict() -> None:
-    barrier = evaluating()
+def test_which_view_is_in_effect_is_told_again_while_another_is_to_follow() -> None:
+    barrier = training(0, 1)
+    barrier.handle(announce(2, 1))
 
-    assert barrier.handle(Evaluated("w0", 1, 1)) == []
-    (total,) = barrier.handle(Evaluated("w1", 1, 1))
+    (installed,) = barrier.handle(announce(2, 1))
+
+    assert isinstance(installed, Installed)
+    assert installed.view.number == 1
+
+
+def test_a_coordinator_that_was_replaced_is_refused_whatever_number_it_gives() -> None:
+    barrier = training(0)
+
+    assert barrier.handle(Lead(2)) == [Inform(2, 1, barrier.view, 0)]
+    for event in (announce(9, 1, lost=("w0",), token=1), Lead(1)):
+        (refusal,) = barrier.handle(event)
+        assert isinstance(refusal, Refuse)
+    assert (barrier.token, barrier.number, barrier.missing) == (2, 1, ("w0",))
+
+
+@pytest.mark.parametrize("phase", [Phase.STEP, Phase.APPLY, Phase.EVALUATE, Phase.SUMMARISE, Phase.VERDICT])
+def test_a_tick_repeats_what_is_awaited_and_changes_nothing(phase: Phase) -> None:
+    barrier = training(0, dataset_size=4, validation_size=3)
+    if phase is not Phase.STEP:
+        do(barrier, "w0")
+    if phase not in (Phase.STEP, Phase.APPLY):
+        barrier.handle(Applied(1))
+    if phase in (Phase.SUMMARISE, Phase.VERDICT):
+        do(barrier, "w0")
+    if phase is Phase.VERDICT:
+        barrier.handle(Summed("w0", 1, 1))
+    assert barrier.phase is phase
+
+    first = barrier.handle(Tick())
+    assert len(first) == 1
+    assert barrier.handle(Tick()) == first
+    assert barrier.phase is phase
+
+
+def test_a_tick_asks_only_those_aggregators_that_have_not_applied_the_step() -> None:
+    barrier = training(0, aggregators=3)
+    do(barrier, "w0", aggregators=3)
+    barrier.handle(Applied(1, 1))
+
+    (again,) = barrier.handle(Tick())
+
+    assert isinstance(again, Apply)
+    assert again.aggregators == (0, 2)
+
+
+def test_an_epoch_ends_with_evaluation_summary_report_and_verdict() -> None:
+    barrier = at_epochs_end()
+
+    assert do(barrier, "w0") == []
+    (total,) = do(barrier, "w1")
     assert isinstance(total, Sum)
+    assert pieces([total]) == [("w0", 0, 3), ("w1", 3, 6)]
     assert barrier.missing == ("w0",)
     (report,) = barrier.handle(Summed("w0", 1, 1))
     assert isinstance(report, Report)
     assert len(barrier.missing) == 0
-    assert orders(barrier.handle(Verdict(stop=False))) == [("w0", "train"), ("w1", "train")]
-    assert (barrier.position.epoch, barrier.position.consumed) == (1, 0)
+    assert orders(barrier.handle(Verdict(0, stop=False))) == [("w0", "train"), ("w1", "train")]
+    assert barrier.position == Position(1, 0)
 
 
-def test_a_view_that_is_not_urgent_waits_for_the_end_of_the_evaluation() -> None:
-    barrier = training(0, 1, dataset_size=4)
-    contribute(barrier, "w0", "w1")
-    barrier.handle(announce(2, 2))
-    assert orders(barrier.handle(Applied(1))) == [("w0", "evaluate"), ("w1", "evaluate")]
-    for worker in ("w0", "w1"):
-        barrier.handle(Evaluated(worker, 1, 1))
-    barrier.handle(Summed("w0", 1, 1))
+def test_without_validation_data_the_sums_of_training_are_still_turned_into_metrics() -> None:
+    barrier = training(0, dataset_size=4)
+    do(barrier, "w0")
 
-    follows = barrier.handle(Verdict(stop=False))
+    (total,) = barrier.handle(Applied(1))
 
-    assert orders(follows) == [("w2", "train"), ("w0", "idle"), ("w1", "idle")]
+    assert isinstance(total, Sum)
+    assert total.pieces == ()
 
 
-@pytest.mark.parametrize("summed", [False, True])
-def test_an_urgent_view_repeats_the_evaluation_but_not_the_step(summed: bool) -> None:
-    barrier = evaluating()
-    if summed:
-        for worker in ("w0", "w1"):
-            barrier.handle(Evaluated(worker, 1, 1))
+def test_an_evaluation_loses_nothing_with_a_worker() -> None:
+    barrier = at_epochs_end()
+    do(barrier, "w0")
 
-    follows = barrier.handle(announce(2, 1, urgent=True))
-
-    assert orders(follows) == [("w1", "evaluate"), ("w0", "idle")]
+    assert pieces(barrier.handle(announce(2, 0, lost=("w1",)))) == [("w0", 3, 6)]
+    (total,) = do(barrier, "w0")
+    assert pieces([total]) == [("w0", 0, 3), ("w0", 3, 6)]
     assert barrier.step == 1
 
 
+def test_whoever_was_to_sum_up_is_replaced_when_it_is_lost() -> None:
+    barrier = at_epochs_end()
+    do(barrier, "w0", "w1")
+
+    (total,) = barrier.handle(announce(2, 1, lost=("w0",)))
+
+    assert isinstance(total, Sum)
+    assert total.worker == "w1"
+    assert isinstance(barrier.handle(Summed("w0", 1, 1))[0], Refuse)
+
+
 def test_a_verdict_stops_and_nothing_starts_it_again() -> None:
-    barrier = evaluating()
-    for worker in ("w0", "w1"):
-        barrier.handle(Evaluated(worker, 1, 1))
+    barrier = at_epochs_end(validation_size=0)
     barrier.handle(Summed("w0", 1, 1))
 
-    assert orders(barrier.handle(Verdict(stop=True))) == [("w0", "stop"), ("w1", "stop")]
-    assert barrier.handle(announce(2, 0, urgent=True)) == []
-    assert barrier.handle(Halt()) == []
+    assert orders(barrier.handle(Verdict(0, stop=True))) == [("w0", "stop"), ("w1", "stop")]
+    events: list[Event] = [announce(2, 0, lost=("w1",)), Halt(), Tick(), Verdict(0, stop=False)]
+    assert not any(orders(barrier.handle(event)) for event in events)
     assert barrier.phase is Phase.STOPPED
 
 
-def test_a_verdict_that_nobody_asked_for_does_nothing() -> None:
+@pytest.mark.parametrize("epoch", [0, 1, 7])
+def test_a_verdict_that_nobody_asked_for_does_nothing(epoch: int) -> None:
     barrier = training(0, 1)
 
-    assert barrier.handle(Verdict(stop=True)) == []
+    assert barrier.handle(Verdict(epoch, stop=True)) == []
     assert barrier.phase is Phase.STEP
+
+
+def test_a_verdict_on_another_epoch_does_nothing() -> None:
+    barrier = at_epochs_end(validation_size=0)
+    barrier.handle(Summed("w0", 1, 1))
+
+    assert barrier.handle(Verdict(1, stop=True)) == []
+    assert barrier.phase is Phase.VERDICT
 
 
 def test_a_halt_does_not_wait_for_a_step_that_may_never_be_complete() -> None:
     barrier = training(0, 1)
-    contribute(barrier, "w0")
+    (piece,) = awaited(barrier)["w1"]
 
     assert orders(barrier.handle(Halt())) == [("w0", "stop"), ("w1", "stop")]
-    (refusal,) = contribute(barrier, "w1")
-    assert isinstance(refusal, Refuse)
+    assert isinstance(barrier.handle(Contribution("w1", 1, 1, piece))[0], Refuse)
     assert barrier.step == 0
 
 
@@ -229,8 +381,47 @@ def test_a_halt_before_the_first_view_stops_too() -> None:
     assert barrier.handle(announce(1, 0)) == []
 
 
-def test_a_step_that_was_not_to_be_applied_is_an_error() -> None:
-    with pytest.raises(ValueError, match="not to be applied"):
-        training(0).handle(Applied(1))
+def test_a_restarted_sequencer_goes_on_where_the_record_stands() -> None:
+    barrier = Barrier(10, step=3, position=Position(1, 4), number=7)
+
+    assert barrier.handle(announce(7, 0)) == []
+    installed, order = barrier.handle(announce(8, 0, batch=4))
+
+    assert isinstance(installed, Installed)
+    assert (installed.view.first_step, installed.view.position) == (4, Position(1, 4))
+    assert pieces([order]) == [("w0", 4, 8)]
+
+
+def test_a_restarted_sequencer_evaluates_again_what_it_has_no_verdict_on() -> None:
+    barrier = Barrier(4, 6, step=3, position=Position(2, 0), number=7)
+
+    installed, order = barrier.handle(announce(8, 0))
+
+    assert isinstance(installed, Installed)
+    assert orders([order]) == [("w0", "evaluate")]
+    do(barrier, "w0")
+    (report,) = barrier.handle(Summed("w0", 8, 3))
+    assert isinstance(report, Report)
+    assert report.plan.epoch == 1
+
+
+def test_no_piece_of_a_restarted_sequencer_has_the_number_of_one_before() -> None:
+    before = training(0, 1)
+    numbers = {number for mine in awaited(before).values() for number in mine}
+    after = Barrier(8, number=before.number)
+    after.handle(announce(2, 0, 1))
+
+    assert not numbers & {number for mine in awaited(after).values() for number in mine}
+
+
+def test_a_step_that_was_not_to_be_applied_changes_nothing() -> None:
+    barrier = training(0)
+
+    assert barrier.handle(Applied(1)) == []
+    assert barrier.step == 0
+
+
+@pytest.mark.parametrize(("dataset_size", "aggregators"), [(0, 1), (4, 0)])
+def test_a_job_has_a_sample_and_an_aggregator(dataset_size: int, aggregators: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
-        Barrier(0)
+        Barrier(dataset_size, aggregators=aggregators)

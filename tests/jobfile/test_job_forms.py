@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
-from scavenger.domain.forms import parse_duration, parse_money, shown
+from scavenger.domain.forms import parse_duration, parse_engine, parse_money, shown
 from scavenger.domain.job import Amount, EntryPoint, GoalSpec, Infra, JobSpec
 from scavenger.domain.ranges import BatchRange
 
@@ -274,3 +275,18 @@ def test_a_job_written_out_reads_back_the_same(values: dict[str, Any]) -> None:
 def test_any_value_is_shown_on_one_short_harmless_line(value: object) -> None:
     assert shown(value).isprintable()
     assert len(shown(value)) <= 60 * 10
+
+
+@pytest.mark.parametrize(
+    "text", ["process", "ray", "ray/auto", "ray/local", "ray/10.0.0.1:6379", "ray/head.internal:6379"]
+)
+def test_an_engine_is_this_machine_or_a_ray_cluster(text: str) -> None:
+    assert parse_engine(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Ray", "ray/", "ray/head", "ray/:1", "ray/a b:1", "rayy", "local", 3, None]
+)
+def test_any_other_engine_is_refused_with_what_there_is(text: object) -> None:
+    with pytest.raises(PydanticCustomError, match="must be process, ray or ray/HOST:PORT, not"):
+        parse_engine(text)

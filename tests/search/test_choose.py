@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spaces import SPACE, curve_of, job_model
 
 from scavenger.domain.curve import Choice, Infeasible
+from scavenger.domain.utility import UtilityCurve
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
 
@@ -33,6 +34,57 @@ def test_each_objective_chooses_its_point(objective: str, workers: int) -> None:
         ("cheapest", 3),
         ("knee", 2),
     ]
+
+
+@given(
+    points=st.lists(
+        st.tuples(st.floats(1.0, 1e4), st.floats(0.0, 100.0)),
+        min_size=1,
+        max_size=6,
+        unique_by=lambda p: p[0],
+    ),
+    worth_usd=st.floats(0.0, 200.0),
+    until_s=st.floats(1.0, 1e5),
+    spent_s=st.floats(0.0, 1e3),
+    spent_usd=st.floats(0.0, 50.0),
+    remaining=st.floats(0.01, 1.0),
+)
+def test_by_utility_no_other_point_is_worth_more_above_its_cost(
+    points: list[tuple[float, float]],
+    worth_usd: float,
+    until_s: float,
+    spent_s: float,
+    spent_usd: float,
+    remaining: float,
+) -> None:
+    utility = UtilityCurve.model_validate({"linear": {"worth": worth_usd, "until": f"{until_s:.3f}s"}})
+    choice = choose(
+        curve_of(*points),
+        "utility",
+        spent_time_s=spent_s,
+        spent_usd=spent_usd,
+        remaining=remaining,
+        worth=utility.worth_at,
+    )
+
+    def above_cost(time_s: float, cost_usd: float) -> float:
+        return utility.worth_at(time_s * remaining + spent_s) - (cost_usd * remaining + spent_usd)
+
+    assert isinstance(choice, Choice)
+    best = max(above_cost(*point) for point in points)
+    assert above_cost(choice.point.time_s, choice.point.cost_usd) == pytest.approx(best, abs=1e-9)
+
+
+def test_a_step_of_worth_that_is_missed_by_a_second_is_missed() -> None:
+    utility = UtilityCurve.model_validate(
+        {"step": [{"worth": 50, "until": "110s"}, {"worth": 20, "until": "400s"}]}
+    )
+
+    choice = choose(curve_of((111.0, 10.0), (109.0, 14.0)), "utility", worth=utility.worth_at)
+
+    assert isinstance(choice, Choice)
+    assert choice.configuration.workers == 2
+    assert (utility.worth_at(110.0), utility.worth_at(110.1), utility.worth_at(401.0)) == (50.0, 20.0, 0.0)
 
 
 def test_the_reason_compares_with_the_fastest() -> None:

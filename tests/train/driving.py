@@ -1,90 +1,241 @@
-"""Driving real jobs, and what plain Keras makes of the same batches."""
+"""Driving real jobs, breaking their processes, and what plain Keras makes of the same batches."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import msgspec
 import numpy as np
 
-from scavenger.elastic.order import epoch_order
+from scavenger.elastic.order import epoch_order, sample_seed
 from scavenger.train import messages as m
-from scavenger.train.coordinator import Coordinator, JobSource, Lost, Started, Timeouts
+from scavenger.train.crew import Crew, JobSource, Leaving, Lost, Recovered, RolledBack, Started, Timeouts
+from scavenger.train.engine import ProcessEngine
+from scavenger.train.engine_base import Exit
+from scavenger.train.failpoints import VARIABLE
 from scavenger.train.worker import load_program
 
 JOBS = Path(__file__).with_name("jobs")
 SEED = 5
 
 
-class Run:
-    """A job under way; use it with `with`, so that it ends with the test."""
+class FaultyEngine(ProcessEngine):
+    """Arms failpoints in the first process of each name, and notes how processes came to their ends.
+
+    Attributes:
+        faults: What `SCAV_FAIL` is set to.
+        remote: Names of processes that get no share of the job's block, as those of another host.
+        spared: Names that `kill` leaves alone, as if the order to end them did not arrive.
+        exits: Every end that was seen.
+        killed: Names that were to be killed, and whether they were suspended then.
+    """
 
     def __init__(
-        self, train: str, work_dir: Path, *, slots: int = 8, start_s: float = 120.0, step_s: float = 60.0
+        self, log_dir: Path, memory_fd: int, *, faults: Sequence[str], remote: Sequence[str]
     ) -> None:
-        self.work_dir = work_dir
-        source = JobSource(train, JOBS, SEED, threads=1)
-        self.coordinator = Coordinator(
-            source, slots=slots, work_dir=work_dir, timeouts=Timeouts(start_s, step_s)
+        super().__init__(log_dir, memory_fd)
+        self.faults, self.remote = ",".join(faults), remote
+        self.spared: set[str] = set()
+        self.exits: list[Exit] = []
+        self.killed: list[tuple[str, bool]] = []
+        self._launched: set[str] = set()
+
+    def launch(self, boot: m.Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None) -> int:
+        if boot.name in self.remote:
+            boot = msgspec.structs.replace(boot, memory_fd=-1)
+        faults = "" if boot.name in self._launched else self.faults
+        self._launched.add(boot.name)
+        return super().launch(boot, env={**(env or {}), VARIABLE: faults}, host=host)
+
+    def poll(self) -> list[Exit]:
+        exits = super().poll()
+        self.exits += exits
+        return exits
+
+    def kill(self, name: str) -> None:
+        self.killed.append((name, self.suspended(name)))
+        if name not in self.spared:
+            super().kill(name)
+
+
+class Run:
+    """A job under way; use it with `with`, so that it ends with the test.
+
+    Args:
+        epochs: The verdict on the last of so many epochs is to stop; 0: train until told.
+        best: Epochs of which the verdict says that their weights are the best so far.
+        replace: Start a worker in place of each that is lost.
+        faults: Failpoints, `NAME/process:kill@n`, each in the first process of that name.
+        remote: Processes that do not share the job's memory.
+    """
+
+    def __init__(
+        self,
+        train: str,
+        work_dir: Path,
+        *,
+        aggregators: int = 1,
+        epochs: int = 0,
+        best: Sequence[int] = (),
+        replace: bool = False,
+        faults: Sequence[str] = (),
+        remote: Sequence[str] = (),
+        restore: Path | None = None,
+        checkpoint: m.CheckpointPlan | None = None,
+        start_s: float = 120.0,
+        step_s: float = 60.0,
+        job_dir: Path = JOBS,
+    ) -> None:
+        self.work_dir, self.epochs_wanted, self.best, self.replace = work_dir, epochs, best, replace
+        self.crew = Crew(
+            JobSource(train, job_dir, SEED, threads=1),
+            work_dir=work_dir,
+            timeouts=Timeouts(start_s, step_s),
+            aggregators=aggregators,
+            restore=None if restore is None else m.Restore(str(restore)),
+            checkpoint=checkpoint,
+            engine=lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote),
         )
         self.steps: list[m.StepReport] = []
         self.epochs: list[m.EpochReport] = []
-        self.views: list[m.ViewInstalled] = []
+        self.views: list[m.ViewBody] = []
         self.started: list[str] = []
+        self.left: list[str] = []
         self.lost: list[Lost] = []
-        self.stop = False
+        self.recovered: list[Recovered] = []
+        self.rolled_back: list[RolledBack] = []
+        self.checkpoints: list[m.CheckpointWritten] = []
+        self.failures: list[m.CheckpointFailed] = []
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.coordinator.close()
+        self.crew.close()
+
+    @property
+    def engine(self) -> FaultyEngine:
+        assert isinstance(self.crew.engine, FaultyEngine)
+        return self.crew.engine
 
     def poll(self, timeout_s: float = 0.02) -> None:
-        for event in self.coordinator.poll(timeout_s):
+        for event in self.crew.poll(timeout_s):
             match event:
                 case m.StepReport():
-                    self.steps.append(event)
+                    self._stepped(event)
                 case m.EpochReport():
-                    self.epochs.append(event)
-                    self.coordinator.verdict(stop=self.stop, keep_best=False)
+                    self._epoch_ended(event)
                 case m.ViewInstalled():
-                    self.views.append(event)
+                    if not self.views or event.view.number > self.views[-1].number:
+                        self.views.append(event.view)
+                case m.CheckpointWritten():
+                    self.checkpoints.append(event)
+                case m.CheckpointFailed():
+                    self.failures.append(event)
                 case Started():
                     self.started.append(event.worker)
+                case Leaving():
+                    self.left.append(event.worker)
                 case Lost():
                     self.lost.append(event)
+                    if self.replace:
+                        self.crew.launch(1)
+                case Recovered():
+                    self.recovered.append(event)
+                case RolledBack():
+                    self.rolled_back.append(event)
+                    self.steps = [step for step in self.steps if step.step <= event.step]
+                    # an epoch is evaluated after its last step, and again where the job goes on right there
+                    last = self.steps[-1].epoch if self.steps else 0
+                    self.epochs = [report for report in self.epochs if report.epoch < last]
+
+    def _stepped(self, step: m.StepReport) -> None:
+        told = [before for before in self.steps if before.step == step.step]
+        # a report may be told twice, where its teller died between telling and noting; never two of one step
+        assert told in ([], [step])
+        if not told:
+            self.steps.append(step)
+
+    def _epoch_ended(self, report: m.EpochReport) -> None:
+        told = [before for before in self.epochs if before.epoch == report.epoch]
+        if told:  # told until it has its verdict
+            assert told[0].metrics.keys() == report.metrics.keys()
+            assert all(abs(told[0].metrics[k] - report.metrics[k]) < 1e-4 for k in report.metrics)
+        else:
+            self.epochs.append(report)
+        stop = bool(self.epochs_wanted) and report.epoch + 1 >= self.epochs_wanted
+        self.crew.verdict(report.epoch, stop=stop, keep_best=report.epoch in self.best)
 
     def until(self, condition: Callable[[], bool], within_s: float = 120.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
-            assert time.monotonic() < deadline, f"{self.steps[-1:]}, {self.views[-1:]}, {self.lost}"
+            assert time.monotonic() < deadline, (
+                f"{self.steps[-1:]}, {self.views[-1:]}, {self.lost}, {self.recovered}, {self.crew.processes()}"
+            )
             self.poll()
 
-    def begin(self, workers: int, global_batch_size: int) -> Run:
+    def begin(self, workers: int, global_batch_size: int, within_s: float = 120.0) -> Run:
         """Start workers, and training once all of them are ready."""
-        self.coordinator.start(workers)
-        self.until(lambda: self.coordinator.ready == workers)
-        self.coordinator.resize(workers, global_batch_size, "start")
+        self.crew.start(workers)
+        self.until(lambda: self.crew.ready == workers, within_s)
+        self.crew.resize(workers, global_batch_size, "start")
         return self
 
     def train(self, steps: int) -> None:
         goal = len(self.steps) + steps
         self.until(lambda: len(self.steps) >= goal)
 
-    def pid(self, worker: str) -> int:
-        return self.coordinator.engine.pid(worker)
+    def to_the_end(self, within_s: float = 120.0) -> None:
+        """Train until the last epoch that was wanted has been evaluated."""
+        assert self.epochs_wanted
+        self.until(lambda: bool(self.epochs) and self.epochs[-1].epoch + 1 >= self.epochs_wanted, within_s)
 
-    def finish(self) -> list[Any]:
+    def pid(self, process: str) -> int:
+        return self.engine.pid(process)
+
+    def kill(self, process: str) -> None:
+        os.kill(self.pid(process), signal.SIGKILL)
+
+    def freeze(self, process: str) -> None:
+        os.kill(self.pid(process), signal.SIGSTOP)
+
+    def wake(self, process: str) -> None:
+        os.kill(self.pid(process), signal.SIGCONT)
+
+    def log(self, process: str) -> str:
+        return self.engine.log(process).read_text(errors="replace")
+
+    def leader(self) -> str:
+        """The coordinator that leads."""
+        return next(p.name for p in self.crew.processes() if p.role == "coordinator")
+
+    def finish(self, *, best: bool = False) -> list[Any]:
         """End the job; the weights of the model that it saved."""
         path = self.work_dir / "model.keras"
-        self.coordinator.finish(path, best=False)
+        self.crew.finish(path, best=best)
         self.poll(0.0)
         return list(keras.models.load_model(path).get_weights())
+
+
+def assert_fired(run: Run, fault: str) -> None:
+    """A fault came about: its process told so in its log, and then killed itself or stood still until killed."""
+    place, _, rest = fault.partition(":")
+    name, _, process = place.partition("/")
+    action = rest.partition("@")[0]
+    assert f"failpoint {name}: {action}\n" in run.log(process)
+    kills = [suspended for who, suspended in run.engine.killed if who == process]
+    if action == "stop":
+        assert True in kills
+    else:
+        assert [ended.status for ended in run.engine.exits if ended.name == process][:1] == [-signal.SIGKILL]
+        assert not kills
 
 
 def job(name: str) -> Any:
@@ -97,13 +248,22 @@ def job(name: str) -> Any:
 
 
 def batches(steps: list[m.StepReport], dataset_size: int) -> list[Any]:
-    """Which samples each step took; together they must be the epochs' orders without gaps."""
+    """Which samples each step took, once it is certain that they make up the epochs' orders.
+
+    Steps follow each other, and so do their batches; the pieces of each step cover its batch without a gap and
+    without an overlap. So every sample of every epoch was applied exactly once.
+    """
     found, epoch, consumed = [], 0, 0
     for number, step in enumerate(steps, start=1):
         assert (step.step, step.epoch) == (number, epoch)
-        found.append(epoch_order(SEED, epoch, dataset_size)[consumed : consumed + step.samples])
-        consumed += step.samples
-        assert step.samples == min(step.global_batch_size, dataset_size - consumed + step.samples)
+        assert step.samples == min(step.global_batch_size, dataset_size - consumed)
+        at = consumed
+        for _, start, stop in sorted(step.pieces, key=lambda piece: piece[1]):
+            assert (start, start < stop) == (at, True)
+            at = stop
+        assert at == consumed + step.samples
+        found.append(epoch_order(SEED, epoch, dataset_size)[consumed:at])
+        consumed = at
         if consumed == dataset_size:
             epoch, consumed = epoch + 1, 0
     return found
@@ -122,6 +282,36 @@ def plain_keras(
             if at_epoch_end is not None:
                 at_epoch_end(model)
     return list(model.get_weights())
+
+
+def replayed(name: str, steps: list[m.StepReport], rate: float) -> list[Any]:
+    """The weights after plain SGD by the same pieces, states of the forward pass averaged by samples."""
+    program = job(name)
+    weights = program.initial_state()
+    trainable = [tensor.role == "trainable" for tensor in program.manifest.tensors]
+    for step, indices in zip(steps, batches(steps, len(program.train)), strict=True):
+        first = min(start for _, start, _ in step.pieces)
+        parts = [
+            (
+                stop - start,
+                program.gradient(
+                    weights,
+                    program.train.batch(indices[start - first : stop - first]),
+                    seed=sample_seed(SEED, step.step, start),
+                    halves=step.workers == 1 and stop - start > 1,
+                ),
+            )
+            for _, start, stop in step.pieces
+        ]
+        mean = [
+            sum(n / step.samples * np.asarray([*r.gradients, *r.states][index]) for n, r in parts)
+            for index in range(len(weights))
+        ]
+        weights = [w - rate * g if moves else g for moves, w, g in zip(trainable, weights, mean, strict=True)]
+    by_path = {
+        tensor.path.split("/", 1)[1]: w for tensor, w in zip(program.manifest.tensors, weights, strict=True)
+    }
+    return [by_path[weight.path.split("/", 1)[1]] for weight in program.model.weights]
 
 
 def assert_same_weights(got: list[Any], expected: list[Any], tolerance: float = 1e-4) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from driving import JOBS, Run
+from driving import JOBS, Run, assert_fired, assert_same_weights, batches, plain_keras
 from processes import alive, eventually
 
 from scavenger.errors import (
@@ -18,6 +18,7 @@ from scavenger.errors import (
     TrainingHungError,
     WorkersLostError,
 )
+from scavenger.train import memory
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ def test_an_exception_in_the_data_names_its_file_and_line(tmp_path: Path) -> Non
         '        raise RuntimeError("the disk is on fire")'
     ) + 1
     assert f"broken.py:{line}: RuntimeError: the disk is on fire" in str(error)
-    assert "Traceback" in run.coordinator.engine.log("w0").read_text()
+    assert "Traceback" in run.log("w0")
 
 
 def test_an_exception_in_the_model_names_its_file_and_line(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_training_code_that_hangs_is_ended_with_its_stack_in_the_log(tmp_path: P
 
     assert isinstance(error, TrainingHungError)
     assert "limits.step" in str(error)
-    log = run.coordinator.engine.log("w0").read_text()
+    log = run.log("w0")
     assert 'broken.py", line' in log
     assert "in hangs" in log or "in <lambda>" in log
 
@@ -88,33 +89,58 @@ def test_a_worker_that_does_not_get_ready_in_time_is_ended(tmp_path: Path) -> No
         run.begin(1, 20)
 
 
-def test_the_death_of_the_aggregator_is_told(tmp_path: Path) -> None:
+def test_a_worker_whose_code_hangs_is_ended_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANGS_ONCE", str(tmp_path / "taken"))
+    with Run("broken:hangs_once", tmp_path, step_s=3.0, aggregators=2) as run:
+        run.begin(2, 20)
+        run.until(lambda: bool(run.lost))
+        run.train(5)
+        (lost,) = run.lost
+        assert "limits.step" in lost.cause
+        assert 'broken.py", line' in run.log(lost.worker)
+    assert run.steps[-1].workers == 1
+    batches(run.steps, 170)
+
+
+def test_an_aggregator_that_stands_still_is_replaced(tmp_path: Path) -> None:
+    with Run("small:momentum", tmp_path, aggregators=2) as run:
+        run.begin(1, 20)
+        run.train(3)
+        for name in ("aggregator-1", "aggregator-0"):
+            run.freeze(name)
+            run.until(lambda name=name: name in [r.process for r in run.recovered])  # type: ignore[misc]
+            run.train(3)
+        got = run.finish()
+
+    assert all("was silent" in recovered.cause for recovered in run.recovered)
+    assert_same_weights(got, plain_keras("momentum", run.steps))
+
+
+def test_no_more_workers_start_than_a_job_may_ever_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_WORKERS_MAX", 1)
     with Run("small:momentum", tmp_path) as run:
-        run.coordinator.start(1)
-        run.coordinator.engine.kill("aggregator")
-
-        with pytest.raises(WorkersLostError, match="aggregator was killed by SIGKILL"):
-            run.until(lambda: False)
-
-
-def test_no_more_workers_start_than_there_are_slots(tmp_path: Path) -> None:
-    with Run("small:momentum", tmp_path, slots=1) as run:
-        run.coordinator.start(1)
-        with pytest.raises(WorkersLostError, match="1 workers may be started"):
-            run.coordinator.launch(1)
+        run.begin(1, 20)
+        with pytest.raises(WorkersLostError, match="at most 1 workers in all"):
+            run.crew.launch(1)
         # the refused one does not haunt the job
-        run.poll()
-        assert run.coordinator.membership.alive == ("w0",)
+        run.train(3)
+        assert run.crew.alive == ("w0",)
 
 
 def test_the_first_worker_may_die_before_it_has_seeded_the_weights(tmp_path: Path) -> None:
-    with Run("small:momentum", tmp_path) as run:
-        run.coordinator.start(2)
-        run.until(lambda: run.coordinator.manifest is not None)
-        seeding = run.coordinator._seeding or run.coordinator._greeted[0]
-        run.coordinator.engine.kill(seeding)
-        run.until(lambda: bool(run.lost) and run.coordinator.ready == 1)
-        run.coordinator.resize(1, 20, "start")
+    with Run("small:momentum", tmp_path, faults=["worker.joining/w0:kill"], aggregators=2) as run:
+        run.crew.start(2)
+        run.until(lambda: run.crew.manifest is not None)
+        run.kill("w1")  # has greeted, and is about to be told that its weights become the job's
+        run.until(lambda: len(run.lost) == 2)
+        assert_fired(run, "worker.joining/w0:kill")
+        run.crew.launch(1)
+        run.until(lambda: run.crew.ready == 1)
+        run.crew.resize(1, 20, "start")
         run.train(20)
 
     assert run.steps[19].loss < run.steps[0].loss
@@ -124,7 +150,7 @@ def test_unruly_training_code_trains_and_leaves_nothing_behind(tmp_path: Path) -
     with Run("broken:unruly", tmp_path) as run:
         run.begin(1, 20)
         run.train(5)
-        log = run.coordinator.engine.log("w0").read_text()
+        log = run.log("w0")
     spawned = [int(line.split()[1]) for line in log.splitlines() if line.startswith("child ")]
 
     assert len(spawned) == 2
@@ -139,8 +165,8 @@ from driving import Run
 with Run("broken:unruly", Path(sys.argv[2])) as run:
     run.begin(1, 20)
     run.train(5)
-    engine = run.coordinator.engine
-    print(engine.pid("aggregator"), engine.pid("w0"), engine._reaper.pid, flush=True)
+    names = ("coordinator-1", "aggregator-0", "w0")
+    print(*map(run.pid, names), run.engine._reaper.pid, flush=True)
     run.train(10**9)
 """
 
@@ -152,7 +178,7 @@ def test_a_leader_killed_in_mid_run_leaves_no_process(tmp_path: Path) -> None:
         pids = [int(pid) for pid in leader.stdout.readline().split()]
         log = (tmp_path / "logs" / "w0.log").read_text()
         pids += [int(line.split()[1]) for line in log.splitlines() if line.startswith("child ")]
-        assert len(pids) == 5
+        assert len(pids) == 6
         assert all(alive(pid) for pid in pids)
         leader.send_signal(signal.SIGKILL)
 

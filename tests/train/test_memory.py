@@ -1,4 +1,4 @@
-"""The shared block: sections that never overlap, and memory that is given back."""
+"""The shared block: sections that never overlap, records that are whole, and memory that is given back."""
 
 from __future__ import annotations
 
@@ -11,22 +11,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.train.memory import Block, Layout, create_block
+from scavenger.elastic.view import SLOTS_PER_WORKER, Position
+from scavenger.train.memory import (
+    Block,
+    JobRecord,
+    Layout,
+    OptimizerMemory,
+    PartRecord,
+    create_block,
+    memory_id,
+)
 from scavenger.train.messages import Manifest, TensorSpec
 
 _shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 _tensors = st.lists(
-    st.tuples(_shapes, st.sampled_from(["float32", "float64", "float16", "int32", "bool"])), max_size=8
+    st.tuples(
+        _shapes,
+        st.sampled_from(["float32", "float64", "float16", "int32", "bool"]),
+        st.sampled_from(["trainable", "trainable", "mean", "first"]),
+    ),
+    max_size=8,
 )
+_SGD, _CLIPPED = '{"config": {"global_clipnorm": null}}', '{"config": {"global_clipnorm": 0.5}}'
+Tensor = tuple[tuple[int, ...], str, str]
 
 
-def manifest(tensors: list[tuple[tuple[int, ...], str]], metrics: list[tuple[int, ...]]) -> Manifest:
+def manifest(tensors: list[Tensor], metrics: list[tuple[int, ...]], optimizer: str = _SGD) -> Manifest:
     return Manifest(
         tensors=tuple(
-            TensorSpec(f"t{i}", shape, dtype, "trainable") for i, (shape, dtype) in enumerate(tensors)
+            TensorSpec(f"t{i}", shape, dtype, role) for i, (shape, dtype, role) in enumerate(tensors)
         ),
         metrics=tuple(metrics),
-        optimizer="{}",
+        optimizer=optimizer,
         architecture="",
         parameters=0,
         dataset_size=1,
@@ -36,6 +52,10 @@ def manifest(tensors: list[tuple[tuple[int, ...], str]], metrics: list[tuple[int
     )
 
 
+def size(shape: tuple[int, ...], dtype: str) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+
 @pytest.fixture
 def fd() -> Iterator[int]:
     descriptor = create_block()
@@ -43,96 +63,235 @@ def fd() -> Iterator[int]:
     os.close(descriptor)
 
 
-@given(tensors=_tensors, metrics=st.lists(_shapes, max_size=4), slots=st.integers(1, 5))
+@given(tensors=_tensors, metrics=st.lists(_shapes, max_size=4), aggregators=st.integers(1, 4))
 def test_no_two_sections_or_tensors_overlap_and_all_lie_within_the_block(
-    tensors: list[tuple[tuple[int, ...], str]], metrics: list[tuple[int, ...]], slots: int
+    tensors: list[Tensor], metrics: list[tuple[int, ...]], aggregators: int
 ) -> None:
-    layout = Layout.of(manifest(tensors, metrics), slots)
-    states = [layout.weights_at(0), layout.weights_at(1), layout.best_at]
-    states += [layout.slot_at(slot) for slot in range(slots)]
-    sums = [layout.sums_at(validation=False), layout.sums_at(validation=True)]
-    sums += [layout.slot_metrics_at(slot) for slot in range(slots)]
+    layout = Layout.of(manifest(tensors, metrics), aggregators)
+    with_metrics = [layout.state_at(0), layout.state_at(1), *map(layout.slot_at, (0, 1, layout.slots - 1))]
 
-    extents = []
-    for at in states:
-        for offset, (shape, dtype) in zip(layout.offsets, tensors, strict=True):
-            extents.append((at + offset, int(np.prod(shape)) * np.dtype(dtype).itemsize))
-    for at in sums:
+    extents = [(0, 4096)]  # the records
+    for at in [*with_metrics, layout.best_at]:
+        for offset, (shape, dtype, _) in zip(layout.offsets, tensors, strict=True):
+            extents.append((at + offset, size(shape, dtype)))
+    for at in with_metrics:
         for offset, shape in zip(layout.metric_offsets, metrics, strict=True):
-            extents.append((at + offset, int(np.prod(shape)) * 8))
-    extents = sorted((start, size) for start, size in extents if size)
+            extents.append((at + layout.weights_bytes + offset, int(np.prod(shape)) * 8))
+    extents = sorted((start, length) for start, length in extents if length)
 
-    assert all(a + size <= b for (a, size), (b, _) in pairwise(extents))
+    assert all(a + length <= b for (a, length), (b, _) in pairwise(extents))
     assert all(start % 64 == 0 for start, _ in extents)
-    assert all(start >= 0 and start + size <= layout.total_bytes for start, size in extents)
-    assert layout.weights_at(7) == layout.weights_at(1) != layout.weights_at(4)
+    assert all(start >= 0 and start + length <= layout.total_bytes for start, length in extents)
+    assert layout.state_at(7) == layout.state_at(1) != layout.state_at(4)
+    assert layout.total_bytes <= layout.optimizer_at(0) < layout.optimizer_at(1)
+
+
+@given(tensors=_tensors, aggregators=st.integers(1, 4), optimizer=st.sampled_from([_SGD, _CLIPPED]))
+def test_every_tensor_is_in_one_part_and_a_part_in_one_range(
+    tensors: list[Tensor], aggregators: int, optimizer: str
+) -> None:
+    layout = Layout.of(manifest(tensors, [], optimizer), aggregators)
+
+    assert sorted(index for part in layout.parts for index in part) == list(range(len(tensors)))
+    for part, (begin, end) in zip(layout.parts, layout.part_ranges, strict=True):
+        for index in part:
+            shape, dtype, _ = tensors[index]
+            assert begin <= layout.offsets[index] <= layout.offsets[index] + size(shape, dtype) <= end
+    assert all(a[1] <= b[0] for a, b in pairwise(layout.part_ranges))
+    for later in layout.parts[1:]:
+        # what has no gradient, and what needs the norm of all gradients, lies with the first
+        assert all(tensors[index][2] == "trainable" and optimizer == _SGD for index in later)
 
 
 def test_slots_beyond_the_last_are_refused() -> None:
-    layout = Layout.of(manifest([((2,), "float32")], []), 3)
+    layout = Layout.of(manifest([((2,), "float32", "trainable")], []))
 
-    for slot in (-1, 3):
+    for slot in (-1, layout.slots):
         with pytest.raises(IndexError):
             layout.slot_at(slot)
+    assert layout.slots == layout.workers_max * SLOTS_PER_WORKER
+
+
+def test_a_huge_model_leaves_room_for_fewer_workers_rather_than_none() -> None:
+    small = Layout.of(manifest([((10,), "float32", "trainable")], []))
+    huge = Layout.of(manifest([((1 << 37,), "float32", "trainable")], []))
+
+    assert small.workers_max >= 1000
+    assert 1 <= huge.workers_max < 10
 
 
 def test_what_one_mapping_writes_another_reads(fd: int) -> None:
-    layout = Layout.of(manifest([((2, 3), "float32"), ((), "int32")], [(4,)]), 2)
+    layout = Layout.of(
+        manifest([((2, 3), "float32", "trainable"), ((), "int32", "first")], [(4,)]), aggregators=2
+    )
     writer, reader = Block(fd, layout), Block(fd, layout)
 
-    weights = writer.state(layout.weights_at(1))
+    weights = writer.tensors(layout.state_at(1))
     weights[0][...] = np.arange(6).reshape(2, 3)
     weights[1][...] = -7
-    writer.metrics(layout.slot_metrics_at(1))[0][...] = 0.5
+    writer.metrics(layout.slot_at(1))[0][...] = 0.5
 
-    seen = reader.state(layout.weights_at(1))
+    seen = reader.tensors(layout.state_at(1))
     np.testing.assert_array_equal(seen[0], [[0, 1, 2], [3, 4, 5]])
     assert seen[1] == -7
-    np.testing.assert_array_equal(reader.metrics(layout.slot_metrics_at(1))[0], [0.5] * 4)
-    assert not reader.state(layout.weights_at(0))[0].any()
+    assert reader.tensors(layout.state_at(1), [1])[0] == -7
+    np.testing.assert_array_equal(reader.metrics(layout.slot_at(1))[0], [0.5] * 4)
+    assert not reader.tensors(layout.state_at(0))[0].any()
 
 
-def test_a_copied_section_equals_its_source_and_no_other_changes(fd: int) -> None:
-    layout = Layout.of(manifest([((500,), "float64")], [(3,)]), 1)
-    block = Block(fd, layout)
-    for number, at in enumerate(
-        (layout.weights_at(0), layout.weights_at(1), layout.best_at, layout.slot_at(0))
-    ):
-        block.state(at)[0][...] = number
+def test_a_block_has_one_identity_and_another_has_another(fd: int) -> None:
+    other = create_block()
+    again = os.dup(fd)
+    try:
+        assert memory_id(fd) == memory_id(again) != memory_id(other)
+    finally:
+        os.close(other)
+        os.close(again)
 
-    block.copy(layout.weights_at(1), layout.best_at)
 
-    values = [
-        set(block.state(at)[0])
-        for at in (layout.weights_at(0), layout.weights_at(1), layout.best_at, layout.slot_at(0))
+def test_optimizers_of_parts_lie_apart_and_two_steps_beside_each_other(fd: int) -> None:
+    layout = Layout.of(manifest([((50,), "float32", "trainable"), ((60,), "float32", "trainable")], []), 2)
+    slots = [TensorSpec("m", (60,), "float32", "slot"), TensorSpec("v", (), "float32", "slot")]
+    parts = [OptimizerMemory(fd, layout, index, slots) for index in (0, 1)]
+    Block(fd, layout).tensors(layout.slot_at(layout.slots - 1))[0][...] = 99
+
+    for index, part in enumerate(parts):
+        for step in (0, 1):
+            for slot, array in enumerate(part.slots(step)):
+                array[...] = 100 * index + 10 * step + slot
+
+    again = [OptimizerMemory(fd, layout, index, slots) for index in (0, 1)]
+    for index, part in enumerate(again):
+        for step in (0, 1, 2, 3):
+            for slot, array in enumerate(part.slots(step)):
+                assert set(array.reshape(-1)) == {100 * index + 10 * (step % 2) + slot}
+
+
+def test_an_optimizer_with_more_state_than_there_is_room_for_is_refused(fd: int) -> None:
+    layout = Layout.of(manifest([((9_000,), "float32", "trainable")], []))
+    slots = [TensorSpec(str(i), (1_000_000,), "float32", "slot") for i in range(20)]
+
+    with pytest.raises(ValueError, match="no room"):
+        OptimizerMemory(fd, layout, 0, slots)
+
+
+# ---- records -----------------------------------------------------------------------------------------------
+
+_LAYOUT = Layout.of(manifest([((4,), "float32", "trainable")], [(1,)]), 3)
+_jobs = st.builds(
+    JobRecord,
+    step=st.integers(0, 2**40),
+    position=st.builds(Position, st.integers(0, 10**6), st.integers(0, 2**40)),
+    number=st.integers(0, 2**30),
+    best_step=st.integers(0, 2**40),
+)
+
+
+def test_nobody_takes_what_was_never_written_for_a_record(fd: int) -> None:
+    block = Block(fd, _LAYOUT)
+
+    assert block.read_job() is None
+    assert [block.read_part(index) for index in range(3)] == [None] * 3
+    assert [block.read_report(step) for step in range(3)] == [None] * 3
+
+
+@given(record=_jobs)
+def test_a_record_is_read_as_it_was_written(record: JobRecord) -> None:
+    fd = create_block()
+    try:
+        Block(fd, _LAYOUT).write_job(record)
+        assert Block(fd, _LAYOUT).read_job() == record
+    finally:
+        os.close(fd)
+
+
+def test_records_of_parts_and_job_do_not_disturb_each_other(fd: int) -> None:
+    block = Block(fd, _LAYOUT)
+    for step in (5, 6):
+        block.write_job(JobRecord(step))
+        for index in range(3):
+            block.write_part(index, PartRecord(step, index, 0.5 * index, 2.0))
+
+    assert block.read_job() == JobRecord(6)
+    assert [block.read_part(index) for index in range(3)] == [
+        PartRecord(6, i, 0.5 * i, 2.0) for i in range(3)
     ]
-    assert values == [{0.0}, {1.0}, {1.0}, {3.0}]
 
 
-def test_a_released_slot_is_zero_costs_nothing_and_its_neighbours_stay(fd: int) -> None:
-    layout = Layout.of(manifest([((100_000,), "float32")], [(2,)]), 3)
+def test_what_is_forgotten_of_one_part_stays_known_of_the_others(fd: int) -> None:
+    block = Block(fd, _LAYOUT)
+    for step in (5, 6):
+        block.write_job(JobRecord(step))
+        for index in range(3):
+            block.write_part(index, PartRecord(step))
+
+    block.forget(1)
+
+    assert [block.read_part(index) for index in range(3)] == [PartRecord(6), None, PartRecord(6)]
+    assert block.read_job() == JobRecord(6)
+
+
+@given(byte=st.integers(0, 63), value=st.integers(1, 255))
+def test_a_record_that_was_cut_short_leaves_the_one_before(byte: int, value: int) -> None:
+    fd = create_block()
+    try:
+        block = Block(fd, _LAYOUT)
+        for step in (6, 7):
+            block.write_job(JobRecord(step, Position(0, step), 1))
+        place = block.range(64, 64)  # that of odd steps
+        written = bytes(place)
+        place[byte] ^= value
+        found = block.read_job()
+        place[:] = written
+
+        assert found in (JobRecord(6, Position(0, 6), 1), JobRecord(7, Position(0, 7), 1))
+        # within what is written, no change goes unnoticed; beyond it, none matters
+        assert (found == block.read_job()) == (byte >= 44)
+    finally:
+        os.close(fd)
+
+
+def test_what_is_told_of_a_step_is_kept_until_the_step_after_the_next(fd: int) -> None:
+    block = Block(fd, _LAYOUT)
+    block.write_report(4, b"four")
+    block.write_report(5, b"five" * 1000)
+    assert (block.read_report(4), block.read_report(5)) == (b"four", b"five" * 1000)
+
+    block.write_report(6, b"six")
+    assert block.read_report(6) == b"six"
+    block.range(4096 + 8, 1)[:] = b"x"
+    assert block.read_report(6) is None
+
+
+# ---- what it costs -----------------------------------------------------------------------------------------
+
+
+def test_released_slots_are_zero_cost_nothing_and_their_neighbours_stay(fd: int) -> None:
+    layout = Layout.of(manifest([((100_000,), "float32", "trainable")], [(2,)]))
     block = Block(fd, layout)
-    for slot in range(3):
-        block.state(layout.slot_at(slot))[0][...] = slot + 1
-        block.metrics(layout.slot_metrics_at(slot))[0][...] = slot + 1
+    firsts = [worker * SLOTS_PER_WORKER for worker in range(3)]
+    used = [slot for first in firsts for slot in (first, first + SLOTS_PER_WORKER - 1)]
+    for slot in used:
+        block.tensors(layout.slot_at(slot))[0][...] = slot + 1
+        block.metrics(layout.slot_at(slot))[0][...] = slot + 1
     held = os.fstat(fd).st_blocks
 
-    block.release_slot(1)
+    block.release_slots(firsts[1])
     left = os.fstat(fd).st_blocks  # before anybody looks, which takes pages again
 
-    assert not block.state(layout.slot_at(1))[0].any()
-    assert not block.metrics(layout.slot_metrics_at(1))[0].any()
-    for slot in (0, 2):
-        assert set(block.state(layout.slot_at(slot))[0]) == {slot + 1}
-        assert set(block.metrics(layout.slot_metrics_at(slot))[0]) == {slot + 1}
+    for slot in used:
+        of_released = slot // SLOTS_PER_WORKER == 1
+        expected = {0.0} if of_released else {float(slot + 1)}
+        assert set(block.tensors(layout.slot_at(slot))[0]) == expected
+        assert set(block.metrics(layout.slot_at(slot))[0]) == expected
     assert left < held
 
 
 def test_slots_that_nobody_uses_cost_nothing(fd: int) -> None:
-    layout = Layout.of(manifest([((1_000_000,), "float32")], []), 500)
+    layout = Layout.of(manifest([((1_000_000,), "float32", "trainable")], []))
     block = Block(fd, layout)
 
-    block.state(layout.weights_at(0))[0][...] = 1
+    block.tensors(layout.state_at(0))[0][...] = 1
 
     assert layout.total_bytes > 10**9
     assert os.fstat(fd).st_blocks * 512 < 10**7

@@ -14,7 +14,6 @@ import pytest
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
 from scavenger.train.data import DataError
-from scavenger.train.optimizer import average
 from scavenger.train.program import Gradient, Program
 
 _RANDOM = np.random.default_rng(3)
@@ -35,15 +34,23 @@ def classifier(*hidden: Any, **compile_with: Any) -> Any:
     return model
 
 
+def gradient(
+    program: Program, weights: Sequence[Any], start: int, stop: int, *, seed: int = 1, halves: bool = False
+) -> Gradient:
+    """Of the samples from `start` to `stop`."""
+    return program.gradient(weights, program.train.batch(np.arange(start, stop)), seed=seed, halves=halves)
+
+
 def in_shares(program: Program, parts: Sequence[int], samples: int, *, halves: bool = False) -> list[Any]:
     """The mean gradient, put together from consecutive shares of the first samples."""
     weights = program.initial_state()
     bounds = [0, *np.cumsum(parts)]
     assert bounds[-1] == samples
-    results = [program.gradient(weights, np.arange(a, b), seed=1, halves=halves) for a, b in pairwise(bounds)]
-    mean = [np.empty_like(gradient) for gradient in results[0].gradients]
-    average([(n, r.gradients) for n, r in zip(parts, results, strict=True)], mean)
-    return mean
+    results = [gradient(program, weights, a, b, halves=halves).gradients for a, b in pairwise(bounds)]
+    return [
+        sum(n / samples * part for n, part in zip(parts, tensor, strict=True))
+        for tensor in zip(*results, strict=True)
+    ]
 
 
 def assert_equal(a: Sequence[Any], b: Sequence[Any], tolerance: float = 1e-5) -> None:
@@ -53,7 +60,7 @@ def assert_equal(a: Sequence[Any], b: Sequence[Any], tolerance: float = 1e-5) ->
 
 
 def whole(program: Program, samples: int, *, halves: bool = False) -> Gradient:
-    return program.gradient(program.initial_state(), np.arange(samples), seed=1, halves=halves)
+    return gradient(program, program.initial_state(), 0, samples, halves=halves)
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +108,7 @@ def test_two_halves_are_the_whole(plain: Program, rich: Program, samples: int) -
 def test_the_norms_of_the_halves_are_those_of_the_halves(plain: Program) -> None:
     weights = plain.initial_state()
     squares = [
-        sum(
-            float(np.sum(g**2))
-            for g in plain.gradient(weights, np.arange(a, b), seed=1, halves=False).gradients
-        )
+        sum(float(np.sum(g**2)) for g in gradient(plain, weights, a, b).gradients)
         for a, b in ((0, 10), (10, 21))
     ]
 
@@ -159,7 +163,7 @@ def test_dropout_draws_from_the_seed_and_from_nothing_else() -> None:
     weights = one.initial_state()
 
     def draw(program: Program, seed: int) -> Any:
-        return program.gradient(weights, np.arange(20), seed=seed, halves=False).gradients
+        return gradient(program, weights, 0, 20, seed=seed).gradients
 
     first = draw(one, 7)
     draw(one, 8)
@@ -172,9 +176,9 @@ def test_halves_of_a_batch_leave_normalisation_as_two_workers_would() -> None:
     program = Program(KerasJob(classifier(LAYERS.Dense(4), LAYERS.BatchNormalization()), (X, Y)))
     weights = program.initial_state()
 
-    both = program.gradient(weights, np.arange(21), seed=1, halves=True)
-    a = program.gradient(weights, np.arange(10), seed=1, halves=False)
-    b = program.gradient(weights, np.arange(10, 21), seed=1, halves=False)
+    both = gradient(program, weights, 0, 21, halves=True)
+    a = gradient(program, weights, 0, 10)
+    b = gradient(program, weights, 10, 21)
 
     states = [(10 * p + 11 * q) / 21 for p, q in zip(a.states, b.states, strict=True)]
     assert any(np.abs(new - old).max() > 1e-4 for new, old in zip(states, weights[-2:], strict=True))
@@ -187,10 +191,10 @@ def test_halves_of_a_batch_leave_normalisation_as_two_workers_would() -> None:
 def test_a_gradient_is_a_function_of_the_weights_it_is_given(plain: Program) -> None:
     weights = plain.initial_state()
     first = whole(plain, 20).gradients
-    plain.gradient([w + 1 for w in weights], np.arange(20), seed=1, halves=True)
+    gradient(plain, [w + 1 for w in weights], 0, 20, halves=True)
     plain.evaluate([w - 1 for w in weights], 0, 5, 2)
 
-    assert_equal(plain.gradient(weights, np.arange(20), seed=1, halves=False).gradients, first, 1e-7)
+    assert_equal(gradient(plain, weights, 0, 20).gradients, first, 1e-7)
 
 
 def test_frozen_layers_are_no_part_of_the_gradient() -> None:
@@ -231,9 +235,12 @@ def test_a_map_style_data_set_trains_as_its_arrays_do(plain: Program) -> None:
     program = Program(KerasJob(model, Samples()))
     indices = np.array([3, 30, 4])
 
-    got = program.gradient(plain.initial_state(), indices, seed=1, halves=False).gradients
+    got, expected = (
+        p.gradient(plain.initial_state(), p.train.batch(indices), seed=1, halves=False).gradients
+        for p in (program, plain)
+    )
 
-    assert_equal(got, plain.gradient(plain.initial_state(), indices, seed=1, halves=False).gradients)
+    assert_equal(got, expected)
 
 
 def test_a_saved_model_is_a_plain_keras_model_with_the_given_weights(plain: Program, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 __all__ = ["resume"]
 
 
-def resume(key: str, *, yes: bool, store_url: str | None, as_json: bool) -> int:
+def resume(key: str, *, yes: bool, store_url: str | None, as_json: bool, audit: bool = False) -> int:
     """Resume the job and drive it to its end, shown and reported as `optimize` does.
 
     Returns:
@@ -27,7 +27,9 @@ def resume(key: str, *, yes: bool, store_url: str | None, as_json: bool) -> int:
     from scavenger.control.resume import resume_job
 
     return drive(
-        lambda store, observer, confirm: resume_job(job.id, store=store, observer=observer, confirm=confirm),
+        lambda store, observer, confirm: resume_job(
+            job.id, store=store, observer=observer, confirm=confirm, audit=audit
+        ),
         ask=not yes,
         store_url=store_url,
         as_json=as_json,

@@ -49,6 +49,7 @@ def execute(
     dry_run: bool,
     store_url: str | None,
     as_json: bool,
+    audit: bool = False,
 ) -> int:
     """Run the job, or only plan it.
 
@@ -70,7 +71,7 @@ def execute(
 
     return drive(
         lambda store, observer, confirm: JobRun(
-            job, job_file=job_file, store=store, observer=observer, run=run, confirm=confirm
+            job, job_file=job_file, store=store, observer=observer, run=run, confirm=confirm, audit=audit
         ),
         ask=run and not yes,
         store_url=store_url,
@@ -131,7 +132,7 @@ def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json
         f"{plural(job.profile.steps, 'step')} of each profiled configuration"
         + (f", {profiling} in all" if profiling else ""),
     )
-    grid.add_row("choose", f"by {job.objective}")
+    grid.add_row("choose", f"by {job.objective if isinstance(job.objective, str) else 'utility'}")
     if run:
         question = "without asking" if yes else "after asking, with the predicted time and cost"
         grid.add_row("run", f"{question}, until {_goal(job)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -51,6 +52,18 @@ def gives_nan() -> KerasJob:
 
 def hangs() -> KerasJob:
     return _job(lambda reads: time.sleep(600) if reads > 300 else None)
+
+
+def _hang_once(reads: int) -> None:
+    """Hang in the one process that gets there first."""
+    if reads > 300:
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(os.environ["HANGS_ONCE"], os.O_CREAT | os.O_EXCL))
+            time.sleep(600)
+
+
+def hangs_once() -> KerasJob:
+    return _job(_hang_once)
 
 
 def leaves() -> KerasJob:

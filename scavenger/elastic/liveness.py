@@ -1,0 +1,59 @@
+"""Who has been silent for too long: heartbeats in, suspects out."""
+
+from __future__ import annotations
+
+__all__ = ["HEARTBEAT_S", "SILENT_S", "Liveness"]
+
+HEARTBEAT_S = 0.25
+"""How often every process says that it lives."""
+SILENT_S = 5.0
+"""Silence after which a process counts as lost, whether it is awaited or not."""
+_AWAITED_SILENT_S = 1.5
+_AWAITED_STEPS = 4.0
+
+
+class Liveness:
+    """Watches the processes of one job.
+
+    A process is a suspect after `SILENT_S` of silence, and sooner where others wait for it: after a second and a half,
+    once the wait is also longer than a few steps usually take.
+    """
+
+    def __init__(self) -> None:
+        self._heard: dict[str, float] = {}
+        self._looked_at: float | None = None
+
+    def heard(self, name: str, now: float) -> None:
+        """A process has said something."""
+        self._heard[name] = now
+
+    def forget(self, name: str) -> None:
+        """A process is gone, or nobody cares."""
+        self._heard.pop(name, None)
+
+    def suspects(
+        self,
+        now: float,
+        *,
+        awaited: tuple[str, ...] = (),
+        awaited_for_s: float = 0.0,
+        step_time_s: float = 0.0,
+    ) -> tuple[str, ...]:
+        """Processes that are to be counted as lost.
+
+        Args:
+            now: Monotonic seconds.
+            awaited: Those whose part of a step is missing.
+            awaited_for_s: For how long.
+            step_time_s: What a step usually takes.
+        """
+        # whoever was kept from looking has not heard either: what it missed is nobody's silence
+        away = 0.0 if self._looked_at is None else max(0.0, now - self._looked_at - 2 * HEARTBEAT_S)
+        self._looked_at = now
+        if away:
+            self._heard = {name: min(now, at + away) for name, at in self._heard.items()}
+        overdue = awaited_for_s > max(_AWAITED_SILENT_S, _AWAITED_STEPS * step_time_s)
+        limits = {
+            name: _AWAITED_SILENT_S if overdue and name in awaited else SILENT_S for name in self._heard
+        }
+        return tuple(name for name, at in self._heard.items() if now - at > limits[name])

@@ -1,0 +1,202 @@
+"""What is said to the rounds of a loop of the user's own, and what they say: the values of `elastic.rounds`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scavenger.elastic.leases import EpochEnded, Found, Grant, Part, Requeued, Revoke
+from scavenger.elastic.quarantine import Cause
+
+__all__ = [
+    "Arrived",
+    "Asked",
+    "Average",
+    "Averaged",
+    "Donate",
+    "Donated",
+    "Expel",
+    "Finished",
+    "Gone",
+    "Happening",
+    "Launched",
+    "Leave",
+    "Order",
+    "Over",
+    "Publish",
+    "Pushed",
+    "Resized",
+    "Start",
+    "Stranded",
+]
+
+
+# ---- what happens ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A worker is being started, under a name that nobody has had before."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A worker has built its replica and could join."""
+
+    worker: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A current worker that has applied `step` wants samples of an epoch."""
+
+    worker: str
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A worker's part of a step has arrived whole."""
+
+    worker: str
+    view: int
+    step: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    """The mean that `Average` asked for is there."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Donated:
+    """A copy of a replica has arrived, as it is after `step`."""
+
+    worker: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A worker is no more, in whatever way."""
+
+    worker: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A worker's training function has returned."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """From the next boundary on, train on so many workers, of those that have arrived."""
+
+    workers: int
+    reason: str
+    without: tuple[str, ...] = ()
+
+
+Happening = Launched | Arrived | Asked | Pushed | Averaged | Donated | Gone | Finished | Resized
+
+
+# ---- what is to be done ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Tell a worker that it is a member, from the step after `step` on.
+
+    With `load` it first takes the state that was donated for `step`; the others take the one that it has.
+    """
+
+    worker: str
+    step: int
+    epoch: int
+    view: int
+    load: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Donate:
+    """Ask a current worker for a copy of its replica as it is after `step`."""
+
+    worker: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Form the sample-weighted mean of what these workers pushed for a step, then say `Averaged`."""
+
+    step: int
+    contributions: tuple[tuple[str, Part], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Send the mean of a step to all that apply it. `view` and its members hold from the next step on."""
+
+    step: int
+    epoch: int
+    over: bool
+    view: int
+    members: int
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Tell a worker that the epoch which it wants to read is over, though no step has ended it."""
+
+    worker: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Tell a worker to end: it is no member any more."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expel:
+    """End a worker that broke the protocol, then say `Gone`: what it did with its replica is unknown."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stranded:
+    """Every replica that held the steps applied so far is gone."""
+
+    step: int
+
+
+Order = (
+    Start
+    | Donate
+    | Average
+    | Publish
+    | Over
+    | Leave
+    | Expel
+    | Stranded
+    | Grant
+    | Revoke
+    | Requeued
+    | Found
+    | EpochEnded
+)

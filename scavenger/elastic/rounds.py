@@ -1,0 +1,372 @@
+"""Rounds of a training loop of the user's own: whose gradients are in a step, who applies it, who joins and leaves.
+
+There is no master copy: every worker holds a replica, and all apply the same mean, so all stay the same (Wu et al.,
+"Elastic Deep Learning in Multi-Tenant GPU Clusters", sections 3 and 4). Events in, instructions out. A worker is::
+
+    starting --Arrived--> standby --chosen for a view, at a boundary--> fresh --Start--> current --Finished--> gone
+    any --Gone--> gone, its part of the round with it; a current one that a view leaves out --Leave--> gone
+
+and a round, the step after the `step` that the ledger has committed::
+
+    open     each current member reads what it was granted and pushes its part, or is idle: it asked in vain
+    sealed   every member has pushed or is idle, and somebody has pushed: the ledger may apply it -> Average
+    open     Averaged: the ledger commits, the newest view takes effect, and all that are left get the mean (Publish)
+
+Between two rounds lies the boundary: only there do workers join, by the state of a current one (`Donate`, then
+`Start`), and only there do they leave gracefully. A member that dies leaves the round at once. Which samples are
+read is the ledger's: what a round has not committed is granted again from where the last one left off, so every
+sample is in one step of its epoch. A part that comes late, twice, from an old view or under a lease that has ended
+is not in any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from scavenger.elastic.leases import (
+    Apply,
+    Ask,
+    Begin,
+    Committed,
+    EpochEnded,
+    Found,
+    Grant,
+    Instruction,
+    Lost,
+    Part,
+    Proposed,
+    Refuse,
+    Requeued,
+    Revoke,
+    Wait,
+)
+from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.membership import Membership, WorkerState
+from scavenger.elastic.quarantine import Cause
+from scavenger.elastic.round_events import (
+    Arrived,
+    Asked,
+    Average,
+    Averaged,
+    Donate,
+    Donated,
+    Expel,
+    Finished,
+    Gone,
+    Happening,
+    Launched,
+    Leave,
+    Order,
+    Over,
+    Publish,
+    Pushed,
+    Resized,
+    Start,
+    Stranded,
+)
+
+__all__ = ["Rounds"]
+
+_FOR_EVER = float("inf")  # a lease ends with its worker, whom heartbeats watch, and not before
+
+
+class Rounds:
+    """The rounds of one job. Not thread-safe; feed it one event at a time.
+
+    Args:
+        ledger: Whose `step` is the last one that was applied.
+        held: The caller has the state of that step, as from a snapshot, for the first members to load.
+        view: The newest that there has been; numbers go on behind it.
+    """
+
+    def __init__(self, ledger: Ledger, *, held: bool = False, view: int = 0) -> None:
+        self.ledger = ledger
+        self.view = view
+        self.finishing = False
+        self._held = ledger.step if held else None
+        self._membership = Membership()
+        self._membership.restore(view, None, ())
+        self._hosts: dict[str, str] = {}
+        self._members: tuple[str, ...] = ()
+        self._current: set[str] = set()
+        self._idle: dict[str, int] = {}
+        """Members that asked in vain, and for which epoch."""
+        self._granted: dict[str, Grant] = {}
+        self._pushed: dict[str, Part] = {}
+        self._sealed: Proposed | None = None
+        self._donor: str | None = None
+        self._wanted = False
+
+    # ---- what is -------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The last one that was applied."""
+        return self.ledger.step
+
+    @property
+    def epoch(self) -> int:
+        """The one that is read, or is to be read next."""
+        return self.ledger.epoch + self.ledger.over
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Of the view, as far as they live."""
+        return self._members
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Members for whom the round waits."""
+        return tuple(name for name in self._members if name not in self._pushed and name not in self._idle)
+
+    @property
+    def done(self) -> bool:
+        """Training has ended, at every member."""
+        return self.finishing and not self._members
+
+    def alive(self, *states: WorkerState) -> tuple[str, ...]:
+        """Workers in any of the states; by default all that are not gone."""
+        return self._membership.workers(*states) if states else self._membership.alive
+
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def handle(self, event: Happening) -> list[Order]:
+        """Take one event; returns what is to be done, in order.
+
+        Raises:
+            ValueError: If a name comes twice, there would be no worker, or nothing was to be averaged.
+        """
+        match event:
+            case Launched():
+                self._membership.launch(event.worker)
+                return []
+            case Arrived():
+                if not self._membership.knows(event.worker):
+                    return [Leave(event.worker, "it was given up")]
+                self._hosts[event.worker] = event.host
+                self._membership.ready(event.worker)
+                return self._between()
+            case Resized():
+                self._membership.resize(event.workers, event.workers, event.reason, without=event.without)
+                return self._between()
+            case Asked():
+                return self._asked(event)
+            case Pushed():
+                return self._push(event)
+            case Averaged():
+                return self._averaged(event)
+            case Donated():
+                return self._donated(event)
+            case Gone():
+                return self._gone(event.worker, event.cause)
+            case Finished():
+                return self._finished(event.worker)
+
+    def want_state(self) -> list[Order]:
+        """Have a member donate its state as it is after `step`, for a snapshot beside `ledger.snapshot()`."""
+        self._wanted = True
+        return self._seek_donor()
+
+    def _asked(self, event: Asked) -> list[Order]:
+        worker = event.worker
+        if worker not in self._current:
+            return [Leave(worker, "it is no member")]
+        if event.step != self.step or worker in self._pushed or self._sealed is not None:
+            return []  # it came twice, or late
+        if event.epoch > self.epoch:
+            return [Expel(worker, f"asked for epoch {event.epoch} in epoch {self.epoch}")]
+        orders: list[Order] = []
+        if event.epoch == self.ledger.epoch + 1:
+            orders += self._take(self.ledger.handle(Begin(event.epoch)))
+        orders += self._grant(worker, event.epoch)
+        return [*orders, *self._regrant(), *self._complete()]
+
+    def _grant(self, worker: str, epoch: int) -> list[Order]:
+        """Samples for a worker, where there are any."""
+        self._idle.pop(worker, None)
+        if epoch < self.ledger.epoch or self.ledger.over:
+            return [Over(worker, epoch)]
+        orders: list[Order] = []
+        for answer in self.ledger.handle(Ask(worker, self._hosts[worker], _FOR_EVER)):
+            if isinstance(answer, Wait):
+                self._idle[worker] = epoch
+            elif isinstance(answer, Grant):
+                self._granted[worker] = answer
+                orders.append(answer)
+        return orders
+
+    def _regrant(self) -> list[Order]:
+        """What has become free, for those that asked in vain."""
+        if self._sealed is not None:
+            return []
+        return [order for worker, epoch in list(self._idle.items()) for order in self._grant(worker, epoch)]
+
+    def _push(self, event: Pushed) -> list[Order]:
+        worker = event.worker
+        if worker not in self._current:
+            return [Leave(worker, "it is no member")]
+        if event.step <= self.step or worker in self._pushed:
+            return []  # it came twice
+        grant = self._granted.get(worker)
+        if event.step != self.step + 1 or event.view != self.view or self._sealed is not None:
+            return [Expel(worker, f"pushed step {event.step} of view {event.view} out of turn")]
+        if grant is None or event.part.attempt != grant.attempt:
+            return [Expel(worker, "pushed samples that are not its own")]
+        self._pushed[worker] = event.part
+        return self._complete()
+
+    def _complete(self) -> list[Order]:
+        """Seal the round if it is complete."""
+        if self._sealed is not None or not self._pushed or self.missing:
+            return []
+        contributions = [(name, self._pushed[name]) for name in self._members if name in self._pushed]
+        proposal = Proposed(self.step + 1, tuple(part for _, part in contributions))
+        answer = self.ledger.handle(proposal)
+        if answer == [Apply(proposal.step, proposal.parts)]:
+            self._sealed = proposal
+            return [Average(proposal.step, tuple(contributions))]
+        refused = {entry.part for entry in answer if isinstance(entry, Refuse)}
+        orders: list[Order] = []
+        for name, part in contributions:
+            if part in refused or None in refused:
+                del self._pushed[name]  # so it is missed, until it is gone
+                orders.append(Expel(name, f"pushed samples that are not next: {answer[0]}"))
+        return orders
+
+    def _averaged(self, event: Averaged) -> list[Order]:
+        if self._sealed is None or self._sealed.step != event.step:
+            raise ValueError(f"step {event.step} was not to be averaged")
+        sealed, self._sealed = self._sealed, None
+        for part in sealed.parts:
+            self._granted = {
+                name: grant
+                for name, grant in self._granted.items()
+                if grant.attempt != part.attempt or grant.stop != part.stop
+            }
+        heard = tuple(name for name in self._members if name in self._current)
+        epoch = self.ledger.epoch
+        orders = self._take(self.ledger.handle(Committed(sealed.step, sealed.parts)))
+        self._pushed, self._idle, self._donor = {}, {}, None
+        boundary = self._install()
+        publish = Publish(
+            step=self.step,
+            epoch=epoch,
+            over=self.ledger.over,
+            view=self.view,
+            members=len(self._members),
+            workers=tuple(name for name in heard if name in self._current),
+        )
+        # whoever donates must have applied this step first
+        return [*orders, publish, *boundary, *self._seek_donor(), *self._stranded()]
+
+    # ---- views ---------------------------------------------------------------------------------------------
+
+    def _between(self) -> list[Order]:
+        """Have a view take effect at once where no round is under way."""
+        if self._current or self._sealed is not None:
+            return []
+        return [*self._install(), *self._seek_donor()]
+
+    def _install(self) -> list[Order]:
+        """The boundary: let the newest view take effect."""
+        announced = self._membership.announced
+        if self.finishing or announced is None or announced.number == self.view:
+            return []
+        before, self.view = self._members, announced.number
+        self._members = tuple(member.worker for member in announced.members)
+        self._membership.installed(self.view, self._members)
+        orders: list[Order] = []
+        for worker in before:
+            if worker not in self._members:
+                orders += self._take(self._forget(worker, Cause.EVICTED))
+                self._membership.release(worker)
+                orders.append(Leave(worker, announced.reason))
+        return orders
+
+    def _fresh(self) -> tuple[str, ...]:
+        return tuple(name for name in self._members if name not in self._current)
+
+    def _seek_donor(self) -> list[Order]:
+        """Where somebody needs a state: from whom."""
+        fresh = self._fresh()
+        if fresh and not self._current:
+            if self._held == self.step:
+                return [self._start(worker, load=True) for worker in fresh]
+            if self.step > 0:
+                return []
+            # the first worker's replica becomes everybody's
+            return [self._start(fresh[0], load=False), *self._seek_donor()]
+        if self._donor is not None or not (fresh or self._wanted):
+            return []
+        able = [name for name in self._members if name in self._current]
+        if not able:
+            return []
+        self._donor = able[0]
+        return [Donate(self._donor, self.step)]
+
+    def _donated(self, event: Donated) -> list[Order]:
+        if event.worker not in self._current:
+            return []  # at the first step, another replica may have become everybody's since
+        self._wanted = False
+        if event.step != self.step:
+            return []  # good enough for a snapshot of that step
+        self._donor = None
+        return [self._start(worker, load=True) for worker in self._fresh()]
+
+    def _start(self, worker: str, *, load: bool) -> Start:
+        self._current.add(worker)
+        return Start(worker, self.step, self.epoch, self.view, load)
+
+    # ---- endings -------------------------------------------------------------------------------------------
+
+    def _gone(self, worker: str, cause: Cause) -> list[Order]:
+        if not self._membership.knows(worker) or self._membership.state(worker) is WorkerState.GONE:
+            return []
+        self._membership.lost(worker)
+        orders = self._take(self._forget(worker, cause))
+        return [
+            *orders,
+            *self._stranded(),
+            *self._between(),
+            *self._seek_donor(),
+            *self._regrant(),
+            *self._complete(),
+        ]
+
+    def _finished(self, worker: str) -> list[Order]:
+        if worker not in self._current:
+            return []
+        orders: list[Order] = []
+        if not self.finishing:
+            self.finishing = True
+            # nobody could say any more what they would join
+            others = (*self._fresh(), *self.alive(WorkerState.STARTING, WorkerState.STANDBY))
+            for name in dict.fromkeys(others):
+                self._membership.lost(name)
+                self._forget(name, Cause.EVICTED)
+                orders.append(Leave(name, "training has ended"))
+        return [*orders, *self._gone(worker, Cause.EVICTED)]
+
+    def _forget(self, worker: str, cause: Cause) -> list[Instruction]:
+        """Take a worker out of the round; what it has not committed is free again."""
+        self._members = tuple(name for name in self._members if name != worker)
+        self._current.discard(worker)
+        self._idle.pop(worker, None)
+        self._granted.pop(worker, None)
+        if self._sealed is None:
+            self._pushed.pop(worker, None)
+        if self._donor == worker:
+            self._donor = None
+        return self.ledger.handle(Lost(worker, cause))
+
+    def _stranded(self) -> list[Order]:
+        lost = not self._current and self.step > 0 and self._held != self.step
+        return [Stranded(self.step)] if lost and not self.finishing and self._sealed is None else []
+
+    def _take(self, instructions: Collection[Instruction]) -> list[Order]:
+        """What the ledger says that others should hear."""
+        return [
+            entry
+            for entry in instructions
+            if isinstance(entry, Grant | Revoke | Requeued | Found | EpochEnded)
+        ]

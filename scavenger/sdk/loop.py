@@ -1,0 +1,320 @@
+"""A training loop of one's own, made elastic by four calls: `init`, `batches`, `push_pull`, `notify_batch_end`.
+
+For scripts that are no `KerasJob`. Each worker holds a whole replica and runs the same function::
+
+    from scavenger.sdk import loop
+
+    def train():
+        weights, optimizer = build()
+        job = loop.init(shards=[500] * 20, state=lambda: {"w": weights.numpy()}, load=restore)
+        for epoch in job.epochs(3):
+            for batch in job.batches(local_batch_size=32):
+                loss, gradient = compute(read(batch.shard, batch.start, batch.stop))
+                mean = job.push_pull({"w": gradient})
+                optimizer.apply([(mean["w"], weights)])
+                job.notify_batch_end(loss=loss)
+
+`scavenger.train.loop_driver.run_loop` starts the workers, and adds and removes them while the others train. After
+Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", section 3; names of calls are theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from scavenger.errors import ConfigurationError, TrainingCodeError
+
+__all__ = ["Batch", "Granted", "Job", "Left", "Link", "Place", "Source", "Step", "connect", "init"]
+
+Array = npt.NDArray[Any]
+State = Mapping[str, Any]
+
+
+class Left(BaseException):
+    """The job needs this worker no more: the training function is to be left. Do not catch it."""
+
+
+class Source(Protocol):
+    """Data that can be read shard by shard."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Samples of each shard; the same at every worker."""
+        ...
+
+    def read(self, shard: int, start: int, stop: int) -> Any:
+        """Samples `start` to `stop` (exclusive) of a shard; none of them where both are equal."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples `start` to `stop` (exclusive) of a shard; `data` is what the source reads there, else None.
+
+    Its length is the number of samples. It is 0 where this worker has none in a step: others still had some.
+    """
+
+    shard: int
+    start: int
+    stop: int
+    data: Any = None
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Granted(NamedTuple):
+    """Samples that this worker alone may read, in order."""
+
+    shard: int
+    attempt: tuple[int, int]
+    start: int
+    stop: int
+
+
+class Step(NamedTuple):
+    """A step that every worker applies."""
+
+    step: int
+    epoch_over: bool
+    workers: int
+    mean: dict[str, Array]
+
+
+class Place(NamedTuple):
+    """Where the job stands when a worker joins."""
+
+    step: int
+    epoch: int
+    workers: int
+
+
+class Link(Protocol):
+    """How a worker reaches the others. Each method may raise `Left`."""
+
+    @property
+    def worker(self) -> str:
+        """This worker's name."""
+        ...
+
+    def enter(
+        self,
+        sizes: Sequence[int],
+        state: Callable[[], dict[str, Array]],
+        load: Callable[[dict[str, Array]], None],
+    ) -> Place:
+        """Wait to become a member, with the state of the others."""
+        ...
+
+    def seek(self, epoch: int) -> Granted | Step | None:
+        """Samples of an epoch; a step that was made without this worker; None where the epoch is over."""
+        ...
+
+    def push(self, part: Granted, tensors: dict[str, Array]) -> Step:
+        """Give this worker's gradients of some samples; wait for everybody's mean."""
+        ...
+
+    def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
+        """The step is applied."""
+        ...
+
+
+_link: Link | None = None
+
+
+def connect(link: Link | None) -> None:
+    """Let `init` find the others; called by whatever starts the training function."""
+    global _link
+    _link = link
+
+
+def init(
+    shards: Sequence[int] | Source,
+    *,
+    state: Callable[[], State],
+    load: Callable[[dict[str, Array]], None],
+) -> Job:
+    """Join the job: waits until this worker is needed, and then makes its replica like the others'.
+
+    Whatever is slow (imports, building and tracing the model) belongs before it: the others train meanwhile.
+
+    Args:
+        shards: Samples of each shard; or a source, which then gives each batch its `data`.
+        state: The whole replica as named arrays: weights, optimizer slots, counters. Called between steps.
+        load: Puts such a state into place. Not called at the worker whose replica the others take.
+
+    Returns:
+        The job, to be trained.
+
+    Raises:
+        ConfigurationError: If this process is no worker.
+        TrainingCodeError: If there are no samples.
+    """
+    if _link is None:
+        raise ConfigurationError("loop.init works in a worker: start the function with loop_driver.run_loop")
+    source = None if isinstance(shards, Sequence) else shards
+    sizes = [int(size) for size in (shards if isinstance(shards, Sequence) else shards.sizes)]
+    if min(sizes, default=-1) < 0 or not any(sizes):
+        raise TrainingCodeError(
+            "loop.init needs the number of samples of each shard, and some samples in all"
+        )
+    place = _link.enter(sizes, lambda: _arrays(state(), "state"), load)
+    return Job(_link, source, place)
+
+
+class Job:
+    """A job that this worker is a member of. For one thread.
+
+    Attributes:
+        epoch: 0-based; the same at every worker.
+        step: The last step that was applied.
+        workers: How many there are.
+    """
+
+    def __init__(self, link: Link, source: Source | None, place: Place) -> None:
+        self._link, self._source = link, source
+        self.step, self.epoch, self.workers = place
+        self._granted: Granted | None = None
+        self._batch: Batch | None = None
+        self._made: Step | None = None
+        """The step that the batch became part of."""
+        self._pulled = False
+
+    @property
+    def worker(self) -> str:
+        """This worker's name; none is ever given twice in a job."""
+        return self._link.worker
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs from the one under way on: a worker that joins late does not begin anew.
+
+        Args:
+            count: How many the job has in all.
+        """
+        while self.epoch < count:
+            before = (self.epoch, self.step)
+            yield self.epoch
+            if before == (self.epoch, self.step):
+                raise TrainingCodeError("an epoch was left without a step: read it with job.batches")
+
+    def batches(self, local_batch_size: int) -> Iterator[Batch]:
+        """What this worker is to read of the epoch; ends with the epoch, for all workers after the same step.
+
+        After a `break`, the next call goes on where this one was left.
+
+        Args:
+            local_batch_size: b, at most; a batch does not go beyond its shard.
+
+        Raises:
+            ValueError: If it is below 1.
+            TrainingCodeError: If a batch is taken before the last one was pushed and notified.
+        """
+        if local_batch_size < 1:
+            raise ValueError(f"no batch of {local_batch_size} samples")
+        epoch = self.epoch
+        while True:
+            if self._batch is not None:
+                raise TrainingCodeError(
+                    "each batch needs one job.push_pull and then one job.notify_batch_end"
+                )
+            if self.epoch != epoch:
+                return
+            batch = self._next(local_batch_size)
+            if batch is None:
+                self.epoch += 1
+                return
+            self._batch = batch
+            yield batch
+
+    def _next(self, local_batch_size: int) -> Batch | None:
+        if self._granted is None:
+            sought = self._link.seek(self.epoch)
+            if sought is None:
+                return None
+            if isinstance(sought, Step):
+                self._made = sought
+                return Batch(0, 0, 0, self._read(0, 0, 0))
+            self._granted = sought
+        shard, start = self._granted.shard, self._granted.start
+        stop = min(start + local_batch_size, self._granted.stop)
+        return Batch(shard, start, stop, self._read(shard, start, stop))
+
+    def _read(self, shard: int, start: int, stop: int) -> Any:
+        return None if self._source is None else self._source.read(shard, start, stop)
+
+    def push_pull(self, tensors: State | None, samples: int | None = None) -> dict[str, Array]:
+        """The mean over all samples of the step of what the workers give; waits for them.
+
+        Args:
+            tensors: Means over this worker's samples, as arrays of floats or what NumPy makes one of, of the same
+                names and shapes everywhere. Not looked at where the batch is empty: None will do.
+            samples: Of the batch; for the reader.
+
+        Returns:
+            The mean by name, to be applied as it is: the same bits at every worker, of the types given; read-only.
+
+        Raises:
+            TrainingCodeError: If there is no batch, it was pushed before, or is of another size.
+        """
+        batch = self._batch
+        if batch is None or self._pulled:
+            raise TrainingCodeError("job.push_pull is to be called once for each batch of job.batches")
+        if samples is not None and samples != len(batch):
+            raise TrainingCodeError(f"the batch has {len(batch)} samples, not {samples}")
+        if self._made is None:
+            assert self._granted is not None
+            part = self._granted._replace(start=batch.start, stop=batch.stop)
+            given = _arrays(tensors or {}, "push_pull")
+            for name, tensor in given.items():
+                if tensor.dtype.kind != "f":
+                    raise TrainingCodeError(f"push_pull takes floats, but {name!r} is {tensor.dtype}")
+            if not given:
+                raise TrainingCodeError("push_pull of a batch with samples needs their gradients")
+            self._made = self._link.push(part, given)
+        self._pulled = True
+        return self._made.mean
+
+    def notify_batch_end(self, loss: Any = None) -> None:
+        """The mean is applied: here workers join and leave.
+
+        Args:
+            loss: Mean over this worker's samples; for the report.
+
+        Raises:
+            TrainingCodeError: If no mean was pulled.
+        """
+        batch, made = self._batch, self._made
+        if batch is None or made is None or not self._pulled:
+            raise TrainingCodeError("job.notify_batch_end comes after job.push_pull, and once")
+        self._batch, self._made, self._pulled = None, None, False
+        if self._granted is not None and len(batch):
+            self._granted = self._granted._replace(start=batch.stop)
+            if batch.stop == self._granted.stop:
+                self._granted = None
+        epoch = self.epoch
+        self.step, self.workers = made.step, made.workers
+        if made.epoch_over:
+            self.epoch, self._granted = self.epoch + 1, None
+        value = None if loss is None or not len(batch) else float(loss)
+        if value is not None and not math.isfinite(value):
+            value = None  # it travels as a number; the gradients tell what is wrong
+        self._link.boundary(epoch, len(batch), value)
+
+
+def _arrays(tensors: State, what: str) -> dict[str, Array]:
+    found = {}
+    for name, tensor in tensors.items():
+        array = np.asarray(tensor)
+        if array.dtype.kind not in "fiub":
+            raise TrainingCodeError(
+                f"{what}: {name!r} is {type(tensor).__name__}, not an array of numbers (sparse gradients: "
+                "tf.convert_to_tensor)"
+            )
+        found[str(name)] = array
+    return found

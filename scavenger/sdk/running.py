@@ -1,0 +1,136 @@
+"""Steering a job that another process drives, from Python: more workers, fewer, others, a profile, a stop.
+
+Every call asks the process that drives the job, as the `scavenger` command does, and waits for its answer. The
+operations are those of EDL [1]_.
+
+References:
+    .. [1] Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", 2021, table 1.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from scavenger.domain.measurement import Measurement
+from scavenger.domain.operation import (
+    Migrate,
+    Operation,
+    ProfileRange,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    StopJob,
+    describe,
+)
+from scavenger.errors import ConfigurationError, TransientError
+from scavenger.store import Store
+from scavenger.store.records import JobRecord, OperationRecord
+
+__all__ = ["RunningJob"]
+
+TIMEOUT_S = 900.0
+"""A new worker has to be found, started and warmed up; on a cloud that takes minutes."""
+_POLL_S = 0.2
+_WITHDRAWN = "withdrawn before anybody had begun with it"
+
+
+class RunningJob:
+    """A job that runs, by its name, its id, or the beginning of its id.
+
+    Args:
+        job: The latest job of that name, or the one of that id.
+        store: Where the job is kept: a store that is open, or a URL; None for the default one.
+        timeout_s: Longest wait for an answer; what nobody has begun by then is withdrawn.
+
+    Every method raises `ConfigurationError` where there is no such job, it does not run, or it refuses, which
+    changes nothing, and `TransientError` where it is busy with something else, fails, or does not answer in
+    time.
+    """
+
+    def __init__(self, job: str, store: Store | str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._key, self._where, self._timeout_s = job, store, timeout_s
+
+    def scale_to(self, workers: int) -> None:
+        """Train with so many workers."""
+        self._ask(lambda: ScaleTo(workers))
+
+    def scale_out(self, workers: int = 1) -> None:
+        """Train with so many workers more; the others go on while they start."""
+        self._ask(lambda: ScaleOut(workers))
+
+    def scale_in(self, workers: Iterable[str]) -> None:
+        """Train without these workers; they finish the step that is under way."""
+        self._ask(lambda: ScaleIn(tuple(workers)))
+
+    def migrate(self, workers: Iterable[str] | None = None) -> None:
+        """Replace these workers, or all, by as many new ones, in one change of view."""
+        self._ask(lambda: Migrate(None if workers is None else tuple(workers)))
+
+    def profile(self, fewest: int, most: int, steps: int = 20) -> tuple[Measurement, ...]:
+        """The step time at every number of workers from `most` down to `fewest`, over `steps` steps each.
+
+        Sizes at which workers could not be kept alive are left out.
+        """
+        with self._store() as store:
+            job = store.job(self._key)
+            before = set(store.measurements(job.id))
+            self._carry_out(store, job, lambda: ProfileRange(fewest, most, steps))
+            return tuple(m for m in store.measurements(job.id) if m not in before)
+
+    def stop(self, *, save: bool = True) -> None:
+        """End the job in order, and wait for its end; `save`: with its model, as far as it has come."""
+        self._ask(lambda: StopJob(save))
+
+    def _ask(self, make: Callable[[], Operation]) -> None:
+        with self._store() as store:
+            self._carry_out(store, store.job(self._key), make)
+
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        if isinstance(self._where, Store):
+            yield self._where
+            return
+        with Store.open(self._where) as store:
+            yield store
+
+    def _carry_out(self, store: Store, job: JobRecord, make: Callable[[], Operation]) -> None:
+        try:
+            operation = make()
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+        record = self._ended(store, job, store.submit_operation(job.id, operation, _requester()))
+        if record.state != "done":
+            refused = record.state == "refused"
+            raise (ConfigurationError if refused else TransientError)(
+                f"{job.name} ({job.id[:8]}), asked to {describe(operation)}: {record.state}: {record.message}"
+            )
+
+    def _ended(self, store: Store, job: JobRecord, record: OperationRecord) -> OperationRecord:
+        until_s = time.monotonic() + self._timeout_s
+        while not record.ended:
+            if not store.is_alive(store.job(job.id)):
+                store.reap_dead_jobs()  # which ends what its jobs were asked for
+            elif time.monotonic() > until_s:
+                record = store.withdraw_operation(record.id, _WITHDRAWN)
+                if record.ended and record.message != _WITHDRAWN:
+                    break  # at the last moment
+                what = "nobody has begun with it" if record.ended else "it is still at it"
+                raise TransientError(
+                    f"{job.name} ({job.id[:8]}), asked to {describe(record.operation)}, has not answered within "
+                    f"{self._timeout_s:g} s: {what}"
+                )
+            time.sleep(_POLL_S)
+            record = store.operation(record.id)
+        return record
+
+
+def _requester() -> str:
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"

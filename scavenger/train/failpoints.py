@@ -1,0 +1,80 @@
+"""Named places where a fault can be injected: `SCAV_FAIL=name:kill|stop|raise@n[,...]`, else nothing happens.
+
+The n-th time (from 1) that a process comes to the place, it kills itself, stops itself (SIGSTOP) or raises.
+`NAME/process` limits it to one process, such as `worker.computed/w1:kill@3`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+__all__ = ["POINTS", "VARIABLE", "FailpointError", "fail_here", "load_failpoints"]
+
+VARIABLE = "SCAV_FAIL"
+
+POINTS = (
+    "worker.joining",
+    "worker.leased",
+    "worker.computed",
+    "worker.pushed_some",
+    "worker.pushed",
+    "worker.pulling",
+    "worker.evaluated",
+    "aggregator.received",
+    "aggregator.applying",
+    "aggregator.applied",
+    "aggregator.published",
+    "aggregator.saving",
+    "coordinator.greeted",
+    "coordinator.announced",
+    "coordinator.installed",
+    "coordinator.lost",
+)
+
+
+class FailpointError(RuntimeError):
+    """What a failpoint raises."""
+
+
+@dataclass(slots=True)
+class _Fault:
+    action: str
+    left: int
+
+
+_faults: dict[str, _Fault] = {}
+
+
+def load_failpoints(process: str) -> None:
+    """Arm what the environment asks of this process.
+
+    Raises:
+        ValueError: If it asks for what there is not: a fault that cannot fire proves nothing.
+    """
+    _faults.clear()
+    for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
+        place, _, rest = entry.partition(":")
+        name, _, only = place.partition("/")
+        action, _, count = rest.partition("@")
+        if name not in POINTS or action not in ("kill", "stop", "raise") or not (count or "1").isdigit():
+            raise ValueError(f"{VARIABLE} has no {entry!r}")
+        if only in ("", process):
+            _faults[name] = _Fault(action, int(count or "1"))
+
+
+def fail_here(name: str) -> None:
+    """Come to a failpoint."""
+    if not _faults:
+        return
+    fault = _faults.get(name)
+    if fault is None:
+        return
+    fault.left -= 1
+    if fault.left != 0:
+        return
+    os.write(2, f"failpoint {name}: {fault.action}\n".encode())  # unbuffered: there may be no later
+    if fault.action == "raise":
+        raise FailpointError(name)
+    os.kill(os.getpid(), signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)

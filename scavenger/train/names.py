@@ -1,0 +1,18 @@
+"""What the processes of a job are called."""
+
+from __future__ import annotations
+
+__all__ = ["BEATING", "aggregator_name", "coordinator_name"]
+
+BEATING = "!"
+"""What a process's name ends with where it only says that it lives."""
+
+
+def aggregator_name(index: int) -> str:
+    """A job's aggregator by its place; the first one sequences."""
+    return f"aggregator-{index}"
+
+
+def coordinator_name(token: int) -> str:
+    """Each coordinator of a job has a name of its own, so that one that was replaced can be told by it."""
+    return f"coordinator-{token}"

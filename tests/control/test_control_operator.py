@@ -1,0 +1,278 @@
+"""What a running job is asked to do from outside, done on a scripted crew and answered in a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from scripted import Scripted, trainer_of
+
+from scavenger.control.operator import Operator
+from scavenger.control.trainer import Trainer
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.job import GoalSpec
+from scavenger.domain.measurement import Measurement
+from scavenger.domain.operation import (
+    Migrate,
+    Operation,
+    ProfileRange,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    StopJob,
+)
+from scavenger.errors import LimitReachedError, TransientError
+from scavenger.store import Store
+from scavenger.store.records import OperationRecord
+
+
+class Job:
+    """A job of two workers, batch 32, that may have one to four; past its search unless it is said."""
+
+    def __init__(self, store: Store, folder: Path, scripted: Scripted, **limits: object) -> None:
+        self.store, self.crew = store, scripted
+        self.id = store.create_job("tiny", spec={}, job_file=folder / "job.yaml").id
+        self.trainer: Trainer = trainer_of(scripted, folder, **limits)  # type: ignore[arg-type]
+        self.measured: list[Measurement] = []
+        self.stopped: list[tuple[str, bool]] = []
+        self.kept: list[Callable[[], object]] = []
+        self.held = False
+        self.operator = Operator(
+            store,
+            self.id,
+            keep=self._keep,
+            workers=(1, 4),
+            batch=lambda workers: 16 * workers,
+            stop=lambda reason, save: self.stopped.append((reason, save)),
+            measured=self.measured.append,
+        )
+        self.operator.refusing = ""
+        self.trainer.start(2)
+        self.trainer.move(Configuration("local-1", 2, 32), "chosen")
+
+    def _keep(self, write: Callable[[], object]) -> None:
+        self.kept.append(write)
+        while self.kept and not self.held:
+            self.kept.pop(0)()
+
+    def ask(self, operation: Operation) -> OperationRecord:
+        """Submit it, and drive the job until it has been answered, or taken back."""
+        record = self.store.submit_operation(self.id, operation, "me@here")
+        self.operator.look()
+        self.operator.carry_out(self.trainer)
+        return self.store.operation(record.id)
+
+    @property
+    def training(self) -> tuple[str, ...]:
+        return self.crew.workers("training")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def job(store: Store, tmp_path: Path) -> Job:
+    return Job(store, tmp_path, Scripted(epoch_steps=10**6))
+
+
+@pytest.mark.parametrize(
+    ("operation", "training"),
+    [
+        (ScaleTo(4), ("w0", "w1", "w2", "w3")),
+        (ScaleTo(1), ("w0",)),
+        (ScaleTo(2), ("w0", "w1")),
+        (ScaleOut(1), ("w0", "w1", "w2")),
+        (ScaleIn(("w0",)), ("w1",)),
+        (Migrate(("w0",)), ("w1", "w2")),
+        (Migrate(), ("w2", "w3")),
+    ],
+)
+def test_each_change_of_size_is_done_without_a_step_lost_and_the_spare_workers_go(
+    job: Job, operation: Operation, training: tuple[str, ...]
+) -> None:
+    answer = job.ask(operation)
+    after = job.trainer.step
+    job.trainer.until(lambda: job.trainer.step > after + 3)
+
+    batch = 32 if isinstance(operation, Migrate) else 16 * len(training)
+    assert (answer.state, answer.message) == (
+        "done",
+        f"now at {Configuration('local-1', len(training), batch)}",
+    )
+    assert (job.training, job.crew.alive) == (training, training)
+    assert [record.step for record in job.trainer.steps] == list(range(1, job.crew.step + 1))
+    assert not job.operator.waiting
+
+
+def test_a_migration_never_has_fewer_workers_than_before(job: Job) -> None:
+    began = job.trainer.step
+    job.ask(Migrate())
+
+    assert {record.workers for record in job.trainer.steps_since(began)} == {2}
+    assert [left.kind for left in job.trainer.departures] == ["eviction"] * 2
+
+
+@pytest.mark.parametrize(
+    ("operation", "words"),
+    [
+        (ScaleTo(5), "1 to 4 workers"),
+        (ScaleOut(3), "not 5"),
+        (ScaleIn(("w0", "w1")), "not 0"),
+        (ScaleIn(("w7",)), "no worker w7; it has w0, w1"),
+        (Migrate(("w0", "w9")), "no worker w9"),
+        (ProfileRange(1, 5, 5), "not 5"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
+    job: Job, operation: Operation, words: str
+) -> None:
+    answer = job.ask(operation)
+
+    assert answer.state == "refused"
+    assert words in answer.message
+    assert (job.training, len(job.crew.launched)) == (("w0", "w1"), 2)
+
+
+def test_a_profile_measures_from_most_to_fewest_workers_and_goes_back(job: Job) -> None:
+    answer = job.ask(ProfileRange(1, 3, steps=5))
+
+    assert answer.state == "done"
+    assert [m.configuration.workers for m in job.measured] == [3, 2, 1]
+    assert all(m.steps >= 5 for m in job.measured)
+    assert answer.message == "step time by workers: 3: 100 ms, 2: 100 ms, 1: 100 ms"
+    assert job.trainer.configuration == Configuration("local-1", 2, 32)
+    assert "measurement" in job.trainer.journal.path.read_text()
+
+
+def test_sizes_that_cannot_be_kept_alive_are_left_out_of_a_profile_and_said(
+    store: Store, tmp_path: Path
+) -> None:
+    job = Job(store, tmp_path, Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(2, 100)}))
+
+    answer = job.ask(ProfileRange(1, 3, steps=5))
+
+    assert (answer.state, [m.configuration.workers for m in job.measured]) == ("done", [2, 1])
+    assert "1 of 3 sizes could not be measured" in answer.message
+
+
+def test_a_profiled_size_whose_worker_is_lost_for_good_does_not_hold_the_job_up(
+    store: Store, tmp_path: Path
+) -> None:
+    scripted = Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(2, 100)}, dies_at={6: "w1"})
+    job = Job(store, tmp_path, scripted)
+
+    answer = job.ask(ProfileRange(2, 2, steps=200))
+
+    assert answer.state == "refused"
+    assert "1 of 1 sizes could not be measured" in answer.message
+
+
+def test_more_workers_than_can_be_kept_alive_are_told(store: Store, tmp_path: Path) -> None:
+    job = Job(store, tmp_path, Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(2, 100)}))
+
+    answer = job.ask(ScaleTo(4))
+
+    assert answer.state == "refused"
+    assert (
+        answer.message == f"so many workers could not be kept alive; now at {Configuration('local-1', 2, 32)}"
+    )
+
+
+def test_training_that_is_done_first_is_told(store: Store, tmp_path: Path) -> None:
+    class NeverReady(Scripted):
+        """No third worker ever gets ready."""
+
+        @property
+        def ready(self) -> int:
+            return min(2, super().ready)
+
+    job = Job(store, tmp_path, NeverReady(epoch_steps=20), goal=GoalSpec(max_epochs=1))
+
+    answer = job.ask(ScaleOut(1))
+
+    assert (answer.state, answer.message) == ("refused", "training was finished before")
+
+
+def test_during_the_search_only_a_stop_is_heard(job: Job, store: Store) -> None:
+    job.operator.refusing = "the search is under way"
+
+    assert job.ask(ScaleTo(1)).message == "the search is under way"
+    assert job.ask(Migrate()).state == "refused"
+    assert job.ask(StopJob(save=False)).state == "running"
+    assert job.stopped == [("stopped by me@here", False)]
+
+
+def test_a_stop_is_answered_by_the_end_of_the_job(job: Job, store: Store) -> None:
+    record = job.ask(StopJob())
+    assert record.state == "running"
+    with pytest.raises(TransientError, match="busy"):
+        job.ask(ScaleTo(1))
+
+    store.finish_job(job.id, state="interrupted", report=None, error="stopped by me@here", exit_code=130)
+
+    assert store.operation(record.id).state == "done"
+    assert job.stopped == [("stopped by me@here", True)]
+
+
+def test_one_operation_is_taken_at_a_time_and_the_next_only_after_its_answer(job: Job, store: Store) -> None:
+    first = store.submit_operation(job.id, ScaleTo(1), "me")
+    job.operator.look()
+    job.operator.look()
+
+    assert job.operator.waiting
+    with pytest.raises(TransientError, match="busy"):
+        store.submit_operation(job.id, ScaleTo(2), "you")
+    job.operator.carry_out(job.trainer)
+    assert store.operation(first.id).state == "done"
+    assert job.ask(ScaleTo(2)).state == "done"
+
+
+def test_what_is_taken_while_the_store_is_held_is_refused_once_it_is_free(job: Job, store: Store) -> None:
+    job.operator.refusing = "the search is under way"
+    record = store.submit_operation(job.id, ScaleTo(1), "me")
+    job.held = True
+    job.operator.look()
+    job.held = False
+    job._keep(lambda: None)
+    assert store.operation(record.id).state == "running"
+
+    job.operator.look()
+
+    assert store.operation(record.id).state == "refused"
+    assert not job.operator.waiting
+
+
+def test_an_answer_that_a_held_store_keeps_waiting_is_given_once_before_the_next_operation(
+    job: Job, store: Store
+) -> None:
+    first = store.submit_operation(job.id, ScaleTo(1), "me")
+    job.operator.look()
+    job.held = True
+    job.operator.carry_out(job.trainer)
+    for _ in range(3):
+        job.operator.look()
+    assert store.operation(first.id).state == "running"
+    assert len(job.kept) == 2  # the answer, and one look
+
+    job.held = False
+    job.operator.look()
+    job._keep(lambda: None)
+
+    assert store.operation(first.id).state == "done"
+    assert job.training == ("w0",)
+
+
+def test_what_ends_the_job_fails_the_operation_with_its_words(store: Store, tmp_path: Path) -> None:
+    job = Job(store, tmp_path, Scripted(epoch_steps=10**6), deadline_s=12.0)
+    record = store.submit_operation(job.id, ProfileRange(1, 4, steps=1000), "me")
+    job.operator.look()
+    with pytest.raises(LimitReachedError, match="deadline"):
+        job.operator.carry_out(job.trainer)
+
+    answer = store.operation(record.id)
+    assert answer.state == "failed"
+    assert "deadline of 12 s" in answer.message

@@ -1,0 +1,146 @@
+"""A running job is steered from other processes; a killed one goes on from its last checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from real_jobs import Job, ended, lines, marked, training, wait_for
+
+from scavenger.control.audit import AUDIT_FILE, verify_audit
+from scavenger.store import Store
+
+pytestmark = pytest.mark.slow
+
+MakeJob = Callable[..., Job]
+SAMPLES, STEPS = 1600, 50
+"""Of an epoch at batch 32."""
+
+
+def test_a_job_is_scaled_migrated_watched_and_stopped_from_other_processes(make_job: MakeJob) -> None:
+    job = make_job(
+        goal={"metric": "val_loss", "target": 0.0001, "max_epochs": 100_000, "epochs_hint": 2},
+        elastic={"min": 1, "max": 3, "aggregators": 2},
+        code={"sleep_s": 0.0005},
+    )
+    driver = job.start("optimize", "--audit")
+    try:
+        wait_for(training(job, phase="running"), driver)
+
+        scaling = job.begin("scale", "tiny", "--workers", "2")
+        wait_for(lambda: _open_operation(job) == "running", scaling)
+        meanwhile = job.ask("scale", "tiny", "--add", "1")
+        assert meanwhile.code == 3
+        assert "try again" in meanwhile.error
+        _done(ended(scaling), "now at 2 x local-1, batch 32")
+        _done(job.ask("scale", "tiny", "--add", "1"), "now at 3 x local-1, batch 32")
+
+        status = job.ask("status", "tiny").report
+        alive = {p["process"]: p for p in status["processes"] if p["state"] == "training"}
+        roles = sorted(process["role"] for process in alive.values())
+        assert roles == ["aggregator"] * 2 + ["coordinator"] + ["worker"] * 3
+        for process in alive.values():
+            assert process["pid"]
+            assert process["host"]
+            assert process["view"] >= 3
+            assert process["step"] >= 1
+
+        _done(job.ask("scale", "tiny", "--remove", "w1"), "now at 2 x local-1, batch 32")
+        _done(job.ask("migrate", "tiny", "--worker", "w0"), "now at 2 x local-1, batch 32")
+        assert _training_workers(job) == {"w2", "w3"}
+        unknown = job.ask("migrate", "tiny", "--worker", "w9")
+        assert unknown.code == 2
+        assert "no worker w9; it has w2, w3" in unknown.error
+        told = job.ask("logs", "tiny", "-n", "200")
+        assert "w3" in told.stdout
+        assert "asked to migrate w0" in told.stdout
+
+        stopped = job.ask("stop", "tiny")
+        outcome = ended(driver)
+    finally:
+        driver.kill()
+
+    report = outcome.report
+    assert (stopped.code, outcome.code, report["job"]["state"]) == (0, 130, "interrupted")
+    assert Path(report["model_path"]).is_file()
+    steps = [line["step"] for line in lines(report["measurements_path"]) if line["kind"] == "step"]
+    assert steps == list(range(1, report["steps"] + 1))
+    assert verify_audit(Path(report["measurements_path"]).with_name(AUDIT_FILE), SAMPLES) == []
+
+
+def test_a_killed_command_is_resumed_from_its_last_checkpoint_with_each_sample_once(
+    make_job: MakeJob, mark: str
+) -> None:
+    epochs = 20
+    job = make_job(
+        goal={"metric": "val_loss", "target": 0.0001, "max_epochs": epochs, "epochs_hint": 10},
+        checkpoint={"path": "./saved", "every_steps": 35},
+        code={"sleep_s": 0.0002},
+    )
+    driver = job.start("optimize", "--audit")
+    wait_for(lambda: _progress(job) >= 4 * STEPS and _job(job).checkpoint is not None, driver)
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: [p for p in marked(mark) if p.pid != os.getpid()] == [])
+    before = _job(job)
+
+    outcome = job.ask("resume", "tiny", "--yes", "--audit")
+    report = outcome.report
+
+    assert (outcome.code, report["job"]["id"]) == (0, before.id)
+    assert (report["job"]["state"], report["steps"]) == ("target_missed", epochs * STEPS)
+    assert report["actual"]["epochs"] == pytest.approx(epochs)
+    assert report["actual"]["cost_usd"] > before.cost_usd
+    journal = list(lines(report["measurements_path"]))
+    (resumed,) = [line["step"] for line in journal if line["kind"] == "resumed"]
+    assert 0 < resumed <= (before.step or 0) + STEPS
+    assert resumed % 35 == 0
+    begin = [line["kind"] for line in journal].index("resumed")
+    steps = [line["step"] for line in journal[begin:] if line["kind"] == "step"]
+    assert steps == list(range(resumed + 1, epochs * STEPS + 1))
+    ends = [line["at_s"] for line in journal if "at_s" in line]
+    assert ends == sorted(ends)
+    assert report["actual"]["time_s"] >= ends[-1]
+    best = min(line["metrics"]["val_loss"] for line in journal if line["kind"] == "epoch")
+    assert report["metric"]["value"] == pytest.approx(best)
+    assert verify_audit(Path(report["measurements_path"]).with_name(AUDIT_FILE), SAMPLES) == []
+    stored = _job(job)
+    assert (stored.state, stored.attempts, stored.report) == ("target_missed", 2, report)
+    again = job.ask("resume", "tiny", "--yes")
+    assert again.code == 2
+    assert "cannot be resumed" in again.error
+
+
+# ---- helpers -----------------------------------------------------------------------------------------------
+
+
+def _job(job: Job) -> Any:
+    with Store.open(job.store) as store:
+        return store.job("tiny")
+
+
+def _progress(job: Job) -> int:
+    """The last step that the store has heard of; 0 before the job is there."""
+    with Store.open(job.store) as store:
+        jobs = store.jobs()
+    return (jobs[0].step or 0) if jobs else 0
+
+
+def _open_operation(job: Job) -> str:
+    with Store.open(job.store) as store:
+        record = store.open_operation(store.job("tiny").id)
+    return "" if record is None else record.state
+
+
+def _training_workers(job: Job) -> set[str]:
+    processes = job.ask("status", "tiny").report["processes"]
+    return {p["process"] for p in processes if p["role"] == "worker" and p["state"] == "training"}
+
+
+def _done(outcome: Any, message: str) -> None:
+    assert outcome.code == 0, outcome.stderr
+    operation = outcome.report["operation"]
+    assert (operation["state"], operation["message"]) == ("done", message)

@@ -1,0 +1,79 @@
+"""Who counts as lost, and when."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
+
+
+def watched(*names: str, at: float = 0.0) -> Liveness:
+    liveness = Liveness()
+    for name in names:
+        liveness.heard(name, at)
+    return liveness
+
+
+def look(liveness: Liveness, start: float, stop: float, **words: object) -> tuple[float, tuple[str, ...]]:
+    """Look as often as a heartbeat comes; returns when there was the first suspect, and who."""
+    now = start
+    while now < stop:
+        if found := liveness.suspects(now, **words):  # type: ignore[arg-type]
+            return now, found
+        now += HEARTBEAT_S
+    return stop, ()
+
+
+def test_whoever_is_silent_for_long_is_a_suspect_though_nobody_waits() -> None:
+    liveness = watched("w0")
+
+    at, found = look(liveness, 0.0, 60.0)
+
+    assert found == ("w0",)
+    assert SILENT_S < at <= SILENT_S + 2 * HEARTBEAT_S
+
+
+def test_a_process_that_speaks_is_never_one() -> None:
+    liveness = watched("w0", "w1")
+    for beat in range(200):
+        now = beat * HEARTBEAT_S
+        liveness.heard("w0", now)
+        liveness.heard("w1", now)
+        assert liveness.suspects(now, awaited=("w0",), awaited_for_s=now) == ()
+
+
+def test_one_that_others_wait_for_is_suspected_sooner_and_the_others_are_not() -> None:
+    liveness = watched("w0", "w1")
+
+    at, found = look(liveness, 0.0, SILENT_S, awaited=("w1",), awaited_for_s=60.0)
+
+    assert found == ("w1",)
+    assert at < SILENT_S / 2
+
+
+def test_a_long_step_is_no_silence_that_is_waited_for() -> None:
+    liveness = watched("w0")
+
+    at, _ = look(liveness, 0.0, 60.0, awaited=("w0",), awaited_for_s=3.0, step_time_s=2.0)
+
+    assert at > SILENT_S
+
+
+def test_whoever_is_forgotten_or_was_never_heard_is_no_suspect() -> None:
+    liveness = watched("w0")
+    liveness.forget("w0")
+    liveness.forget("stranger")
+
+    assert look(liveness, 0.0, 60.0, awaited=("w0", "stranger"), awaited_for_s=60.0) == (60.0, ())
+
+
+@given(away=st.floats(1.0, 10_000.0), spoke=st.floats(0.0, 1.0))
+def test_one_who_was_kept_from_looking_blames_nobody_for_it(away: float, spoke: float) -> None:
+    liveness = watched("w0", at=spoke)
+    assert liveness.suspects(1.0) == ()
+
+    assert liveness.suspects(1.0 + away, awaited=("w0",), awaited_for_s=away) == ()
+    at, found = look(liveness, 1.0 + away, 1.0 + away + 60.0)
+    assert found == ("w0",)
+    assert at < 1.0 + away + SILENT_S + 4 * HEARTBEAT_S

@@ -1,0 +1,146 @@
+"""Processes that share no memory, as on hosts of their own, train exactly what those of one host do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from driving import FaultyEngine, Run, assert_fired, assert_same_weights, plain_keras, replayed
+
+from scavenger.train.messages import CheckpointPlan
+
+pytestmark = pytest.mark.slow
+
+B = 32
+WORKERS = tuple(f"w{index}" for index in range(8))
+AGGREGATORS = ("aggregator-0", "aggregator-1", "aggregator-2")
+
+
+def trained(run: Run, workers: int, steps: int) -> list[Any]:
+    run.begin(workers, B)
+    run.train(steps)
+    return run.finish()
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "aggregators", "remote"),
+    [
+        ("adam", 2, 2, WORKERS),
+        ("normalised", 3, 3, ("w1", *AGGREGATORS[1:])),
+        ("decayed", 1, 1, WORKERS + AGGREGATORS),
+    ],
+)
+def test_whoever_shares_memory_with_whom_the_weights_are_those_of_one_process(
+    name: str, workers: int, aggregators: int, remote: tuple[str, ...], tmp_path: Path
+) -> None:
+    with Run(f"small:{name}", tmp_path, aggregators=aggregators, remote=remote) as run:
+        got = trained(run, workers, 40)
+
+    assert {step.workers for step in run.steps} == {workers}
+    assert run.epochs, "no evaluation was seen"
+    expected = replayed(name, run.steps, 0.05) if name == "normalised" else plain_keras(name, run.steps)
+    assert_same_weights(got, expected)
+    for report in run.epochs:
+        steps = [step for step in run.steps if step.epoch == report.epoch]
+        mean = np.average([step.loss for step in steps], weights=[step.samples for step in steps])
+        assert report.metrics["loss"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_no_bit_tells_whether_memory_was_shared(tmp_path: Path) -> None:
+    runs = []
+    for remote in ((), WORKERS):
+        folder = tmp_path / str(len(remote))
+        with Run("small:momentum", folder, epochs=4, aggregators=2, remote=remote) as run:
+            run.begin(2, B)
+            run.to_the_end()
+            runs.append((run.finish(), run))
+
+    (shared, first), (apart, second) = runs
+    assert all(np.array_equal(a, b) for a, b in zip(shared, apart, strict=True))
+    assert [step.loss for step in first.steps] == [step.loss for step in second.steps]
+    assert [report.metrics for report in first.epochs] == [report.metrics for report in second.epochs]
+
+
+def test_workers_of_other_hosts_join_leave_and_die_while_they_push_and_pull(tmp_path: Path) -> None:
+    faults = ("worker.pushed_some/w1:kill@9", "worker.pulling/w2:kill@14")
+    with Run("small:slow", tmp_path, aggregators=3, remote=WORKERS, faults=faults, replace=True) as run:
+        run.begin(3, 40)
+        run.until(lambda: {lost.worker for lost in run.lost} == {"w1", "w2"})
+        run.until(lambda: {"w3", "w4"} <= set(run.started))
+        run.crew.resize(1, 20, "smaller")
+        run.train(4)
+        run.crew.resize(3, 48, "larger")
+        run.train(4)
+        run.until(lambda: run.steps[-1].workers == 3)
+        run.train(2)
+        got = run.finish()
+
+    for fault in faults:
+        assert_fired(run, fault)
+    assert {step.workers for step in run.steps} == {1, 2, 3}
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_aggregator_that_is_lost_with_its_memory_takes_all_back_to_the_last_checkpoint(
+    lost: int, tmp_path: Path
+) -> None:
+    # one of the two shares memory with everybody: what it has applied since must not survive
+    remote = (AGGREGATORS[lost],)
+    plan = CheckpointPlan(str(tmp_path / "checkpoints"), 0.0, 7)
+    with Run("small:slow", tmp_path, aggregators=2, remote=remote, checkpoint=plan) as run:
+        run.begin(2, 40)
+        run.until(lambda: len(run.checkpoints) >= 2)
+        run.train(3)
+        told = list(run.steps)
+        run.kill(AGGREGATORS[lost])
+        run.until(lambda: bool(run.rolled_back))
+        (back,) = run.rolled_back
+        run.train(12)
+        run.kill(AGGREGATORS[1 - lost])  # whose memory lives on: nothing is lost
+        run.until(lambda: run.recovered[-1].cause == "was killed by SIGKILL (out of memory?)")
+        run.train(3)
+        assert run.rolled_back == [back]
+        got = run.finish()
+
+    assert back.step in {written.step for written in run.checkpoints}
+    assert 0 < back.step <= told[-1].step
+    assert f"{AGGREGATORS[lost]} was lost together with its memory" in back.cause
+    assert [step.step for step in run.steps] == list(range(1, len(run.steps) + 1))
+    again = {step.step: step.loss for step in run.steps}
+    assert all(again[step.step] == pytest.approx(step.loss, rel=1e-4) for step in told)
+    assert {process.state for process in run.crew.processes() if process.role == "worker"} == {"gone"}
+    assert not run.lost, "workers keep their processes"
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
+def test_without_a_checkpoint_the_job_begins_anew_even_if_its_coordinator_dies_too(tmp_path: Path) -> None:
+    with Run("small:slow", tmp_path, aggregators=2, remote=(*WORKERS, "aggregator-1")) as run:
+        run.begin(2, 40)
+        run.train(9)
+        run.kill("aggregator-1")
+        run.kill("coordinator-1")
+        run.until(lambda: bool(run.rolled_back))
+        run.train(8)
+        got = run.finish()
+
+    assert [back.step for back in run.rolled_back] == [0]
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
+def test_the_model_comes_from_a_host_whose_disk_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "elsewhere"
+    with Run("small:momentum", folder, remote=WORKERS) as run:
+        run.begin(1, B)
+        run.train(3)
+        monkeypatch.setattr(FaultyEngine, "host", lambda _, name: "192.0.2.9")
+        got = run.finish()
+
+    assert_same_weights(got, plain_keras("momentum", run.steps))
+    assert keras.models.load_model(folder / "model.keras").optimizer is not None
+    assert not list(folder.glob("*.part"))

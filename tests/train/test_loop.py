@@ -1,0 +1,477 @@
+"""A training loop of one's own: its payloads, its rules of use, and real workers that come, go and die."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays, scalar_dtypes
+from processes import eventually
+
+from scavenger.errors import ConfigurationError, NonFiniteError, TrainingCodeError, WorkersLostError
+from scavenger.sdk import loop
+from scavenger.train import loop_messages as lm
+from scavenger.train.crew import JobSource, Lost, Timeouts
+from scavenger.train.loop_mean import weighted_mean
+from scavenger.train.loop_report import EpochDone, LoopEvent, LoopReport, RolledBack, Snapshotted, StepDone
+from scavenger.train.loop_run import LoopRun
+
+JOBS = Path(__file__).with_name("jobs")
+_WITHIN_S = 60.0
+
+
+# ---- payloads ----------------------------------------------------------------------------------------------
+
+numbers = scalar_dtypes().filter(lambda dtype: dtype.kind in "fiub" and dtype.itemsize <= 8)
+tensors = st.dictionaries(
+    st.text(max_size=5), numbers.flatmap(lambda d: arrays(d, (2, 3)) | arrays(d, ()) | arrays(d, 0))
+)
+
+
+@given(tensors)
+def test_arrays_arrive_as_they_were_sent(given: dict[str, Any]) -> None:
+    headers, frames = lm.pack(given)
+
+    got = lm.unpack(headers, [bytes(frame) for frame in frames])
+
+    assert got.keys() == given.keys()
+    for name, array in given.items():
+        assert got[name].shape == array.shape
+        assert got[name].dtype == array.dtype.newbyteorder("<")
+        assert got[name].tobytes() == array.astype(got[name].dtype.newbyteorder("<")).tobytes()
+
+
+def test_an_array_larger_than_a_frame_travels_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lm, "_FRAME_BYTES", 64)
+    given = {"large": np.arange(50.0), "small": np.arange(3), "other": np.asfortranarray(np.eye(5))}
+
+    headers, frames = lm.pack(given)
+    got = lm.unpack(headers, [bytes(frame) for frame in frames])
+
+    assert len(frames) == 7 + 1 + 4
+    assert all(np.array_equal(got[name], array) for name, array in given.items())
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda headers, frames: (headers, frames[:-1]),
+        lambda headers, frames: (headers, [*frames, b"more"]),
+        lambda headers, frames: (headers, [frames[0][:-1], *frames[1:]]),
+        lambda headers, frames: ((headers[0], headers[0]), [frames[0], frames[0]]),
+        lambda headers, frames: ((lm.TensorHeader("a", "<f8", (1 << 40,)), headers[1]), frames),
+    ],
+)
+def test_frames_that_are_not_what_was_announced_are_refused(spoil: Callable[[Any, Any], Any]) -> None:
+    headers, frames = lm.pack({"a": np.ones(4), "b": np.ones(2)})
+
+    with pytest.raises(ValueError, match=r"frames|twice|announced"):
+        lm.unpack(*spoil(headers, [bytes(frame) for frame in frames]))
+
+
+def test_objects_do_not_travel() -> None:
+    with pytest.raises(ValueError, match="only numbers"):
+        lm.pack({"a": np.array([object()])})
+
+
+# ---- the mean ----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 1000))
+def test_the_mean_is_that_of_all_samples_at_once_in_whatever_order(sizes: list[int], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    samples = [random.normal(size=(size, 3)).astype("float32") for size in sizes]
+    given = [(f"w{k}", len(x), {"g": x.mean(axis=0)}) for k, x in enumerate(samples)]
+
+    forwards, backwards = (weighted_mean(order, step=1)["g"] for order in (given, given[::-1]))
+
+    assert forwards.dtype == np.float32
+    np.testing.assert_allclose(forwards, np.concatenate(samples).mean(axis=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(forwards, backwards, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"g": np.ones(4)},
+        {"h": np.ones(3)},
+        {"g": np.ones(3, dtype="float32")},
+        {},
+        {"g": np.ones(3), "h": np.ones(1)},
+    ],
+)
+def test_workers_that_push_different_arrays_are_told_apart(other: dict[str, Any]) -> None:
+    with pytest.raises(TrainingCodeError, match="w0 and w1 pushed different arrays"):
+        weighted_mean([("w0", 1, {"g": np.ones(3)}), ("w1", 1, other)], step=4)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_averaged(bad: float) -> None:
+    with pytest.raises(NonFiniteError, match="w1 pushed NaN or infinity in 'g' at step 4"):
+        weighted_mean([("w0", 1, {"g": np.ones(2)}), ("w1", 1, {"g": np.array([1, bad])})], step=4)
+
+
+# ---- rules of use ------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """A link to nobody: shards in their order, and the mean is what this worker pushed."""
+
+    worker = "w0"
+
+    def __init__(self, answers: Sequence[loop.Granted | loop.Step | None] = ()) -> None:
+        self.answers = list(answers)
+        self.step = 0
+        self.said: list[tuple[int, int, float | None]] = []
+        self.over: set[int] = set()
+
+    def enter(self, sizes: Sequence[int], state: Any, load: Any) -> loop.Place:
+        self.sizes = sizes
+        return loop.Place(0, 0, 1)
+
+    def seek(self, epoch: int) -> loop.Granted | loop.Step | None:
+        return self.answers.pop(0)
+
+    def push(self, part: loop.Granted, tensors: dict[str, Any]) -> loop.Step:
+        self.step += 1
+        return loop.Step(self.step, self.step in self.over, 1, tensors)
+
+    def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
+        self.said.append((epoch, samples, loss))
+
+
+@pytest.fixture
+def link() -> Iterator[Alone]:
+    alone = Alone([loop.Granted(1, (0, 0), 2, 7), loop.Granted(0, (0, 1), 0, 2)])
+    loop.connect(alone)
+    yield alone
+    loop.connect(None)
+
+
+def begin() -> loop.Job:
+    return loop.init([2, 7], state=dict, load=lambda _: None)
+
+
+def test_a_batch_ends_with_its_size_or_its_grant(link: Alone) -> None:
+    job, seen = begin(), []
+    link.over = {4}
+
+    for batch in job.batches(2):
+        seen.append((batch.shard, batch.start, batch.stop, len(batch)))
+        assert job.push_pull({"g": [1.0]}, samples=len(batch)) == {"g": [1.0]}
+        job.notify_batch_end(loss=0.5)
+
+    assert seen == [(1, 2, 4, 2), (1, 4, 6, 2), (1, 6, 7, 1), (0, 0, 2, 2)]
+    assert link.said == [(0, 2, 0.5), (0, 2, 0.5), (0, 1, 0.5), (0, 2, 0.5)]
+    assert (job.epoch, job.step) == (1, 4)
+
+
+def test_after_a_break_the_next_call_goes_on(link: Alone) -> None:
+    job, seen = begin(), []
+    link.over = {3}
+
+    for _ in job.epochs(1):
+        for batch in job.batches(3):
+            seen.append((batch.shard, batch.start, batch.stop))
+            job.push_pull({"g": [1.0]})
+            job.notify_batch_end()
+            break
+
+    assert seen == [(1, 2, 5), (1, 5, 7), (0, 0, 2)]
+
+
+def test_a_step_made_without_this_worker_is_applied_with_an_empty_batch(link: Alone) -> None:
+    job = begin()
+    mean = {"g": np.ones(2)}
+    link.answers = [loop.Step(1, True, 3, mean)]
+
+    [batch] = [applied(job, batch) for batch in job.batches(4)]
+
+    assert len(batch[0]) == 0
+    assert batch[1] is mean
+    assert (job.epoch, job.step, job.workers) == (1, 1, 3)
+    assert link.said == [(0, 0, None)]
+
+
+def applied(job: loop.Job, batch: loop.Batch) -> tuple[loop.Batch, dict[str, Any]]:
+    mean = job.push_pull(None)
+    job.notify_batch_end(loss=float("nan"))
+    return batch, mean
+
+
+def test_an_epoch_that_is_over_yields_nothing(link: Alone) -> None:
+    job = begin()
+    link.answers = [None]
+
+    assert list(job.batches(4)) == []
+    assert job.epoch == 1
+
+
+def _push_twice(job: loop.Job) -> None:
+    next(job.batches(2))
+    job.push_pull({"g": [1.0]})
+    job.push_pull({"g": [1.0]})
+
+
+def _not_pushed(job: loop.Job) -> None:
+    next(job.batches(2))
+    job.notify_batch_end()
+
+
+def _not_notified(job: loop.Job) -> None:
+    for _ in job.batches(2):
+        job.push_pull({"g": [1.0]})
+
+
+def _other_size(job: loop.Job) -> None:
+    next(job.batches(2))
+    job.push_pull({"g": [1.0]}, samples=1)
+
+
+def _integers(job: loop.Job) -> None:
+    next(job.batches(2))
+    job.push_pull({"g": np.array([1, 2])})
+
+
+def _nothing(job: loop.Job) -> None:
+    next(job.batches(2))
+    job.push_pull(None)
+
+
+def _objects(job: loop.Job) -> None:
+    next(job.batches(2))
+    job.push_pull({"g": object()})
+
+
+def _unread(job: loop.Job) -> None:
+    for _ in job.epochs(2):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda job: job.push_pull({"g": [1.0]}), "once for each batch"),
+        (_push_twice, "once for each batch"),
+        (_not_pushed, "after job.push_pull"),
+        (_not_notified, "each batch needs one"),
+        (_other_size, "has 2 samples, not 1"),
+        (_integers, "takes floats"),
+        (_nothing, "needs their gradients"),
+        (_objects, "not an array of numbers"),
+        (_unread, "left without a step"),
+    ],
+)
+def test_a_loop_that_would_train_on_the_wrong_thing_is_stopped(
+    link: Alone, wrong: Callable[[loop.Job], object], message: str
+) -> None:
+    with pytest.raises(TrainingCodeError, match=message):
+        wrong(begin())
+
+
+def test_init_works_in_a_worker_alone() -> None:
+    with pytest.raises(ConfigurationError, match="run_loop"):
+        begin()
+
+
+@pytest.mark.parametrize("sizes", [[], [0, 0], [3, -1]])
+def test_there_must_be_samples(link: Alone, sizes: list[int]) -> None:
+    with pytest.raises(TrainingCodeError, match="some samples"):
+        loop.init(sizes, state=dict, load=lambda _: None)
+
+
+# ---- real workers ------------------------------------------------------------------------------------------
+
+
+class Drive:
+    """A run, and all that it has told."""
+
+    def __init__(self, work_dir: Path, *, train: str = "train", workers: int = 3, **options: Any) -> None:
+        self.run = LoopRun(
+            JobSource(f"loop_small:{train}", JOBS, 3, threads=1),
+            workers=workers,
+            work_dir=work_dir,
+            timeouts=Timeouts(start_s=30.0, step_s=30.0),
+            **options,
+        )
+        self.events: list[LoopEvent] = []
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        def polled() -> bool:
+            self.events += self.run.poll(0.02)
+            return condition()
+
+        assert eventually(polled, within_s=_WITHIN_S), self.events[-5:]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def finish(self) -> LoopReport:
+        self.until(lambda: self.run.done)
+        return self.run.report
+
+
+def surviving(events: Sequence[LoopEvent]) -> list[StepDone]:
+    """The steps that no rollback has undone."""
+    steps: list[StepDone] = []
+    for event in events:
+        if isinstance(event, StepDone):
+            steps.append(event)
+        elif isinstance(event, RolledBack):
+            steps = steps[: event.step]
+    return steps
+
+
+def replayed(steps: Sequence[StepDone], small: Any, replica: Any) -> Any:
+    """What one process makes of the same batches."""
+    for step in steps:
+        x = np.concatenate([small.X[part.shard][part.start : part.stop] for _, part in step.parts])
+        y = np.concatenate([small.Y[part.shard][part.start : part.stop] for _, part in step.parts])
+        replica.apply(replica.gradient(x, y)[0])
+    return replica
+
+
+def assert_each_sample_once(steps: Sequence[StepDone], small: Any) -> None:
+    counts = Counter(
+        (step.epoch, part.shard, place)
+        for step in steps
+        for _, part in step.parts
+        for place in range(part.start, part.stop)
+    )
+    assert counts == Counter(
+        (epoch, shard, place)
+        for epoch in range(small.EPOCHS)
+        for shard, size in enumerate(small.SIZES)
+        for place in range(size)
+    )
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(JOBS)
+    return importlib.import_module("loop_small")
+
+
+@pytest.mark.slow
+def test_every_sample_counts_once_and_all_end_alike_through_deaths_joins_and_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Any
+) -> None:
+    monkeypatch.setenv("SCAV_FAIL", "worker.pushed/w1:kill@4,worker.computed/w2:stop@7")
+    monkeypatch.setenv("LOOP_PAUSE_S", "0.04")
+    drive = Drive(tmp_path, replace=False)
+    with drive.run as run:
+        drive.until(lambda: run.step >= 1)
+        origin = drive.of(StepDone)[0].parts[0][0]
+        begun_with = small.Replica(run.crew.engine.pid(origin))
+        drive.until(lambda: len(drive.of(Lost)) == 2)
+        [joiner] = run.scale_out(1)
+        drive.until(lambda: any(name == joiner for step in drive.of(StepDone) for name, _ in step.parts))
+        run.scale_in(["w0"])
+        at = run.step
+        report = drive.finish()
+
+    steps = drive.of(StepDone)
+    assert_each_sample_once(steps, small)
+    assert {(loss.worker, loss.cause.split()[0]) for loss in drive.of(Lost)} == {("w1", "was"), ("w2", "was")}
+    assert "w0" not in {name for step in steps if step.step > at + 1 for name, _ in step.parts}
+    assert {event.epoch for event in drive.of(EpochDone)} == {0, 1}
+    assert report.replicas_equal
+    assert report.steps == len(steps) == report.state["steps"]
+    assert report.epochs == small.EPOCHS
+    assert set(report.losses) == {0, 1}
+    alone = replayed(steps, small, begun_with)
+    np.testing.assert_allclose(report.state["w"], alone.w, rtol=1e-5)
+    np.testing.assert_allclose(report.state["velocity"], alone.velocity, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_a_checkpoint_when_all_workers_or_the_leader_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Any
+) -> None:
+    monkeypatch.setenv("LOOP_PAUSE_S", "0.04")
+    options = {"workers": 2, "checkpoints": str(tmp_path / "kept"), "checkpoint_every_s": 0.1}
+    first = Drive(tmp_path, **options)
+    with first.run as run:
+        first.until(lambda: run.step >= 1)
+        origin = first.of(StepDone)[0].parts[0][0]
+        begun_with = small.Replica(run.crew.engine.pid(origin))
+        first.until(lambda: bool(first.of(Snapshotted)))
+        for worker in run.members:
+            os.kill(run.crew.engine.pid(worker), signal.SIGKILL)
+        first.until(lambda: bool(first.of(RolledBack)))
+        first.until(
+            lambda: (
+                first.events.index(first.of(Snapshotted)[-1]) > first.events.index(first.of(RolledBack)[0])
+            )
+        )
+    second = Drive(tmp_path, resume=True, **options)
+    with second.run:
+        report = second.finish()
+
+    steps = surviving([*first.events, RolledBack(second.of(StepDone)[0].step - 1), *second.events])
+    assert_each_sample_once(steps, small)
+    assert report.replicas_equal
+    np.testing.assert_allclose(report.state["w"], replayed(steps, small, begun_with).w, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_sample_that_kills_its_readers_is_left_out_and_nothing_else(tmp_path: Path, small: Any) -> None:
+    kept = {"checkpoints": str(tmp_path / "kept"), "checkpoint_every_s": 0.0}
+    drive = Drive(tmp_path, train="poisoned", workers=2, **kept)
+    with drive.run:
+        report = drive.finish()
+
+    shard, place = small.POISON
+    [left_out] = report.quarantined
+    assert (left_out.piece.scope, left_out.piece.start, left_out.piece.stop) == (shard, place, place + 1)
+    counts = Counter(
+        (part.shard, sample)
+        for step in surviving(drive.events)
+        for _, part in step.parts
+        for sample in range(part.start, part.stop)
+    )
+    assert counts[small.POISON] == 0
+    assert sum(counts.values()) == small.EPOCHS * (sum(small.SIZES) - 1)
+    assert set(counts.values()) == {small.EPOCHS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("train", "error", "message"),
+    [
+        ("raises", TrainingCodeError, r"loop_small.py:\d+: ValueError: cannot digest 8 samples"),
+        ("yields_nan", NonFiniteError, "pushed NaN"),
+        ("forgets_to_join", TrainingCodeError, r"without calling loop\.init"),
+        ("missing", TrainingCodeError, "has no function 'missing'"),
+    ],
+)
+def test_a_fault_of_the_training_code_ends_the_job_and_says_what(
+    tmp_path: Path, train: str, error: type[Exception], message: str
+) -> None:
+    drive = Drive(tmp_path, train=train, workers=1)
+
+    with drive.run, pytest.raises(error, match=message):
+        drive.finish()
+
+
+@pytest.mark.slow
+def test_losing_every_replica_without_a_checkpoint_ends_the_job(tmp_path: Path) -> None:
+    drive = Drive(tmp_path, workers=1, replace=False)
+    with drive.run as run:
+        drive.until(lambda: run.step >= 2)
+        with pytest.raises(ConfigurationError, match="cannot leave"):
+            run.scale_in(["w0"])
+        os.kill(run.crew.engine.pid("w0"), signal.SIGKILL)
+
+        with pytest.raises(WorkersLostError, match="no checkpoint"):
+            drive.finish()

@@ -1,0 +1,264 @@
+"""Whatever dies or stands still in mid-step, the job goes on, and its weights are those of the undisturbed run.
+
+Each case arms one failpoint, in a job of two workers and two aggregators, whose process kills or stops itself at
+a step in the midst of an epoch. An ordinary run tries those in which most is at stake; with
+`SCAVENGER_EVERY_FAILPOINT=1` in the environment every failpoint is crossed with both faults and every process.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from driving import Run, assert_fired, assert_same_weights, batches, plain_keras
+from processes import eventually
+
+from scavenger.errors import WorkersLostError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+EVERY = bool(os.environ.get("SCAVENGER_EVERY_FAILPOINT"))
+NAME, DATASET, B, EPOCHS = "adam", 170, 34, 4
+STEPS = EPOCHS * DATASET // B
+LIMIT_S = 60.0
+"""A job that takes longer hangs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault at a failpoint, the n-th time that its process comes there.
+
+    Attributes:
+        often: Also tried in an ordinary run: `kill`, `stop`, both words, or none.
+        because: A fault without which the point is not come to.
+    """
+
+    point: str
+    process: str
+    nth: int
+    often: str = ""
+    because: str = ""
+
+    def fault(self, action: str) -> str:
+        return f"{self.point}/{self.process}:{action}@{self.nth}"
+
+
+CASES = (
+    Case("worker.joining", "w1", 1),
+    Case("worker.leased", "w1", 8),
+    Case("worker.computed", "w1", 8, often="kill stop"),
+    Case("worker.pushed", "w0", 8, often="kill"),
+    Case("worker.evaluated", "w1", 2, often="kill"),
+    Case("worker.pushed_some", "w1", 8, often="kill"),
+    Case("worker.pulling", "w1", 3),
+    Case("aggregator.received", "aggregator-0", 13),
+    Case("aggregator.applying", "aggregator-0", 8),
+    Case("aggregator.applying", "aggregator-1", 8, often="stop"),
+    Case("aggregator.applied", "aggregator-0", 8, often="kill"),
+    Case("aggregator.applied", "aggregator-1", 8, often="kill"),
+    Case("aggregator.published", "aggregator-0", 10, often="kill"),
+    Case("coordinator.greeted", "coordinator-1", 1),
+    Case("coordinator.announced", "coordinator-1", 1, often="kill"),
+    Case("coordinator.installed", "coordinator-1", 1, often="stop"),
+    Case("coordinator.lost", "coordinator-1", 1, because="worker.computed/w1:kill@8"),
+)
+CHOSEN = [
+    pytest.param(case, action, id=f"{case.point}-{case.process}-{action}")
+    for case in CASES
+    for action in ("kill", "stop")
+    if EVERY or action in case.often
+]
+_OVER_THE_WIRE = ("worker.pushed_some", "worker.pulling")
+"""Where payloads travel: come to by a worker that does not share the aggregators' memory."""
+
+
+@pytest.mark.parametrize(("case", "action"), CHOSEN)
+def test_a_fault_at_a_failpoint_changes_nothing_but_the_time(case: Case, action: str, tmp_path: Path) -> None:
+    fault = case.fault(action)
+    faults = [entry for entry in (fault, case.because) if entry]
+    remote = ("w1",) if case.point in _OVER_THE_WIRE else ()
+    with Run(
+        f"small:{NAME}",
+        tmp_path,
+        aggregators=2,
+        epochs=EPOCHS,
+        replace=case.point == "worker.joining",
+        faults=faults,
+        remote=remote,
+        start_s=25.0,
+    ) as run:
+        if remote:  # who shares the memory puts the initial weights there
+            run.crew.start(1)
+            run.until(lambda: run.crew.ready == 1, LIMIT_S)
+            run.crew.launch(1)
+            run.until(lambda: run.crew.ready == 2, LIMIT_S)
+            run.crew.resize(2, B, "start")
+        else:
+            run.begin(2, B, LIMIT_S)
+        run.to_the_end(LIMIT_S)
+        for entry in faults:
+            process = entry.partition("/")[2].partition(":")[0]
+            run.until(lambda process=process: _noticed(run, process), LIMIT_S)  # type: ignore[misc]
+            assert_fired(run, entry)
+        got = run.finish()
+
+    assert len(run.steps) == STEPS
+    assert [report.epoch for report in run.epochs] == list(range(EPOCHS))
+    assert len(run.lost) == sum("/w" in entry for entry in faults)
+    assert len(run.recovered) == sum("/w" not in entry for entry in faults)
+    assert_same_weights(got, plain_keras(NAME, run.steps))
+
+
+def _noticed(run: Run, process: str) -> bool:
+    if process.startswith("w"):
+        return process in [lost.worker for lost in run.lost]
+    # a coordinator's successor has another name
+    role = process.partition("-")[0]
+    return role in [recovered.process.partition("-")[0] for recovered in run.recovered]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ("worker.computed/w1:kill@8", "worker.pushed/w2:kill@8"),
+        ("worker.pushed/w1:kill@8", "aggregator.applying/aggregator-0:kill@8"),
+    ],
+    ids=["two workers", "a worker and an aggregator"],
+)
+def test_two_losses_in_one_step_are_no_worse_than_one(faults: tuple[str, ...], tmp_path: Path) -> None:
+    with Run(f"small:{NAME}", tmp_path, aggregators=2, epochs=EPOCHS, faults=faults) as run:
+        run.begin(3, B, LIMIT_S)
+        run.to_the_end(LIMIT_S)
+        run.until(lambda: len(run.lost) + len(run.recovered) == 2, LIMIT_S)
+        for fault in faults:
+            assert_fired(run, fault)
+        got = run.finish()
+
+    assert len(run.steps) == STEPS
+    assert_same_weights(got, plain_keras(NAME, run.steps))
+
+
+def test_without_a_worker_the_job_waits_and_a_new_one_goes_on(tmp_path: Path) -> None:
+    with Run("small:slow", tmp_path, aggregators=2) as run:
+        run.begin(2, B, LIMIT_S)
+        run.train(7)
+        run.crew.launch(1)
+        run.until(lambda: run.crew.starting == 1)
+        for worker in ("w0", "w1"):
+            run.kill(worker)
+        run.until(lambda: len(run.lost) == 2, LIMIT_S)
+        applied = len(run.steps)
+        run.until(lambda: "w2" in run.started, LIMIT_S)
+        run.train(7)
+        assert run.steps[applied].step == applied + 1
+        assert {name for name, *_ in run.steps[-1].pieces} == {"w2"}
+        got = run.finish()
+
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
+def test_a_worker_that_wakes_after_it_was_given_up_is_refused(tmp_path: Path) -> None:
+    with Run("small:slow", tmp_path, aggregators=2, faults=["worker.computed/w1:stop@5"]) as run:
+        run.engine.spared.add("w1")
+        run.begin(2, B, LIMIT_S)
+        # it stands still with a gradient of step 5 that it has not told of
+        run.until(lambda: bool(run.steps) and run.steps[-1].workers == 1, LIMIT_S)
+        assert run.engine.suspended("w1")
+        assert "refused w1" not in run.log("aggregator-0")
+        run.wake("w1")
+        run.until(lambda: "refused w1" in run.log("aggregator-0"), LIMIT_S)
+        run.train(5)
+        run.engine.spared.clear()
+        got = run.finish()
+
+    assert [step.step for step in run.steps if "w1" in {name for name, *_ in step.pieces}] == [1, 2, 3, 4]
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
+def test_a_coordinator_that_wakes_after_another_leads_changes_nothing(tmp_path: Path) -> None:
+    with Run("small:slow", tmp_path, aggregators=2) as run:
+        run.begin(2, B, LIMIT_S)
+        run.train(3)
+        run.engine.spared.add("coordinator-1")
+        run.freeze("coordinator-1")
+        # what it has not read yet it will act upon when it wakes
+        run.crew.resize(1, 20, "told to both")
+        run.until(lambda: bool(run.recovered), LIMIT_S)
+        run.until(lambda: run.crew.settled, LIMIT_S)
+        assert run.engine.suspended("coordinator-1")
+        assert run.leader() == "coordinator-2"
+        run.crew.resize(2, 30, "told to the new one")
+        run.until(lambda: run.crew.settled, LIMIT_S)
+        views = len(run.views)
+        run.wake("coordinator-1")
+        run.until(lambda: not run.engine.suspended("coordinator-1"))
+        run.train(10)
+        assert (run.leader(), len(run.views)) == ("coordinator-2", views)
+        assert {(step.workers, step.global_batch_size) for step in run.steps[-10:]} >= {(2, 30)}
+        got = run.finish()
+
+    assert [view.global_batch_size for view in run.views] == [B, 20, 30]
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
+@pytest.mark.parametrize("process", ["aggregator-0", "w1"])
+def test_a_new_coordinator_notices_who_stood_still_before_it_led(process: str, tmp_path: Path) -> None:
+    with Run("small:slow", tmp_path, aggregators=2) as run:
+        run.begin(2, B, LIMIT_S)
+        run.train(7)
+        run.freeze(process)
+        run.kill("coordinator-1")
+        run.until(
+            lambda: process in [r.process for r in run.recovered] + [lost.worker for lost in run.lost],
+            LIMIT_S,
+        )
+        run.train(7)
+        got = run.finish()
+
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
+def test_everything_but_the_command_dies_within_seconds(tmp_path: Path) -> None:
+    with Run("small:slow", tmp_path, aggregators=2, replace=True) as run:
+        run.begin(2, B, LIMIT_S)
+        run.train(7)
+        for process in ("coordinator-1", "aggregator-0", "w0", "aggregator-1", "w1"):
+            pid = run.pid(process)
+            run.kill(process)
+            run.until(lambda pid=pid, process=process: _gone(run, process, pid))  # type: ignore[misc]
+        run.until(lambda: len(run.recovered) == 3 and run.crew.ready == 2, LIMIT_S)
+        run.train(7)
+        assert run.crew.workers("training") == ("w2", "w3")
+        run.crew.resize(1, 20, "it still obeys")
+        run.until(lambda: run.crew.settled, LIMIT_S)
+        run.train(3)
+        got = run.finish()
+
+    assert run.steps[-1].global_batch_size == 20
+    assert_same_weights(got, plain_keras("slow", run.steps))
+
+
+def _gone(run: Run, process: str, pid: int) -> bool:
+    """The end of a process has been seen: nobody of that name runs, or another."""
+    return process not in run.engine.running or run.pid(process) != pid
+
+
+def test_losses_that_do_not_end_are_told_in_one_line(tmp_path: Path) -> None:
+    def kill_again_and_again(run: Run) -> None:
+        for times in range(1, 20):
+            run.kill("aggregator-1")
+            run.until(lambda times=times: len(run.recovered) == times, LIMIT_S)  # type: ignore[misc]
+
+    with Run("small:momentum", tmp_path, aggregators=2) as run:
+        run.begin(1, B, LIMIT_S)
+        with pytest.raises(
+            WorkersLostError, match=r"aggregator-1 was killed by SIGKILL.* time within"
+        ) as caught:
+            kill_again_and_again(run)
+
+    assert "\n" not in str(caught.value)
+    assert len(run.recovered) >= 2
+    assert eventually(lambda: not run.engine.running)
+    batches(run.steps, DATASET)
