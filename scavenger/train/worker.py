@@ -344,17 +344,18 @@ class Worker:
 
     def _compute(self, order: m.Order, epoch: int, view: View, piece: Piece) -> None:
         step = order.step + 1
-        started = time.perf_counter()
-        waited = self._batches.waited_s
         share = piece.share
+        indices = self._samples(epoch, share.start, share.stop)
+        weights = self._weights(order.step, order) if len(indices) else []
+        # fetching weights from other hosts is no computing
+        started, waited_before = time.perf_counter(), self._batches.waited_s
         loss = half_sqnorm = 0.0
-        if len(indices := self._samples(epoch, share.start, share.stop)):
+        if len(indices):
             batch = self._batches.take((epoch, share.start, share.stop), indices)
-            waited = self._batches.waited_s - waited
             if not order.cautious:
                 self._look_ahead(step + 1, view)
             result = self._program.gradient(
-                self._weights(order.step, order),
+                weights,
                 batch,
                 seed=sample_seed(self._boot.seed, step, share.start),
                 # alone, a worker tells the noise from the two halves of its batch
@@ -362,6 +363,7 @@ class Worker:
             )
             self._put(result, piece.slot)
             loss, half_sqnorm = result.loss, result.half_sqnorm
+        waited = self._batches.waited_s - waited_before
         fail_here("worker.computed")
         said = m.Contributed(
             view=view.number,

@@ -18,7 +18,7 @@ from scavenger.elastic.order import epoch_order, sample_seed
 from scavenger.train import messages as m
 from scavenger.train.crew import Crew, JobSource, Leaving, Lost, Recovered, RolledBack, Started, Timeouts
 from scavenger.train.engine import ProcessEngine
-from scavenger.train.engine_base import Exit
+from scavenger.train.engine_base import Engine, Exit
 from scavenger.train.failpoints import VARIABLE
 from scavenger.train.worker import load_program
 
@@ -74,6 +74,7 @@ class Run:
         replace: Start a worker in place of each that is lost.
         faults: Failpoints, `NAME/process:kill@n`, each in the first process of that name.
         remote: Processes that do not share the job's memory.
+        engine: Another engine than one that can be broken.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Run:
         start_s: float = 120.0,
         step_s: float = 60.0,
         job_dir: Path = JOBS,
+        engine: Callable[[Path, int], Engine] | None = None,
     ) -> None:
         self.work_dir, self.epochs_wanted, self.best, self.replace = work_dir, epochs, best, replace
         self.crew = Crew(
@@ -101,7 +103,8 @@ class Run:
             aggregators=aggregators,
             restore=None if restore is None else m.Restore(str(restore)),
             checkpoint=checkpoint,
-            engine=lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote),
+            engine=engine
+            or (lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote)),
         )
         self.steps: list[m.StepReport] = []
         self.epochs: list[m.EpochReport] = []
