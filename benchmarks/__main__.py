@@ -10,12 +10,38 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import planning, prediction, search_overhead, startup, step, switch
+from benchmarks import (
+    aggregation,
+    elastic_faults,
+    elastic_joining,
+    elastic_round,
+    elastic_step,
+    elastic_watching,
+    planning,
+    prediction,
+    search_overhead,
+    startup,
+    step,
+    switch,
+)
 from benchmarks.figures import Benchmark, Result, markdown_table, replace_section
 from benchmarks.machine import conditions, describe
 
 _HERE = Path(__file__).resolve().parent
-_MODULES = (planning, startup, switch, step, prediction, search_overhead)
+_MODULES = (
+    planning,
+    startup,
+    switch,
+    step,
+    aggregation,
+    elastic_joining,
+    elastic_step,
+    elastic_round,
+    elastic_faults,
+    elastic_watching,
+    prediction,
+    search_overhead,
+)
 BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in _MODULES}
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Benchmark, Result, Spread
+from scavenger.train.bodies import TensorSpec
 from scavenger.train.kernels import Array
-from scavenger.train.messages import TensorSpec
 from scavenger.train.update import Update
 
 __all__ = ["BENCHMARK"]

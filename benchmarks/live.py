@@ -10,13 +10,15 @@ from pathlib import Path
 from scavenger.control.goal import Goal
 from scavenger.control.jobfile import load_job
 from scavenger.control.journal import Journal
+from scavenger.control.limits import Limits
 from scavenger.control.space import open_cloud, search_space
-from scavenger.control.trainer import Limits, Trainer
+from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import EPOCHS_MAX, GoalSpec
 from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import Event, Observer, WorkerChanged
-from scavenger.train.coordinator import Coordinator, JobSource, Timeouts
+from scavenger.train.crew import Crew
+from scavenger.train.source import JobSource, Timeouts
 
 __all__ = ["EXAMPLES", "at", "job_file", "train", "visit"]
 
@@ -50,16 +52,15 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
     file = job_file(example)
     job = load_job(file)
     offer = search_space(job, open_cloud(job)).offers[0]
-    coordinator = Coordinator(
+    crew = Crew(
         JobSource(str(job.train), file.parent, job.seed, offer.cpus),
-        slots=job.worker_counts[-1],
         work_dir=work_dir,
         timeouts=Timeouts(job.limits.start, job.limits.step),
     )
     journal = Journal(work_dir / "measurements.jsonl", job_id="benchmark", job=job.name)
     try:
         trainer = Trainer(
-            coordinator,
+            crew,
             goal=Goal(GoalSpec(max_epochs=EPOCHS_MAX)),
             offer=offer,
             limits=Limits(None, None),
@@ -68,11 +69,11 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
             started_at=time.monotonic(),
             on_tick=lambda: None,
         )
-        coordinator.start(workers)
+        trainer.start(workers)
         trainer.move(at(trainer, workers, global_batch_size), "benchmark")
         yield trainer
     finally:
-        coordinator.close()
+        crew.close()
         journal.close()
 
 
@@ -90,11 +91,11 @@ def visit(trainer: Trainer, workers: int, global_batch_size: int, steps: int) ->
     Raises:
         ValueError: If fewer than K workers are ready.
     """
-    if trainer.coordinator.ready < workers:
-        raise ValueError(f"{trainer.coordinator.ready} workers are ready, not {workers}")
+    if trainer.crew.ready < workers:
+        raise ValueError(f"{trainer.crew.ready} workers are ready, not {workers}")
     begin = trainer.step
-    trainer.coordinator.resize(workers, global_batch_size, "benchmark")
-    trainer.until(lambda: trainer.coordinator.membership.settled)
+    trainer.crew.resize(workers, global_batch_size, "benchmark")
+    trainer.until(lambda: trainer.crew.settled)
     target = at(trainer, workers, global_batch_size)
-    trainer.until(lambda: len(trainer.window(target, begin)) >= steps)
-    return trainer.window(target, begin)
+    trainer.until(lambda: len(trainer.course.window(target, begin)) >= steps)
+    return trainer.course.window(target, begin)

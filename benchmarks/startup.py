@@ -31,20 +31,20 @@ def _peak_bytes(pid: int, sampled_bytes: int) -> int:
     return int(line.split()[1]) * 1024
 
 
-def _memory(example: str, work_dir: Path) -> tuple[dict[str, int], list[float]]:
-    """Peak of each process after the largest batch at K = 1 and K = 2 and an evaluation; set-up times."""
+def _memory(example: str, work_dir: Path) -> tuple[dict[str, list[int]], list[float]]:
+    """Peaks by role, after the largest batch at K = 1 and K = 2 and an evaluation; set-up times."""
     batch = load_job(job_file(example)).batch_sizes[-1]
     with train(example, work_dir, workers=2, global_batch_size=batch) as trainer:
         visit(trainer, 1, batch, _STEPS)
         visit(trainer, 2, batch, _STEPS)
-        epochs = len(trainer.epochs)
-        trainer.until(lambda: len(trainer.epochs) > epochs)  # evaluation needs memory too
-        sampled = trainer.coordinator.memory_bytes
-        peaks = {
-            name: _peak_bytes(pid, sampled.get(name, 0))
-            for name, (_, pid, state) in trainer.coordinator.processes().items()
-            if state != "gone"
-        }
+        epochs = len(trainer.course.epochs)
+        trainer.until(lambda: len(trainer.course.epochs) > epochs)  # evaluation needs memory too
+        sampled = trainer.crew.memory_bytes
+        peaks: dict[str, list[int]] = {}
+        for process in trainer.crew.processes():
+            if process.state != "gone":
+                peak = _peak_bytes(process.pid, sampled.get(process.name, 0))
+                peaks.setdefault(process.role, []).append(peak)
         return peaks, list(trainer.setup_s)
 
 
@@ -63,17 +63,13 @@ def run(repetitions: int, work_dir: Path) -> Result:
     worst = 0
     for example in EXAMPLES:
         peaks, setup = _memory(example, work_dir / example)
-        workers = Spread.of(size for name, size in peaks.items() if name != "aggregator")
+        roles = {role: Spread.of(sizes) for role, sizes in sorted(peaks.items())}
         ready = Spread.of(setup)
-        rows.append((f"{example}: worker, peak memory", str(workers.count), workers.text(1e-6, 0) + " MB"))
-        rows.append((f"{example}: aggregator, peak memory", "1", f"{peaks['aggregator'] * 1e-6:.0f} MB"))
+        for role, sizes in roles.items():
+            rows.append((f"{example}: {role}, peak memory", str(sizes.count), sizes.text(1e-6, 0) + " MB"))
         rows.append((f"{example}: two workers at once, until ready", str(ready.count), ready.text() + " s"))
-        figures[example] = {
-            "worker_bytes": workers,
-            "aggregator_bytes": peaks["aggregator"],
-            "setup_s": ready,
-        }
-        worst = max(worst, *peaks.values())
+        figures[example] = {**{f"{role}_bytes": sizes for role, sizes in roles.items()}, "setup_s": ready}
+        worst = max(worst, *(round(sizes.high) for sizes in roles.values()))
     answer, bare = spreads["scavenger --help"], spreads["python -c pass"]
     return Result(
         headers=("what", "n", "median (least – greatest)"),

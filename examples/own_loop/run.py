@@ -7,7 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from scavenger.train.crew import Lost, Started
+from scavenger.train.crew_events import Lost, Started
 from scavenger.train.loop_driver import run_loop
 from scavenger.train.loop_report import EpochDone, LoopEvent, StepDone
 from scavenger.train.loop_run import LoopRun

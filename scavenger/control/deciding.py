@@ -44,7 +44,7 @@ def fit_model(
     measured = Profile(
         measurements=tuple(search.measurements),
         dataset_size=dataset_size,
-        evaluation_s=trainer.evaluation_s(),
+        evaluation_s=trainer.course.evaluation_s(),
         setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
         convergence=convergence,
     )
@@ -100,8 +100,10 @@ def decide(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace
 def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, steps: int) -> bool:
     """Train on for some steps, and tell whether a stored model agrees with them; notes where it does not."""
     begin = trainer.step
-    trainer.until(lambda: trainer.wanted < chosen.workers or len(trainer.window(chosen, begin)) >= steps)
-    window = trainer.window(chosen, begin)
+    trainer.until(
+        lambda: trainer.wanted < chosen.workers or len(trainer.course.window(chosen, begin)) >= steps
+    )
+    window = trainer.course.window(chosen, begin)
     if trainer.finished or not window:
         return True
     live_s = statistics.median(record.step_time_s for record in window)

@@ -72,3 +72,10 @@ class Goal:
             return ""
         sign = ">=" if self.spec.direction == "max" else "<="
         return f"{self.spec.metric}{sign}{self.spec.target:g}"
+
+    @property
+    def words(self) -> str:
+        """For the user."""
+        if self.spec.target is None:
+            return f"{self.spec.max_epochs} epochs"
+        return f"{self.text} within {self.spec.max_epochs} epochs"

@@ -8,53 +8,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from scavenger.cloud.base import Cloud
+from scavenger.control.assembly import crew_of, trainer_of
 from scavenger.control.audit import AUDIT_FILE
-from scavenger.control.deciding import ask_while_training, decide, fit_model, still_fits
+from scavenger.control.driver import Confirm, Driver
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
-from scavenger.control.knowledge import Knowledge, optimizer_id
+from scavenger.control.limits import CLOSE_S
 from scavenger.control.operator import Operator
-from scavenger.control.outcome import NOTHING_SEARCHED, actual_of, progress_of, search_outcome
-from scavenger.control.profiling import Search, profile
-from scavenger.control.recorder import Recorder
+from scavenger.control.outcome import NOTHING_SEARCHED, actual_of, search_outcome
+from scavenger.control.recorder import Recorder, refuse_second_run
 from scavenger.control.resumption import Resumption, checkpoint_url
-from scavenger.control.space import (
-    check_supported,
-    check_training_module,
-    fit_to_data,
-    open_cloud,
-    search_space,
-)
-from scavenger.control.steering import Steering
-from scavenger.control.trainer import CLOSE_S, Before, Limits, Trainer
-from scavenger.domain.configuration import Configuration
-from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
-from scavenger.domain.fingerprint import Fingerprint
-from scavenger.domain.job import CheckpointSpec, JobSpec
-from scavenger.domain.report import ChoiceMade, JobState, Observer, PhaseChanged, Predicted, RunReport
-from scavenger.errors import (
-    CleanupError,
-    Interrupted,
-    LimitReachedError,
-    NoFeasiblePlanError,
-    ScavengerError,
-    TransientError,
-)
-from scavenger.models.job_model import JobModel
-from scavenger.policy import batch_rule, learning_rate_scale, policy_for
-from scavenger.search.plan import SearchPlan, plan_search
+from scavenger.control.space import check_supported, check_training_module, open_cloud, search_space
+from scavenger.control.trainer import Trainer
+from scavenger.domain.job import JobSpec
+from scavenger.domain.report import JobState, Observer, PhaseChanged, RunReport
+from scavenger.errors import CleanupError, Interrupted, LimitReachedError, ScavengerError
 from scavenger.store import Store
-from scavenger.store.records import JobRecord
-from scavenger.train.crew import Crew, JobSource, Timeouts
-from scavenger.train.messages import CheckpointPlan, Manifest, Restore
-from scavenger.train.ray_engine import engine_maker
+from scavenger.train.crew import Crew
 
 __all__ = ["Confirm", "JobRun"]
-
-Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
 
 
 class JobRun:
@@ -98,7 +71,7 @@ class JobRun:
         self._observer = observer
         self._trainer: Trainer | None = None
         self._crew: Crew | None = None
-        self._search: Search | None = None
+        self._driver: Driver | None = None
         self._journal: Journal | None = None
         self._audit: Journal | None = None
         self._model_path: Path | None = None
@@ -106,7 +79,6 @@ class JobRun:
         self._stop_reason: str | None = None
         self._save_wanted = True
         self._operator: Operator | None = None
-        self._chosen: Configuration | None = None
         self._checkpoint_url = ""
 
     # ---- from outside --------------------------------------------------------------------------------------
@@ -137,29 +109,16 @@ class JobRun:
             ScavengerError: For what comes before the job has started.
         """
         self._store.reap_dead_jobs()
-        self._refuse_second_run(None)
+        resumed = self._resumed is not None
+        refuse_second_run(self._store, self._job_file, None, resumed=resumed)
         with self._recorder() as recorder:
-            self._refuse_second_run(recorder.record)
+            refuse_second_run(self._store, self._job_file, recorder.record, resumed=resumed)
             return self._recorded(recorder)
 
     def _recorder(self) -> Recorder:
         if self._resumed is None:
             return Recorder.begin(self._store, self._job, self._job_file, self._observer)
         return Recorder(self._store, self._store.resume_job(self._resumed.job_id), self._observer)
-
-    def _refuse_second_run(self, mine: JobRecord | None) -> None:
-        """Of two that were begun at the same moment, unseen by each other, the later gives way."""
-        for other in self._store.running_jobs(self._job_file):
-            # of a resumed one, its last beginning counts: that it was created first gives it no right
-            if mine is None or (
-                other.id != mine.id
-                and (self._resumed is not None or (other.created_at, other.id) < (mine.created_at, mine.id))
-            ):
-                pid = other.owner.pid
-                raise TransientError(
-                    f"{other.name} runs already as job {other.id[:8]} (process {pid}); wait for it, or end "
-                    f"it with `kill -INT {pid}`"
-                )
 
     # ---- the whole of it -----------------------------------------------------------------------------------
 
@@ -172,8 +131,8 @@ class JobRun:
             self._journal = self._opened(work_dir / "measurements.jsonl", recorder.job_id)
             if self._audited:
                 self._audit = self._opened(work_dir / AUDIT_FILE, recorder.job_id)
-            self._start(recorder, self._journal, work_dir, started_at)
-            state = self._drive(recorder)
+            driver, operator = self._start(recorder, self._journal, work_dir, started_at)
+            state = driver.run(operator)
         except Interrupted as stop:
             state, error, exit_code = "interrupted", str(stop), stop.exit_code
         except LimitReachedError as limit:
@@ -206,50 +165,57 @@ class JobRun:
         step = None if self._resumed is None else self._resumed.before.step
         return Journal(path, resumed_step=step, job_id=job_id, job=self._job.name, seed=self._job.seed)
 
-    def _start(self, recorder: Recorder, journal: Journal, work_dir: Path, started_at: float) -> None:
-        job, offer = self._job, self._space.offers[0]
+    def _start(
+        self, recorder: Recorder, journal: Journal, work_dir: Path, started_at: float
+    ) -> tuple[Driver, Operator]:
+        job = self._job
         count = self._space.workers[0]
         workers = "1 worker" if count == 1 else f"{count} workers"
         recorder.on_event(PhaseChanged("starting", f"{workers} on {job.infra}"))
         resumed = self._resumed
-        plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
         self._checkpoint_url = (
             checkpoint_url(job.checkpoint, self._folder, work_dir) if resumed is None else resumed.url
         )
-        self._crew = Crew(
-            JobSource(str(job.train), self._folder, job.seed, offer.cpus),
+        self._crew = crew_of(
+            job,
+            self._space,
+            folder=self._folder,
             work_dir=work_dir,
-            timeouts=Timeouts(job.limits.start, job.limits.step),
-            aggregators=job.elastic.aggregators,
-            restore=None if resumed is None else Restore(resumed.url),
-            checkpoint=CheckpointPlan(self._checkpoint_url, plan.every, plan.every_steps or 0),
-            engine=engine_maker(job.engine),
+            checkpoints=self._checkpoint_url,
+            resumed=resumed is not None,
             clock=self._clock,
         )
-        reference = self._space.global_batch_sizes[0]
-        self._trainer = Trainer(
+        self._trainer = trainer_of(
             self._crew,
+            job,
+            self._space,
             goal=self._goal,
-            offer=offer,
-            limits=Limits(job.constraints.deadline, job.constraints.budget),
             journal=journal,
+            audit=self._audit,
             observer=recorder,
             started_at=started_at,
             on_tick=lambda: self._tick(recorder),
-            before=Before() if resumed is None else resumed.before,
-            lr_scale=lambda batch, noise: (
-                learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise).factor
-            ),
-            replacements_max=job.elastic.failures.give_up,
-            audit=self._audit,
+            resumed=resumed,
             clock=self._clock,
+        )
+        self._driver = Driver(
+            self._trainer,
+            job,
+            self._space,
+            store=self._store,
+            recorder=recorder,
+            cloud=self._cloud,
+            run=self._run,
+            confirm=self._confirm,
+            at_end=lambda error: self._end_at_once(recorder, error),
+            resumed=resumed,
         )
         self._operator = Operator(
             self._store,
             recorder.job_id,
             keep=recorder.keep,
             workers=job.elastic_range,
-            batch=self._batch_at,
+            batch=self._driver.batch_at,
             stop=self._stop_as_asked,
             measured=recorder.measured,
         )
@@ -259,244 +225,19 @@ class JobRun:
             self._trainer.stop(self._stop_reason)
         self._trainer.start(self._space.workers[0])
         recorder.watch(self._crew)
+        return self._driver, self._operator
 
     def _tick(self, recorder: Recorder) -> None:
-        trainer = self._live
+        trainer = self._trainer
+        assert trainer is not None
         recorder.tick(trainer)
-        if trainer.checkpoint_step and recorder.record.checkpoint is None:
-            recorder.checkpointed(self._checkpoint_url)
+        self._tell_of_checkpoint(recorder)
         if self._operator is not None:
             self._operator.look()
 
     def _stop_as_asked(self, reason: str, save: bool) -> None:
         self._save_wanted = save
         self.request_stop(reason)
-
-    def _batch_at(self, workers: int) -> int:
-        """The global batch size for a number of workers, by the job's batch rule."""
-        elastic, now = self._job.elastic, self._live.configuration
-        assert now is not None
-        largest = elastic.batch_max or self._space.global_batch_sizes[-1]
-        rule = batch_rule(elastic.batch, batch_max=largest)
-        return rule.global_batch_size(workers, self._chosen or now)
-
-    @property
-    def _live(self) -> Trainer:
-        assert self._trainer is not None
-        return self._trainer
-
-    @property
-    def _current(self) -> Search:
-        assert self._search is not None
-        return self._search
-
-    @property
-    def _manifest(self) -> Manifest:
-        manifest = self._live.crew.manifest
-        assert manifest is not None
-        return manifest
-
-    def _drive(self, recorder: Recorder) -> JobState:
-        trainer, job = self._live, self._job
-        trainer.until(lambda: trainer.crew.manifest is not None)
-        self._space, notes = fit_to_data(self._space, self._manifest.dataset_size)
-        for note in notes:
-            trainer.note(note)
-        self._goal.check(self._manifest.metric_names)
-        fingerprint = self._fingerprint()
-        recorder.update(fingerprint=fingerprint)
-        knowledge = Knowledge(self._store, fingerprint, write=recorder.keep)
-        if self._resumed is not None and self._resumed.chosen is not None:
-            return self._go_on(self._resumed, self._resumed.chosen, knowledge, recorder)
-        same = knowledge.same
-        universal = knowledge.universal() if job.search.strategy == "universal" else None
-        if same is None and job.search.strategy == "none" and (nearest := knowledge.nearest()) is not None:
-            same, differing = nearest
-            trainer.note(f"the stored model is of a job with another {differing}, else the same as this one")
-        plan = plan_search(
-            self._space,
-            job.search.strategy,
-            has_same=same is not None,
-            has_any=universal is not None,
-            steps=job.profile.steps,
-        )
-        prior = {"none": same, "universal": universal}.get(plan.strategy)
-        self._search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
-        chosen = self._look_for(prior, knowledge, recorder)
-        if (
-            prior is not None
-            and chosen is not None
-            and not still_fits(prior, chosen, trainer, steps=job.profile.steps)
-        ):
-            plan = plan_search(self._space, "partial", has_same=False, has_any=False, steps=job.profile.steps)
-            plan = replace(plan, reason="the stored model did not fit this machine")
-            self._search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
-            chosen = self._look_for(None, knowledge, recorder)
-        if chosen is None:
-            return self._end_without_choice(knowledge, recorder)
-        self._train(chosen, recorder)
-        return self._end_of_training(knowledge, recorder)
-
-    def _go_on(
-        self, before: Resumption, chosen: Configuration, knowledge: Knowledge, recorder: Recorder
-    ) -> JobState:
-        """What an earlier attempt chose stands: go there, and to the goal."""
-        trainer = self._live
-        nothing = SearchPlan("none", "resumed at what was chosen before", (), 0)
-        search = Search(nothing, trainer.elapsed_s, trainer.cost_usd, predicted=before.predicted)
-        search.ended_s, search.ended_usd = search.began_s, search.began_usd
-        self._search = search
-        if (model := knowledge.same) is not None:
-            search.model = model
-            trainer.progress = lambda: progress_of(trainer, model)
-        trainer.move(chosen, "resumed", meanwhile=chosen.global_batch_size)
-        self._train(chosen, recorder)
-        return self._end_of_training(knowledge, recorder)
-
-    def _train(self, chosen: Configuration, recorder: Recorder) -> None:
-        """Train to the goal at the choice, unless what is asked for or what policies see speaks for another."""
-        trainer, operator = self._live, self._operator
-        assert operator is not None
-        self._chosen = chosen
-        recorder.on_event(PhaseChanged("running", f"to {self._goal_text()} at {chosen}"))
-        steering = Steering(
-            trainer,
-            policy=policy_for(self._job),
-            reference=chosen,
-            remaining_samples=self._remaining_samples,
-        )
-        operator.refusing = ""
-        try:
-            while not trainer.finished:
-                trainer.until(lambda: operator.waiting or steering.due)
-                if trainer.finished:
-                    break
-                operator.carry_out(trainer)
-                steering.look()
-        finally:
-            operator.refusing = "training has ended"
-
-    def _remaining_samples(self) -> float | None:
-        """What the model expects to be left, at the batch size in effect."""
-        trainer, model = self._live, None if self._search is None else self._search.model
-        if model is None or trainer.configuration is None:
-            return None
-        batch = np.array([trainer.configuration.global_batch_size], dtype=np.float64)
-        epochs, _ = model.statistical.predict(batch)
-        return max(0.0, 1.0 - progress_of(trainer, model)) * float(epochs[0]) * model.dataset_size
-
-    def _look_for(
-        self, prior: JobModel | None, knowledge: Knowledge, recorder: Recorder
-    ) -> Configuration | None:
-        """Search, unless a stored model will do; choose, and go there. None where the run ends here."""
-        trainer = self._live
-        if prior is None:
-            profile(
-                self._current,
-                trainer,
-                recorder,
-                self._job.profile,
-                batch_min=self._space.global_batch_sizes[0],
-            )
-        chosen = None if trainer.finished else self._choose(prior, knowledge, recorder)
-        if chosen is not None:
-            model = self._current.model
-            assert model is not None
-            trainer.progress = lambda: progress_of(trainer, model)
-            reason = "chosen" if prior is None else "known from earlier runs"
-            trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
-        return chosen
-
-    def _end_without_choice(self, knowledge: Knowledge, recorder: Recorder) -> JobState:
-        choice = self._current.choice
-        if isinstance(choice, Infeasible):
-            raise NoFeasiblePlanError(choice.reason)
-        if choice is not None:  # a plan, or the user said no
-            return "planned"
-        self._live.note(
-            "training was done before the search was, so nothing was left to choose; search fewer workers, or "
-            "lower profile.steps, for a shorter search"
-        )
-        state = self._end_of_training(knowledge, recorder)
-        return state if self._run else "planned"
-
-    def _end_of_training(self, knowledge: Knowledge, recorder: Recorder) -> JobState:
-        """Learn what the run itself showed: the epochs to the target."""
-        trainer, search = self._live, self._current
-        if trainer.reached and self._goal.text:
-            knowledge.converged(trainer.samples_by_batch, trainer.epochs[-1].epoch + 1, recorder.job_id)
-        if search.measurements:
-            search.model = self._fit(None, knowledge)
-            knowledge.keep(search.model, recorder.job_id, measurements=len(search.measurements))
-        missed = self._job.goal.target is not None and not trainer.reached
-        return "target_missed" if missed else "succeeded"
-
-    # ---- search --------------------------------------------------------------------------------------------
-
-    def _choose(
-        self, prior: JobModel | None, knowledge: Knowledge, recorder: Recorder
-    ) -> Configuration | None:
-        """Fit, predict, choose, ask; None where the run ends here."""
-        trainer, search = self._live, self._current
-        count = len(search.measurements)
-        evidence = f"{count} measured configurations" if count else "the stored model serves"
-        recorder.on_event(PhaseChanged("fitting", evidence))
-        search.model = self._fit(prior, knowledge)
-        decide(search, search.model, trainer, self._space, self._job)
-        assert search.curve is not None
-        assert search.choice is not None
-        recorder.on_event(ChoiceMade(search.curve, search.choice))
-        if search.measurements:
-            knowledge.keep(search.model, recorder.job_id, measurements=len(search.measurements))
-        if isinstance(search.choice, Infeasible) or search.predicted is None:
-            return None
-        recorder.update(chosen=search.choice.configuration, predicted=search.predicted)
-        if not self._run:
-            return None
-        if self._confirm is not None:
-            confirm, question = self._confirm, (search.curve, search.choice, search.predicted)
-            recorder.muted = True
-            try:
-                agreed = ask_while_training(
-                    lambda: confirm(*question),
-                    trainer,
-                    at_end=lambda error: self._end_at_once(recorder, error),
-                )
-            finally:
-                recorder.muted = False
-            if not agreed:
-                return None
-        return search.choice.configuration
-
-    def _fit(self, prior: JobModel | None, knowledge: Knowledge) -> JobModel:
-        return fit_model(
-            self._current,
-            self._live,
-            self._space,
-            self._job.goal,
-            dataset_size=self._manifest.dataset_size,
-            convergence=knowledge.convergence,
-            prior=prior,
-        )
-
-    def _goal_text(self) -> str:
-        goal = self._job.goal
-        if goal.target is None:
-            return f"{goal.max_epochs} epochs"
-        return f"{self._goal.text} within {goal.max_epochs} epochs"
-
-    def _fingerprint(self) -> Fingerprint:
-        manifest = self._manifest
-        return Fingerprint(
-            architecture=manifest.architecture,
-            parameters=manifest.parameters,
-            optimizer=optimizer_id(manifest.optimizer),
-            dataset_size=manifest.dataset_size,
-            sample_bytes=manifest.sample_bytes,
-            goal=self._goal.text,
-            vm=self._space.offers[0].vm,
-            hardware=self._cloud.hardware(),
-        )
 
     # ---- end -----------------------------------------------------------------------------------------------
 
@@ -514,20 +255,27 @@ class JobRun:
             in_haste: A limit is near: take no longer than what is kept in reserve for it.
         """
         trainer, crew = self._trainer, self._crew
-        if trainer is None or crew is None or not trainer.steps or not self._save_wanted:
+        if trainer is None or crew is None or not trainer.step or not self._save_wanted:
             return
         if self._model_path or self._closed:
             return
-        path = self._live.journal.path.with_name("model.keras")
+        path = trainer.journal.path.with_name("model.keras")
         recorder.on_event(PhaseChanged("saving", str(path)))
         # where the target was reached, the last epoch is the best one
-        best = trainer.best_epoch is not None and not trainer.reached
+        best = trainer.course.best_epoch is not None and not trainer.reached
         try:
-            crew.finish(path, best=best, within_s=trainer.drain_s - CLOSE_S if in_haste else None)
+            within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
+            crew.finish(path, best=best, checkpoint=not trainer.finished, within_s=within_s)
             self._model_path = path
             trainer.take_last_steps()
+            self._tell_of_checkpoint(recorder)
         except (ScavengerError, OSError) as error:
             trainer.note(f"the model could not be saved: {error}")
+
+    def _tell_of_checkpoint(self, recorder: Recorder) -> None:
+        """Once there is a checkpoint, the job can be resumed."""
+        if self._trainer is not None and self._trainer.checkpoint_step and recorder.record.checkpoint is None:
+            recorder.checkpointed(self._checkpoint_url)
 
     def _close(self, *, in_haste: bool) -> None:
         if self._crew is not None:
@@ -535,13 +283,16 @@ class JobRun:
             self._crew.close(**({"grace_s": CLOSE_S / 2} if in_haste else {}))
 
     def _report(self, recorder: Recorder, state: JobState, error: str, exit_code: int) -> RunReport:
-        trainer, search = self._trainer, self._search
+        trainer, driver = self._trainer, self._driver
+        search = None if driver is None else driver.search
         actual = None
         outcome = NOTHING_SEARCHED
         if trainer is not None and search is not None:
             outcome = search_outcome(search, trainer)
-        if trainer is not None and trainer.steps and self._run:
-            actual = actual_of(trainer, self._manifest.dataset_size, self._chosen)
+        if trainer is not None and driver is not None and trainer.course.steps and self._run:
+            manifest = trainer.crew.manifest
+            assert manifest is not None
+            actual = actual_of(trainer, manifest.dataset_size, driver.chosen)
         warnings = [*(trainer.warnings if trainer else ()), *recorder.warnings]
         for journal in (self._journal, self._audit):
             if journal is not None:
@@ -555,7 +306,7 @@ class JobRun:
             choice=None if search is None else search.choice,
             predicted=None if search is None else search.predicted,
             actual=actual,
-            metric=None if trainer is None else self._goal.outcome(trainer.epochs),
+            metric=None if trainer is None else self._goal.outcome(trainer.course.epochs),
             steps=0 if trainer is None else trainer.step,
             model_path=None if self._model_path is None else str(self._model_path),
             measurements_path=None if self._journal is None else str(self._journal.path),

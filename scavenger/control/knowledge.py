@@ -14,8 +14,9 @@ from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.search.reuse import find_nearest
 from scavenger.store import Store
 from scavenger.store.records import ModelRecord
+from scavenger.train.bodies import Manifest
 
-__all__ = ["Knowledge", "optimizer_id"]
+__all__ = ["Knowledge", "fingerprint_of"]
 
 _SETTINGS = ("optimizer", "goal")
 """What step times do not depend on, so that they carry over; they are held against live steps all the same."""
@@ -102,7 +103,28 @@ def _load(record: ModelRecord) -> JobModel | None:
         return None
 
 
-def optimizer_id(serialised: str) -> str:
+def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str) -> Fingerprint:
+    """What tells whether another job's models say anything of this one.
+
+    Args:
+        manifest: What the workers found in the training module.
+        goal: `Goal.text`.
+        vm: The type of machine.
+        hardware: What it is made of.
+    """
+    return Fingerprint(
+        architecture=manifest.architecture,
+        parameters=manifest.parameters,
+        optimizer=_optimizer_id(manifest.optimizer),
+        dataset_size=manifest.dataset_size,
+        sample_bytes=manifest.sample_bytes,
+        goal=goal,
+        vm=vm,
+        hardware=hardware,
+    )
+
+
+def _optimizer_id(serialised: str) -> str:
     """Class and configuration of Keras's serialised optimizer, as `Adam:1f0c2b...`, without its name."""
     body = json.loads(serialised)
     config = {key: value for key, value in body["config"].items() if key != "name"}

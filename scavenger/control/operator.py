@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from scavenger.control.trainer import Trainer, measure
+from scavenger.control.measuring import measure
+from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.operation import (
@@ -162,11 +163,13 @@ class Operator:
         if trainer.finished or not trainer.move(place, "profiling, as asked"):
             return None
         begin = trainer.step
-        trainer.until(lambda: trainer.wanted < place.workers or len(trainer.window(place, begin)) >= steps)
-        window = trainer.window(place, begin)
+        trainer.until(
+            lambda: trainer.wanted < place.workers or len(trainer.course.window(place, begin)) >= steps
+        )
+        window = trainer.course.window(place, begin)
         if len(window) < steps:
             return None
-        measurement = measure(place, window, trainer.noise, trainer.worker_memory_bytes())
+        measurement = measure(place, window, trainer.course.noise, trainer.worker_memory_bytes())
         trainer.journal.add("measurement", measurement)
         self._measured(measurement)
         return measurement

@@ -13,7 +13,14 @@ from scavenger.domain.curve import Choice
 from scavenger.domain.report import Actual, Predicted, SearchOutcome
 from scavenger.models.job_model import JobModel
 
-__all__ = ["NOTHING_SEARCHED", "actual_of", "predict_run", "progress_of", "search_outcome"]
+__all__ = [
+    "NOTHING_SEARCHED",
+    "actual_of",
+    "predict_run",
+    "progress_of",
+    "remaining_samples",
+    "search_outcome",
+]
 
 NOTHING_SEARCHED = SearchOutcome("none", "nothing was searched", (), 0.0, 0.0)
 
@@ -23,12 +30,21 @@ def progress_of(trainer: Trainer, model: JobModel) -> float:
 
     Samples trained at batch size B count as their share of the `e(B) D` that the whole way would take at B.
     """
-    by_batch = trainer.samples_by_batch
+    by_batch = trainer.course.samples_by_batch
     if not by_batch:
         return 0.0
     epochs, _ = model.statistical.predict(np.array(list(by_batch), dtype=np.float64))
     done = sum(samples / need for samples, need in zip(by_batch.values(), epochs, strict=True))
     return min(1.0, float(done) / model.dataset_size)
+
+
+def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
+    """What the model expects to be left, at the batch size in effect; None where nothing is known."""
+    if model is None or trainer.configuration is None:
+        return None
+    batch = np.array([trainer.configuration.global_batch_size], dtype=np.float64)
+    epochs, _ = model.statistical.predict(batch)
+    return max(0.0, 1.0 - progress_of(trainer, model)) * float(epochs[0]) * model.dataset_size
 
 
 def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
@@ -88,15 +104,15 @@ def actual_of(trainer: Trainer, dataset_size: int, chosen: Configuration | None)
     Args:
         chosen: Where the step time is to be told of; where it ran on instead, if it never got there.
     """
-    if not trainer.steps:
+    if not trainer.course.steps:
         return None
     places = [place for place in (chosen, trainer.configuration) if place is not None]
-    windows = (trainer.window(place, 0) for place in places)
-    steps = next((window for window in windows if window), trainer.steps)
-    samples = trainer.before.consumed + sum(record.samples for record in trainer.steps)
+    windows = (trainer.course.window(place, 0) for place in places)
+    steps = next((window for window in windows if window), trainer.course.steps)
+    samples = trainer.course.before.consumed + sum(record.samples for record in trainer.course.steps)
     return Actual(
         time_s=trainer.elapsed_s,
         cost_usd=trainer.cost_usd,
         step_time_s=statistics.median(record.step_time_s for record in steps),
-        epochs=trainer.before.epoch + samples / dataset_size,
+        epochs=trainer.course.before.epoch + samples / dataset_size,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scavenger.control.measuring import measure
 from scavenger.control.recorder import Recorder
-from scavenger.control.trainer import Trainer, measure
+from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import ProfileSpec
@@ -66,9 +67,11 @@ def profile(
             trainer.until(lambda wanted=wanted: wanted.reached() or spent())  # type: ignore[misc]
             if unsettled := wanted.unsettled:
                 trainer.note(f"profiling goes on though the {unsettled}")
-            window = trainer.window(configuration, begin)
+            window = trainer.course.window(configuration, begin)
             if window:
-                measurement = measure(configuration, window, trainer.noise, trainer.worker_memory_bytes())
+                measurement = measure(
+                    configuration, window, trainer.course.noise, trainer.worker_memory_bytes()
+                )
                 search.measurements.append(measurement)
                 trainer.journal.add("measurement", measurement)
                 recorder.measured(measurement)
@@ -119,9 +122,9 @@ class _Enough:
         if trainer.wanted < self._configuration.workers:
             return True
         if self._stability is not None:
-            for record in trainer.steps_since(self._seen):
+            for record in trainer.course.steps_since(self._seen):
                 self._stability = self._stability.update(record)
             self._seen = trainer.step
             if not self._stability.ended:
                 return False
-        return len(trainer.window(self._configuration, self._begin)) >= self._steps
+        return len(trainer.course.window(self._configuration, self._begin)) >= self._steps

@@ -25,13 +25,13 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
-from scavenger.errors import ScavengerError, StoreBusyError
+from scavenger.errors import ScavengerError, StoreBusyError, TransientError
 from scavenger.store import Store
 from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
 from scavenger.train.crew import Crew
-from scavenger.train.crew import ProcessState as CrewProcess
+from scavenger.train.crew_events import ProcessState as CrewProcess
 
-__all__ = ["Recorder"]
+__all__ = ["Recorder", "refuse_second_run"]
 
 _STATES: dict[str, Any] = {"profiling": "profiling", "running": "running"}
 _RETRY_S = 30.0
@@ -242,3 +242,24 @@ class Recorder(Observer):
                 }
         if changed:
             self.keep(lambda: self._store.set_processes(self.job_id, changed))
+
+
+def refuse_second_run(store: Store, job_file: Path, mine: JobRecord | None, *, resumed: bool) -> None:
+    """Of two runs of a job file that were begun at the same moment, unseen by each other, the later gives way.
+
+    Args:
+        mine: This run's entry; None where it has none yet.
+        resumed: The entry is of an earlier beginning, which gives this run no right.
+
+    Raises:
+        TransientError: If this run is to give way.
+    """
+    for other in store.running_jobs(job_file):
+        if mine is None or (
+            other.id != mine.id and (resumed or (other.created_at, other.id) < (mine.created_at, mine.id))
+        ):
+            pid = other.owner.pid
+            raise TransientError(
+                f"{other.name} runs already as job {other.id[:8]} (process {pid}); wait for it, or end "
+                f"it with `kill -INT {pid}`"
+            )

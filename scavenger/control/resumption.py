@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from scavenger.control.course import Before
 from scavenger.control.journal import read_history
-from scavenger.control.trainer import Before
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import CheckpointSpec
 from scavenger.domain.report import Predicted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from scavenger.control.operator import Operator
 from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Blacklist, Hold, Pause, Replace, ScaleTo, Stop
@@ -44,6 +45,23 @@ class Steering:
         """It is time to look."""
         return self._trainer.elapsed_s - self._looked_at >= LOOK_S
 
+    def drive(self, operator: Operator) -> None:
+        """Train until training is finished, and do what is asked for from outside and what the policy decides.
+
+        Raises what `look` and `Trainer.until` raise.
+        """
+        trainer = self._trainer
+        operator.refusing = ""
+        try:
+            while not trainer.finished:
+                trainer.until(lambda: operator.waiting or self.due)
+                if trainer.finished:
+                    break
+                operator.carry_out(trainer)
+                self.look()
+        finally:
+            operator.refusing = "training has ended"
+
     def look(self) -> None:
         """Ask the policy, and do what it decides; nothing while a change of the view is under way.
 
@@ -79,14 +97,14 @@ class Steering:
         return JobSnapshot(
             at_s=trainer.elapsed_s,
             step=trainer.step,
-            epoch=trainer.epochs[-1].epoch + 1 if trainer.epochs else 0,
+            epoch=trainer.course.epochs[-1].epoch + 1 if trainer.course.epochs else 0,
             view=trainer.view,
             configuration=trainer.configuration,
             reference=self._reference,
             workers=trainer.worker_snapshots(),
             price_usd_per_hour=trainer.offer.price_usd_per_hour,
             throughput=self._throughput(),
-            departures=tuple(trainer.departures),
+            departures=tuple(trainer.course.departures),
             cost_usd=trainer.cost_usd,
             elapsed_s=trainer.elapsed_s,
             remaining_samples=self._remaining(),
@@ -101,6 +119,6 @@ class Steering:
     def _throughput(self) -> tuple[Throughput, ...]:
         return tuple(
             Throughput(configuration, samples / seconds, steps)
-            for configuration, (steps, samples, seconds) in self._trainer.measured.items()
+            for configuration, (steps, samples, seconds) in self._trainer.course.measured.items()
             if seconds > 0.0
         )

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import bisect
-import math
-import statistics
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import msgspec
 
+from scavenger.control.course import Before, Course
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
+from scavenger.control.limits import CLOSE_S, Limits, reserve_s
 from scavenger.domain.configuration import Configuration, Offer
-from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
+from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded, Event, Noted, Observer, StepDone, ViewChanged, WorkerChanged
 from scavenger.domain.snapshot import Departure, WorkerSnapshot
-from scavenger.errors import Interrupted, LimitReachedError, WorkersLostError
+from scavenger.errors import Interrupted, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
-from scavenger.train.crew import Crew, Leaving, Lost, Recovered, RolledBack, Started
+from scavenger.train.crew import Crew
+from scavenger.train.crew_events import Leaving, Lost, Recovered, RolledBack, Started
 
-__all__ = ["Before", "Limits", "Trainer", "measure"]
+__all__ = ["Trainer"]
 
 VIEW_WARM_UP_STEPS = 3
 """The first steps of a view, whose times tell of caches and new shapes rather than of the configuration."""
@@ -36,48 +34,10 @@ REPLACEMENTS_MAX = 3
 CRASHES_MAX = 30
 """Workers that may crash one after the other without a step between them: to find the sample that kills among
 16,000 takes 20."""
-RECENT_STEPS = 50
-"""Steps of each worker that are remembered, for whoever compares workers."""
 HEALTHY_STEPS = 20
 """Steps after which a worker's death says nothing about the next one's."""
-DRAIN_S = 5.0
-"""Time kept in reserve below a deadline or budget, for saving a small model and ending the workers."""
-CLOSE_S = 2.0
-"""The part of `DRAIN_S` in which the workers end; the rest is for saving."""
-SAVED_BYTES_PER_S = 50e6
-"""How fast a model is written at least: a slow network disk, where a model's file is often bound for."""
 _POLL_S = 0.05
 _TICK_S = 1.0
-_MAD_TO_SD = 1.4826
-_BYTES = {"float16": 2, "int16": 2, "float32": 4, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1, "bool": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the run must not exceed; None where there is no limit."""
-
-    deadline_s: float | None
-    budget_usd: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Before:
-    """What earlier attempts at a job have come to: time and money count on, and so do its epochs.
-
-    Attributes:
-        step: The last one that stands.
-        epoch, consumed: Where the next one begins: so many whole epochs, and samples of one more.
-        epochs: That were evaluated and stand.
-        samples_by_batch: Samples trained, by global batch size, as far as it is known.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    consumed: int = 0
-    elapsed_s: float = 0.0
-    cost_usd: float = 0.0
-    epochs: tuple[EpochRecord, ...] = ()
-    samples_by_batch: tuple[tuple[int, int], ...] = ()
 
 
 class Trainer:
@@ -109,7 +69,7 @@ class Trainer:
         observer: Observer,
         started_at: float,
         on_tick: Callable[[], None],
-        before: Before = Before(),
+        before: Before | None = None,
         audit: Journal | None = None,
         lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
         replacements_max: int = REPLACEMENTS_MAX,
@@ -118,19 +78,10 @@ class Trainer:
         self.crew, self.goal, self.offer, self.limits = crew, goal, offer, limits
         self.journal, self._observer, self._on_tick, self._clock = journal, observer, on_tick, clock
         self._started_at = started_at
-        self.before, self._audit = before, audit
+        self.course, self._audit = Course(goal, before), audit
         self._lr_scale_of, self._replacements_max = lr_scale, replacements_max
         self._lr_scale = 1.0
-        self.departures: list[Departure] = []
-        self._recent: dict[str, deque[tuple[int, float, int]]] = {}
         self._joined_at: dict[str, float] = {}
-        self.steps: list[StepRecord] = []
-        self.samples_by_batch: dict[int, int] = dict(before.samples_by_batch)
-        self.measured: dict[Configuration, tuple[int, int, float]] = {}
-        """Undisturbed steps, their samples and seconds, by configuration."""
-        self.epochs = list(before.epochs)
-        self.best_epoch = self._best_of_all()
-        self.noise = NoiseTracker()
         self.warnings: list[str] = []
         self.setup_s: list[float] = []
         self.configuration: Configuration | None = None
@@ -141,7 +92,6 @@ class Trainer:
         self.wanted = 0
         self.checkpoint_step = 0
         self._checkpoint_failures: set[str] = set()
-        self._steps_of: dict[str, int] = {}
         self._replaced = self._crashed = 0
         self._view: m.ViewBody | None = None
         self._view_steps = 0
@@ -152,12 +102,14 @@ class Trainer:
 
     @property
     def elapsed_s(self) -> float:
-        return self.before.elapsed_s + self._clock() - self._started_at
+        return self.course.before.elapsed_s + self._clock() - self._started_at
 
     @property
     def cost_usd(self) -> float:
         """What the workers have cost so far, from their launch on."""
-        return self.before.cost_usd + self.crew.worker_seconds() * self.offer.price_usd_per_hour / 3600.0
+        return (
+            self.course.before.cost_usd + self.crew.worker_seconds() * self.offer.price_usd_per_hour / 3600.0
+        )
 
     @property
     def workers_max(self) -> int | None:
@@ -167,26 +119,29 @@ class Trainer:
     @property
     def drain_s(self) -> float:
         """Time to end in order: a worker writes the model after what it is at, and all are ended."""
-        manifest = self.crew.manifest
-        tensors = () if manifest is None else manifest.tensors
-        state_bytes = sum(math.prod(t.shape) * _BYTES.get(t.dtype, 8) for t in tensors)
-        busy = [record.step_time_s for record in self.steps[-VIEW_WARM_UP_STEPS:]]
-        busy += [epoch.evaluation_s for epoch in self.epochs[-1:]]
-        return DRAIN_S + state_bytes / SAVED_BYTES_PER_S + max(busy, default=0.0)
+        busy = [record.step_time_s for record in self.course.steps[-VIEW_WARM_UP_STEPS:]]
+        busy += [epoch.evaluation_s for epoch in self.course.epochs[-1:]]
+        return reserve_s(self.crew.manifest, busy)
+
+    @property
+    def left_s(self) -> float | None:
+        """Time until a limit is crossed, less what the ending of the workers takes; None where there is none."""
+        left = []
+        if self.limits.deadline_s is not None:
+            left.append(self.limits.deadline_s - self.elapsed_s)
+        rate = self.crew.existing * self.offer.price_usd_per_hour / 3600.0
+        if self.limits.budget_usd is not None and rate > 0.0:
+            left.append((self.limits.budget_usd - self.cost_usd) / rate)
+        return max(0.0, min(left) - CLOSE_S) if left else None
 
     @property
     def step(self) -> int:
-        return self.steps[-1].step if self.steps else self.before.step
+        return self.course.step
 
     @property
     def view(self) -> int:
         """Number of the view in effect; 0 before the first."""
         return 0 if self._view is None else self._view.number
-
-    def steps_since(self, step: int) -> list[StepRecord]:
-        """The steps after a step, oldest first."""
-        found = bisect.bisect_right(self.steps, step, key=lambda record: record.step)
-        return self.steps[found:]
 
     def stop(self, reason: str) -> None:
         """Have the next `pump` raise `Interrupted`; safe from signal handlers and other threads."""
@@ -302,12 +257,12 @@ class Trainer:
         now = self.configuration
         if now is None or not self.crew.settled or self._view_steps < RATE_STEPS:
             return
-        scale = self._lr_scale_of(now.global_batch_size, self.noise)
+        scale = self._lr_scale_of(now.global_batch_size, self.course.noise)
         if abs(scale / self._lr_scale - 1.0) > RATE_CHANGE:
             self._resize(now.workers, now.global_batch_size, f"learning rate x {scale:.3g}")
 
     def _resize(self, workers: int, batch: int, reason: str, *, without: Collection[str] = ()) -> None:
-        self._lr_scale = self._lr_scale_of(batch, self.noise)
+        self._lr_scale = self._lr_scale_of(batch, self.course.noise)
         self.crew.resize(workers, batch, reason, without=without, lr_scale=self._lr_scale)
 
     def _release(self) -> None:
@@ -369,6 +324,14 @@ class Trainer:
                     self._stepped(event)
                 case m.ViewInstalled():
                     self._installed(event)
+                case RolledBack():
+                    self._rolled_back(event)
+                case m.Quarantined():
+                    self._quarantined(event)
+                case m.CheckpointWritten():
+                    self._checkpointed(event)
+                case m.CheckpointFailed():
+                    self._checkpoint_failed(event)
 
     def _installed(self, event: m.ViewInstalled) -> None:
         view = event.view
@@ -385,40 +348,10 @@ class Trainer:
         if report.step <= self.step:
             return  # said again after a recovery
         self._crashed = 0
-        for worker, start, stop in report.pieces:
-            self._steps_of[worker] = self._steps_of.get(worker, 0) + 1
-            recent = self._recent.setdefault(worker, deque(maxlen=RECENT_STEPS))
-            recent.append((report.step, report.worker_compute_s[worker], stop - start))
         self._view_steps += 1
-        record = StepRecord(
-            step=report.step,
-            view=report.view,
-            epoch=report.epoch,
-            workers=report.workers,
-            global_batch_size=report.global_batch_size,
-            samples=report.samples,
-            step_time_s=report.step_time_s,
-            compute_s=report.compute_s,
-            sync_s=max(0.0, report.step_time_s - report.compute_s),
-            loss=report.loss,
-            mean_worker_sqnorm=report.mean_worker_sqnorm,
-            mean_sqnorm=report.mean_sqnorm,
-            noise_parts=report.noise_parts,
-            disturbed=self._disturbed(report),
-            at_s=self.elapsed_s,
+        record = self.course.stepped(
+            report, self.configuration, disturbed=self._disturbed(report), at_s=self.elapsed_s
         )
-        self.noise = self.noise.update(record)
-        record = replace(record, gradient_noise=self.noise.gradient_noise, noise_scale=self.noise.noise_scale)
-        self.steps.append(record)
-        if not record.disturbed and self.configuration is not None:
-            steps, samples, seconds = self.measured.get(self.configuration, (0, 0, 0.0))
-            self.measured[self.configuration] = (
-                steps + 1,
-                samples + record.samples,
-                seconds + record.step_time_s,
-            )
-        batch = record.global_batch_size
-        self.samples_by_batch[batch] = self.samples_by_batch.get(batch, 0) + record.samples
         self.journal.add("step", record)
         if self._audit is not None:
             done = {"step": report.step, "view": report.view, "epoch": report.epoch}
@@ -441,9 +374,10 @@ class Trainer:
         )
 
     def _epoch_ended(self, report: m.EpochReport) -> None:
-        if self.epochs and report.epoch <= self.epochs[-1].epoch:
+        epochs = self.course.epochs
+        if epochs and report.epoch <= epochs[-1].epoch:
             # said again, since the answer was lost
-            improved = self.best_epoch is self.epochs[-1]
+            improved = self.course.best_epoch is epochs[-1]
             self.crew.verdict(report.epoch, stop=self.finished, keep_best=improved)
             return
         record = EpochRecord(
@@ -453,50 +387,28 @@ class Trainer:
             evaluation_s=report.evaluation_s,
             at_s=self.elapsed_s,
         )
-        value = self.goal.value(record)
-        improved = value is not None and self.goal.better(value, self._best_value())
-        if improved:
-            self.best_epoch = record
-        self.epochs.append(record)
+        improved = self.course.evaluated(record)
         self.journal.add("epoch", record)
-        self.reached = self.goal.reached(value)
+        self.reached = self.goal.reached(self.goal.value(record))
         self.finished = self.reached or record.epoch + 1 >= self.goal.spec.max_epochs
         self.crew.verdict(report.epoch, stop=self.finished, keep_best=improved)
         self._tell(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target))
 
-    def _best_of_all(self) -> EpochRecord | None:
-        best: EpochRecord | None = None
-        for epoch in self.epochs:
-            value = self.goal.value(epoch)
-            if value is not None and self.goal.better(value, None if best is None else self.goal.value(best)):
-                best = epoch
-        return best
-
     def _rolled_back(self, event: RolledBack) -> None:
-        """Steps after one are done again, and so is the evaluation of an epoch that ended with it."""
-        undone = self.steps_since(event.step)
-        del self.steps[len(self.steps) - len(undone) :]
-        for record in undone:
-            self.samples_by_batch[record.global_batch_size] -= record.samples
-        self.epochs = [epoch for epoch in self.epochs if epoch.step < event.step]
-        self.best_epoch = self._best_of_all()
+        undone = self.course.roll_back(event.step)
         self.reached = self.finished = False
-        self._recent.clear()
         self.journal.add("resumed", {"step": event.step})
         if self._audit is not None:
             self._audit.add("resumed", {"step": event.step})
         self.note(
             f"{event.cause}; after {event.took_s:.1f} s the job goes on from step {event.step}, and does "
-            f"{len(undone)} steps again"
+            f"{undone} steps again"
         )
-
-    def _best_value(self) -> float | None:
-        return None if self.best_epoch is None else self.goal.value(self.best_epoch)
 
     def _lost(self, event: Lost) -> None:
         self._tell(WorkerChanged(event.worker, "lost", event.cause))
         self._departed(event.worker, "failure")
-        if self._steps_of.get(event.worker, 0) >= HEALTHY_STEPS:
+        if self.course.steps_of(event.worker) >= HEALTHY_STEPS:
             self._replaced = 0  # it has done its part before: no loop of workers that die as they come
         alive = len(self.crew.alive)
         if alive >= self.wanted:
@@ -548,22 +460,18 @@ class Trainer:
 
     def _hold_limits(self, workers: int) -> None:
         """Stop while there is still enough left for so many workers to end in order."""
-        deadline, budget = self.limits.deadline_s, self.limits.budget_usd
-        if deadline is not None and self.elapsed_s + self.drain_s >= deadline:
-            raise LimitReachedError(
-                f"stopped after {self.elapsed_s:.0f} s, before the deadline of {deadline:g} s is crossed"
-            )
-        if budget is not None:
-            drain = workers * self.drain_s * self.offer.price_usd_per_hour / 3600.0
-            if self.cost_usd + drain > budget:
-                raise LimitReachedError(
-                    f"stopped at ${self.cost_usd:.4f}, before the budget of ${budget:g} would be crossed"
-                )
+        drain_s = self.drain_s
+        self.limits.hold(
+            elapsed_s=self.elapsed_s,
+            cost_usd=self.cost_usd,
+            drain_s=drain_s,
+            drain_usd=workers * drain_s * self.offer.price_usd_per_hour / 3600.0,
+        )
 
     def _departed(self, worker: str, kind: Literal["failure", "eviction"]) -> None:
         host = self.crew.engine.host(worker)
-        steps = self._steps_of.get(worker, 0)
-        self.departures.append(Departure(worker, host, self.elapsed_s, kind, steps))
+        steps = self.course.steps_of(worker)
+        self.course.departures.append(Departure(worker, host, self.elapsed_s, kind, steps))
 
     def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
         """The living workers, as a policy sees them."""
@@ -574,15 +482,15 @@ class Trainer:
         found = []
         states = {name: word for word in words for name in self.crew.workers(word)}
         for name in self.crew.alive:
-            recent = [r for r in self._recent.get(name, ()) if r[0] > self.step - RECENT_STEPS]
+            recent = self.course.recent(name)
             found.append(
                 WorkerSnapshot(
                     name=name,
                     host=self.crew.engine.host(name),
                     state=words.get(states.get(name, ""), "standby"),
                     joined_at_s=self._joined_at.get(name),
-                    compute_s=tuple(r[1] for r in recent),
-                    samples=tuple(r[2] for r in recent),
+                    compute_s=tuple(took for took, _ in recent),
+                    samples=tuple(samples for _, samples in recent),
                 )
             )
         return tuple(found)
@@ -590,63 +498,8 @@ class Trainer:
     def _tell(self, event: Event) -> None:
         self._observer.on_event(event)
 
-    # ---- measuring -----------------------------------------------------------------------------------------
-
-    def window(self, configuration: Configuration, since_step: int) -> list[StepRecord]:
-        """The undisturbed steps of a configuration after a step, oldest first."""
-        return list(reversed(list(self._window(configuration, since_step))))
-
-    def _window(self, configuration: Configuration, since_step: int) -> Iterator[StepRecord]:
-        for record in reversed(self.steps):
-            if record.step <= since_step:
-                return
-            if (
-                not record.disturbed
-                and record.workers == configuration.workers
-                and record.global_batch_size == configuration.global_batch_size
-            ):
-                yield record
-
     def worker_memory_bytes(self) -> int:
         """Largest resident memory that a training worker has had."""
         training = self.crew.workers("training")
         sizes = self.crew.memory_bytes
         return max((sizes.get(worker, 0) for worker in training), default=0)
-
-    def evaluation_s(self) -> tuple[tuple[int, float], ...]:
-        """Median pause at the end of an epoch, by worker count."""
-        workers_at = {record.step: record.workers for record in self.steps}
-        pauses: dict[int, list[float]] = {}
-        for epoch in self.epochs:
-            if epoch.step in workers_at:
-                pauses.setdefault(workers_at[epoch.step], []).append(epoch.evaluation_s)
-        return tuple((workers, statistics.median(values)) for workers, values in sorted(pauses.items()))
-
-
-def measure(
-    configuration: Configuration, window: list[StepRecord], noise: NoiseTracker, memory_bytes: int
-) -> Measurement:
-    """Condense undisturbed steps into a measurement; medians, since single steps may be far off.
-
-    Raises:
-        ValueError: If there is no step.
-    """
-    if not window:
-        raise ValueError(f"no undisturbed step of {configuration}")
-    times = [record.step_time_s for record in window]
-    middle = statistics.median(times)
-    spread = _MAD_TO_SD * statistics.median(abs(value - middle) for value in times)
-    measurement = Measurement(
-        configuration=configuration,
-        steps=len(window),
-        step_time_s=middle,
-        step_time_spread_s=spread,
-        compute_s=statistics.median(record.compute_s for record in window),
-        sync_s=statistics.median(record.sync_s for record in window),
-        gradient_noise=noise.gradient_noise,
-        noise_scale=noise.noise_scale,
-        memory_bytes=memory_bytes,
-    )
-    if noise.noise_scale is not None and not math.isfinite(noise.noise_scale):
-        return replace(measurement, noise_scale=None)
-    return measurement

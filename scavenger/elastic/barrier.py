@@ -33,10 +33,33 @@ A view that is *pending* takes effect at the next step boundary: nobody stops fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from scavenger.elastic import quarantine as q
+from scavenger.elastic.steps import (
+    Announce,
+    Applied,
+    Apply,
+    Contribution,
+    Death,
+    Despair,
+    Evaluated,
+    Event,
+    Halt,
+    Inform,
+    Installed,
+    Instruction,
+    Lead,
+    Proceed,
+    Quarantine,
+    Refuse,
+    Report,
+    Sum,
+    Summed,
+    Tick,
+    Verdict,
+)
 from scavenger.elastic.view import (
     SLOTS_PER_WORKER,
     Member,
@@ -58,6 +81,7 @@ __all__ = [
     "Death",
     "Despair",
     "Evaluated",
+    "Event",
     "Halt",
     "Inform",
     "Installed",
@@ -88,196 +112,6 @@ class Phase(Enum):
     SUMMARISE = "summarise"
     VERDICT = "verdict"
     STOPPED = "stopped"
-
-
-# ---- events ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Lead:
-    """A coordinator takes the lead; those with a lower token are refused from now on."""
-
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """How a lost worker died; `hosts`: how many the job has."""
-
-    worker: str
-    host: str
-    cause: q.Cause
-    hosts: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """The coordinator wants these members and this batch from the next boundary on.
-
-    Attributes:
-        lost: Workers that may still be awaited but will not answer: others do their part at once.
-        deaths: How they died, where that is known.
-        token: The coordinator's.
-    """
-
-    number: int
-    members: tuple[Member, ...]
-    global_batch_size: int
-    lost: tuple[str, ...] = ()
-    deaths: tuple[Death, ...] = ()
-    token: int = 0
-    lr_scale: float = 1.0
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """An aggregator (by its place) has a worker's gradient of a piece."""
-
-    worker: str
-    view: int
-    step: int
-    piece: int
-    aggregator: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """An aggregator has applied the step and published its weights."""
-
-    step: int
-    aggregator: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """A worker's metric sums over a piece of the validation data lie in its slot."""
-
-    worker: str
-    view: int
-    step: int
-    piece: int
-
-
-@dataclass(frozen=True, slots=True)
-class Summed:
-    """The worker that was asked has turned the sums into metrics."""
-
-    worker: str
-    view: int
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The epoch's metrics have been seen: go on or stop."""
-
-    epoch: int
-    stop: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Halt:
-    """The job ends with the last applied step; an unfinished one is forgotten."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Nothing has come for a while: say again what is awaited."""
-
-
-Event = Lead | Announce | Contribution | Applied | Evaluated | Summed | Verdict | Halt | Tick
-
-
-# ---- instructions ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Average the pieces by samples, apply the optimizer, publish; then say `Applied`.
-
-    `aggregators`: who is to do it; all of them, or those that have not answered.
-    """
-
-    plan: StepPlan
-    view: View
-    pieces: tuple[Piece, ...]
-    aggregators: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Proceed:
-    """Tell a worker that the weights of `step` can be read, and what to do with them.
-
-    `action`: `train` (compute the pieces of `step + 1`), `evaluate` (the pieces of the validation data),
-    `idle` (no member any more) or `stop`.
-    """
-
-    worker: str
-    action: str
-    step: int
-    view: View
-    pieces: tuple[Piece, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """Add up the pieces' metric sums and have `worker` turn them into metrics."""
-
-    plan: StepPlan
-    view: View
-    pieces: tuple[Piece, ...]
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Tell that the epoch's metrics are known, and wait for the verdict."""
-
-    plan: StepPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """Tell the coordinator that a view took effect."""
-
-    view: View
-
-
-@dataclass(frozen=True, slots=True)
-class Inform:
-    """Tell the coordinator that takes the lead where the job stands. `number`: of the newest view heard of."""
-
-    token: int
-    number: int
-    view: View | None
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantine:
-    """Workers died of this piece of the epoch's order again and again: its samples are left out from now on."""
-
-    piece: q.Piece
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Despair:
-    """Workers die of so much of the data that it is not the data; the job cannot go on."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """A message that came too late or from a stranger; nothing follows from it but a note."""
-
-    sender: str
-    reason: str
-
-
-Instruction = Apply | Proceed | Sum | Report | Installed | Inform | Quarantine | Despair | Refuse
 
 
 class Barrier:

@@ -51,7 +51,11 @@ class Liveness:
         away = 0.0 if self._looked_at is None else max(0.0, now - self._looked_at - 2 * HEARTBEAT_S)
         self._looked_at = now
         if away:
-            self._heard = {name: min(now, at + away) for name, at in self._heard.items()}
+            self._heard = {
+                # what lies ahead is an allowance, which stays as it is
+                name: at if at >= now else min(now, at + away)
+                for name, at in self._heard.items()
+            }
         overdue = awaited_for_s > max(_AWAITED_SILENT_S, _AWAITED_STEPS * step_time_s)
         limits = {
             name: _AWAITED_SILENT_S if overdue and name in awaited else SILENT_S for name in self._heard

@@ -6,6 +6,7 @@ A part's arithmetic is `scavenger.train.part`; what the first aggregator of a jo
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from dataclasses import dataclass
@@ -70,21 +71,27 @@ class Aggregator:
     def run(self) -> None:
         """Serve until told to quit."""
         self._greet()
-        while self._running:
-            self._poller.poll(_TICK_MS)
-            for message, _ in self._control.receive():
-                self._from_leader(message)
-            for peer, message, payload in self._data.receive():
-                self._from_peer(peer, message, payload)
-            if self._upstream is not None:
-                for message, _ in self._upstream.receive():
-                    self._from_sequencer(message)
-            while not self._posted.empty():
-                self._post_arrived(self._posted.get())
-            if self._sequencer is not None:
-                self._sequencer.tick()
-            self._ask_seeder()
-        self.close()
+        try:
+            while self._running:
+                self._turn()
+        finally:
+            self.close()
+
+    def _turn(self) -> None:
+        """Take what has arrived, waiting for a moment."""
+        self._poller.poll(_TICK_MS)
+        for message, _ in self._control.receive():
+            self._from_leader(message)
+        for peer, message, payload in self._data.receive():
+            self._from_peer(peer, message, payload)
+        if self._upstream is not None:
+            for message, _ in self._upstream.receive():
+                self._from_sequencer(message)
+        while not self._posted.empty():
+            self._post_arrived(self._posted.get())
+        if self._sequencer is not None:
+            self._sequencer.tick()
+        self._ask_seeder()
 
     def _greet(self) -> None:
         boot = self._boot
@@ -100,9 +107,13 @@ class Aggregator:
         self._data.close()
         if self._upstream is not None:
             self._upstream.close()
+        if self._boot.memory_fd < 0:
+            os.close(
+                self._fd
+            )  # a pool's process goes on, and must not hold the block of a job that has ended
 
     def _beat(self) -> m.Beat:
-        return m.Beat(step=self._step) if self._sequencer is None else self._sequencer.beat()
+        return m.Beat(step=self._step) if self._sequencer is None else self._sequencer.beat
 
     # ---- messages ------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import msgspec
 import zmq
 
 from scavenger.elastic.barrier import Announce, Death
@@ -19,7 +18,8 @@ from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.elastic.quarantine import Cause
 from scavenger.train import messages as m
 from scavenger.train.failpoints import fail_here
-from scavenger.train.names import BEATING, aggregator_name
+from scavenger.train.founding import Founding
+from scavenger.train.names import BEATING, CREW, aggregator_name
 from scavenger.train.wire import EVERYBODY, Seat
 
 __all__ = ["Coordinator"]
@@ -28,7 +28,6 @@ _CUT_OFF_S = 4 * HEARTBEAT_S
 """Silence of the crew, through which all others are heard, after which theirs says nothing of them."""
 _AGAIN_S = 1.0
 """Until a view that has not taken effect is announced again."""
-_CREW = ""
 
 
 class Coordinator:
@@ -45,19 +44,10 @@ class Coordinator:
         self._membership = Membership(boot.token)
         self._liveness = Liveness()
         self._brief: m.Brief | None = None
-        self._manifest: m.Manifest | None = None
-        self._aggregators: dict[int, m.AggregatorAddress] = {}
-        self._asked: dict[int, m.AggregatorAddress] = {}
-        self._holding: set[int] = set()
-        self._begun: set[int] = set()
-        self._rewinding: set[int] = set()
-        self._reconnect = boot.token > 1
-        self._seeder, self._seeder_memory = "", ""
-        self._greeted: list[str] = []
-        self._seeding: str | None = None
-        self._seeded = False
+        self._founding = Founding(
+            self._membership, token=boot.token, send=seat.send_to, announce=self._announce
+        )
         self._present: set[str] = set()
-        self._informed = True
         self._launched_at: dict[str, float] = {}
         self._leaving: set[str] = set()
         self._expelled: set[str] = set()
@@ -75,7 +65,7 @@ class Coordinator:
         """Serve until told to quit."""
         poller = zmq.Poller()
         poller.register(self._seat.socket, zmq.POLLIN)
-        self._seat.send_to(_CREW, m.Beat())
+        self._seat.send_to(CREW, m.Beat())
         beaten_at = self._clock()
         while self._running:
             poller.poll(int(HEARTBEAT_S * 1000 / 2))
@@ -84,21 +74,23 @@ class Coordinator:
             now = self._clock()
             if now - beaten_at >= HEARTBEAT_S:
                 beaten_at = now
-                self._seat.send_to(_CREW, m.Beat())
+                self._seat.send_to(CREW, m.Beat())
             self._watch(now)
             self._publish()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
     def _take(self, peer: str, message: m.Message) -> None:
-        if peer == _CREW:
+        if peer == CREW:
             self._from_crew(message)
             return
         if peer.endswith(BEATING):
             if isinstance(message, m.Beat):
                 self._beat(peer.removesuffix(BEATING), message)
             return
-        if isinstance(message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.Inform):
+        if isinstance(message, m.Quarantined):
+            self._founding.quarantined(message.samples)
+        elif isinstance(message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.Inform):
             self._from_aggregator(message)
         elif self._membership.knows(peer) and self._membership.state(peer) is not WorkerState.GONE:
             self._from_worker(peer, message)  # the dead may speak late
@@ -117,15 +109,16 @@ class Coordinator:
             case m.Resize():
                 self._resize(message)
             case m.Rewind() if self._brief is not None:
-                self._brief = msgspec.structs.replace(self._brief, restore=message.restore)
-                self._choose_seeder()
-                self._initialise()
+                self._founding.rewind(message.restore)
             case m.Release():
                 self._command = message.command
-                for worker in self._membership.spare(message.keep):
+                leaving = self._membership.spare(message.keep)
+                for worker in leaving:
                     self._membership.release(worker)
                     self._leaving.add(worker)
                     self._liveness.forget(worker)
+                self._publish()  # before they go: the crew must not take it for a failure
+                for worker in leaving:
                     self._seat.send_to(worker, m.Quit())
             case m.Quit():
                 self._running = False
@@ -135,25 +128,15 @@ class Coordinator:
     def _from_worker(self, worker: str, message: m.Message) -> None:
         match message:
             case m.Hello():
-                self._hello(worker, message.manifest)
+                self._founding.hello(worker, message.manifest)
             case m.Present():
-                if message.seeded and not self._rewinding:
-                    self._seed(worker, message.memory)
                 if message.ready:
                     self._present.add(worker)
-                    self._check(worker, message.manifest)
-                    if self._informed:
-                        self._ready(worker)
-                elif message.prepared:
-                    self._check(worker, message.manifest)
-                    if not self._seeded:
-                        self._seeding = worker
-                else:
-                    self._hello(worker, message.manifest)
+                self._founding.present(worker, message)
+                if message.ready and self._founding.informed:
+                    self._ready(worker)
             case m.Seeded():
-                self._seed(worker, message.memory)
-                self._initialise()
-                self._prepare_greeted()
+                self._founding.seeded_by(worker, message.memory)
             case m.Ready():
                 self._ready(worker)
             case _:
@@ -164,16 +147,14 @@ class Coordinator:
             case m.AggregatorReady():
                 self._aggregator_ready(message)
             case m.Initialised():
-                self._holding.add(message.index)
-                self._begun.add(message.index)
-                self._rewinding.discard(message.index)
+                self._founding.initialised(message.index)
             case m.ViewInstalled():
                 view = message.view
                 self._announce(
                     self._membership.installed(view.number, [member.worker for member in view.members])
                 )
                 fail_here("coordinator.installed")
-            case m.Inform() if not self._informed:
+            case m.Inform() if not self._founding.informed:
                 self._inform(message)
             case _:
                 pass
@@ -186,12 +167,9 @@ class Coordinator:
         self._brief = brief
         for worker in brief.workers:
             self._launched(worker)
-        self._rewinding = set(brief.rewinding)
-        if brief.begun:
-            self._begun = set(range(len(brief.aggregators))) - self._rewinding
-        self._seeded = brief.restore is not None or (brief.begun and not self._rewinding)
+        self._founding.take_over(brief)
         if self._token > 1:
-            self._informed = False
+            self._founding.informed = False
             self._seat.send_to(EVERYBODY, m.RollCall(self._token))
             for name in brief.aggregators:
                 # whoever stood still before this one led will never speak; one that only starts has time for it
@@ -202,7 +180,7 @@ class Coordinator:
 
     def _inform(self, message: m.Inform) -> None:
         """The sequencer has said where the job stands: this coordinator leads it now."""
-        self._informed = True
+        self._founding.informed = True
         view = None if message.view is None else m.view_of(message.view)
         assert self._brief is not None
         number = max(message.number, self._brief.number)
@@ -212,9 +190,8 @@ class Coordinator:
             self._liveness.heard(worker, self._clock())  # from whom nothing may ever come
         for worker in sorted(self._present):
             self._ready(worker)
-        self._choose_seeder()
-        self._initialise()
-        self._prepare_greeted()
+        self._founding.worker_ready()
+        self._founding.proceed()
         newest = max(self._command, self._brief.command)
         if self._wanted is not None:
             self._resize(self._wanted)
@@ -226,141 +203,25 @@ class Coordinator:
             self._launched_at[worker] = self._clock()
 
     def _aggregator_ready(self, message: m.AggregatorReady) -> None:
-        before = self._aggregators.get(message.index)
-        self._aggregators[message.index] = message.at
-        self._liveness.heard(aggregator_name(message.index), self._clock())
-        self._expelled.discard(aggregator_name(message.index))
-        if message.initialised:
-            self._holding.add(message.index)
-            self._begun.add(message.index)
-        else:
-            self._holding.discard(message.index)
-            self._reconnect = self._reconnect or before not in (None, message.at)
-            if message.own_memory and message.index in self._begun:
-                self._roll_back(f"{aggregator_name(message.index)} was lost together with its memory")
-                return
-            if message.index == 0 and not self._informed:  # it may not have heard the roll call
-                self._inform(m.Inform(False, 0, None, 0))
-        self._initialise()
-        self._prepare_greeted()
-
-    def _roll_back(self, cause: str) -> None:
-        """A part of the model is lost: have all aggregators begin anew, where the last checkpoint stands."""
-        assert self._brief is not None
-        for known in (self._aggregators, self._asked, self._holding, self._begun):
-            known.clear()
-        self._rewinding = set(range(len(self._brief.aggregators)))
-        self._reconnect, self._seeded, self._seeding = True, False, None
-        self._seat.send_to(_CREW, m.RollBack(cause))
-
-    def _seed(self, worker: str, memory: str) -> None:
-        self._seeder, self._seeder_memory = worker, memory
-        self._seeded = True
-
-    def _choose_seeder(self) -> None:
-        """Where all begins anew and there is no checkpoint, it does with the initial weights of a worker."""
-        if self._seeded or not self._rewinding or self._brief is None:
+        name = aggregator_name(message.index)
+        self._liveness.heard(name, self._clock())
+        self._expelled.discard(name)
+        if not self._founding.aggregator_ready(message):
             return
-        if self._brief.restore is not None:
-            self._seeded = True
-        elif able := self._membership.workers(WorkerState.TRAINING, WorkerState.STANDBY):
-            self._seed(able[0], "")
-
-    def _needs_seeder(self, index: int) -> bool:
-        """The aggregator cannot read the initial weights from its memory."""
-        assert self._brief is not None
-        own = self._aggregators[index].memory != self._seeder_memory
-        return self._brief.restore is None and (own or index in self._rewinding)
-
-    @property
-    def _addresses(self) -> tuple[m.AggregatorAddress, ...]:
-        return tuple(self._aggregators[index] for index in sorted(self._aggregators))
-
-    @property
-    def _complete(self) -> bool:
-        return self._brief is not None and len(self._aggregators) == len(self._brief.aggregators)
-
-    def _hello(self, worker: str, manifest: m.Manifest) -> None:
-        self._check(worker, manifest)
-        fail_here("coordinator.greeted")
-        self._greeted.append(worker)
-        self._prepare_greeted()
-
-    def _check(self, worker: str, manifest: m.Manifest) -> None:
-        if self._manifest is None:
-            self._manifest = manifest
-            self._initialise()
-        elif manifest != self._manifest:
-            self._seat.send_to(
-                _CREW,
-                m.Failed(
-                    "mismatch",
-                    f"{worker} built another model or data set than the workers before it: the training module "
-                    "must give every worker the same (check for randomness in shapes or data)",
-                ),
-            )
-
-    def _prepare_greeted(self) -> None:
-        """Let workers map the block and warm up: first one alone, whose initial weights become the job's."""
-        if not self._complete or self._manifest is None or not self._informed:
-            return
-        if not self._seeded and self._seeding is not None:
-            return
-        while self._greeted:
-            worker = self._greeted.pop(0)
-            initial = not self._seeded
-            self._seat.send_to(worker, m.Prepare(self._manifest, self._addresses, initial))
-            if initial:
-                self._seeding = worker
-                return
-
-    def _initialise(self) -> None:
-        """Have aggregators take up their parts: new ones, and those that have been restarted."""
-        if not self._seeded or not self._complete or not self._informed or self._manifest is None:
-            return
-        addresses = self._aggregators
-        due = [i for i in addresses if i not in self._holding and self._asked.get(i) != addresses[i]]
-        if not due:
-            return
-        if self._reconnect:
-            self._reconnect = False
-            self._seat.send_to(EVERYBODY, m.Reconnect(self._addresses))
-        for index in due:
-            self._asked[index] = addresses[index]
-            self._send_initialise(index)
-        if 0 in due:
-            # it knows nothing of views: the newest one begins anew, under a new number
-            self._announce(self._membership.renew())
-
-    def _send_initialise(self, index: int) -> None:
-        assert self._brief is not None
-        assert self._manifest is not None
-        self._seat.send_to(
-            self._brief.aggregators[index],
-            m.Initialise(
-                manifest=self._manifest,
-                aggregators=self._addresses,
-                restore=self._brief.restore,
-                checkpoint=self._brief.checkpoint,
-                recover=index not in self._rewinding,
-                seeder=self._seeder if self._needs_seeder(index) else "",
-                number=self._membership.number,
-                token=self._token,
-                quarantined=self._brief.quarantined,
-            ),
-        )
+        if not message.initialised and message.index == 0 and not self._founding.informed:
+            self._inform(m.Inform(False, 0, None, 0))  # it may not have heard the roll call
+        self._founding.proceed()
 
     # ---- views ---------------------------------------------------------------------------------------------
 
     def _ready(self, worker: str) -> None:
         self._liveness.heard(worker, self._clock())
         self._announce(self._membership.ready(worker))
-        self._choose_seeder()
-        self._initialise()
+        self._founding.worker_ready()
 
     def _resize(self, message: m.Resize) -> None:
         self._command, self._wanted = message.command, message
-        if not self._informed:
+        if not self._founding.informed:
             return  # it is done as soon as it is known who is there
         self._announce(
             self._membership.resize(
@@ -373,7 +234,7 @@ class Coordinator:
         )
 
     def _announce(self, announce: Announce | None) -> None:
-        if announce is None or not self._informed or self._brief is None:
+        if announce is None or not self._founding.informed or self._brief is None:
             return
         self._announced_at = self._clock()
         self._seat.send_to(
@@ -408,26 +269,7 @@ class Coordinator:
     def _lost(self, worker: str, death: Death | None = None) -> None:
         fail_here("coordinator.lost")
         self._announce(self._membership.lost(worker, death))
-        if worker in self._greeted:
-            self._greeted.remove(worker)
-        if worker == self._seeding and not self._seeded:
-            self._seeding = None
-            self._prepare_greeted()
-        if worker == self._seeder and self._seeded:
-            self._lost_seeder()
-
-    def _lost_seeder(self) -> None:
-        """Who has the initial weights is gone: if somebody still needs them, begin with another's."""
-        waiting = [i for i in self._aggregators if i not in self._holding and self._needs_seeder(i)]
-        self._seeder = ""
-        if not waiting or (self._begun and not self._rewinding):
-            return
-        if self._asked:
-            self._roll_back("the worker with the initial weights was lost")
-        else:
-            self._seeded, self._seeding = False, None
-            self._choose_seeder()
-            self._prepare_greeted()
+        self._founding.lost(worker)
 
     def _beat(self, name: str, beat: m.Beat) -> None:
         now = self._clock()
@@ -504,7 +346,7 @@ class Coordinator:
         self._expelled.add(name)
         if self._membership.knows(name):
             self._lost(name, Death(name, "", Cause.HUNG) if hung else None)
-        self._seat.send_to(_CREW, m.Expel(name, cause, hung, fatal))
+        self._seat.send_to(CREW, m.Expel(name, cause, hung, fatal))
 
     # ---- book ----------------------------------------------------------------------------------------------
 
@@ -517,7 +359,7 @@ class Coordinator:
             WorkerState.TRAINING: "training",
             WorkerState.GONE: "gone",
         }
-        if self._brief is None or not self._informed:
+        if self._brief is None or not self._founding.informed:
             return
         names = membership.workers(*WorkerState)
         roster = m.Roster(
@@ -531,4 +373,4 @@ class Coordinator:
         )
         if roster != self._roster:
             self._roster = roster
-            self._seat.send_to(_CREW, roster)
+            self._seat.send_to(CREW, roster)

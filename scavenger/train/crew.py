@@ -8,13 +8,11 @@ coordinator does; nothing about configurations: `scavenger.control` does, by `la
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
 import msgspec
 import zmq
@@ -23,134 +21,32 @@ from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
 from scavenger.elastic.membership import worker_name, worker_slot
 from scavenger.elastic.quarantine import cause_of_death
 from scavenger.errors import (
-    NonFiniteError,
-    NotSupportedError,
-    ScavengerError,
     TrainingCodeError,
     TrainingHungError,
     WorkersLostError,
 )
 from scavenger.train import messages as m
+from scavenger.train.bootstraps import Bootstraps
+from scavenger.train.crew_book import Book
+from scavenger.train.crew_events import Event, Leaving, Lost, ProcessState, Started
+from scavenger.train.crew_recovery import Recoveries
+from scavenger.train.crew_saving import Saving
 from scavenger.train.engine import ProcessEngine
 from scavenger.train.engine_base import Engine, Exit
+from scavenger.train.failure import error_of
 from scavenger.train.memory import Block, Layout, create_block
-from scavenger.train.names import BEATING, aggregator_name, coordinator_name
-from scavenger.train.wire import EVERYBODY, Keys, Router, new_keys
+from scavenger.train.names import BEATING, aggregator_name
+from scavenger.train.source import JobSource, Timeouts
+from scavenger.train.wire import EVERYBODY, Router, new_keys
 
-__all__ = [
-    "Crew",
-    "JobSource",
-    "Leaving",
-    "Lost",
-    "ProcessState",
-    "Recovered",
-    "RolledBack",
-    "Started",
-    "Timeouts",
-]
+__all__ = ["Crew"]
 
 _MEMORY_SAMPLE_S = 0.5
 _STACK_DUMP_S = 0.5
 _LAST_WORDS_S = 1.0  # a dead process's message may still be on its way through the sockets
 _GRACE_S = 5.0
+_ASK_AGAIN_S = 1.0
 _QUIT_S = 10.0  # as long as a worker that is let go may take, since its time is paid for
-_RESTARTS_MAX = 5
-_RESTARTS_WITHIN_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class JobSource:
-    """Where the training code is: `module:object` beside `job_dir`, and the seed it is built with."""
-
-    train: str
-    job_dir: Path
-    seed: int
-    threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long a worker may take to start, and a step to be applied, before it counts as hung; seconds."""
-
-    start_s: float
-    step_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """A worker is ready to train; `setup_s` since its launch."""
-
-    worker: str
-    setup_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """A worker that no view needs was told to end."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A worker died without an error of its code; the others go on.
-
-    `crashed`: by its own fault, so that what it computed may have done it.
-    """
-
-    worker: str
-    cause: str
-    crashed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """An aggregator or the coordinator died, and another one has taken its place."""
-
-    process: str
-    cause: str
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RolledBack:
-    """A part of the model was lost with its memory: the job goes on after `step`, and later ones are done again.
-
-    Reports of steps and epochs after it, and what was concluded from them, count no more.
-    """
-
-    step: int
-    cause: str
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessState:
-    """One process of the job."""
-
-    name: str
-    role: str
-    pid: int
-    host: str
-    state: str
-    view: int
-    step: int
-    detail: str = ""
-
-
-Event = (
-    m.StepReport
-    | m.EpochReport
-    | m.ViewInstalled
-    | m.CheckpointWritten
-    | m.CheckpointFailed
-    | Started
-    | Leaving
-    | Lost
-    | Recovered
-    | RolledBack
-    | m.Quarantined
-)
 
 
 class Crew:
@@ -181,26 +77,29 @@ class Crew:
         engine: Callable[[Path, int], Engine] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._source, self._timeouts, self._clock = source, timeouts, clock
+        self._timeouts, self._clock = timeouts, clock
         self._restore, self._checkpoint = restore, checkpoint
         self._context = zmq.Context()
-        self._keys = new_keys()
+        keys = new_keys()
         with contextlib.ExitStack() as undo:
             self._fd = create_block()
             undo.callback(os.close, self._fd)
             self.engine: Engine = (engine or ProcessEngine)(work_dir / "logs", self._fd)
             undo.callback(self.engine.close)
-            self._hub = Router(self._context, self._keys, self.engine.leader_host)
+            self._hub = Router(self._context, keys, self.engine.leader_host)
             undo.pop_all()
         self._aggregators = tuple(aggregator_name(index) for index in range(aggregators))
-        self._data_keys: dict[str, Keys] = {name: new_keys() for name in self._aggregators}
-        self._token = 0
+        self._book = Book(self.engine, self._aggregators, clock)
+        self._recoveries = Recoveries(self._aggregators, clock)
+        self._bootstraps = Bootstraps(
+            source,
+            hub=self._hub.address,
+            server_key=keys[0],
+            memory_fd=self._fd,
+            aggregators=self._aggregators,
+        )
         self._liveness = Liveness()
         self.manifest: m.Manifest | None = None
-        self._launched_at: dict[str, float] = {}
-        self._ended_at: dict[str, float] = {}
-        self._roster = m.Roster(0, {}, False, 0, ())
-        self._beats: dict[str, m.Beat] = {}
         self._command = 0
         self._resize: m.Resize | None = None
         self._memory_at = 0.0
@@ -209,22 +108,10 @@ class Crew:
         self.quarantined: tuple[int, ...] = ()
         """Samples that are left out, by their indices in the data."""
         self._events: list[Event] = []
-        self._done: m.Done | None = None
-        self._saved: m.Saved | None = None
-        self._quitting: dict[str, float] = {}
-        self._failed: set[str] = set()
-        self._expelled: dict[str, str] = {}
-        self._recovering: dict[str, tuple[str, float]] = {}
-        self._restarts: dict[str, deque[float]] = {}
-        self._begun = self._checkpointed = False
-        self._rewinding: dict[str, int | None] = {}
-        self._rewound_by: tuple[str, float] = ("", 0.0)
-        self._commanded: set[str] = set()
+        self._saving = Saving()
+        self._checkpointed = False
         self._unheard: list[tuple[str, bytes]] = []
-        self._incoming: tuple[str, IO[bytes]] | None = None
         self._unfreed: set[str] = set()
-        self._causes: dict[str, str] = {}
-        self._ready: set[str] = set()
         self._closing = False
 
     # ---- what the caller wants -----------------------------------------------------------------------------
@@ -244,11 +131,11 @@ class Crew:
         """
         names = []
         for _ in range(workers):
-            name = worker_name(len(self._launched_at))
-            if self.manifest is not None and len(self._launched_at) >= self._layout.workers_max:
+            name = worker_name(len(self._book.launched_at))
+            if self.manifest is not None and len(self._book.launched_at) >= self._layout.workers_max:
                 raise WorkersLostError(f"a job has at most {self._layout.workers_max} workers in all")
-            self.engine.launch(self._boot("worker", name))
-            self._launched_at[name] = self._clock()
+            self.engine.launch(self._bootstraps.of("worker", name, token=self._book.token))
+            self._book.launched_at[name] = self._clock()
             self._to_coordinator(m.Launched(name))
             names.append(name)
         return tuple(names)
@@ -269,12 +156,13 @@ class Crew:
             lr_scale: By what the optimizer's learning rate is multiplied.
         """
         self._command += 1
+        self._book.asked_to_leave.update(without)
         self._resize = m.Resize(self._command, workers, global_batch_size, reason, tuple(without), lr_scale)
         self._to_coordinator(self._resize)
 
     def release(self, keep: int) -> None:
         """Have workers let go that no view needs, newest first, until `keep` are alive; `Leaving` tells which."""
-        if self.settled and len(self.alive) > keep:
+        if self.settled and (len(self.alive) > keep or self._book.departing):
             self._command += 1
             self._to_coordinator(m.Release(self._command, keep))
 
@@ -282,57 +170,52 @@ class Crew:
         """The answer to an `EpochReport`, for which the job waits."""
         self._hub.send(self._aggregators[0], m.VerdictGiven(epoch, stop, keep_best))
 
-    def finish(self, path: Path, *, best: bool, within_s: float | None = None) -> None:
+    def finish(
+        self, path: Path, *, best: bool, checkpoint: bool = False, within_s: float | None = None
+    ) -> None:
         """End training with the last applied step, and have a worker write the model; waits for it.
 
         Args:
             path: Where the `.keras` file goes.
             best: Write the weights that a verdict last said to keep; the last ones where no verdict did.
+            checkpoint: Write one first, where there is a place for it: the job may be gone on with.
             within_s: How long it may take; as long as a worker may take to start where None.
 
         Raises:
             WorkersLostError: If no worker is left to write it, or no aggregator to write it from.
             TrainingError: If writing fails, or takes longer.
         """
-        self._closing = True
-        self._done = self._saved = None
+        saving = self._saving = Saving()
         gone = [name for name in self._aggregators if name not in self.engine.running]
         if gone:
             raise WorkersLostError(f"{gone[0]}, which held the weights, is gone")
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
-        self._hub.send(self._aggregators[0], m.Finish(best=best))
-        self._wait(lambda: self._done is not None, "the aggregator did not finish in time", deadline)
-        assert self._done is not None
-        step = self._done.step
-        while self._saved is None:
-            able = [name for name in self.alive if name in self._ready and name not in self._quitting]
+        self._wait(
+            lambda: saving.step is not None,
+            "the aggregator did not finish in time",
+            deadline,
+            # it may be restarted meanwhile
+            asking=lambda: self._hub.send(self._aggregators[0], m.Finish(best, checkpoint)),
+        )
+        assert saving.step is not None
+        while not saving.saved:
+            able = [
+                name for name in self.alive if name in self._book.ready and name not in self._book.quitting
+            ]
             if not able:
                 raise WorkersLostError("no worker is left to write the model")
-            self._save(able[0], path.resolve(), step, deadline)
+            self._save(able[0], path.resolve(), saving.step, deadline)
 
     def _save(self, writer: str, path: Path, step: int, deadline: float) -> None:
         """Have a worker write the model to `path`, or send it where that is another host's."""
-
-        def over() -> bool:
-            return self._saved is not None or writer not in self.engine.running
-
-        complaint = "the model was not written in time"
-        if self.engine.host(writer) == self.engine.leader_host:
-            self._hub.send(writer, m.Save(str(path), step))
-            self._wait(over, complaint, deadline)
-            return
-        partial = path.with_name(f"{path.name}.part")
-        with partial.open("wb") as file:
-            self._incoming = writer, file
-            self._hub.send(writer, m.Save("", step))
-            try:
-                self._wait(over, complaint, deadline)
-            finally:
-                self._incoming = None
-        if self._saved is not None:
-            partial.replace(path)
-        else:
-            partial.unlink()
+        here, saving = self.engine.host(writer) == self.engine.leader_host, self._saving
+        with contextlib.nullcontext() if here else saving.received(writer, path):
+            self._hub.send(writer, m.Save(str(path) if here else "", step))
+            self._wait(
+                lambda: saving.saved or writer not in self.engine.running,
+                "the model was not written in time",
+                deadline,
+            )
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End every process and free everything; safe to call twice.
@@ -345,7 +228,7 @@ class Crew:
             for name in self.engine.running:
                 if name == self._coordinator:
                     self._to_coordinator(m.Quit())
-                elif name in self._launched_at and name not in self._ready:
+                elif name in self._book.launched_at and name not in self._book.ready:
                     self.engine.kill(name)  # it would not hear for seconds, and holds nothing
                 else:
                     self._hub.send(name, m.Quit())
@@ -353,8 +236,8 @@ class Crew:
             self.engine.stop(grace_s=grace_s)
         finally:
             self.engine.close()
-            for name in self._launched_at:
-                self._ended_at.setdefault(name, self._clock())
+            for name in self._book.launched_at:
+                self._book.ended_at.setdefault(name, self._clock())
             if self._fd >= 0:
                 os.close(self._fd)
                 self._fd = -1
@@ -366,15 +249,11 @@ class Crew:
     @property
     def alive(self) -> tuple[str, ...]:
         """Workers that are there to stay, also those that still start."""
-        return tuple(
-            name
-            for name in self._launched_at
-            if name not in self._ended_at and name not in self._quitting and name not in self._expelled
-        )
+        return self._book.alive
 
     def workers(self, *states: str) -> tuple[str, ...]:
         """Names of living workers in any of the states `starting`, `ready` and `training`."""
-        return tuple(name for name in self.alive if self._state(name) in states)
+        return self._book.workers(*states)
 
     @property
     def starting(self) -> int:
@@ -389,60 +268,25 @@ class Crew:
     @property
     def settled(self) -> bool:
         """What was last asked for has taken effect."""
-        return self._roster.settled and self._roster.command == self._command
+        return self._book.roster.settled and self._book.roster.command == self._command
 
     @property
     def ending(self) -> bool:
         """Some worker has been let go but has not ended yet."""
-        return bool(self._quitting)
+        return bool(self._book.quitting)
 
     @property
     def existing(self) -> int:
         """Workers that are paid for: also those that were let go but have not ended yet."""
-        return len(self._launched_at.keys() - self._ended_at.keys())
+        return self._book.existing
 
     def processes(self) -> tuple[ProcessState, ...]:
         """Every process that the job has had."""
-        running = set(self.engine.running)
-        roles = [(self._coordinator, "coordinator")] if self._token else []
-        roles += [(coordinator_name(token), "coordinator") for token in range(1, self._token)]
-        roles += [(name, "aggregator") for name in self._aggregators]
-        roles += [(name, "worker") for name in self._launched_at]
-        found = []
-        sequencer = self._beats.get(self._aggregators[0], m.Beat())
-        for name, role in roles:
-            state = self._state(name) if role == "worker" else "training"
-            beat = self._beats.get(name, m.Beat())
-            if role != "worker" and name in running:
-                # a view is of all of them, and only the sequencer tells which it is
-                step = sequencer.step if role == "coordinator" else beat.step
-                beat = m.Beat(step, max(beat.view, sequencer.view))
-            found.append(
-                ProcessState(
-                    name=name,
-                    role=role,
-                    pid=self.engine.pid(name),
-                    host=self.engine.host(name),
-                    state=state if name in running else self._fate(name),
-                    view=beat.view,
-                    step=beat.step,
-                    detail=self._causes.get(name, ""),
-                )
-            )
-        return tuple(found)
-
-    def _state(self, worker: str) -> str:
-        return "leaving" if worker in self._quitting else self._roster.states.get(worker, "starting")
-
-    def _fate(self, name: str) -> str:
-        if name in self._failed:
-            return "failed"
-        return "lost" if name in self._causes else "gone"
+        return self._book.processes()
 
     def worker_seconds(self) -> float:
         """Time that workers have existed, summed: what a cloud would charge for."""
-        now = self._clock()
-        return sum(self._ended_at.get(name, now) - at for name, at in self._launched_at.items())
+        return self._book.worker_seconds()
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
@@ -462,8 +306,24 @@ class Crew:
         events, self._events = self._events, []
         return events
 
-    def _wait(self, condition: Callable[[], bool], complaint: str, deadline: float) -> None:
+    def _wait(
+        self,
+        condition: Callable[[], bool],
+        complaint: str,
+        deadline: float,
+        *,
+        asking: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Until a condition holds, asking for it again and again.
+
+        Raises:
+            TrainingHungError: With the complaint, at the deadline.
+        """
+        asked_at = -math.inf
         while not condition():
+            if self._clock() - asked_at >= _ASK_AGAIN_S:
+                asked_at = self._clock()
+                asking()
             if self._clock() > deadline:
                 raise TrainingHungError(complaint)
             self._events = self.poll(0.05) + self._events
@@ -482,10 +342,7 @@ class Crew:
         message = m.decode(body)
         match message:
             case m.Beat():
-                name = peer.removesuffix(BEATING)
-                before = self._beats.get(name, m.Beat())
-                view = max(before.view, message.view)
-                self._beats[name] = msgspec.structs.replace(message, view=view)
+                self._book.beat(peer.removesuffix(BEATING), message)
             case m.StepReport() | m.EpochReport() | m.CheckpointWritten() | m.CheckpointFailed():
                 self._checkpointed = self._checkpointed or isinstance(message, m.CheckpointWritten)
                 self._events.append(message)
@@ -493,17 +350,8 @@ class Crew:
             case m.Quarantined():
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
-                return
-            case m.SavedPart():
-                if self._incoming is not None and self._incoming[0] == peer:
-                    self._incoming[1].seek(message.offset)
-                    self._incoming[1].write(message.data)
-                return
-            case m.Done():
-                self._done = message
-                return
-            case m.Saved():
-                self._saved = message
+            case m.Done() | m.Saved() | m.SavedPart():
+                self._saving.take(peer, message)
                 return
             case m.Failed():
                 self._fail(peer, message)
@@ -511,16 +359,16 @@ class Crew:
             case m.Hello() | m.Present() if self.manifest is None:
                 self.manifest = message.manifest
                 self._layout = Layout.of(message.manifest, len(self._aggregators))
-            case m.Ready() if peer in self._launched_at and peer not in self._ready:
-                self._ready.add(peer)
-                self._events.append(Started(peer, self._clock() - self._launched_at[peer]))
+            case m.Ready() if peer in self._book.launched_at and peer not in self._book.ready:
+                self._book.ready.add(peer)
+                self._events.append(Started(peer, self._clock() - self._book.launched_at[peer]))
             case m.ViewInstalled():
                 self._events.append(message)
             case m.Initialised():
-                self._initialised(peer, message)
+                self._events += self._recoveries.initialised(peer, message.step)
             case _:
                 pass
-        if self._token == 1 and self._coordinator not in self._beats:
+        if self._book.token == 1 and self._coordinator not in self._book.beats:
             # the first one asks nobody, and may start after those that speak to it
             self._unheard.append((peer, body))
         else:
@@ -541,8 +389,8 @@ class Crew:
             return
         message = m.decode(body)
         match message:
-            case m.Beat() if peer not in self._beats:
-                self._beats[peer] = message
+            case m.Beat() if peer not in self._book.beats:
+                self._book.beats[peer] = message
                 self._to_coordinator(self._brief())
                 for process, said in self._unheard:
                     self._hub.pass_on(peer, process.encode(), said)
@@ -559,12 +407,12 @@ class Crew:
                 pass
 
     def _take_roster(self, roster: m.Roster) -> None:
-        if self._coordinator in self._recovering:
-            self._recovered(self._coordinator)
-        self._roster = roster
+        if (recovered := self._recoveries.end(self._coordinator)) is not None:
+            self._events.append(recovered)
+        self._book.roster = roster
         for name, state in roster.states.items():
-            if state == "leaving" and name not in self._quitting and name not in self._ended_at:
-                self._quitting[name] = self._clock()
+            if state == "leaving" and name not in self._book.quitting and name not in self._book.ended_at:
+                self._book.quitting[name] = self._clock()
                 self._events.append(Leaving(name))
         for name in roster.forgotten:
             if name in self._unfreed:
@@ -580,7 +428,7 @@ class Crew:
 
     def _brief(self) -> m.Brief:
         return m.Brief(
-            token=self._token,
+            token=self._book.token,
             workers=self.alive,
             aggregators=self._aggregators,
             start_s=self._timeouts.start_s,
@@ -589,28 +437,15 @@ class Crew:
             checkpoint=self._checkpoint,
             resize=self._resize,
             command=self._command,
-            number=self._roster.number,
-            begun=self._begun,
-            rewinding=tuple(i for i, name in enumerate(self._aggregators) if name in self._rewinding),
+            number=self._book.roster.number,
+            begun=self._recoveries.begun,
+            rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
         )
 
     def _fail(self, process: str, message: m.Failed) -> None:
-        self._failed.add(process)
-        text = f"{message.message} (log: {self.engine.log(process)})"
-        match message.kind:
-            case "code":
-                raise TrainingCodeError(f"the training code failed: {text}")
-            case "mismatch" | "data":
-                raise TrainingCodeError(message.message)
-            case "unsupported":
-                raise NotSupportedError(message.message)
-            case "nonfinite":
-                raise NonFiniteError(message.message)
-            case "restore":
-                raise ScavengerError(message.message)
-            case _:
-                raise ScavengerError(f"{process} failed: {text}")
+        self._book.failed.add(process)
+        raise error_of(message.kind, message.message, process=process, log=self.engine.log(process))
 
     # ---- losses, hangs and recoveries ----------------------------------------------------------------------
 
@@ -619,7 +454,7 @@ class Crew:
         name = message.name
         if name not in self.engine.running:
             return
-        self._expelled[name] = message.cause
+        self._book.expelled[name] = message.cause
         if message.hung:
             self.engine.show_stack(name)
             time.sleep(_STACK_DUMP_S)  # for the dump to be written; the job is stalled anyway
@@ -629,23 +464,23 @@ class Crew:
 
     def _ended(self, ended: Exit) -> None:
         name = ended.name
-        cause = self._expelled.get(name, ended.cause)
-        if name not in self._quitting and not self._closing:
-            self._causes.setdefault(name, cause)
-        self._beats.pop(name, None)
+        cause = self._book.expelled.get(name, ended.cause)
+        if name not in self._book.quitting and not self._closing:
+            self._book.causes.setdefault(name, cause)
+        self._book.beats.pop(name, None)
         if name in self._aggregators or name.startswith("coordinator"):
             self._replace(name, ended, cause)
             return
-        self._ended_at[name] = self._clock()
+        self._book.ended_at[name] = self._clock()
         self._unfreed.add(name)
-        told_to_go = name in self._quitting or name in self._expelled
+        told_to_go = name in self._book.quitting or name in self._book.expelled
         kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=told_to_go)
-        hosts = len({self.engine.host(worker) for worker in self._launched_at})
+        hosts = len({self.engine.host(worker) for worker in self._book.launched_at})
         self._to_coordinator(m.Ended(name, m.DeathBody(name, self.engine.host(name), kind.value, hosts)))
-        if self._quitting.pop(name, None) is not None:
+        if self._book.quitting.pop(name, None) is not None:
             return
         self._events.append(Lost(name, cause, crashed=kind.blames_data))
-        if name in self._failed or name in self._expelled:
+        if name in self._book.failed or name in self._book.expelled:
             return
         self._hear_last_words(name, ended)
         if ended.status >= 0:
@@ -655,37 +490,23 @@ class Crew:
 
     def _replace(self, name: str, ended: Exit, cause: str) -> None:
         """An aggregator or the coordinator is gone: start another, which takes the job up where it stands."""
-        self._expelled.pop(name, None)
+        self._book.expelled.pop(name, None)
         if name.startswith("coordinator") and name != self._coordinator:
             return  # one that was replaced already
-        if name not in self._failed:
+        if name not in self._book.failed:
             self._hear_last_words(name, ended)
-        if self._closing or name in self._failed:
+        if self._closing or name in self._book.failed:
             return
         role = "coordinator" if name.startswith("coordinator") else name
         now = self._clock()
-        if name in self._commanded:
-            self._commanded.discard(name)
-        else:
-            self._count_restart(name, role, cause, now)
+        self._recoveries.count(name, role, cause, self.engine.log(name))
         if role == "coordinator":
             self._start_coordinator()
             name = self._coordinator
         else:
             self._to_coordinator(m.Ended(name))
             self._start_aggregator(name)
-        self._recovering[name] = (cause, now)
-
-    def _count_restart(self, name: str, role: str, cause: str, now: float) -> None:
-        restarts = self._restarts.setdefault(role, deque())
-        while restarts and now - restarts[0] > _RESTARTS_WITHIN_S:
-            restarts.popleft()
-        if len(restarts) >= _RESTARTS_MAX:
-            raise WorkersLostError(
-                f"the {role} {cause}, for the {len(restarts) + 1}th time within {_RESTARTS_WITHIN_S:.0f} s "
-                f"(log: {self.engine.log(name)})"
-            )
-        restarts.append(now)
+        self._recoveries.begin(name, cause, now)
 
     def _roll_back(self, cause: str) -> None:
         """Have every aggregator begin anew, so that all parts are as they were after one step."""
@@ -693,36 +514,10 @@ class Crew:
             return
         if self._checkpoint is not None and self._checkpointed:
             self._restore = m.Restore(self._checkpoint.url)
-        self._rewinding = dict.fromkeys(self._aggregators)
-        self._rewound_by = cause, self._clock()
-        for name in self._aggregators:
-            self._recovering.pop(name, None)  # what it may still say of its part counts no more
-            if name in self.engine.running:
-                self._commanded.add(name)
-                self._expelled[name] = f"was started anew: {cause}"
-                self.engine.kill(name)
+        for name in self._recoveries.rewind(self.engine.running, cause):
+            self._book.expelled[name] = f"was started anew: {cause}"
+            self.engine.kill(name)
         self._to_coordinator(m.Rewind(self._restore))
-
-    def _initialised(self, name: str, message: m.Initialised) -> None:
-        """An aggregator holds its part; once all do that had to begin anew, the job does."""
-        self._begun = True
-        if name in self._recovering:
-            self._recovered(name)
-            if name in self._rewinding:
-                self._rewinding[name] = message.step
-        steps = self._rewinding.values()
-        if not steps or None in steps:
-            return
-        found = {step for step in steps if step is not None}
-        if len(found) > 1:
-            raise ScavengerError(f"aggregators began anew after different steps: {sorted(found)}")
-        self._rewinding = {}
-        cause, since = self._rewound_by
-        self._events.append(RolledBack(found.pop(), cause, self._clock() - since))
-
-    def _recovered(self, name: str) -> None:
-        cause, since = self._recovering.pop(name)
-        self._events.append(Recovered(name, cause, self._clock() - since))
 
     def _hear_last_words(self, name: str, ended: Exit) -> None:
         """A process that ended by itself has said why; one that was killed has not."""
@@ -730,7 +525,7 @@ class Crew:
         while True:
             self._hear()
             left = deadline - self._clock()
-            if name in self._failed or left <= 0:
+            if name in self._book.failed or left <= 0:
                 return
             self._hub.socket.poll(max(1, int(left * 1000)))
 
@@ -741,7 +536,7 @@ class Crew:
             self._memory_at = now
             self.memory_bytes |= self.engine.sample_memory()
             self.engine.cap_logs()
-        for worker, since in self._quitting.items():
+        for worker, since in self._book.quitting.items():
             if now - since > _QUIT_S:
                 self.engine.kill(worker)
         if now - self._suspected_at >= HEARTBEAT_S:
@@ -751,7 +546,7 @@ class Crew:
                 self._liveness.forget(name)
                 if name == self._coordinator and not self._closing:
                     # another leads before this one is ended; should it wake up meanwhile, nobody hears it
-                    cause = self._causes[name] = f"was silent for {SILENT_S:.0f} s"
+                    cause = self._book.causes[name] = f"was silent for {SILENT_S:.0f} s"
                     self._replace(name, Exit(name, 0), cause)
                     self.engine.kill(name)
 
@@ -759,35 +554,14 @@ class Crew:
 
     @property
     def _coordinator(self) -> str:
-        return coordinator_name(self._token)
+        return self._book.coordinator
 
     def _start_coordinator(self) -> None:
-        self._token += 1
+        self._book.token += 1
         self._unheard.clear()
-        self.engine.launch(self._boot("coordinator", self._coordinator))
+        self.engine.launch(self._bootstraps.of("coordinator", self._coordinator, token=self._book.token))
         self._liveness.heard(self._coordinator, self._clock() + self._timeouts.start_s)
 
     def _start_aggregator(self, name: str) -> None:
-        self._causes.pop(name, None)
-        self.engine.launch(self._boot("aggregator", name))
-
-    def _boot(self, role: str, name: str) -> m.Bootstrap:
-        public, secret = new_keys()
-        data: Any = self._data_keys.get(name, (b"", b""))
-        return m.Bootstrap(
-            role=role,
-            name=name,
-            coordinator=self._hub.address,
-            server_key=self._keys[0].decode(),
-            public_key=public.decode(),
-            secret_key=secret.decode(),
-            memory_fd=self._fd if role != "coordinator" else -1,
-            index=self._aggregators.index(name) if role == "aggregator" else 0,
-            token=self._token,
-            train=self._source.train if role == "worker" else "",
-            job_dir=str(self._source.job_dir.resolve()),
-            seed=self._source.seed,
-            threads=self._source.threads,
-            data_public_key=data[0].decode(),
-            data_secret_key=data[1].decode(),
-        )
+        self._book.causes.pop(name, None)
+        self.engine.launch(self._bootstraps.of("aggregator", name, token=self._book.token))

@@ -9,11 +9,9 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DataError", "Source", "open_source"]
+from scavenger.train.failure import DataError
 
-
-class DataError(ValueError):
-    """The data has a form that cannot be trained on; the message names it."""
+__all__ = ["Source", "open_source"]
 
 
 class Source(Protocol):

@@ -21,8 +21,8 @@ import psutil
 
 from scavenger.errors import CleanupError
 from scavenger.train import reaper
+from scavenger.train.bodies import Bootstrap
 from scavenger.train.engine_base import GRACE_S, Engine, Exit, as_line
-from scavenger.train.messages import Bootstrap
 
 __all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]
 

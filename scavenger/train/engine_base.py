@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from scavenger.train.messages import Bootstrap
+from scavenger.train.bodies import Bootstrap
 
 __all__ = ["GRACE_S", "LINE_BYTES_MAX", "Engine", "Exit", "as_line"]
 

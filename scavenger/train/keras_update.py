@@ -16,7 +16,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
-from scavenger.train.messages import TensorSpec
+from scavenger.train.bodies import TensorSpec
 
 __all__ = ["KerasUpdate"]
 

@@ -14,10 +14,11 @@ import zmq
 from scavenger.elastic.liveness import Liveness
 from scavenger.elastic.membership import worker_name
 from scavenger.train import loop_messages as lm
-from scavenger.train.crew import JobSource
+from scavenger.train.bootstraps import Bootstraps
 from scavenger.train.engine_base import Engine, Exit
-from scavenger.train.messages import Beat, Bootstrap, Failed, encode
+from scavenger.train.messages import Beat, Failed, encode
 from scavenger.train.names import BEATING
+from scavenger.train.source import JobSource
 from scavenger.train.wire import Router, new_keys
 
 __all__ = ["LoopCrew"]
@@ -49,10 +50,11 @@ class LoopCrew:
         engine: Callable[[Path, int], Engine],
         clock: Callable[[], float],
     ) -> None:
-        self._source, self._first, self._clock = source, first, clock
+        self._first, self._clock = first, clock
         self._context = zmq.Context()
-        self._keys = new_keys()
-        self._hub = Router(self._context, self._keys)
+        keys = new_keys()
+        self._hub = Router(self._context, keys)
+        self._bootstraps = Bootstraps(source, hub=self._hub.address, server_key=keys[0])
         self.engine = engine(log_dir, -1)
         self.liveness = Liveness()
         self._launched_at: dict[str, float] = {}
@@ -126,22 +128,7 @@ class LoopCrew:
     def launch(self) -> str:
         """Start a worker; returns its name."""
         name = worker_name(self.launched)
-        public, secret = new_keys()
-        self.engine.launch(
-            Bootstrap(
-                role="loop",
-                name=name,
-                coordinator=self._hub.address,
-                server_key=self._keys[0].decode(),
-                public_key=public.decode(),
-                secret_key=secret.decode(),
-                memory_fd=-1,
-                train=self._source.train,
-                job_dir=str(self._source.job_dir.resolve()),
-                seed=self._source.seed,
-                threads=self._source.threads,
-            )
-        )
+        self.engine.launch(self._bootstraps.of("loop", name))
         self._launched_at[name] = self._clock()
         return name
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from scavenger.train.crew import JobSource, Timeouts
 from scavenger.train.loop_report import LoopEvent, LoopReport
 from scavenger.train.loop_run import LoopRun
+from scavenger.train.source import JobSource, Timeouts
 
 __all__ = ["run_loop"]
 

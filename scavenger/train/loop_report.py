@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scavenger.elastic.leases import Part
 from scavenger.elastic.quarantine import Quarantined
-from scavenger.train.crew import Lost, Started
+from scavenger.train.crew_events import Lost, Started
 from scavenger.train.loop_messages import Array
 
 __all__ = ["EpochDone", "LoopEvent", "LoopReport", "RolledBack", "Snapshotted", "StepDone"]

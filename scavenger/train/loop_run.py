@@ -22,20 +22,21 @@ from scavenger.elastic.quarantine import Cause, Innocent, NotTheData, cause_of_d
 from scavenger.elastic.rounds import Rounds
 from scavenger.errors import (
     ConfigurationError,
-    NotSupportedError,
     TrainingCodeError,
     TrainingHungError,
     WorkersLostError,
 )
 from scavenger.train import loop_messages as lm
-from scavenger.train.crew import JobSource, Lost, Started, Timeouts
+from scavenger.train.crew_events import Lost, Started
 from scavenger.train.engine import ProcessEngine
 from scavenger.train.engine_base import Engine, Exit
+from scavenger.train.failure import error_of
 from scavenger.train.loop_crew import LoopCrew
 from scavenger.train.loop_mean import weighted_mean
 from scavenger.train.loop_report import EpochDone, LoopEvent, LoopReport, RolledBack, Snapshotted, StepDone
 from scavenger.train.loop_snapshot import Keeper, LoopSnapshot, LoopSnapshots
 from scavenger.train.messages import Failed
+from scavenger.train.source import JobSource, Timeouts
 
 __all__ = ["LoopRun"]
 
@@ -192,7 +193,7 @@ class LoopRun:
         for name, message, frames in self.crew.take():
             match message:
                 case Failed():
-                    self._fail(name, message)
+                    raise error_of(message.kind, message.message, process=name, log=self.crew.log(name))
                 case lm.Hello() if name in self.crew.starting:
                     self._arrived(name, message.sizes)
                 case lm.Ask():
@@ -211,11 +212,6 @@ class LoopRun:
                     self._finished(name, _unpack(name, message.tensors, frames))
                 case _:
                     pass
-
-    def _fail(self, worker: str, message: Failed) -> None:
-        if message.kind == "unsupported":
-            raise NotSupportedError(message.message)
-        raise TrainingCodeError(f"the training code failed: {message.message} (log: {self.crew.log(worker)})")
 
     def _arrived(self, name: str, sizes: tuple[int, ...]) -> None:
         if self._rounds is None:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import zmq
 
-from scavenger.errors import ScavengerError, TrainingCodeError
+from scavenger.errors import TrainingCodeError
 from scavenger.sdk import loop as sdk
 from scavenger.train import loop_messages as lm
+from scavenger.train.bodies import Bootstrap
 from scavenger.train.failpoints import fail_here
-from scavenger.train.messages import Beat, Bootstrap, encode
+from scavenger.train.messages import Beat, encode
 from scavenger.train.pulse import Pulse
 from scavenger.train.wire import Dealer
 
-__all__ = ["LoopLink", "describe_failure", "serve"]
+__all__ = ["LoopLink", "serve"]
 
 
 class LoopLink:
@@ -170,18 +169,3 @@ def _function(train: str, job_dir: str) -> Callable[[], object]:
     if not callable(function):
         raise TrainingCodeError(f"{module.__file__} has no function {attribute!r}")
     return function  # type: ignore[no-any-return]
-
-
-def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
-    """Kind and one line for an exception, with the user's own line where the traceback has one."""
-    if isinstance(error, ScavengerError):
-        return "code", str(error)
-    if "keras" in sys.modules:  # else its words are plain, and importing it would take seconds
-        from scavenger.train import worker
-
-        return worker.describe_failure(error, job_dir)
-    text = traceback.format_exception_only(error)[-1].strip()
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if Path(frame.filename).is_relative_to(job_dir):
-            return "code", f"{Path(frame.filename).relative_to(job_dir)}:{frame.lineno}: {text}"
-    return "code", text

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from scavenger.elastic.placement import place
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
-from scavenger.train.messages import Bootstrap, Manifest, TensorSpec
+from scavenger.train.bodies import Bootstrap, Manifest, TensorSpec
 
 __all__ = [
     "Block",

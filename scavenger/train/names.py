@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["BEATING", "aggregator_name", "coordinator_name"]
+__all__ = ["BEATING", "CREW", "aggregator_name", "coordinator_name"]
 
 BEATING = "!"
 """What a process's name ends with where it only says that it lives."""
+CREW = ""
+"""The crew itself, among those whom a coordinator speaks to."""
 
 
 def aggregator_name(index: int) -> str:

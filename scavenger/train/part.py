@@ -239,7 +239,7 @@ class Part:
         fail_here("aggregator.saving")
         try:
             part = store.write_part(step, attempt, f"part-{self.index}", tensors)
-        except (ScavengerError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits must be answered
             then(PartSaved(self.index, step, attempt, (), str(error) or type(error).__name__))
             return
         then(PartSaved(self.index, step, attempt, ((part.name, part.sha256, part.bytes, part.finite),), ""))

@@ -17,6 +17,7 @@ import zmq
 
 from scavenger.train import messages as m
 from scavenger.train.failpoints import load_failpoints
+from scavenger.train.failure import describe_failure
 from scavenger.train.wire import Seat, new_keys
 
 __all__ = ["main"]
@@ -86,13 +87,7 @@ def main() -> int:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever user code raises is told
         traceback.print_exc()
         kind, message = "internal", f"{type(error).__name__}: {error}"
-        if boot.role == "loop":
-            from scavenger.train.loop_worker import describe_failure
-
-            kind, message = describe_failure(error, boot.job_dir)
-        if boot.role == "worker":
-            from scavenger.train.worker import describe_failure
-
+        if boot.role in ("loop", "worker"):
             kind, message = describe_failure(error, boot.job_dir)
         if boot.role == "coordinator":
             seat.send_to("", m.Failed(kind, message))

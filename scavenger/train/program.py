@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
 from scavenger.sdk.job import KerasJob
+from scavenger.train.bodies import Manifest, TensorSpec
 from scavenger.train.checks import check_model, check_variables
 from scavenger.train.data import Source, open_source
-from scavenger.train.messages import Manifest, TensorSpec
 
 __all__ = ["Gradient", "Program"]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from scavenger.elastic.liveness import HEARTBEAT_S
-from scavenger.train.messages import Beat, Bootstrap
+from scavenger.train.bodies import Bootstrap
+from scavenger.train.messages import Beat
 from scavenger.train.names import BEATING
 from scavenger.train.wire import Dealer
 

@@ -22,9 +22,9 @@ from typing import Any
 import msgspec
 
 from scavenger.errors import CleanupError, NotSupportedError, TransientError
+from scavenger.train.bodies import Bootstrap
 from scavenger.train.engine import cap_log
 from scavenger.train.engine_base import GRACE_S, Engine, Exit, as_line
-from scavenger.train.messages import Bootstrap
 from scavenger.train.ray_host import Host, Placed, Report
 
 __all__ = ["RayEngine", "engine_maker"]

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from scavenger.train.bodies import Bootstrap
 from scavenger.train.engine import LOG_BYTES_MAX, ProcessEngine
-from scavenger.train.messages import Bootstrap
 
 __all__ = ["Host", "Placed", "Report"]
 

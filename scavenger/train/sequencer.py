@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from scavenger.elastic import barrier as b
@@ -19,9 +14,7 @@ from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, Piece, StepPlan
 from scavenger.train import messages as m
-from scavenger.train.checkpoint import CheckpointStore
-from scavenger.train.checkpoint import Manifest as CheckpointManifest
-from scavenger.train.checkpoint import Part as CheckpointPart
+from scavenger.train.checkpointing import Checkpointing
 from scavenger.train.failpoints import fail_here
 from scavenger.train.memory import JobRecord
 from scavenger.train.part import Part
@@ -66,9 +59,10 @@ class Sequencer:
         self._manifest = part.layout.manifest
         self._others = range(1, part.layout.aggregators)
         self._to_worker, self._to_aggregator = to_worker, to_aggregator
-        self._report, self._post = report, post
-        self._plan = checkpoint
-        self._checkpoints = None if checkpoint is None else CheckpointStore(checkpoint.url)
+        self._report = report
+        self._checkpoints = Checkpointing(
+            part, checkpoint, to_aggregator=to_aggregator, report=report, post=post, step=barrier.step
+        )
         self._said: dict[int, m.Contributed] = {}
         self._sums: dict[int, list[Any]] = {}
         self._summary: dict[str, float] = {}
@@ -82,8 +76,9 @@ class Sequencer:
         self._failed = False
         self._finishing: m.Finish | None = None
         self._finalising: set[int] = set()
-        self._saving: _Saving | None = None
-        self._saved_at, self._saved_step = time.monotonic(), barrier.step
+        self._newest_piece = 0
+        self.beat = m.Beat(barrier.step)
+        """What is awaited, and since when: a value, since another thread asks for it."""
 
     # ---- what is -------------------------------------------------------------------------------------------
 
@@ -91,8 +86,8 @@ class Sequencer:
     def step(self) -> int:
         return self._barrier.step
 
-    def beat(self) -> m.Beat:
-        """What is awaited, and since when; asked from another thread."""
+    def _new_beat(self) -> m.Beat:
+        """What is awaited, and since when."""
         barrier, view = self._barrier, self._barrier.view
         missing = barrier.missing
         behind = tuple(a for a in self._others if a not in self._applied) if self._order else ()
@@ -133,7 +128,7 @@ class Sequencer:
                 if message.keep_best and self._barrier.phase is b.Phase.VERDICT:
                     self._keep_best()
                 self._feed(b.Verdict(message.epoch, message.stop))
-            case m.Finish():
+            case m.Finish() if self._finishing is None:
                 self._finishing = message
                 self._feed(b.Halt())
                 self._order = self._apply = None  # a step that some have not applied is never told of
@@ -156,8 +151,10 @@ class Sequencer:
                     self._sums[message.piece] = self._unpack(message.sums)
                 self._carry_out(follows)
             case m.Summary():
-                self._summary = message.metrics
-                self._feed(b.Summed(peer, message.view, message.step))
+                follows = self._barrier.handle(b.Summed(peer, message.view, message.step))
+                if not any(isinstance(instruction, b.Refuse) for instruction in follows):
+                    self._summary = message.metrics
+                self._carry_out(follows)
             case _:
                 pass
 
@@ -175,13 +172,15 @@ class Sequencer:
                 self._finalising.discard(message.index)
                 self._finished()
             case m.Initialised():
-                if self._saving is not None and message.index not in self._saving.parts:
-                    self._give_up_checkpoint("the aggregator that was writing a part of it was restarted")
+                self._checkpoints.restarted(message.index)
                 self.repeat()
             case m.PartSaved():
-                self._part_saved(message)
+                self._checkpoints.part_saved(message)
+                self._finished()
             case m.CheckpointWritten() | m.CheckpointFailed():
+                self._checkpoints.committed()
                 self._report(message)
+                self._finished()
             case _:
                 pass
 
@@ -190,6 +189,8 @@ class Sequencer:
         now = time.perf_counter()
         if now - max(self._moved_at, self._repeated_at) > _REPEAT_S and not self._failed:
             self.repeat()
+        self._checkpoints.tick()
+        self.beat = self._new_beat()
 
     def repeat(self) -> None:
         """Ask again for all that is awaited."""
@@ -198,6 +199,8 @@ class Sequencer:
         self._feed(b.Tick())
         if self._order is not None or self._barrier.missing:
             self._moved_at = waiting_since  # for whoever asks how long it has been
+        if self._finishing is not None and self._finalising:
+            self._finalise()
 
     def _contributed(self, peer: str, message: m.Contributed, aggregator: int) -> None:
         follows = self._barrier.handle(
@@ -291,7 +294,7 @@ class Sequencer:
             follows += self._barrier.handle(b.Applied(order.step, aggregator))
         if plan.ends_epoch:
             self._evaluating_since = self._opened_at
-        self._checkpoint()
+        self._checkpoints.look(self._barrier, best_step=self._best_step, quarantined=self._quarantined)
         self._carry_out(follows)
 
     def _step_report(
@@ -364,6 +367,9 @@ class Sequencer:
             self._evaluating_since, self._opened_at = 0.0, now
         elif self._opened_at == 0.0:
             self._opened_at = now
+        newest = max((piece.number for piece in instruction.pieces), default=0)
+        if newest > self._newest_piece:  # the wait for it begins now, whatever was before
+            self._newest_piece, self._moved_at = newest, now
         self._to_worker(
             instruction.worker,
             m.Order(
@@ -420,89 +426,24 @@ class Sequencer:
 
     def _finish(self) -> None:
         assert self._finishing is not None
-        step, best = self._barrier.step, self._finishing.best and self._best_step > 0
-        self._part.finalise(step, best=best)
+        if self._finishing.checkpoint:
+            # of the state as training left it, which is copied before it is finalised
+            self._checkpoints.look(
+                self._barrier, best_step=self._best_step, quarantined=self._quarantined, now=True
+            )
         self._finalising = set(self._others)
-        for aggregator in self._others:
-            self._to_aggregator(aggregator, m.Finalise(step, best))
+        self._finalise()
         self._finished()
 
+    def _finalise(self) -> None:
+        """Have the weights finalised; done again, it gives the same."""
+        assert self._finishing is not None
+        step, best = self._barrier.step, self._finishing.best and self._best_step > 0
+        self._part.finalise(step, best=best)
+        for aggregator in sorted(self._finalising):
+            self._to_aggregator(aggregator, m.Finalise(step, best))
+
     def _finished(self) -> None:
-        if self._finishing is not None and not self._finalising:
+        if self._finishing is not None and not self._finalising and not self._checkpoints.busy:
             self._finishing = None
             self._report(m.Done(self._barrier.step))
-
-    # ---- checkpoints ---------------------------------------------------------------------------------------
-
-    def _checkpoint(self) -> None:
-        """Begin a checkpoint where one is due. Training goes on while it is written."""
-        plan = self._plan
-        if plan is None or self._saving is not None or self._checkpoints is None:
-            return
-        due = plan.every_s and time.monotonic() - self._saved_at >= plan.every_s
-        due = due or (plan.every_steps and self.step - self._saved_step >= plan.every_steps)
-        if not due:
-            return
-        barrier, best = self._barrier, self._best_step > 0
-        self._saving = saving = _Saving(
-            CheckpointManifest(
-                fingerprint=self._manifest.digest,
-                step=barrier.step,
-                attempt=uuid.uuid4().hex[:12],
-                epoch=barrier.position.epoch,
-                consumed=barrier.position.consumed,
-                view=barrier.number,
-                parts=(),
-                created_at=datetime.now(UTC),
-                state={"best_step": self._best_step, "quarantined": list(self._quarantined)},
-            )
-        )
-        self._saved_at, self._saved_step = time.monotonic(), barrier.step
-        order = m.SavePart(barrier.step, saving.manifest.attempt, plan.url, best)
-        for aggregator in self._others:
-            self._to_aggregator(aggregator, order)
-        self._part.save(self._checkpoints, order.step, order.attempt, best=best, then=self._post)
-
-    def _part_saved(self, message: m.PartSaved) -> None:
-        """A part of the checkpoint is written, or could not be."""
-        saving = self._saving
-        if saving is None or self._checkpoints is None or message.attempt != saving.manifest.attempt:
-            return
-        if message.error:
-            self._give_up_checkpoint(message.error)
-            return
-        saving.parts[message.index] = message.parts
-        if len(saving.parts) == self._part.layout.aggregators:
-            self._saving = None
-            threading.Thread(
-                target=saving.commit,
-                args=(self._checkpoints, self._post, self._saved_at),
-                name="checkpoint-commit",
-                daemon=True,
-            ).start()
-
-    def _give_up_checkpoint(self, reason: str) -> None:
-        """The next one is begun in its time; what was written of this one, that one removes."""
-        assert self._saving is not None
-        step, self._saving = self._saving.manifest.step, None
-        self._report(m.CheckpointFailed(step, reason))
-
-
-@dataclass(slots=True)
-class _Saving:
-    """A checkpoint whose parts are being written."""
-
-    manifest: CheckpointManifest
-    parts: dict[int, tuple[tuple[str, str, int, bool], ...]] = field(default_factory=dict)
-
-    def commit(self, store: CheckpointStore, post: Callable[[m.Message], None], began_at: float) -> None:
-        """Write the manifest, which makes the checkpoint one."""
-        parts = tuple(CheckpointPart(*part) for index in sorted(self.parts) for part in self.parts[index])
-        manifest = msgspec.structs.replace(self.manifest, parts=parts)
-        try:
-            store.commit(manifest)
-        except Exception as error:  # noqa: BLE001 - whatever a file system says, training goes on
-            post(m.CheckpointFailed(manifest.step, str(error) or type(error).__name__))
-            return
-        size = sum(part.bytes for part in parts)
-        post(m.CheckpointWritten(manifest.step, manifest.epoch, time.monotonic() - began_at, size))

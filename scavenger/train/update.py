@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from scavenger.train.bodies import TensorSpec
 from scavenger.train.kernels import Array, read_rule
-from scavenger.train.messages import TensorSpec
 
 if TYPE_CHECKING:
     from scavenger.train.keras_update import KerasUpdate
@@ -346,7 +346,9 @@ def _sqnorm(block: Array) -> float:
         block = block.astype(np.float32)
     whole = len(block) - len(block) % _ROW
     rows, rest = block[:whole].reshape(-1, _ROW), block[whole:]
-    square = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.vecdot(rest, rest))
+    square = float(np.vecdot(rows, rows).sum(dtype=np.float64))
+    if len(rest):  # seldom: a call costs as much as a third of a block
+        square += float(np.vecdot(rest, rest))
     if block.dtype == np.float32 and not _TINY < square < np.inf:
         precise = block.astype(np.float64)
         square = float(np.vecdot(precise, precise))

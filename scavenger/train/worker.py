@@ -8,11 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import re
 import sys
 import tempfile
 import time
-import traceback
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,9 @@ from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.order import epoch_order, sample_seed
 from scavenger.elastic.quarantine import without
 from scavenger.elastic.view import Piece, View, plan_step
-from scavenger.errors import NotSupportedError, TrainingCodeError
+from scavenger.errors import TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train import messages as m
-from scavenger.train.data import DataError
 from scavenger.train.failpoints import fail_here
 from scavenger.train.memory import Block, Layout, memory_id, open_block
 from scavenger.train.mirror import CHUNK_BYTES, WeightsInbox, pack, send_initial, send_piece
@@ -37,7 +34,7 @@ from scavenger.train.program import Gradient, Program
 from scavenger.train.pulse import Pulse
 from scavenger.train.wire import Dealer, Keys
 
-__all__ = ["Worker", "describe_failure", "load_program"]
+__all__ = ["Worker", "load_program"]
 
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
@@ -64,41 +61,6 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
             f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
         )
     return Program(job)
-
-
-def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
-    """Kind and one line for an exception: the user's own line where the traceback has one."""
-    if isinstance(error, (NotSupportedError, DataError)):
-        return "unsupported", str(error)
-    if isinstance(error, TrainingCodeError):
-        return "code", str(error)
-    message = _ANSI.sub("", str(error))
-    essence = _essence(message)
-    text = f"{type(error).__name__}: {essence}" if essence else type(error).__name__
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    # where TensorFlow traced the code, the user's frames stand in the message alone
-    places += [(match[1], int(match[2])) for match in _FRAME.finditer(message)]
-    for file, line in reversed(places):
-        if Path(file).is_relative_to(job_dir) and "site-packages" not in file:
-            return "code", f"{Path(file).relative_to(job_dir)}:{line}: {text}"
-    return "code", text
-
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_NODES = re.compile(r"\{\{[^{}]*\}\} ?|\s*\[Op:\w+\](?: name:.*)?$")
-"""What TensorFlow says of its own graph around the words of an error."""
-_WRAPPINGS = ("Exception encountered when calling", "Error encountered:")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-
-
-def _essence(message: str) -> str:
-    """The line of an error's text that says what is wrong: Keras and TensorFlow put others before it."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if lines[:1] == ["in user code:"]:
-        last = max((index for index, line in enumerate(lines) if _FRAME.match(line)), default=-1)
-        lines = lines[last + 2 :] or lines[-1:]
-    line = next((line for line in lines if not any(words in line for words in _WRAPPINGS)), "")
-    return _NODES.sub("", line)
 
 
 class _ToldToQuit(Exception):  # noqa: N818 - it is no error

@@ -8,9 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from scavenger.control.course import Before
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
-from scavenger.control.trainer import Before, Limits, Trainer
+from scavenger.control.limits import Limits
+from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Offer
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import Event, Observer
@@ -18,7 +20,8 @@ from scavenger.elastic.membership import Membership, WorkerState, worker_name
 from scavenger.elastic.view import split
 from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
-from scavenger.train.crew import Crew, Leaving, Lost, ProcessState, Started
+from scavenger.train.crew import Crew
+from scavenger.train.crew_events import Leaving, Lost, ProcessState, Started
 
 STEP_S = 0.1
 PRICE = 3.6  # dollars an hour: a tenth of a cent for each second of a worker
@@ -263,7 +266,7 @@ def trainer_of(
         observer=observer or Heard(),
         started_at=scripted.now_s,
         on_tick=on_tick,
-        before=before or Before(),
+        before=before,
         audit=audit,
         lr_scale=lr_scale,
         clock=scripted.clock,

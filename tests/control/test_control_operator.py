@@ -104,7 +104,7 @@ def test_each_change_of_size_is_done_without_a_step_lost_and_the_spare_workers_g
         f"now at {Configuration('local-1', len(training), batch)}",
     )
     assert (job.training, job.crew.alive) == (training, training)
-    assert [record.step for record in job.trainer.steps] == list(range(1, job.crew.step + 1))
+    assert [record.step for record in job.trainer.course.steps] == list(range(1, job.crew.step + 1))
     assert not job.operator.waiting
 
 
@@ -112,8 +112,8 @@ def test_a_migration_never_has_fewer_workers_than_before(job: Job) -> None:
     began = job.trainer.step
     job.ask(Migrate())
 
-    assert {record.workers for record in job.trainer.steps_since(began)} == {2}
-    assert [left.kind for left in job.trainer.departures] == ["eviction"] * 2
+    assert {record.workers for record in job.trainer.course.steps_since(began)} == {2}
+    assert [left.kind for left in job.trainer.course.departures] == ["eviction"] * 2
 
 
 @pytest.mark.parametrize(

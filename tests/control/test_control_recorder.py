@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from scripted import Heard, Scripted, trainer_of
 
+from scavenger.control.limits import CLOSE_S, DRAIN_S
 from scavenger.control.recorder import Recorder
-from scavenger.control.trainer import CLOSE_S, DRAIN_S
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import (

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, STEP_S, Scripted, trainer_of
 
+from scavenger.control.course import Before
 from scavenger.control.steering import LOOK_S, Steering
-from scavenger.control.trainer import RATE_STEPS, Before, Trainer
+from scavenger.control.trainer import RATE_STEPS, Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, Replace, ScaleTo, Stop
 from scavenger.domain.job import JobSpec
@@ -68,7 +69,7 @@ def test_each_decision_is_carried_out(
 
     assert scripted.workers("training") == training == scripted.alive
     assert trainer.configuration == Configuration("local-1", len(training), batch)
-    assert [record.step for record in trainer.steps] == list(range(1, scripted.step + 1))
+    assert [record.step for record in trainer.course.steps] == list(range(1, scripted.step + 1))
 
 
 def test_what_changes_workers_or_hosts_is_told_with_its_reason(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_what_changes_workers_or_hosts_is_told_with_its_reason(tmp_path: Path) -
     drive(steering, trainer, 40)
 
     assert trainer.warnings == ["w0 replaced: slow", "here failed 3 times"]
-    assert [(left.worker, left.kind) for left in trainer.departures] == [("w0", "eviction")]
+    assert [(left.worker, left.kind) for left in trainer.course.departures] == [("w0", "eviction")]
     assert policy.shown[-1].blacklist == (("here", 1e6),)
     assert [left.worker for left in policy.shown[-1].departures] == ["w0"]
 
@@ -148,7 +149,7 @@ def test_a_snapshot_counts_the_same_workers_steps_and_money_as_the_job(
     for worker in last.training:
         assert worker.compute_s[-1] == pytest.approx(STEP_S / 2 * slow.get(worker.name, 1.0))
     counted = sum(seen.steps for seen in last.throughput)
-    assert counted == sum(not record.disturbed for record in trainer.steps)
+    assert counted == sum(not record.disturbed for record in trainer.course.steps)
     at = [a.at_s for a in policy.shown]
     assert all(later - earlier >= LOOK_S - 1e-9 for earlier, later in pairwise(at))
 
@@ -176,7 +177,7 @@ def test_the_job_files_policy_replaces_the_one_slow_worker(tmp_path: Path) -> No
     drive(steering, trainer, 100)
 
     assert scripted.workers("training") == ("w0", "w2", "w3")
-    assert [left.worker for left in trainer.departures] == ["w1"]
+    assert [left.worker for left in trainer.course.departures] == ["w1"]
 
 
 def test_a_learning_rate_that_follows_the_noise_is_gone_over_to_at_most_every_so_many_steps(

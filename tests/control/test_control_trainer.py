@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, STEP_S, Heard, Scripted, trainer_of
 
-from scavenger.control.trainer import DRAIN_S, REPLACEMENTS_MAX, VIEW_WARM_UP_STEPS, measure
+from scavenger.control.limits import DRAIN_S
+from scavenger.control.measuring import measure
+from scavenger.control.trainer import REPLACEMENTS_MAX, VIEW_WARM_UP_STEPS
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import StepRecord
@@ -50,9 +52,9 @@ def test_without_reaching_it_training_ends_after_the_last_epoch_and_the_best_wei
     trainer.move(at(1, 32), "test")
     trainer.until(lambda: False)
 
-    assert (trainer.reached, len(trainer.epochs)) == (False, 5)
+    assert (trainer.reached, len(trainer.course.epochs)) == (False, 5)
     assert [kept for _, kept in scripted.verdicts] == [True, True, False, False, False]
-    assert trainer.best_epoch == trainer.epochs[1]
+    assert trainer.course.best_epoch == trainer.course.epochs[1]
 
 
 # ---- limits ------------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ def test_the_reserve_grows_with_what_a_worker_may_be_busy_with(tmp_path: Path) -
     trainer.start(1)
     trainer.move(at(1, 32), "test")
     stepping = trainer.drain_s
-    trainer.until(lambda: bool(trainer.epochs))
+    trainer.until(lambda: bool(trainer.course.epochs))
 
     assert (alone, stepping, trainer.drain_s) == (DRAIN_S, DRAIN_S + STEP_S, DRAIN_S + 0.5)
 
@@ -234,9 +236,9 @@ def test_the_first_steps_of_a_view_and_partial_ones_are_no_evidence(tmp_path: Pa
     trainer.until(lambda: trainer.step == 10)
 
     warm = list(range(1, VIEW_WARM_UP_STEPS + 1))
-    assert [record.step for record in trainer.steps if record.disturbed] == [*warm, 7]
-    assert [r.step for r in trainer.window(at(1, 32), 4)] == [5, 6, 8, 9, 10]
-    assert trainer.window(at(1, 64), 0) == []
+    assert [record.step for record in trainer.course.steps if record.disturbed] == [*warm, 7]
+    assert [r.step for r in trainer.course.window(at(1, 32), 4)] == [5, 6, 8, 9, 10]
+    assert trainer.course.window(at(1, 64), 0) == []
 
 
 @pytest.mark.parametrize(("shared_cpus", "disturbed"), [(2, True), (None, False)])
@@ -255,7 +257,7 @@ def test_starting_workers_disturb_only_those_that_share_their_processors(
     trainer.move(at(1, 32), "test")
     trainer.until(lambda: trainer.step == 12)
 
-    assert trainer.steps[-1].disturbed is disturbed
+    assert trainer.course.steps[-1].disturbed is disturbed
 
 
 def test_steps_that_came_while_the_job_was_being_stopped_are_recorded_too(tmp_path: Path) -> None:
@@ -271,7 +273,7 @@ def test_steps_that_came_while_the_job_was_being_stopped_are_recorded_too(tmp_pa
     written = [json.loads(line) for line in trainer.journal.path.read_text().splitlines()]
     steps = [line["step"] for line in written if line["kind"] == "step"]
     assert steps == list(range(1, scripted.step + 1))
-    assert trainer.samples_by_batch == {32: 32 * scripted.step}
+    assert trainer.course.samples_by_batch == {32: 32 * scripted.step}
 
 
 def test_a_checkpoint_is_recorded_and_one_that_cannot_be_written_is_told_once_for_each_reason(
@@ -337,8 +339,8 @@ def test_evaluation_is_told_by_the_worker_count_that_it_was_seen_at(tmp_path: Pa
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(2)
     trainer.move(at(1, 32), "test")
-    trainer.until(lambda: len(trainer.epochs) == 1)
+    trainer.until(lambda: len(trainer.course.epochs) == 1)
     trainer.move(at(2, 32), "test")
-    trainer.until(lambda: len(trainer.epochs) == 3)
+    trainer.until(lambda: len(trainer.course.epochs) == 3)
 
-    assert [workers for workers, _ in trainer.evaluation_s()] == [1, 2]
+    assert [workers for workers, _ in trainer.course.evaluation_s()] == [1, 2]

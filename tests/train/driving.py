@@ -16,10 +16,12 @@ import numpy as np
 
 from scavenger.elastic.order import epoch_order, sample_seed
 from scavenger.train import messages as m
-from scavenger.train.crew import Crew, JobSource, Leaving, Lost, Recovered, RolledBack, Started, Timeouts
+from scavenger.train.crew import Crew
+from scavenger.train.crew_events import Leaving, Lost, Recovered, RolledBack, Started
 from scavenger.train.engine import ProcessEngine
 from scavenger.train.engine_base import Engine, Exit
 from scavenger.train.failpoints import VARIABLE
+from scavenger.train.source import JobSource, Timeouts
 from scavenger.train.worker import load_program
 
 JOBS = Path(__file__).with_name("jobs")
@@ -103,8 +105,7 @@ class Run:
             aggregators=aggregators,
             restore=None if restore is None else m.Restore(str(restore)),
             checkpoint=checkpoint,
-            engine=engine
-            or (lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote)),
+            engine=engine or (lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote)),
         )
         self.steps: list[m.StepReport] = []
         self.epochs: list[m.EpochReport] = []

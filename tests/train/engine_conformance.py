@@ -17,8 +17,8 @@ import pytest
 from processes import alive, eventually
 
 from scavenger.train import engine as engine_module
+from scavenger.train.bodies import Bootstrap
 from scavenger.train.engine_base import LINE_BYTES_MAX, Engine, Exit
-from scavenger.train.messages import Bootstrap
 
 Start = Callable[[str], Engine]
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scavenger.train.data import DataError, open_source
+from scavenger.train.data import open_source
+from scavenger.train.failure import DataError
 
 
 class Items:

@@ -24,7 +24,7 @@ class TestProcessEngine(EngineConformance):
 import os, sys, time
 from pathlib import Path
 from scavenger.train.engine import ProcessEngine
-from scavenger.train.messages import Bootstrap
+from scavenger.train.bodies import Bootstrap
 fd = os.memfd_create("block")
 engine = ProcessEngine(Path(sys.argv[1]), fd, command=(sys.executable, "-c", sys.argv[2]))
 engine.launch(Bootstrap("worker", "w0", "", "", "", "", memory_fd=fd))

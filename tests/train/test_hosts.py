@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from driving import FaultyEngine, Run, assert_fired, assert_same_weights, plain_keras, replayed
 
-from scavenger.train.messages import CheckpointPlan
+from scavenger.train.bodies import CheckpointPlan
 
 pytestmark = pytest.mark.slow
 

@@ -184,7 +184,7 @@ def test_a_job_goes_on_undisturbed_while_strangers_knock_at_all_its_doors(
             m.Quit(),
             m.Failed("code", "a stranger says so"),
             m.Contributed(
-                run.views[-1].number, run.steps[-1].step + 1, 1, (0, 1), 0.0, 0.0, float("nan"), 0.0
+                run.views[-1].number, run.steps[-1].step + 1, 1, 16, (0, 1), 0.0, 0.0, float("nan"), 0.0
             ),
         ]
         for stranger in strangers:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from scavenger.errors import NotSupportedError, TrainingCodeError
-from scavenger.train.data import DataError
-from scavenger.train.worker import describe_failure, load_program
+from scavenger.train.failure import DataError, describe_failure
+from scavenger.train.worker import load_program
 
 _names = itertools.count()
 _MODEL = """

@@ -20,10 +20,11 @@ from processes import eventually
 from scavenger.errors import ConfigurationError, NonFiniteError, TrainingCodeError, WorkersLostError
 from scavenger.sdk import loop
 from scavenger.train import loop_messages as lm
-from scavenger.train.crew import JobSource, Lost, Timeouts
+from scavenger.train.crew_events import Lost
 from scavenger.train.loop_mean import weighted_mean
 from scavenger.train.loop_report import EpochDone, LoopEvent, LoopReport, RolledBack, Snapshotted, StepDone
 from scavenger.train.loop_run import LoopRun
+from scavenger.train.source import JobSource, Timeouts
 
 JOBS = Path(__file__).with_name("jobs")
 _WITHIN_S = 60.0

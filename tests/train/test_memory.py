@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
+from scavenger.train.bodies import Manifest, TensorSpec
 from scavenger.train.memory import (
     Block,
     JobRecord,
@@ -21,7 +22,6 @@ from scavenger.train.memory import (
     create_block,
     memory_id,
 )
-from scavenger.train.messages import Manifest, TensorSpec
 
 _shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 _tensors = st.lists(
@@ -295,3 +295,25 @@ def test_slots_that_nobody_uses_cost_nothing(fd: int) -> None:
 
     assert layout.total_bytes > 10**9
     assert os.fstat(fd).st_blocks * 512 < 10**7
+
+
+def test_touching_a_range_changes_nothing_of_it(fd: int) -> None:
+    layout = Layout.of(manifest([((3000,), "float32", "trainable")], []))
+    block = Block(fd, layout)
+    (array,) = block.tensors(layout.slot_at(3))
+    array[...] = np.arange(3000)
+
+    block.touch(layout.slot_at(3), layout.state_bytes)
+    block.touch(layout.slot_at(4), 0)
+
+    assert np.array_equal(array, np.arange(3000))
+
+
+def test_what_was_touched_takes_memory_before_it_is_used(fd: int) -> None:
+    layout = Layout.of(manifest([((1 << 18,), "float32", "trainable")], []))
+    block = Block(fd, layout)
+    before = os.fstat(fd).st_blocks
+
+    block.touch(layout.slot_at(0), layout.weights_bytes)
+
+    assert (os.fstat(fd).st_blocks - before) * 512 >= layout.weights_bytes

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
 from scavenger.train import mirror
+from scavenger.train.bodies import Manifest, TensorSpec
 from scavenger.train.memory import Block, Layout, create_block
-from scavenger.train.messages import Chunk, Manifest, Pull, TensorSpec
+from scavenger.train.messages import Chunk, Pull
 from scavenger.train.mirror import Inbox, WeightsInbox, pack, send_initial, send_piece, send_weights
 from scavenger.train.part import Part
 from scavenger.train.wire import address_towards

@@ -24,9 +24,7 @@ def pool(tmp_path: Path) -> Iterator[AggregatorPool]:
 
 
 def run_on(pool: AggregatorPool, train: str, folder: Path) -> Run:
-    return Run(
-        train, folder, aggregators=2, engine=lambda log_dir, fd: PooledEngine(log_dir, fd, pool=pool)
-    )
+    return Run(train, folder, aggregators=2, engine=lambda log_dir, fd: PooledEngine(log_dir, fd, pool=pool))
 
 
 def train_together(one: Run, other: Run, steps: int) -> None:

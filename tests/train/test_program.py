@@ -13,7 +13,7 @@ import pytest
 
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
-from scavenger.train.data import DataError
+from scavenger.train.failure import DataError
 from scavenger.train.program import Gradient, Program
 
 _RANDOM = np.random.default_rng(3)

@@ -135,7 +135,7 @@ class TestRayEngine(EngineConformance):
     leader = """
 import sys
 from pathlib import Path
-from scavenger.train.messages import Bootstrap
+from scavenger.train.bodies import Bootstrap
 from scavenger.train.ray_engine import RayEngine
 engine = RayEngine(Path(sys.argv[1]), address="local", command=(sys.executable, "-c", sys.argv[2]))
 engine.launch(Bootstrap("worker", "w0", "", "", "", "", memory_fd=-1))
@@ -278,7 +278,7 @@ _NETWORK = "198.18.77."  # of the range that is set aside for tests of networks
 _REMOTE_LEADER = """
 import sys
 from pathlib import Path
-from scavenger.train.messages import Bootstrap
+from scavenger.train.bodies import Bootstrap
 from scavenger.train.ray_engine import RayEngine
 engine = RayEngine(Path(sys.argv[1]), address=sys.argv[2], command=(sys.executable, "-c", sys.argv[3]))
 for name, host in (("w0", sys.argv[4]), ("w1", sys.argv[5])):

@@ -28,9 +28,10 @@ from test_ray_engine import (  # noqa: F401 - fixtures
     ray_folder,
 )
 
-from scavenger.train.crew import Crew, JobSource, Timeouts
+from scavenger.train.crew import Crew
 from scavenger.train.engine_base import Engine
 from scavenger.train.ray_engine import engine_maker
+from scavenger.train.source import JobSource, Timeouts
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ import os
 import signal
 from typing import Any
 
+import keras
 from small import HELD_OUT, TRAIN, X, Y, network
 
-import keras
 from scavenger.sdk import KerasJob
 
 POISON = 83

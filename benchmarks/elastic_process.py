@@ -1,0 +1,204 @@
+"""A job's process with clocks put in: `python -m benchmarks.elastic_process FOLDER WINDOW PLAIN`.
+
+Writes `FOLDER/NAME.json` when it ends: of a worker the time of each step's gradient, of the sequencer the time of
+each step and of what it does to watch it (norms, records, report, the state machine of its pieces). With WINDOW above
+0, what a job could train without (norms, records, reports, heartbeats) is left out of every other so many steps, so
+that steps with and without it can be compared within one run. With PLAIN 1, gradients and weights travel unencrypted,
+which no job can ask for: it tells what the encryption takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scavenger.train import messages as m
+from scavenger.train import process, wire
+
+__all__ = ["is_bare"]
+
+
+def is_bare(step: int, window: int) -> bool:
+    """Whether a step is one of those without what could be left out."""
+    return window > 0 and step // window % 2 == 1
+
+
+_SILENT_S = 0.8
+"""Without a heartbeat, at most: well below the time after which the job would miss the process."""
+
+
+class _Clocks:
+    """What one process measures; `step` is the one that it works on."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self.step = 0
+        self.found: dict[str, dict[int, float]] = {}
+
+    @property
+    def bare(self) -> bool:
+        return is_bare(self.step, self._window)
+
+    def note(self, what: str, seconds: float) -> None:
+        """Add to what something took in this step."""
+        times = self.found.setdefault(what, {})
+        times[self.step] = times.get(self.step, 0.0) + seconds
+
+    def times(self, owner: Any, method: str, what: str) -> None:
+        """Have every call of a method timed."""
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def timed(*args: Any, **options: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return original(*args, **options)
+            finally:
+                self.note(what, time.perf_counter() - begin)
+
+        setattr(owner, method, timed)
+
+    def skips(self, owner: Any, name: str, instead: Any, when: Callable[..., bool] = lambda *_: True) -> None:
+        """Have a function's calls left out of bare steps."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def skipping(*args: Any, **options: Any) -> Any:
+            return instead if self.bare and when(*args) else original(*args, **options)
+
+        setattr(owner, name, skipping)
+
+    def knows_step(self, owner: Any, method: str, step_of: Callable[..., int]) -> None:
+        """Have a method's calls tell which step it is."""
+        original = getattr(owner, method)
+
+        @functools.wraps(original)
+        def telling(*args: Any, **options: Any) -> Any:
+            self.step = step_of(*args)
+            return original(*args, **options)
+
+        setattr(owner, method, telling)
+
+
+class _Unneeded:
+    """Whether a job could train without a message for a while: reports, and heartbeats but for a few."""
+
+    def __init__(self) -> None:
+        self._beat_at = time.monotonic()
+
+    def __call__(self, _: wire.Dealer, said: m.Message, *__: Any) -> bool:
+        if isinstance(said, m.Beat):
+            if time.monotonic() - self._beat_at < _SILENT_S:
+                return True
+            self._beat_at = time.monotonic()
+        return isinstance(said, m.StepReport)
+
+
+def _arm_worker(clocks: _Clocks) -> None:
+    from scavenger.train.program import Program
+    from scavenger.train.worker import Worker
+
+    clocks.times(Program, "gradient", "gradient")
+    clocks.times(Worker, "_compute", "compute")
+    clocks.knows_step(Worker, "_train", lambda worker, order: order.step + 1)
+
+
+def _arm_aggregator(clocks: _Clocks) -> None:
+    from scavenger.elastic.barrier import Barrier
+    from scavenger.train import update
+    from scavenger.train.memory import Block
+    from scavenger.train.part import Part
+    from scavenger.train.sequencer import Sequencer
+
+    clocks.times(Barrier, "handle", "watching")
+    clocks.times(Part, "apply", "apply")
+    clocks.knows_step(Part, "apply", lambda part, order: order.step)
+    clocks.times(update, "_sqnorm", "watching")
+    clocks.skips(update, "_sqnorm", 0.0)
+    for record in ("write_job", "write_part", "write_report"):
+        clocks.times(Block, record, "watching")
+        clocks.skips(Block, record, None)
+    clocks.times(Sequencer, "_step_report", "watching")
+    make_report = Sequencer._step_report
+
+    @functools.wraps(make_report)
+    def report(*args: Any, **options: Any) -> m.StepReport:
+        made = make_report(*args, **options)
+        clocks.note("step", made.step_time_s)
+        return made
+
+    Sequencer._step_report = report  # type: ignore[method-assign]
+
+
+class _PlainSocket:
+    """A socket that takes no keys."""
+
+    def __init__(self, socket: Any) -> None:
+        object.__setattr__(self, "_socket", socket)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("curve_"):
+            setattr(self._socket, name, value)
+
+
+class _PlainContext:
+    """What makes such sockets."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def socket(self, kind: int) -> Any:
+        return _PlainSocket(self._context.socket(kind))
+
+
+def _without_keys(module: Any, *names: str) -> None:
+    """Have a module's sockets between workers and aggregators take no keys."""
+    for name in names:
+        original = getattr(module, name)
+
+        def make(context: Any, *rest: Any, original: Any = original) -> Any:
+            made = original(_PlainContext(context), *rest)
+            made.socket = made.socket._socket  # pollers want the real one
+            return made
+
+        setattr(module, name, make)
+
+
+def main() -> int:
+    folder, window, plain = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1"
+    clocks = _Clocks(window)
+    serve = process._serve
+
+    def serve_with_clocks(boot: m.Bootstrap, context: Any, seat: wire.Seat) -> None:
+        if boot.role == "worker":
+            _arm_worker(clocks)
+        elif boot.role == "aggregator":
+            _arm_aggregator(clocks)
+        if plain and boot.role == "worker":
+            from scavenger.train import worker
+
+            _without_keys(worker, "Dealer")
+        if plain and boot.role == "aggregator":
+            from scavenger.train import aggregator
+
+            _without_keys(aggregator, "Dealer", "Router")
+        clocks.skips(wire.Dealer, "send", None, _Unneeded())
+        try:
+            serve(boot, context, seat)
+        finally:
+            (folder / f"{boot.name}.json").write_text(json.dumps(clocks.found))
+
+    process._serve = serve_with_clocks
+    return process.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

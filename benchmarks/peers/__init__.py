@@ -1,0 +1,1 @@
+"""What the elastic core is compared with: the same work done by others, each in processes of its own."""

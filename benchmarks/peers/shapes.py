@@ -1,0 +1,37 @@
+"""The two networks of the comparisons, as numbers alone, so that every framework builds the same."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+__all__ = [
+    "CLASSES",
+    "CNN_SIDE",
+    "CNN_WIDTHS",
+    "LEARNING_RATE",
+    "MLP_INPUTS",
+    "MLP_WIDTHS",
+    "parameters",
+]
+
+CLASSES = 10
+MLP_INPUTS = 2048
+MLP_WIDTHS = (2560, 2560, 2560, 2560)
+"""With the inputs and classes: 25 million parameters, whose gradient takes 100 MB, in tensors that two aggregators
+can share about evenly."""
+CNN_SIDE = 32
+CNN_WIDTHS = (32, 64, 128)
+"""Of each pair of 3 x 3 convolutions, behind which the image is halved."""
+LEARNING_RATE = 0.001
+
+
+def parameters(network: str) -> int:
+    """How many a network has: `mlp` or `cnn`."""
+    if network == "mlp":
+        sizes = (MLP_INPUTS, *MLP_WIDTHS, CLASSES)
+        return sum((rows + 1) * columns for rows, columns in pairwise(sizes))
+    total, channels, side = 0, 3, CNN_SIDE
+    for width in CNN_WIDTHS:
+        total += (9 * channels + 1) * width + (9 * width + 1) * width
+        channels, side = width, side // 2
+    return total + (side * side * channels + 1) * CLASSES

@@ -1,0 +1,36 @@
+"""The comparisons' networks in PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.peers import shapes
+
+__all__ = ["build", "samples"]
+
+
+def build(network: str) -> Any:
+    """`mlp` or `cnn`, as `benchmarks.peers.shapes` has it."""
+    layers: list[Any] = []
+    if network == "mlp":
+        before = shapes.MLP_INPUTS
+        for width in shapes.MLP_WIDTHS:
+            layers += [nn.Linear(before, width), nn.ReLU()]
+            before = width
+        return nn.Sequential(*layers, nn.Linear(before, shapes.CLASSES))
+    channels, side = 3, shapes.CNN_SIDE
+    for width in shapes.CNN_WIDTHS:
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, side = width, side // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(side * side * channels, shapes.CLASSES))
+
+
+def samples(network: str, count: int) -> tuple[Any, Any]:
+    """A made-up batch."""
+    shape = (shapes.MLP_INPUTS,) if network == "mlp" else (3, shapes.CNN_SIDE, shapes.CNN_SIDE)
+    torch.manual_seed(0)
+    return torch.randn(count, *shape), torch.randint(shapes.CLASSES, (count,))

@@ -1,0 +1,88 @@
+"""Puts a job's parts together, as its file asks for: the crew, and the trainer that drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from scavenger.control.goal import Goal
+from scavenger.control.journal import Journal
+from scavenger.control.limits import Limits
+from scavenger.control.resumption import Resumption
+from scavenger.control.trainer import Trainer
+from scavenger.domain.configuration import SearchSpace
+from scavenger.domain.job import CheckpointSpec, JobSpec
+from scavenger.domain.report import Observer
+from scavenger.policy import learning_rate_scale
+from scavenger.train.bodies import CheckpointPlan, Restore
+from scavenger.train.crew import Crew
+from scavenger.train.ray_engine import engine_maker
+from scavenger.train.source import JobSource, Timeouts
+
+__all__ = ["crew_of", "trainer_of"]
+
+
+def crew_of(
+    job: JobSpec,
+    space: SearchSpace,
+    *,
+    folder: Path,
+    work_dir: Path,
+    checkpoints: str,
+    resumed: bool,
+    clock: Callable[[], float],
+) -> Crew:
+    """The job's processes, not started yet.
+
+    Args:
+        folder: That the training module is in.
+        work_dir: The job's own.
+        checkpoints: Where they go, as a URL.
+        resumed: Begin with the newest of them.
+    """
+    plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
+    return Crew(
+        JobSource(str(job.train), folder, job.seed, space.offers[0].cpus),
+        work_dir=work_dir,
+        timeouts=Timeouts(job.limits.start, job.limits.step),
+        aggregators=job.elastic.aggregators,
+        restore=Restore(checkpoints) if resumed else None,
+        checkpoint=CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0),
+        engine=engine_maker(job.engine),
+        clock=clock,
+    )
+
+
+def trainer_of(
+    crew: Crew,
+    job: JobSpec,
+    space: SearchSpace,
+    *,
+    goal: Goal,
+    journal: Journal,
+    audit: Journal | None,
+    observer: Observer,
+    started_at: float,
+    on_tick: Callable[[], None],
+    resumed: Resumption | None,
+    clock: Callable[[], float],
+) -> Trainer:
+    """What drives the crew, within the job's limits; see `Trainer` for the arguments."""
+    reference = space.global_batch_sizes[0]
+    return Trainer(
+        crew,
+        goal=goal,
+        offer=space.offers[0],
+        limits=Limits(job.constraints.deadline, job.constraints.budget),
+        journal=journal,
+        observer=observer,
+        started_at=started_at,
+        on_tick=on_tick,
+        before=None if resumed is None else resumed.before,
+        lr_scale=lambda batch, noise: (
+            learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise).factor
+        ),
+        replacements_max=job.elastic.failures.give_up,
+        audit=audit,
+        clock=clock,
+    )

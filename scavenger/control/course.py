@@ -1,0 +1,186 @@
+"""The course that a job's training has taken: its steps and epochs, and what they show."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import deque
+from dataclasses import dataclass, replace
+
+from scavenger.control.goal import Goal
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.measurement import EpochRecord, StepRecord
+from scavenger.domain.snapshot import Departure
+from scavenger.models.noise import NoiseTracker
+from scavenger.train import messages as m
+
+__all__ = ["Before", "Course"]
+
+RECENT_STEPS = 50
+"""Steps of each worker that are remembered, for whoever compares workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What earlier attempts at a job have come to: time and money count on, and so do its epochs.
+
+    Attributes:
+        step: The last one that stands.
+        epoch, consumed: Where the next one begins: so many whole epochs, and samples of one more.
+        epochs: That were evaluated and stand.
+        samples_by_batch: Samples trained, by global batch size, as far as it is known.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    consumed: int = 0
+    elapsed_s: float = 0.0
+    cost_usd: float = 0.0
+    epochs: tuple[EpochRecord, ...] = ()
+    samples_by_batch: tuple[tuple[int, int], ...] = ()
+
+
+class Course:
+    """What has happened and stands: a roll-back takes back what it undoes.
+
+    Args:
+        goal: Which epoch is the best one.
+        before: What earlier attempts at the job have come to; None where there was none.
+
+    Attributes:
+        steps: Of this attempt, oldest first.
+        epochs: That were evaluated, also by earlier attempts.
+        best_epoch: The first of those with the best value of the goal's metric; None where none has a value.
+        samples_by_batch: Samples trained, by global batch size.
+        measured: Undisturbed steps, their samples and seconds, by configuration.
+        noise: Of the gradients, smoothed.
+        departures: Workers that are gone although the job went on.
+    """
+
+    def __init__(self, goal: Goal, before: Before | None = None) -> None:
+        self._goal, self.before = goal, before or Before()
+        self.steps: list[StepRecord] = []
+        self.epochs: list[EpochRecord] = []
+        self.best_epoch: EpochRecord | None = None
+        self.samples_by_batch: dict[int, int] = dict(self.before.samples_by_batch)
+        self.measured: dict[Configuration, tuple[int, int, float]] = {}
+        self.noise = NoiseTracker()
+        self.departures: list[Departure] = []
+        self._steps_of: dict[str, int] = {}
+        self._recent: dict[str, deque[tuple[int, float, int]]] = {}
+        for epoch in self.before.epochs:
+            self.evaluated(epoch)
+
+    # ---- what is -------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The last one."""
+        return self.steps[-1].step if self.steps else self.before.step
+
+    def steps_since(self, step: int) -> list[StepRecord]:
+        """The steps after a step, oldest first."""
+        found = bisect.bisect_right(self.steps, step, key=lambda record: record.step)
+        return self.steps[found:]
+
+    def window(self, configuration: Configuration, since_step: int) -> list[StepRecord]:
+        """The undisturbed steps of a configuration after a step, oldest first."""
+        return [
+            record
+            for record in self.steps_since(since_step)
+            if not record.disturbed
+            and record.workers == configuration.workers
+            and record.global_batch_size == configuration.global_batch_size
+        ]
+
+    def evaluation_s(self) -> tuple[tuple[int, float], ...]:
+        """Median pause at the end of an epoch, by worker count."""
+        workers_at = {record.step: record.workers for record in self.steps}
+        pauses: dict[int, list[float]] = {}
+        for epoch in self.epochs:
+            if epoch.step in workers_at:
+                pauses.setdefault(workers_at[epoch.step], []).append(epoch.evaluation_s)
+        return tuple((workers, statistics.median(values)) for workers, values in sorted(pauses.items()))
+
+    def steps_of(self, worker: str) -> int:
+        """How many steps a worker has contributed to."""
+        return self._steps_of.get(worker, 0)
+
+    def recent(self, worker: str) -> list[tuple[float, int]]:
+        """Seconds and samples of what a worker did of the last `RECENT_STEPS` steps, oldest first."""
+        first = self.step - RECENT_STEPS
+        return [(took, samples) for step, took, samples in self._recent.get(worker, ()) if step > first]
+
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def stepped(
+        self, report: m.StepReport, configuration: Configuration | None, *, disturbed: bool, at_s: float
+    ) -> StepRecord:
+        """A step was applied.
+
+        Args:
+            configuration: In effect.
+            disturbed: It tells nothing of the configuration.
+            at_s: Since the job began.
+        """
+        for worker, start, stop in report.pieces:
+            self._steps_of[worker] = self._steps_of.get(worker, 0) + 1
+            recent = self._recent.setdefault(worker, deque(maxlen=RECENT_STEPS))
+            recent.append((report.step, report.worker_compute_s[worker], stop - start))
+        record = StepRecord(
+            step=report.step,
+            view=report.view,
+            epoch=report.epoch,
+            workers=report.workers,
+            global_batch_size=report.global_batch_size,
+            samples=report.samples,
+            step_time_s=report.step_time_s,
+            compute_s=report.compute_s,
+            sync_s=max(0.0, report.step_time_s - report.compute_s),
+            loss=report.loss,
+            mean_worker_sqnorm=report.mean_worker_sqnorm,
+            mean_sqnorm=report.mean_sqnorm,
+            noise_parts=report.noise_parts,
+            disturbed=disturbed,
+            at_s=at_s,
+        )
+        self.noise = self.noise.update(record)
+        record = replace(record, gradient_noise=self.noise.gradient_noise, noise_scale=self.noise.noise_scale)
+        self.steps.append(record)
+        if not disturbed and configuration is not None:
+            steps, samples, seconds = self.measured.get(configuration, (0, 0, 0.0))
+            self.measured[configuration] = (
+                steps + 1,
+                samples + record.samples,
+                seconds + record.step_time_s,
+            )
+        batch = record.global_batch_size
+        self.samples_by_batch[batch] = self.samples_by_batch.get(batch, 0) + record.samples
+        return record
+
+    def evaluated(self, epoch: EpochRecord) -> bool:
+        """An epoch was; returns whether it is the best so far."""
+        value = self._goal.value(epoch)
+        best = None if self.best_epoch is None else self._goal.value(self.best_epoch)
+        improved = value is not None and self._goal.better(value, best)
+        if improved:
+            self.best_epoch = epoch
+        self.epochs.append(epoch)
+        return improved
+
+    def roll_back(self, step: int) -> int:
+        """Steps after one are done again, and so is the evaluation of an epoch that ended with it.
+
+        Returns:
+            How many steps are undone.
+        """
+        undone = self.steps_since(step)
+        del self.steps[len(self.steps) - len(undone) :]
+        for record in undone:
+            self.samples_by_batch[record.global_batch_size] -= record.samples
+        standing = [epoch for epoch in self.epochs if epoch.step < step]
+        self.epochs, self.best_epoch = [], None
+        for epoch in standing:
+            self.evaluated(epoch)
+        self._recent.clear()
+        return len(undone)

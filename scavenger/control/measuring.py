@@ -1,0 +1,44 @@
+"""From the steps of a configuration to a measurement of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.measurement import Measurement, StepRecord
+from scavenger.models.noise import NoiseTracker
+
+__all__ = ["measure"]
+
+_MAD_TO_SD = 1.4826
+
+
+def measure(
+    configuration: Configuration, window: list[StepRecord], noise: NoiseTracker, memory_bytes: int
+) -> Measurement:
+    """Condense undisturbed steps into a measurement; medians, since single steps may be far off.
+
+    Raises:
+        ValueError: If there is no step.
+    """
+    if not window:
+        raise ValueError(f"no undisturbed step of {configuration}")
+    times = [record.step_time_s for record in window]
+    middle = statistics.median(times)
+    spread = _MAD_TO_SD * statistics.median(abs(value - middle) for value in times)
+    measurement = Measurement(
+        configuration=configuration,
+        steps=len(window),
+        step_time_s=middle,
+        step_time_spread_s=spread,
+        compute_s=statistics.median(record.compute_s for record in window),
+        sync_s=statistics.median(record.sync_s for record in window),
+        gradient_noise=noise.gradient_noise,
+        noise_scale=noise.noise_scale,
+        memory_bytes=memory_bytes,
+    )
+    if noise.noise_scale is not None and not math.isfinite(noise.noise_scale):
+        return replace(measurement, noise_scale=None)
+    return measurement
