@@ -42,7 +42,7 @@ format: install-dev  ## put the code into its standard form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install-dev  ## measure what benchmarks/README.md tells of; about fifteen minutes
+bench: install-dev  ## measure what benchmarks/README.md tells of; about half an hour
 	$(BIN)/python -m benchmarks
 
 chaos: install-dev  ## train while processes are killed and stopped at random; about three minutes

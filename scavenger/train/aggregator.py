@@ -6,6 +6,7 @@ A part's arithmetic is `scavenger.train.part`; what the first aggregator of a jo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import time
@@ -279,6 +280,11 @@ class Aggregator:
 
     def _sequence(self, part: Part, message: m.Initialise, record: JobRecord) -> None:
         manifest = message.manifest
+        if message.checkpoint is not None and not message.recover:
+            with contextlib.suppress(
+                ScavengerError, OSError
+            ):  # what an earlier attempt was killed in writing
+                CheckpointStore(message.checkpoint.url).discard_unfinished()
         barrier = Barrier(
             manifest.dataset_size,
             manifest.validation_size,

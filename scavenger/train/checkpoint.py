@@ -2,9 +2,9 @@
 
 A store holds one folder per attempt to write a checkpoint; one job writes to a store at a time::
 
-    URL/step-00001200-3f9c/part-a0.safetensors      written by aggregator a0
-                           part-a1.safetensors      written by aggregator a1
-                           manifest.json            written last, by the coordinator: the commit
+    URL/step-00001200-3f9c/part-0.safetensors       written by the first aggregator
+                           part-1.safetensors       written by the second
+                           manifest.json            written last, by the first: the commit
 
 The attempt's name is unique, so the parts of two attempts at one step never mix. The manifest holds the SHA-256
 of every part, and of itself. Nothing that was read is believed before that was compared; nothing is pickled.

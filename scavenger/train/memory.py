@@ -48,7 +48,7 @@ Array = npt.NDArray[Any]
 _TENSOR_ALIGNMENT = 64
 _SECTION_ALIGNMENT = mmap.ALLOCATIONGRANULARITY
 _WORKERS_MAX = 4096
-_SLOTS_BYTES_MAX = 1 << 44
+_SLOTS_BYTES_MAX = 1 << 45
 """Address space for slots. Pages that nobody touches take no memory, but addresses have 47 bits."""
 _OPTIMIZER_COPIES_MAX = 16
 _OPTIMIZER_EXTRA_BYTES = 1 << 20

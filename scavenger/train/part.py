@@ -238,7 +238,7 @@ class Part:
             self._copied.set()
         fail_here("aggregator.saving")
         try:
-            part = store.write_part(step, attempt, f"part-{self.index}", tensors)
+            part = store.write_part(step, attempt, str(self.index), tensors)
         except Exception as error:  # noqa: BLE001 - whoever waits must be answered
             then(PartSaved(self.index, step, attempt, (), str(error) or type(error).__name__))
             return
