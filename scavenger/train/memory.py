@@ -160,6 +160,11 @@ class Layout:
             raise IndexError(f"slot {slot} of {self.slots}")
         return self._slots_at + slot * self.state_bytes
 
+    @property
+    def file_bytes(self) -> int:
+        """Of the whole block."""
+        return self.optimizer_at(self.aggregators)
+
     def optimizer_at(self, aggregator: int) -> int:
         """Where an aggregator's optimizer state may lie: room for any of Keras's optimizers."""
         stride = _OPTIMIZER_COPIES_MAX * 2 * self.weights_bytes + _OPTIMIZER_EXTRA_BYTES
@@ -237,8 +242,7 @@ class Block:
 
     def __init__(self, fd: int, layout: Layout) -> None:
         self.layout = layout
-        if os.fstat(fd).st_size < layout.total_bytes:
-            os.ftruncate(fd, layout.total_bytes)
+        _grow(fd, layout)
         self._map = mmap.mmap(fd, layout.total_bytes)
 
     def tensors(self, offset: int, indices: Sequence[int] | None = None) -> list[Array]:
@@ -359,8 +363,7 @@ class OptimizerMemory:
         begin = layout.optimizer_at(aggregator)
         if 2 * self._bytes > layout.optimizer_at(aggregator + 1) - begin:
             raise ValueError(f"an optimizer with {len(slots)} state tensors has no room")
-        if os.fstat(fd).st_size < begin + 2 * self._bytes:
-            os.ftruncate(fd, begin + 2 * self._bytes)
+        _grow(fd, layout)
         self._map = mmap.mmap(fd, 2 * self._bytes, offset=begin)
         self._arrays = [
             [
@@ -373,6 +376,12 @@ class OptimizerMemory:
     def slots(self, step: int) -> list[Array]:
         """The state as it is after `step`."""
         return self._arrays[step % 2]
+
+
+def _grow(fd: int, layout: Layout) -> None:
+    """Give the block its size, which is the same for all: who asks for less would cut off what others have."""
+    if os.fstat(fd).st_size < layout.file_bytes:
+        os.ftruncate(fd, layout.file_bytes)
 
 
 def _view(buffer: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
