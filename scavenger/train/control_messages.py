@@ -149,7 +149,8 @@ class Initialised(Tagged, frozen=True):
 class StepReport(Tagged, frozen=True):
     """A step was applied; see `scavenger.domain.measurement.StepRecord` for the fields.
 
-    `update_s`: averaging and the optimizer. `data_wait_s`: for the samples, of the worker that waited longest.
+    `compute_s`: of the slowest worker, its waiting for samples included. `update_s`: averaging and the optimizer.
+    `data_wait_s`: for the samples, of the worker that waited longest.
     """
 
     step: int

@@ -310,7 +310,9 @@ class Sequencer:
         said = [self._said[piece.number] for piece in pieces]
         compute: dict[str, float] = {}
         for piece, told in zip(pieces, said, strict=True):
-            compute[piece.worker] = compute.get(piece.worker, 0.0) + told.compute_s
+            # waiting for samples grows with the share as computing does, and is no synchronisation
+            spent = told.compute_s + told.data_wait_s
+            compute[piece.worker] = compute.get(piece.worker, 0.0) + spent
         counted = [told for told in said if told.samples]
         parts, worker_sqnorm = len(counted), sum(part.mean_worker_sqnorm for part in norms)
         if parts == 1:

@@ -18,7 +18,7 @@ SPEC: dict[str, Any] = {
     "search": {"workers": 1, "batch_size": [32]},
     "objective": "time",
     "goal": {"metric": "val_loss", "target": 0.19, "max_epochs": 400, "epochs_hint": 60},
-    "profile": {"steps": 8},
+    "profile": {"steps": 16},
 }
 
 
