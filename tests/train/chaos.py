@@ -5,13 +5,13 @@ killed or stopped every few seconds, drawn by a seed: a worker, an aggregator or
 sample of every epoch must have been applied exactly once, and the weights must be those of the quiet run.
 
 **What "the same weights" means.** Who computes which samples decides the order in which floats are added, so a
-loss changes the last bits of a gradient, and training amplifies such differences: with ReLUs and pooling, most
-strongly where the learning rate is high and the run is long. So the model is trained at a low rate, for which
-the difference stays far below 1e-4 of each tensor's largest weight; to prove that this bound still tells
-anything, the run also tells how far off the weights would be had one single batch of the run been left out,
-which must be several times the bound.
+loss changes the last bits of a gradient, and training amplifies such differences: in float32 two undisturbed
+runs on one and on two workers drift apart until it shows, after some hundred steps. So the network is trained
+in float64, where nothing shows for thousands; the quiet run has one worker, so that the bound is on both, the
+faults and the number of workers. To prove that the bound tells anything, the run also tells how far off the
+weights would be had one single batch been left out.
 
-    python tests/train/chaos.py [--workers 2] [--epochs 30] [--seed 0] [--every 4]
+    python tests/train/chaos.py [--workers 2] [--epochs 12] [--seed 0] [--every 4]
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from scavenger.train.worker import load_program
 
 B = 64
 DATASET = 1437
-TOLERANCE = 1e-4
+TOLERANCE = 1e-9
 AGGREGATORS = 2
 RESTARTS_MAX, RESTARTS_WITHIN_S = 4, 60.0
 """More often than that nobody is hit: the crew gives up on what dies again and again, as it should."""
@@ -162,15 +162,17 @@ def without_one_batch(steps: list[Any]) -> list[Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="train while processes die; exit status 1 if anything shows")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=4.0, help="seconds between two deeds, on average")
     options = parser.parse_args()
     console = Console()
     work_dir = Path(tempfile.mkdtemp(prefix="chaos-"))
-    console.print(f"a quiet run of {options.epochs} epochs on {options.workers} workers ...")
-    quiet, expected, _ = train(work_dir / "quiet", options.workers, options.epochs, None)
-    console.print(f"the same, with a process killed or stopped every {options.every:g} s ...")
+    console.print(f"a quiet run of {options.epochs} epochs on one worker ...")
+    quiet, expected, _ = train(work_dir / "quiet", 1, options.epochs, None)
+    console.print(
+        f"the same on {options.workers} workers, a process killed or stopped every {options.every:g} s ..."
+    )
     chaos = Chaos(random.Random(options.seed), options.every)
     run, got, heard = train(work_dir / "chaos", options.workers, options.epochs, chaos)
 
@@ -193,9 +195,9 @@ def main() -> int:
     verdicts = {
         f"{len(chaos.deeds)} deeds, {noticed} losses and recoveries": len(chaos.deeds) >= 5 and noticed > 0,
         f"{len(run.steps)} steps, as in the quiet run": len(run.steps) == len(quiet.steps),
-        f"{len(run.steps) * B:,} samples or so, each exactly once": ledger,
+        f"{sum(step.samples for step in run.steps):,} samples, each exactly once an epoch": ledger,
         f"weights off by {off:.1e} of the largest, at most {TOLERANCE:g}": off <= TOLERANCE,
-        f"one batch left out would show: {meaning:.1e}": meaning > 3 * TOLERANCE,
+        f"one batch left out would show: {meaning:.1e}": meaning > 1000 * TOLERANCE,
         f"longest standstill {longest:.1f} s, at most {STANDSTILL_MAX_S:g}": longest <= STANDSTILL_MAX_S,
         "no process is left": eventually(lambda: not ours()),
     }
