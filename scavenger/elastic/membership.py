@@ -32,8 +32,15 @@ def worker_name(index: int) -> str:
 
 
 def worker_slot(worker: str) -> int:
-    """The first of the worker's own slots."""
-    return int(worker.removeprefix("w")) * SLOTS_PER_WORKER
+    """The first of the worker's own slots.
+
+    Raises:
+        ValueError: If no worker is called so.
+    """
+    digits = worker.removeprefix("w")
+    if digits == worker or not (digits.isascii() and digits.isdecimal()):
+        raise ValueError(f"{worker!r} is no worker's name")
+    return int(digits) * SLOTS_PER_WORKER
 
 
 @dataclass(slots=True)
@@ -198,18 +205,19 @@ class Membership:
             # another coordinator's view may have one that has not yet told this one that it is ready
             if name in self._workers and self._workers[name].state is not WorkerState.GONE:
                 self._workers[name].state = WorkerState.TRAINING
-        dead = [name for name in members if self._dead(name)]
-        if number != self._installed or not dead:
+        if number != self._installed:
             return None
-        # another coordinator's view, with somebody who died while nobody led
+        # another coordinator's view, with somebody who died while nobody led or nobody else was ready
+        newest = self._announced
+        said = () if newest is None or newest.number <= number else newest.lost
+        dead = [name for name in members if self._gone(name) and name not in said]
         for name in dead:
             entry = self._workers.setdefault(name, _Worker(WorkerState.GONE))
             entry.lost, entry.awaited_until = True, max(number, self._number) + 1
-        return self._announce(f"{dead[0]} was lost")
+        return self._announce(f"{dead[0]} was lost") if dead else None
 
-    def _dead(self, worker: str) -> bool:
-        entry = self._workers.get(worker)
-        return entry is None or (entry.state is WorkerState.GONE and entry.awaited_until <= self._installed)
+    def _gone(self, worker: str) -> bool:
+        return worker not in self._workers or self._workers[worker].state is WorkerState.GONE
 
     def release(self, worker: str) -> None:
         """A worker in standby is let go.

@@ -132,6 +132,19 @@ class JoinersAreOverlooked(Membership):
         return announce
 
 
+class TheDeadWereSaid(Membership):
+    """Takes the dead of another coordinator's view for announced, though there was nobody to announce a view with."""
+
+    def installed(self, number: int, members: Collection[str]) -> Announce | None:
+        if self._announced is None and any(
+            self.knows(name) and self._workers[name].awaited_until > number for name in members
+        ):
+            self._announced = Announce(number + 1, (), 1, lost=tuple(members), token=self.token)
+            announce, self._announced = super().installed(number, members), None
+            return announce
+        return super().installed(number, members)
+
+
 class SaysItOnce(Membership):
     """Trusts that what it announces arrives."""
 
@@ -191,6 +204,7 @@ MUTANTS = {
     "silent while a view is pending": _barrier(SilentWhilePending, "stuck"),
     "leavers are forgotten": _membership(LeaversAreForgotten, "stuck|slot .* holds"),
     "the dead rise": _membership(TheDeadRise, "stuck"),
+    "the dead were said": _membership(TheDeadWereSaid, "stuck"),
     "joiners are overlooked": _membership(JoinersAreOverlooked, "stuck|slot .* holds"),
     "views are announced once": _membership(SaysItOnce, "stuck"),
     "slots are reused": _membership(SlotsAreReused, "slot .* is given to"),

@@ -168,8 +168,11 @@ class World:
         return 0.01 + 0.1 * chance if chance < 0.95 else 3.0 * self.random.random()
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
+        self._at(self.now + seconds, action)
+
+    def _at(self, time: float, action: Callable[[], object]) -> None:
         self._sequence += 1
-        heapq.heappush(self._queue, (self.now + seconds, self._sequence, action))
+        heapq.heappush(self._queue, (time, self._sequence, action))
 
     def send(
         self, source: Process, target: Any, action: Callable[[Any], object], *, lossy: bool = True
@@ -185,7 +188,7 @@ class World:
             if not disorder:
                 key = (source.serial, target.serial)
                 arrival = self._links[key] = max(arrival, self._links.get(key, 0.0))
-            self.after(arrival - self.now, lambda: action(target))
+            self._at(arrival, lambda: action(target))  # to the bit, or what is in order would overtake
 
     def run(self) -> None:
         """Chaos, then calm: the job must come to its end."""
