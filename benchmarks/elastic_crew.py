@@ -14,10 +14,10 @@ from typing import Self
 import msgspec
 
 from scavenger.train import messages as m
+from scavenger.train.block_file import create_block
 from scavenger.train.crew import Crew
 from scavenger.train.crew_events import Lost, Recovered
 from scavenger.train.engine import ProcessEngine
-from scavenger.train.memory import create_block
 from scavenger.train.source import JobSource, Timeouts
 
 __all__ = ["ROOT", "Training", "gradient_s", "median_s"]

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from scavenger.control.goal import Goal
+from scavenger.control.tally import Tally
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import EpochRecord, StepRecord
 from scavenger.domain.snapshot import Departure
@@ -18,6 +19,9 @@ __all__ = ["Before", "Course"]
 
 RECENT_STEPS = 50
 """Steps of each worker that are remembered, for whoever compares workers."""
+KEPT_STEPS = 4096
+"""Steps that are remembered at least, of 0.5 kB each; all are in the journal. Those of a window that is being waited
+for stay, however many they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +52,9 @@ class Course:
         before: What earlier attempts at the job have come to; None where there was none.
 
     Attributes:
-        steps: Of this attempt, oldest first.
+        steps: The newest of this attempt, oldest first.
         epochs: That were evaluated, also by earlier attempts.
         best_epoch: The first of those with the best value of the goal's metric; None where none has a value.
-        samples_by_batch: Samples trained, by global batch size.
         measured: Undisturbed steps, their samples and seconds, by configuration.
         noise: Of the gradients, smoothed.
         departures: Workers that are gone although the job went on.
@@ -62,12 +65,15 @@ class Course:
         self.steps: list[StepRecord] = []
         self.epochs: list[EpochRecord] = []
         self.best_epoch: EpochRecord | None = None
-        self.samples_by_batch: dict[int, int] = dict(self.before.samples_by_batch)
+        self._tally = Tally(self.before.samples_by_batch)
         self.measured: dict[Configuration, tuple[int, int, float]] = {}
         self.noise = NoiseTracker()
         self.departures: list[Departure] = []
         self._steps_of: dict[str, int] = {}
         self._recent: dict[str, deque[tuple[int, float, int]]] = {}
+        self._step_times_s: dict[tuple[int, int], deque[float]] = {}
+        self._workers_at: dict[int, int] = {}
+        self._window = (0, 0)
         for epoch in self.before.epochs:
             self.evaluated(epoch)
 
@@ -76,15 +82,26 @@ class Course:
     @property
     def step(self) -> int:
         """The last one."""
-        return self.steps[-1].step if self.steps else self.before.step
+        return self.before.step if self._tally.step is None else self._tally.step
+
+    @property
+    def samples(self) -> int:
+        """What this attempt has trained."""
+        return self._tally.samples
+
+    @property
+    def samples_by_batch(self) -> dict[int, int]:
+        """Samples trained, by global batch size, also by earlier attempts."""
+        return self._tally.by_batch
 
     def steps_since(self, step: int) -> list[StepRecord]:
-        """The steps after a step, oldest first."""
+        """The steps after a step, oldest first, as far as they are remembered."""
         found = bisect.bisect_right(self.steps, step, key=lambda record: record.step)
         return self.steps[found:]
 
     def window(self, configuration: Configuration, since_step: int) -> list[StepRecord]:
-        """The undisturbed steps of a configuration after a step, oldest first."""
+        """The undisturbed steps of a configuration after a step, oldest first, as far as they are remembered."""
+        self._window = (since_step, self.step)
         return [
             record
             for record in self.steps_since(since_step)
@@ -93,9 +110,21 @@ class Course:
             and record.global_batch_size == configuration.global_batch_size
         ]
 
+    def step_time_s(self, *places: Configuration) -> float:
+        """Median of the newest undisturbed steps of the first of these that has any, or of whatever steps there were.
+
+        Raises:
+            statistics.StatisticsError: If there was no step.
+        """
+        for place in places:
+            if taken := self._step_times_s.get((place.workers, place.global_batch_size)):
+                return statistics.median(taken)
+        every = (took for taken in self._step_times_s.values() for took in taken)
+        return statistics.median([record.step_time_s for record in self.steps] or every)
+
     def evaluation_s(self) -> tuple[tuple[int, float], ...]:
         """Median pause at the end of an epoch, by worker count."""
-        workers_at = {record.step: record.workers for record in self.steps}
+        workers_at = self._workers_at
         pauses: dict[int, list[float]] = {}
         for epoch in self.epochs:
             if epoch.step in workers_at:
@@ -147,6 +176,10 @@ class Course:
         self.noise = self.noise.update(record)
         record = replace(record, gradient_noise=self.noise.gradient_noise, noise_scale=self.noise.noise_scale)
         self.steps.append(record)
+        self._forget_steps()
+        if not disturbed:
+            place = (record.workers, record.global_batch_size)
+            self._step_times_s.setdefault(place, deque(maxlen=KEPT_STEPS)).append(record.step_time_s)
         if not disturbed and configuration is not None:
             steps, samples, seconds = self.measured.get(configuration, (0, 0, 0.0))
             self.measured[configuration] = (
@@ -154,9 +187,23 @@ class Course:
                 samples + record.samples,
                 seconds + record.step_time_s,
             )
-        batch = record.global_batch_size
-        self.samples_by_batch[batch] = self.samples_by_batch.get(batch, 0) + record.samples
+        self._tally.add(record.step, record.global_batch_size, record.samples)
         return record
+
+    def _forget_steps(self) -> None:
+        """All but the newest, and those that a window is waited for of, in turns so that it costs nothing."""
+        if len(self.steps) < 2 * KEPT_STEPS:
+            return
+        since, asked_at = self._window
+        newest = self.steps[-1].step - KEPT_STEPS
+        if asked_at > newest:
+            newest = min(newest, since)
+        del self.steps[: bisect.bisect_right(self.steps, newest, key=lambda record: record.step)]
+
+    def left(self, worker: str) -> None:
+        """A worker is gone, and none of its name comes again."""
+        self._steps_of.pop(worker, None)
+        self._recent.pop(worker, None)
 
     def evaluated(self, epoch: EpochRecord) -> bool:
         """An epoch was; returns whether it is the best so far."""
@@ -166,6 +213,8 @@ class Course:
         if improved:
             self.best_epoch = epoch
         self.epochs.append(epoch)
+        if self.steps and self.steps[-1].step == epoch.step:
+            self._workers_at[epoch.step] = self.steps[-1].workers
         return improved
 
     def roll_back(self, step: int) -> int:
@@ -174,13 +223,12 @@ class Course:
         Returns:
             How many steps are undone.
         """
-        undone = self.steps_since(step)
-        del self.steps[len(self.steps) - len(undone) :]
-        for record in undone:
-            self.samples_by_batch[record.global_batch_size] -= record.samples
+        undone = self._tally.undo(step)
+        del self.steps[bisect.bisect_right(self.steps, step, key=lambda record: record.step) :]
+        self._workers_at = {at: workers for at, workers in self._workers_at.items() if at < step}
         standing = [epoch for epoch in self.epochs if epoch.step < step]
         self.epochs, self.best_epoch = [], None
         for epoch in standing:
             self.evaluated(epoch)
         self._recent.clear()
-        return len(undone)
+        return undone

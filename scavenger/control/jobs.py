@@ -26,8 +26,11 @@ from scavenger.domain.report import JobState, Observer, PhaseChanged, RunReport
 from scavenger.errors import CleanupError, Interrupted, LimitReachedError, ScavengerError
 from scavenger.store import Store
 from scavenger.train.crew import Crew
+from scavenger.train.names import partial_model
 
 __all__ = ["Confirm", "JobRun"]
+
+_MODEL_FILE = "model.keras"
 
 
 class JobRun:
@@ -173,6 +176,8 @@ class JobRun:
         workers = "1 worker" if count == 1 else f"{count} workers"
         recorder.on_event(PhaseChanged("starting", f"{workers} on {job.infra}"))
         resumed = self._resumed
+        # of an attempt that was killed while it saved
+        partial_model(work_dir / _MODEL_FILE).unlink(missing_ok=True)
         self._checkpoint_url = (
             checkpoint_url(job.checkpoint, self._folder, work_dir) if resumed is None else resumed.url
         )
@@ -259,7 +264,7 @@ class JobRun:
             return
         if self._model_path or self._closed:
             return
-        path = trainer.journal.path.with_name("model.keras")
+        path = trainer.journal.path.with_name(_MODEL_FILE)
         recorder.on_event(PhaseChanged("saving", str(path)))
         # where the target was reached, the last epoch is the best one
         best = trainer.course.best_epoch is not None and not trainer.reached
@@ -284,12 +289,15 @@ class JobRun:
 
     def _report(self, recorder: Recorder, state: JobState, error: str, exit_code: int) -> RunReport:
         trainer, driver = self._trainer, self._driver
+        if trainer is not None:
+            with contextlib.suppress(OSError):  # of a full disk, the report tells
+                trainer.journal.end(trainer.elapsed_s)
         search = None if driver is None else driver.search
         actual = None
         outcome = NOTHING_SEARCHED
         if trainer is not None and search is not None:
             outcome = search_outcome(search, trainer)
-        if trainer is not None and driver is not None and trainer.course.steps and self._run:
+        if trainer is not None and driver is not None and trainer.course.samples and self._run:
             manifest = trainer.crew.manifest
             assert manifest is not None
             actual = actual_of(trainer, manifest.dataset_size, driver.chosen)

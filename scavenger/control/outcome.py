@@ -104,15 +104,13 @@ def actual_of(trainer: Trainer, dataset_size: int, chosen: Configuration | None)
     Args:
         chosen: Where the step time is to be told of; where it ran on instead, if it never got there.
     """
-    if not trainer.course.steps:
+    if not trainer.course.samples:
         return None
     places = [place for place in (chosen, trainer.configuration) if place is not None]
-    windows = (trainer.course.window(place, 0) for place in places)
-    steps = next((window for window in windows if window), trainer.course.steps)
-    samples = trainer.course.before.consumed + sum(record.samples for record in trainer.course.steps)
+    samples = trainer.course.before.consumed + trainer.course.samples
     return Actual(
         time_s=trainer.elapsed_s,
         cost_usd=trainer.cost_usd,
-        step_time_s=statistics.median(record.step_time_s for record in steps),
+        step_time_s=trainer.course.step_time_s(*places),
         epochs=trainer.course.before.epoch + samples / dataset_size,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection
 from typing import Literal
@@ -20,7 +21,7 @@ from scavenger.errors import Interrupted, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
 from scavenger.train.crew import Crew
-from scavenger.train.crew_events import Leaving, Lost, Recovered, RolledBack, Started
+from scavenger.train.crew_events import Leaving, Lost, Recovered, RolledBack, Started, Warned
 
 __all__ = ["Trainer"]
 
@@ -89,7 +90,7 @@ class Trainer:
         self.finished = False
         self.reached = False
         self.progress: Callable[[], float | None] = lambda: None
-        self.wanted = 0
+        self.wanted, self._keeping = 0, False
         self.checkpoint_step = 0
         self._checkpoint_failures: set[str] = set()
         self._replaced = self._crashed = 0
@@ -177,6 +178,7 @@ class Trainer:
         *,
         meanwhile: int | None = None,
         give_up: Callable[[], bool] = lambda: False,
+        keep: bool = False,
     ) -> bool:
         """Go over to a configuration: start what is missing while training goes on, switch, let the spare go.
 
@@ -184,12 +186,13 @@ class Trainer:
             reason: For the report.
             meanwhile: Batch size to train with while workers start; None to stay at the present one.
             give_up: Whether to wait no longer for workers to start.
+            keep: Whether workers that are not needed here stay, since they will be soon.
 
         Returns:
             Whether it is there: not where training finished or it was given up before, nor where workers were
             lost that could not be replaced, so that there are fewer.
         """
-        self.wanted = target.workers
+        self.wanted, self._keeping = target.workers, keep
         missing = target.workers - len(self.crew.alive)
         if missing > 0:
             now = self.configuration
@@ -267,7 +270,8 @@ class Trainer:
 
     def _release(self) -> None:
         """Let workers go beyond those wanted, so that nobody pays for them."""
-        self.crew.release(self.wanted)
+        if not self._keeping:
+            self.crew.release(self.wanted)
 
     def _launch(self, workers: int) -> None:
         for worker in self.crew.launch(workers):
@@ -288,7 +292,10 @@ class Trainer:
                 case Started():
                     self.setup_s.append(event.setup_s)
                     self._tell(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))
+                case Warned():
+                    self.note(event.message)
                 case Leaving():
+                    self.course.left(event.worker)
                     self._tell(WorkerChanged(event.worker, "leaving"))
                 case Lost():
                     self._lost(event)
@@ -314,6 +321,7 @@ class Trainer:
         now = self._clock()
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
+            self.journal.tick(self.elapsed_s)
             self._on_tick()
 
     def take_last_steps(self) -> None:
@@ -407,9 +415,9 @@ class Trainer:
 
     def _lost(self, event: Lost) -> None:
         self._tell(WorkerChanged(event.worker, "lost", event.cause))
-        self._departed(event.worker, "failure")
         if self.course.steps_of(event.worker) >= HEALTHY_STEPS:
             self._replaced = 0  # it has done its part before: no loop of workers that die as they come
+        self._departed(event.worker, "failure")
         alive = len(self.crew.alive)
         if alive >= self.wanted:
             return
@@ -446,6 +454,7 @@ class Trainer:
 
     def _checkpointed(self, event: m.CheckpointWritten) -> None:
         self.checkpoint_step = event.step
+        self._ticked_at = -math.inf  # whoever records the job is to know at once that it can be resumed
         self.journal.add("checkpoint", msgspec.structs.asdict(event))
         size = event.bytes / 1e6
         self._tell(
@@ -472,6 +481,7 @@ class Trainer:
         host = self.crew.engine.host(worker)
         steps = self.course.steps_of(worker)
         self.course.departures.append(Departure(worker, host, self.elapsed_s, kind, steps))
+        self.course.left(worker)
 
     def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
         """The living workers, as a policy sees them."""

@@ -33,8 +33,8 @@ class Position:
 class Member:
     """A worker in a view.
 
-    `slot` is the first of `SLOTS_PER_WORKER` slots in the block that nobody else ever has: a late writer can
-    hurt nobody.
+    `slot` is the first of `SLOTS_PER_WORKER` slots that nobody else ever has. Where they lie in the block, others
+    may come to lie only once this one's process has ended: a late writer can hurt nobody.
     """
 
     worker: str

@@ -21,8 +21,9 @@ from scavenger.elastic.quarantine import Suspects
 from scavenger.elastic.view import Position
 from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train import messages as m
+from scavenger.train.block_file import memory_id, open_block, same_block
 from scavenger.train.checkpoint import CheckpointStore
-from scavenger.train.memory import JobRecord, Layout, memory_id, open_block
+from scavenger.train.memory import JobRecord, Layout
 from scavenger.train.mirror import Inbox, WeightsInbox, send_weights
 from scavenger.train.names import aggregator_name
 from scavenger.train.part import Part
@@ -36,6 +37,8 @@ _TICK_MS = 100
 _QUARANTINED_SHARE = 100
 """One sample of so many may be left out, and one at least: beyond, it is not the data that is at fault."""
 _ASK_AGAIN_S = 1.0
+_OWNER_S = 2.0
+"""How often it is looked whether a part's job is still there, where others' parts live in the same process."""
 
 
 class Aggregator:
@@ -50,8 +53,8 @@ class Aggregator:
         self._context, self._boot, self._control = context, boot, control
         self.index = boot.index
         self._keys: Keys = (boot.data_public_key.encode(), boot.data_secret_key.encode())
-        self._data = Router(context, self._keys, address_towards(boot.coordinator))
         self._fd = open_block(boot)
+        self._data = Router(context, self._keys, address_towards(boot.coordinator))
         self._at = m.AggregatorAddress(self._data.address, boot.data_public_key, memory_id(self._fd))
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
@@ -67,6 +70,7 @@ class Aggregator:
         self._step = 0
         self._quarantined: tuple[int, ...] = ()
         self._running = True
+        self._owner_seen_at = time.monotonic()
         self._pulse = Pulse(context, boot, self._beat)
 
     def run(self) -> None:
@@ -93,6 +97,13 @@ class Aggregator:
         if self._sequencer is not None:
             self._sequencer.tick()
         self._ask_seeder()
+        self._look_for_owner()
+
+    def _look_for_owner(self) -> None:
+        """In a pool, a job may end, in whatever way, without the word to quit: nobody wants this part any more."""
+        if self._boot.memory and time.monotonic() - self._owner_seen_at > _OWNER_S:
+            self._owner_seen_at = time.monotonic()
+            self._running = self._running and same_block(self._boot.memory, self._fd)
 
     def _greet(self) -> None:
         boot = self._boot
@@ -131,8 +142,8 @@ class Aggregator:
             case m.Reconnect() if self.index > 0 and self._upstream is not None:
                 self._connect_upstream(message.aggregators[0])
             case m.Forget():
-                if self._part is not None and self._boot.memory_fd < 0 and not self._boot.memory:
-                    self._part.block.release_slots(worker_slot(message.worker))
+                if self._inbox is not None and self._boot.memory_fd < 0 and not self._boot.memory:
+                    self._inbox.forget(message.worker)
             case m.Quit():
                 self._running = False
             case _ if self._sequencer is not None:
@@ -146,7 +157,8 @@ class Aggregator:
             case m.Join():
                 self._data.send(peer, m.Joined())
                 if self._part is not None:
-                    self._part.expect(worker_slot(peer))
+                    with contextlib.suppress(ValueError):  # no worker
+                        self._part.expect(worker_slot(peer))
                 if self._seeding is not None and peer == self._seeding.order.seeder:
                     self._seeding.asked_at = 0.0
                 if self._sequencer is not None:
@@ -167,9 +179,12 @@ class Aggregator:
                 self._answer_pulls()
             case m.Evaluation() | m.Summary():
                 self._sequencer.from_worker(peer, message, complete=True)
+            case m.Held() | m.PartApplied() | m.Finalised() | m.Initialised() | m.PartSaved():
+                if message.index > 0 and peer == aggregator_name(message.index):
+                    self._sequencer.from_aggregator(message)
+                    self._answer_pulls()
             case _:
-                self._sequencer.from_aggregator(message)
-                self._answer_pulls()
+                pass
 
     def _from_sequencer(self, message: m.Message) -> None:
         if self._part is None:

@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 
+from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, Piece, Position, Share, View
 
 __all__ = [
@@ -126,6 +127,9 @@ class ViewBody(Body, frozen=True):
     lr_scale: float
     reason: str
 
+    def __post_init__(self) -> None:
+        view_of(self)  # one that is none is refused where it arrives
+
 
 class PieceBody(Body, frozen=True):
     number: int
@@ -142,6 +146,9 @@ class DeathBody(Body, frozen=True):
     host: str
     cause: str
     hosts: int
+
+    def __post_init__(self) -> None:
+        Cause(self.cause)
 
 
 class Restore(Body, frozen=True):

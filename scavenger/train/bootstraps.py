@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scavenger.train import messages as m
 from scavenger.train.source import JobSource
-from scavenger.train.wire import Keys, new_keys
+from scavenger.train.wire import new_keys
 
 __all__ = ["Bootstraps"]
 
@@ -18,8 +18,10 @@ class Bootstraps:
         source: The training code, which only those that run it hear of.
         hub: Address that all speak to.
         server_key: The hub's public key.
+        admit: Called with the name and public key of each process, for the hub to let it in.
         memory_fd: Descriptor of the job's block; -1 for none.
-        aggregators: Their names; the keys of their data channels stay the same when they are restarted.
+        aggregators: Their names. One that is restarted has other keys on its data channel too, so that everybody
+            connects to it anew, even where it got the port of the one before, and nothing said to that one arrives.
     """
 
     def __init__(
@@ -28,18 +30,19 @@ class Bootstraps:
         *,
         hub: str,
         server_key: bytes,
+        admit: Callable[[str, str], None] = lambda name, key: None,
         memory_fd: int = -1,
         aggregators: Sequence[str] = (),
     ) -> None:
         self._source, self._hub, self._server_key = source, hub, server_key.decode()
-        self._memory_fd = memory_fd
+        self._memory_fd, self._admit = memory_fd, admit
         self._indices = {name: index for index, name in enumerate(aggregators)}
-        self._data_keys: dict[str, Keys] = {name: new_keys() for name in aggregators}
 
     def of(self, role: str, name: str, *, token: int = 0) -> m.Bootstrap:
         """For one process. `token`: the newest coordinator's."""
         public, secret = new_keys()
-        data = self._data_keys.get(name, (b"", b""))
+        self._admit(name, public.decode())
+        data = new_keys() if name in self._indices else (b"", b"")
         return m.Bootstrap(
             role=role,
             name=name,

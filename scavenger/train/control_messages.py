@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from scavenger.train.bodies import (
@@ -112,7 +114,7 @@ class Saved(Tagged, frozen=True):
 class SavedPart(Tagged, frozen=True):
     """Bytes of the model's file, from a worker that was asked to send it; `Saved` follows the last."""
 
-    offset: int
+    offset: Annotated[int, msgspec.Meta(ge=0)]
     data: bytes
 
 

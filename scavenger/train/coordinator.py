@@ -91,9 +91,16 @@ class Coordinator:
         if isinstance(message, m.Quarantined):
             self._founding.quarantined(message.samples)
         elif isinstance(message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.Inform):
-            self._from_aggregator(message)
+            if self._speaks_for(peer, message):
+                self._from_aggregator(message)
         elif self._membership.knows(peer) and self._membership.state(peer) is not WorkerState.GONE:
             self._from_worker(peer, message)  # the dead may speak late
+
+    def _speaks_for(self, peer: str, message: m.Message) -> bool:
+        """It is one of the job's aggregators, and the one that it says it is; the first one speaks of views."""
+        index = message.index if isinstance(message, m.AggregatorReady | m.Initialised) else 0
+        aggregators = () if self._brief is None else self._brief.aggregators
+        return index in range(len(aggregators)) and aggregators[index] == peer
 
     def _from_crew(self, message: m.Message) -> None:
         match message:

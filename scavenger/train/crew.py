@@ -18,7 +18,7 @@ import msgspec
 import zmq
 
 from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
-from scavenger.elastic.membership import worker_name, worker_slot
+from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.quarantine import cause_of_death
 from scavenger.errors import (
     TrainingCodeError,
@@ -26,18 +26,21 @@ from scavenger.errors import (
     WorkersLostError,
 )
 from scavenger.train import messages as m
+from scavenger.train.block_file import create_block
 from scavenger.train.bootstraps import Bootstraps
 from scavenger.train.crew_book import Book
-from scavenger.train.crew_events import Event, Leaving, Lost, ProcessState, Started
+from scavenger.train.crew_events import Event, Leaving, Lost, ProcessState, Started, Warned
+from scavenger.train.crew_places import Places
 from scavenger.train.crew_recovery import Recoveries
 from scavenger.train.crew_saving import Saving
+from scavenger.train.door import Door
 from scavenger.train.engine import ProcessEngine
 from scavenger.train.engine_base import Engine, Exit
 from scavenger.train.failure import error_of
-from scavenger.train.memory import Block, Layout, create_block
-from scavenger.train.names import BEATING, aggregator_name
+from scavenger.train.memory import Block, Layout
+from scavenger.train.names import BEATING, aggregator_name, partial_model
 from scavenger.train.source import JobSource, Timeouts
-from scavenger.train.wire import EVERYBODY, Router, new_keys
+from scavenger.train.wire import EVERYBODY, Malformed, Router, new_keys
 
 __all__ = ["Crew"]
 
@@ -86,7 +89,14 @@ class Crew:
             undo.callback(os.close, self._fd)
             self.engine: Engine = (engine or ProcessEngine)(work_dir / "logs", self._fd)
             undo.callback(self.engine.close)
-            self._hub = Router(self._context, keys, self.engine.leader_host)
+            self._door = Door(self._context)
+            self._hub = Router(
+                self._context,
+                keys,
+                self.engine.leader_host,
+                door=self._door,
+                malformed=Malformed(self._warn),
+            )
             undo.pop_all()
         self._aggregators = tuple(aggregator_name(index) for index in range(aggregators))
         self._book = Book(self.engine, self._aggregators, clock)
@@ -95,6 +105,7 @@ class Crew:
             source,
             hub=self._hub.address,
             server_key=keys[0],
+            admit=self._door.admit,
             memory_fd=self._fd,
             aggregators=self._aggregators,
         )
@@ -111,7 +122,7 @@ class Crew:
         self._saving = Saving()
         self._checkpointed = False
         self._unheard: list[tuple[str, bytes]] = []
-        self._unfreed: set[str] = set()
+        self._places = Places()
         self._closing = False
 
     # ---- what the caller wants -----------------------------------------------------------------------------
@@ -127,13 +138,11 @@ class Crew:
         """Start more workers; they warm up while the others train. Returns their names.
 
         Raises:
-            WorkersLostError: If the job has had as many as it may ever have.
+            WorkersLostError: If the block has no place for so many.
         """
         names = []
         for _ in range(workers):
-            name = worker_name(len(self._book.launched_at))
-            if self.manifest is not None and len(self._book.launched_at) >= self._layout.workers_max:
-                raise WorkersLostError(f"a job has at most {self._layout.workers_max} workers in all")
+            name = self._places.next_worker()
             self.engine.launch(self._bootstraps.of("worker", name, token=self._book.token))
             self._book.launched_at[name] = self._clock()
             self._to_coordinator(m.Launched(name))
@@ -209,7 +218,10 @@ class Crew:
     def _save(self, writer: str, path: Path, step: int, deadline: float) -> None:
         """Have a worker write the model to `path`, or send it where that is another host's."""
         here, saving = self.engine.host(writer) == self.engine.leader_host, self._saving
-        with contextlib.nullcontext() if here else saving.received(writer, path):
+        with contextlib.ExitStack() as after:
+            after.callback(partial_model(path).unlink, missing_ok=True)
+            if not here:
+                after.enter_context(saving.received(writer, path))
             self._hub.send(writer, m.Save(str(path) if here else "", step))
             self._wait(
                 lambda: saving.saved or writer not in self.engine.running,
@@ -242,6 +254,7 @@ class Crew:
                 os.close(self._fd)
                 self._fd = -1
                 self._hub.close()
+                self._door.close()
                 self._context.term()
 
     # ---- what the caller may know --------------------------------------------------------------------------
@@ -298,7 +311,7 @@ class Crew:
             NotSupportedError: The model or data cannot be trained on exactly.
             WorkersLostError: An aggregator, or the coordinator, dies again and again.
         """
-        self._hub.socket.poll(int(timeout_s * 1000))
+        self._hub.wait(timeout_s)
         self._hear()
         for ended in self.engine.poll():
             self._ended(ended)
@@ -332,22 +345,34 @@ class Crew:
 
     def _hear(self) -> None:
         for peer, frames in self._hub.take():
-            with contextlib.suppress(msgspec.DecodeError, ValueError):
+            try:
                 if peer.startswith("coordinator"):
-                    self._from_coordinator(peer, *frames)
+                    target, body = frames
+                    name = target.decode()
+                    message = None if name else m.decode(body)
                 else:
-                    self._from_process(peer, *frames)
+                    (body,) = frames
+                    name, message = "", m.decode(body)
+            except (msgspec.DecodeError, ValueError):
+                self._hub.malformed(peer)
+                continue
+            if peer.startswith("coordinator"):
+                self._from_coordinator(peer, name, message, body)
+            elif message is not None:
+                self._from_process(peer, message, body)
 
-    def _from_process(self, peer: str, body: bytes) -> None:
-        message = m.decode(body)
+    def _from_process(self, peer: str, message: m.Message, body: bytes) -> None:
+        sequencing = peer == self._aggregators[0]
         match message:
             case m.Beat():
                 self._book.beat(peer.removesuffix(BEATING), message)
-            case m.StepReport() | m.EpochReport() | m.CheckpointWritten() | m.CheckpointFailed():
+            case m.StepReport() | m.EpochReport() | m.CheckpointWritten() | m.CheckpointFailed() if (
+                sequencing
+            ):
                 self._checkpointed = self._checkpointed or isinstance(message, m.CheckpointWritten)
                 self._events.append(message)
                 return
-            case m.Quarantined():
+            case m.Quarantined() if sequencing:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
             case m.Done() | m.Saved() | m.SavedPart():
@@ -357,12 +382,17 @@ class Crew:
                 self._fail(peer, message)
                 return
             case m.Hello() | m.Present() if self.manifest is None:
+                try:
+                    layout = Layout.of(message.manifest, len(self._aggregators))
+                except (ArithmeticError, AttributeError, TypeError, ValueError):  # no model has such tensors
+                    self._hub.malformed(peer)
+                    return
+                self._places.know(layout)
                 self.manifest = message.manifest
-                self._layout = Layout.of(message.manifest, len(self._aggregators))
             case m.Ready() if peer in self._book.launched_at and peer not in self._book.ready:
                 self._book.ready.add(peer)
                 self._events.append(Started(peer, self._clock() - self._book.launched_at[peer]))
-            case m.ViewInstalled():
+            case m.ViewInstalled() if sequencing:
                 self._events.append(message)
             case m.Initialised():
                 self._events += self._recoveries.initialised(peer, message.step)
@@ -374,11 +404,11 @@ class Crew:
         else:
             self._hub.pass_on(self._coordinator, peer.encode(), body)
 
-    def _from_coordinator(self, peer: str, target: bytes, body: bytes) -> None:
+    def _from_coordinator(self, peer: str, name: str, message: m.Message | None, body: bytes) -> None:
+        """What it says to a process, or, with no name, to the crew."""
         if peer != self._coordinator:
             return  # it was replaced: whatever it still wants counts no more
         self._liveness.heard(peer, self._clock())
-        name = target.decode()
         if name == EVERYBODY:
             for process in self.engine.running:
                 if not process.startswith("coordinator"):
@@ -387,7 +417,6 @@ class Crew:
         if name:
             self._hub.pass_on(name, body)
             return
-        message = m.decode(body)
         match message:
             case m.Beat() if peer not in self._book.beats:
                 self._book.beats[peer] = message
@@ -414,14 +443,11 @@ class Crew:
             if state == "leaving" and name not in self._book.quitting and name not in self._book.ended_at:
                 self._book.quitting[name] = self._clock()
                 self._events.append(Leaving(name))
-        for name in roster.forgotten:
-            if name in self._unfreed:
-                # nobody will read its gradients any more
-                self._unfreed.discard(name)
-                if self.manifest is not None and self._fd >= 0:
-                    Block(self._fd, self._layout).release_slots(worker_slot(name))
-                for aggregator in self._aggregators:
-                    self._hub.send(aggregator, m.Forget(name))
+        for name in self._places.freed(roster):
+            if self._places.layout is not None and self._fd >= 0:
+                Block(self._fd, self._places.layout).release_slots(worker_slot(name))
+            for aggregator in self._aggregators:
+                self._hub.send(aggregator, m.Forget(name))
 
     def _to_coordinator(self, message: m.Message) -> None:
         self._hub.pass_on(self._coordinator, b"", m.encode(message))
@@ -442,6 +468,9 @@ class Crew:
             rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
         )
+
+    def _warn(self, text: str) -> None:
+        self._events.append(Warned(text))
 
     def _fail(self, process: str, message: m.Failed) -> None:
         self._book.failed.add(process)
@@ -472,7 +501,7 @@ class Crew:
             self._replace(name, ended, cause)
             return
         self._book.ended_at[name] = self._clock()
-        self._unfreed.add(name)
+        self._places.ended(name)
         told_to_go = name in self._book.quitting or name in self._book.expelled
         kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=told_to_go)
         hosts = len({self.engine.host(worker) for worker in self._book.launched_at})
@@ -527,7 +556,7 @@ class Crew:
             left = deadline - self._clock()
             if name in self._book.failed or left <= 0:
                 return
-            self._hub.socket.poll(max(1, int(left * 1000)))
+            self._hub.wait(max(0.001, left))
 
     def _watch(self) -> None:
         """Notice a coordinator that is silent and workers that do not end; sample memory."""

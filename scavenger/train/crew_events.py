@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scavenger.train import messages as m
 
-__all__ = ["Event", "Leaving", "Lost", "ProcessState", "Recovered", "RolledBack", "Started"]
+__all__ = ["Event", "Leaving", "Lost", "ProcessState", "Recovered", "RolledBack", "Started", "Warned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,13 @@ class RolledBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Warned:
+    """Something is not as it should be, and the job goes on."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessState:
     """One process of the job."""
 
@@ -82,5 +89,6 @@ Event = (
     | Lost
     | Recovered
     | RolledBack
+    | Warned
     | m.Quarantined
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from scavenger.train import messages as m
+from scavenger.train.names import partial_model
 
 __all__ = ["Saving"]
 
@@ -40,8 +41,11 @@ class Saving:
 
     @contextlib.contextmanager
     def received(self, writer: str, path: Path) -> Iterator[None]:
-        """Meanwhile, what a worker sends is written beside `path`, and put there if it is whole in the end."""
-        partial = path.with_name(f"{path.name}.part")
+        """Meanwhile, what a worker sends is written beside `path`, and put there if it is whole in the end.
+
+        If it is not, the caller removes what there is of it, as it does after a worker that wrote by itself.
+        """
+        partial = partial_model(path)
         with partial.open("wb") as file:
             self._incoming = writer, file
             try:
@@ -50,5 +54,3 @@ class Saving:
                 self._incoming = None
         if self.saved:
             partial.replace(path)
-        else:
-            partial.unlink()

@@ -15,6 +15,7 @@ from scavenger.elastic.liveness import Liveness
 from scavenger.elastic.membership import worker_name
 from scavenger.train import loop_messages as lm
 from scavenger.train.bootstraps import Bootstraps
+from scavenger.train.door import Door
 from scavenger.train.engine_base import Engine, Exit
 from scavenger.train.messages import Beat, Failed, encode
 from scavenger.train.names import BEATING
@@ -53,8 +54,11 @@ class LoopCrew:
         self._first, self._clock = first, clock
         self._context = zmq.Context()
         keys = new_keys()
-        self._hub = Router(self._context, keys)
-        self._bootstraps = Bootstraps(source, hub=self._hub.address, server_key=keys[0])
+        self._door = Door(self._context)
+        self._hub = Router(self._context, keys, door=self._door)
+        self._bootstraps = Bootstraps(
+            source, hub=self._hub.address, server_key=keys[0], admit=self._door.admit
+        )
         self.engine = engine(log_dir, -1)
         self.liveness = Liveness()
         self._launched_at: dict[str, float] = {}
@@ -108,7 +112,7 @@ class LoopCrew:
 
     def wait(self, timeout_s: float) -> None:
         """Until something has arrived, or time is up."""
-        self._hub.socket.poll(int(max(0.0, timeout_s) * 1000))
+        self._hub.wait(timeout_s)
 
     def take(self) -> Iterator[tuple[str, lm.LoopMessage | Failed, list[bytes]]]:
         """What has arrived from workers that count, with its payload."""
@@ -182,4 +186,5 @@ class LoopCrew:
             self.engine.close()
         finally:
             self._hub.close()
+            self._door.close()
             self._context.term()

@@ -20,7 +20,6 @@ import json
 import mmap
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ import numpy.typing as npt
 
 from scavenger.elastic.placement import place
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
-from scavenger.train.bodies import Bootstrap, Manifest, TensorSpec
+from scavenger.train.bodies import Manifest, TensorSpec
 
 __all__ = [
     "Block",
@@ -39,9 +38,6 @@ __all__ = [
     "Layout",
     "OptimizerMemory",
     "PartRecord",
-    "create_block",
-    "memory_id",
-    "open_block",
 ]
 
 Array = npt.NDArray[Any]
@@ -76,7 +72,7 @@ class Layout:
         weights_bytes: Of all tensors in a state section.
         metric_offsets: Of each metric variable (float64) within metric sums, bytes.
         metric_bytes: Of metric sums.
-        workers_max: How many workers a job may ever have.
+        workers_max: How many workers a job may have at a time.
     """
 
     manifest: Manifest
@@ -155,10 +151,19 @@ class Layout:
     def _slots_at(self) -> int:
         return self.best_at + self.weights_bytes
 
+    def place_of(self, slot: int) -> int:
+        """Which place a slot has. Slots' numbers only grow; places of workers that are gone are given again.
+
+        Raises:
+            IndexError: If the number is negative.
+        """
+        if slot < 0:
+            raise IndexError(f"slot {slot}")
+        return slot % self.slots
+
     def slot_at(self, slot: int) -> int:
-        if not 0 <= slot < self.slots:
-            raise IndexError(f"slot {slot} of {self.slots}")
-        return self._slots_at + slot * self.state_bytes
+        """Where a slot lies; see `place_of`."""
+        return self._slots_at + self.place_of(slot) * self.state_bytes
 
     @property
     def file_bytes(self) -> int:
@@ -175,32 +180,6 @@ def _splittable(optimizer: str) -> bool:
     """Whether parts of the tensors can be updated apart: not where one norm of all gradients is needed."""
     config = json.loads(optimizer).get("config", {}) if optimizer else {}
     return config.get("global_clipnorm") is None
-
-
-def create_block() -> int:
-    """A descriptor of a new, empty, anonymous block; the caller closes it."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("scavenger", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # unlinked at once, so as nameless as a memfd
-        return os.dup(file.fileno())
-
-
-def open_block(boot: Bootstrap) -> int:
-    """The block that a process works on: the one that it inherited, one that it was told of, or its own."""
-    if boot.memory_fd >= 0:
-        return boot.memory_fd
-    return os.open(boot.memory, os.O_RDWR | os.O_CLOEXEC) if boot.memory else create_block()
-
-
-def memory_id(fd: int) -> str:
-    """What two processes compare to know that they have the same block."""
-    stat = os.fstat(fd)
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            host = file.read().strip()
-    except OSError:
-        host = os.uname().nodename
-    return f"{host}:{stat.st_dev}:{stat.st_ino}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,4 +35,7 @@ def decode(data: bytes) -> Message:
     Raises:
         msgspec.DecodeError: If it is none of ours, or not valid.
     """
-    return _decoder.decode(data)
+    try:
+        return _decoder.decode(data)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from None

@@ -115,7 +115,7 @@ class Inbox:
     def __init__(self, block: Block, index: int) -> None:
         self._block, self._layout = block, block.layout
         self._ranges = _ranges(block.layout, index)
-        self._arrivals: dict[int, tuple[int, _Arrival]] = {}
+        self._arrivals: dict[int, tuple[tuple[int, int], _Arrival]] = {}
 
     def take(self, worker: str, chunk: Chunk, payload: bytes) -> bool:
         """Put a chunk in its place; True where its piece is complete, also where it was before.
@@ -125,14 +125,16 @@ class Inbox:
         if chunk.slot not in self._slots(worker) or not _inside(self._ranges, chunk, len(payload)):
             print(f"refused a chunk of {worker}: slot {chunk.slot}, offset {chunk.offset}", flush=True)
             return False
-        # pieces are numbered through the whole job, so one of a lower number comes too late
-        piece, arrival = self._arrivals.get(chunk.slot, (-1, None))
-        if chunk.piece < piece:
+        # slots and pieces are numbered through the whole job, so one of a lower number comes too late: from a worker
+        # that had the place before, or of what is done
+        place, newest = self._layout.place_of(chunk.slot), (chunk.slot, chunk.piece)
+        known, arrival = self._arrivals.get(place, ((-1, -1), None))
+        if newest < known:
             return False
         first = chunk.offset == self._ranges[0][0]
-        if arrival is None or chunk.piece > piece or (first and not arrival.complete):
+        if arrival is None or newest > known or (first and not arrival.complete):
             arrival = _Arrival(self._ranges)
-            self._arrivals[chunk.slot] = (chunk.piece, arrival)
+            self._arrivals[place] = (newest, arrival)
         if arrival.expects(chunk.offset):
             self._block.range(self._layout.slot_at(chunk.slot) + chunk.offset, len(payload))[:] = payload
             arrival.take(len(payload))
@@ -140,8 +142,18 @@ class Inbox:
 
     def holds(self, worker: str, piece: int) -> bool:
         """Whether all of a worker's piece has arrived."""
-        found = (self._arrivals.get(slot) for slot in self._slots(worker))
-        return any(entry[0] == piece and entry[1].complete for entry in found if entry is not None)
+        for slot in self._slots(worker):
+            known, arrival = self._arrivals.get(self._layout.place_of(slot), ((-1, -1), None))
+            if arrival is not None and known == (slot, piece) and arrival.complete:
+                return True
+        return False
+
+    def forget(self, worker: str) -> None:
+        """Give the memory of a worker that is gone back, unless another has its place by now."""
+        own = self._slots(worker)
+        places = (self._arrivals.get(self._layout.place_of(slot)) for slot in own)
+        if own and not any(entry is not None and entry[0][0] >= own.stop for entry in places):
+            self._block.release_slots(own.start)
 
     def _slots(self, worker: str) -> range:
         """The worker's own; empty for whoever can have none."""
@@ -149,7 +161,7 @@ class Inbox:
             own = worker_slot(worker)
         except ValueError:
             return range(0)
-        return range(own, own + SLOTS_PER_WORKER) if 0 <= own < self._layout.slots else range(0)
+        return range(own, own + SLOTS_PER_WORKER) if own >= 0 else range(0)
 
 
 class WeightsInbox:

@@ -141,9 +141,10 @@ class Part:
         threading.Thread(target=self.block.touch, args=place, name="touch", daemon=True).start()
 
     def _slot(self, slot: int) -> list[Array]:
-        if slot not in self._slots:
-            self._slots[slot] = self.block.tensors(self.layout.slot_at(slot), self._trainable)
-        return self._slots[slot]
+        place = self.layout.place_of(slot)
+        if place not in self._slots:
+            self._slots[place] = self.block.tensors(self.layout.slot_at(slot), self._trainable)
+        return self._slots[place]
 
     def _merge_states(self, step: int, counted: list[tuple[int, int]]) -> None:
         """State that the forward pass updates: a mean over samples, or that of the first piece."""

@@ -1,13 +1,13 @@
 """Aggregators that several jobs share: the processes of a parameter service.
 
 A pool's process serves a part of each job that was given to it, in a thread with sockets, keys and a view of a
-block of that job alone. One job's part can neither see nor name another's. When the process dies, every job that
+block of that job alone. One job's part can neither see nor name another's. A seat is given up when its job says so,
+or when the job's owner is gone or has closed its block. When the process dies, every job that
 it served takes up its part where its block says it stood (`scavenger.train.aggregator`).
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from scavenger.train import messages as m
+from scavenger.train.block_file import block_path
 from scavenger.train.engine import ProcessEngine
 from scavenger.train.engine_base import GRACE_S, Engine, Exit
 from scavenger.train.wire import Dealer
@@ -119,7 +120,7 @@ class PooledEngine(ProcessEngine):
 
     def __init__(self, log_dir: Path, memory_fd: int, *, pool: AggregatorPool) -> None:
         super().__init__(log_dir, memory_fd)
-        self._pool, self._memory = pool, f"/proc/{os.getpid()}/fd/{memory_fd}"
+        self._pool, self._memory = pool, block_path(memory_fd)
         self._places: dict[str, str] = {}
         self._gone: set[str] = set()
         self._dead: list[Exit] = []

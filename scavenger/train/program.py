@@ -24,6 +24,7 @@ from scavenger.sdk.job import KerasJob
 from scavenger.train.bodies import Manifest, TensorSpec
 from scavenger.train.checks import check_model, check_variables
 from scavenger.train.data import Source, open_source
+from scavenger.train.names import partial_model
 
 __all__ = ["Gradient", "Program"]
 
@@ -148,7 +149,7 @@ class Program:
         for variable, value in zip(self._trainable + self._states, weights, strict=True):
             variable.assign(value)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.stem}.partial.keras")
+        partial = partial_model(path)
         # the optimizer's state is the aggregator's; here it is new, but whole, so that the file loads as it is
         self.model.optimizer.build(self._trainable)
         try:

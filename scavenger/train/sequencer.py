@@ -143,12 +143,17 @@ class Sequencer:
         match message:
             case m.Contributed():
                 held = {*message.held, 0} if complete else {*message.held} - {0}
-                for aggregator in held:
+                for aggregator in sorted(held & {0, *self._others}):
                     self._contributed(peer, message, aggregator)
             case m.Evaluation():
+                try:
+                    sums = self._unpack(message.sums)
+                except ValueError as error:
+                    print(f"refused {peer}: metric sums of another form: {error}", flush=True)
+                    return
                 follows = self._barrier.handle(b.Evaluated(peer, message.view, message.step, message.piece))
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
-                    self._sums[message.piece] = self._unpack(message.sums)
+                    self._sums[message.piece] = sums
                 self._carry_out(follows)
             case m.Summary():
                 follows = self._barrier.handle(b.Summed(peer, message.view, message.step))

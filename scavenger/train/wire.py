@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import zmq
 
+from scavenger.train.door import Door
 from scavenger.train.messages import Message, decode, encode
+from scavenger.train.names import BEATING
 
-__all__ = ["EVERYBODY", "Dealer", "Keys", "Router", "Seat", "address_towards", "new_keys"]
+__all__ = ["EVERYBODY", "Dealer", "Keys", "Malformed", "Router", "Seat", "address_towards", "new_keys"]
 
 Keys = tuple[bytes, bytes]
 """Public and secret CURVE key, Z85."""
@@ -43,10 +44,48 @@ def address_towards(endpoint: str) -> str:
         return str(way.getsockname()[0])
 
 
-class Router:
-    """Binds to an address of this host; receives from and answers to named peers."""
+def _print(text: str) -> None:
+    print(text, flush=True)
 
-    def __init__(self, context: Any, keys: Keys, host: str = "127.0.0.1") -> None:
+
+class Malformed:
+    """Counts what arrived and is none of our messages, and tells of it: the first time, and whenever it has doubled.
+
+    Args:
+        tell: Where to; into the process's log, unless told.
+    """
+
+    def __init__(self, tell: Callable[[str], None] = _print) -> None:
+        self.count, self._tell = 0, tell
+
+    def __call__(self, sender: str) -> None:
+        self.count += 1
+        if self.count.bit_count() == 1:
+            self._tell(
+                f"dropped what is no message of this job ({self.count} so far, the last of {sender!r})"
+            )
+
+
+class Router:
+    """Binds to an address of this host; receives from and answers to named peers.
+
+    Args:
+        door: Who may connect, and under which name; None: whoever has the public key, under any.
+
+    Attributes:
+        malformed: What arrived and was dropped.
+    """
+
+    def __init__(
+        self,
+        context: Any,
+        keys: Keys,
+        host: str = "127.0.0.1",
+        *,
+        door: Door | None = None,
+        malformed: Malformed | None = None,
+    ) -> None:
+        self._door, self.malformed = door, malformed or Malformed()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
@@ -66,30 +105,61 @@ class Router:
         """Queue frames as they are."""
         self.socket.send_multipart([peer.encode(), *frames], copy=len(frames) == 1)
 
+    def wait(self, timeout_s: float) -> None:
+        """Until something has arrived, or somebody knocks, or time is up."""
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        if self._door is not None:
+            poller.register(self._door.socket, zmq.POLLIN)
+        poller.poll(int(max(0.0, timeout_s) * 1000))
+
     def take(self) -> Iterator[tuple[str, list[bytes]]]:
         """Frames of everything that has arrived, by peer."""
+        if self._door is not None:
+            self._door.answer()
         while True:
             try:
-                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK)
+                peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            with contextlib.suppress(UnicodeDecodeError):
-                yield peer.decode(), frames
+            try:
+                name = peer.bytes.decode()
+            except UnicodeDecodeError:
+                self.malformed(repr(peer.bytes))
+                continue
+            if self._door is not None and not (frames and self._is(name, frames[0])):
+                self.malformed(name)
+                continue
+            yield name, [frame.bytes for frame in frames]
+
+    def _is(self, name: str, frame: Any) -> bool:
+        """Whether what a frame came by is the key that was given to the one of that name."""
+        assert self._door is not None
+        return self._door.name_of(frame.get("User-Id")) == name.removesuffix(BEATING)
 
     def receive(self) -> Iterator[tuple[str, Message, bytes | None]]:
         """Everything that has arrived, with its payload; what is not one of our messages is passed over."""
         for peer, frames in self.take():
-            with contextlib.suppress(msgspec.DecodeError, IndexError):
-                yield peer, decode(frames[0]), frames[1] if len(frames) > 1 else None
+            try:
+                message = decode(frames[0])
+            except (msgspec.DecodeError, IndexError):
+                self.malformed(peer)
+                continue
+            yield peer, message, frames[1] if len(frames) > 1 else None
 
     def close(self) -> None:
         self.socket.close()
 
 
 class Dealer:
-    """Connects to a router under a name."""
+    """Connects to a router under a name.
+
+    Attributes:
+        malformed: What arrived and was dropped.
+    """
 
     def __init__(self, context: Any, name: str, address: str, server_key: bytes, keys: Keys) -> None:
+        self.malformed = Malformed()
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # a coordinator that is busy must not hold up a step
@@ -113,7 +183,12 @@ class Dealer:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield decode(frames[0]), frames[1] if len(frames) > 1 else None
+            try:
+                message = decode(frames[0])
+            except msgspec.DecodeError:
+                self.malformed("the other end")
+                continue
+            yield message, frames[1] if len(frames) > 1 else None
 
     def close(self) -> None:
         self.socket.close()
@@ -130,7 +205,13 @@ class Seat(Dealer):
         """Everything that has arrived, by who said it (the crew has an empty name)."""
         while True:
             try:
-                peer, body = self.socket.recv_multipart(zmq.NOBLOCK)
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            yield peer.decode(), decode(body)
+            try:
+                sender, body = frames
+                peer, message = sender.decode(), decode(body)
+            except (msgspec.DecodeError, ValueError):
+                self.malformed(repr(frames[0]))
+                continue
+            yield peer, message

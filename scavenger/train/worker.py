@@ -26,8 +26,9 @@ from scavenger.elastic.view import Piece, View, plan_step
 from scavenger.errors import TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train import messages as m
+from scavenger.train.block_file import memory_id, open_block
 from scavenger.train.failpoints import fail_here
-from scavenger.train.memory import Block, Layout, memory_id, open_block
+from scavenger.train.memory import Block, Layout
 from scavenger.train.mirror import CHUNK_BYTES, WeightsInbox, pack, send_initial, send_piece
 from scavenger.train.prefetch import Prefetcher
 from scavenger.train.program import Gradient, Program

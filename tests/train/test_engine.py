@@ -14,8 +14,8 @@ from engine_conformance import DAEMON, SLEEP, EngineConformance, Start, boot, co
 from processes import alive, eventually
 
 from scavenger.train import reaper
+from scavenger.train.block_file import create_block
 from scavenger.train.engine import ProcessEngine
-from scavenger.train.memory import create_block
 
 
 class TestProcessEngine(EngineConformance):

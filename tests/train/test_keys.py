@@ -17,7 +17,8 @@ from driving import Run, assert_same_weights, plain_keras
 
 from scavenger.elastic.view import Piece, Share
 from scavenger.train import messages as m
-from scavenger.train.memory import Block, Layout, create_block
+from scavenger.train.block_file import create_block
+from scavenger.train.memory import Block, Layout
 from scavenger.train.mirror import send_piece
 from scavenger.train.wire import Dealer, Keys, Router, new_keys
 

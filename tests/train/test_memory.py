@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,16 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
-from scavenger.train.bodies import Manifest, TensorSpec
-from scavenger.train.memory import (
-    Block,
-    JobRecord,
-    Layout,
-    OptimizerMemory,
-    PartRecord,
-    create_block,
-    memory_id,
-)
+from scavenger.train.block_file import block_path, create_block, memory_id, open_block, same_block
+from scavenger.train.bodies import Bootstrap, Manifest, TensorSpec
+from scavenger.train.memory import Block, JobRecord, Layout, OptimizerMemory, PartRecord
 
 _shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 _tensors = st.lists(
@@ -103,13 +97,65 @@ def test_every_tensor_is_in_one_part_and_a_part_in_one_range(
         assert all(tensors[index][2] == "trainable" and optimizer == _SGD for index in later)
 
 
-def test_slots_beyond_the_last_are_refused() -> None:
+@given(worker=st.integers(0, 10**6), other=st.integers(0, 10**6))
+def test_workers_share_all_places_or_none_however_many_there_have_been(worker: int, other: int) -> None:
     layout = Layout.of(manifest([((2,), "float32", "trainable")], []))
 
-    for slot in (-1, layout.slots):
-        with pytest.raises(IndexError):
-            layout.slot_at(slot)
-    assert layout.slots == layout.workers_max * SLOTS_PER_WORKER
+    def places(of: int) -> set[int]:
+        return {layout.slot_at(of * SLOTS_PER_WORKER + k) for k in range(SLOTS_PER_WORKER)}
+
+    common = places(worker) & places(other)
+    assert len(places(worker)) == SLOTS_PER_WORKER
+    assert common == (places(worker) if (worker - other) % layout.workers_max == 0 else set())
+    assert max(places(worker)) + layout.state_bytes <= layout.total_bytes
+
+
+def test_no_slot_lies_before_the_first() -> None:
+    layout = Layout.of(manifest([((2,), "float32", "trainable")], []))
+
+    with pytest.raises(IndexError):
+        layout.slot_at(-1)
+
+
+def told_of(path: str) -> Bootstrap:
+    return Bootstrap("aggregator", "aggregator-0", "", "", "", "", memory_fd=-1, memory=path)
+
+
+def test_a_block_of_another_process_is_opened_and_known_to_be_there_until_its_owner_closes_it() -> None:
+    descriptor = create_block()
+    path = block_path(descriptor)
+    opened = open_block(told_of(path))
+
+    assert memory_id(opened) == memory_id(descriptor)
+    assert same_block(path, opened)
+    os.close(descriptor)
+    assert not same_block(path, opened)
+    again = os.open(os.devnull, os.O_RDONLY)  # as a rule under the number that has become free
+    assert not same_block(path, opened)
+    os.close(again)
+    os.close(opened)
+
+
+def test_only_an_anonymous_file_of_a_process_is_taken_for_a_block(tmp_path: Path, fd: int) -> None:
+    named = tmp_path / "secret"
+    named.write_bytes(b"kept")
+    descriptor = os.open(named, os.O_RDWR)
+    reader, writer = os.pipe()
+    before = len(os.listdir("/proc/self/fd"))
+    for path in (
+        str(named),
+        "/dev/null",
+        block_path(descriptor),
+        block_path(reader),
+        f"{block_path(fd)}/../{descriptor}",
+        f"/proc/self/fd/{fd}",
+        f"{block_path(fd)}\n",
+    ):
+        with pytest.raises(PermissionError):
+            open_block(told_of(path))
+    assert len(os.listdir("/proc/self/fd")) == before, "what was opened to be looked at is closed"
+    for each in (descriptor, reader, writer):
+        os.close(each)
 
 
 def test_a_huge_model_leaves_room_for_fewer_workers_rather_than_none() -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
 from scavenger.train import mirror
+from scavenger.train.block_file import create_block
 from scavenger.train.bodies import Manifest, TensorSpec
-from scavenger.train.memory import Block, Layout, create_block
+from scavenger.train.memory import Block, Layout
 from scavenger.train.messages import Chunk, Pull
 from scavenger.train.mirror import Inbox, WeightsInbox, pack, send_initial, send_piece, send_weights
 from scavenger.train.part import Part
@@ -174,7 +175,7 @@ GOOD = Chunk(step=7, offset=0, piece=7, slot=SLOT, view=1)
         (WORKER, {}, LAYOUT.state_bytes + 1),
         (WORKER, {"offset": LAYOUT.weights_bytes - 1}, 2),
         ("w1", {}, 100),
-        ("w999999999", {"slot": 999999999 * SLOTS_PER_WORKER}, 100),
+        ("w٣", {"slot": 3 * SLOTS_PER_WORKER}, 100),
         ("w-1", {"slot": -SLOTS_PER_WORKER}, 100),
         ("aggregator-1", {}, 100),
         ("", {}, 100),
@@ -192,6 +193,49 @@ def test_a_chunk_that_does_not_fit_is_refused_before_a_byte_is_written(
     assert not any(target.range(LAYOUT.slot_at(SLOT - SLOTS_PER_WORKER), 3 * LAYOUT.state_bytes))
     assert not any(target.range(LAYOUT.slot_at(SLOT), LAYOUT.state_bytes))
     assert feed(inbox, sent(SOURCE, 0, 7))[-1], "what fits is taken after it"
+
+
+HEIR = f"w{2 + LAYOUT.workers_max}"
+"""Who has the place of `WORKER` after it."""
+
+
+def inherited(number: int, source: Block) -> list[Sent]:
+    return [
+        (msgspec.structs.replace(chunk, slot=SLOT + LAYOUT.slots), data)
+        for chunk, data in sent(source, 0, number)
+    ]
+
+
+def test_one_that_wakes_up_changes_nothing_in_the_place_that_another_has_by_now() -> None:
+    target = block(LAYOUT)
+    inbox, at = Inbox(target, 0), LAYOUT.slot_at(SLOT)
+    late = sent(SOURCE, 0, 7)
+    feed(inbox, late[:1])
+    heirs = inherited(9, filled(LAYOUT, at, 4))
+    for chunk, data in heirs:
+        inbox.take(HEIR, chunk, data)
+        assert not any(feed(inbox, late)), "between the chunks of the other too"
+    # even where its number is high: the other has the place
+    assert not any(feed(inbox, sent(SOURCE, 0, 1 << 40)))
+
+    assert inbox.holds(HEIR, 9)
+    assert not inbox.holds(WORKER, 9)
+    end = LAYOUT.part_ranges[0][1]
+    assert bytes(target.range(at, end)) == bytes(filled(LAYOUT, at, 4).range(at, end))
+
+
+def test_memory_of_one_that_is_gone_is_given_back_unless_another_has_its_place() -> None:
+    target = block(LAYOUT)
+    inbox, at = Inbox(target, 0), LAYOUT.slot_at(SLOT)
+    feed(inbox, sent(SOURCE, 0, 7))
+    inbox.forget(WORKER)
+    assert not any(target.range(at, LAYOUT.state_bytes))
+
+    for chunk, data in inherited(9, SOURCE):
+        inbox.take(HEIR, chunk, data)
+    inbox.forget(WORKER)
+    assert any(target.range(at, LAYOUT.state_bytes))
+    inbox.forget("nobody")
 
 
 class _Wire:

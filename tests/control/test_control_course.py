@@ -1,0 +1,213 @@
+"""What is kept of a course: as little as is used, and no less."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import Scripted, trainer_of
+
+from scavenger.control import course as courses
+from scavenger.control import journal as journals
+from scavenger.control.journal import Journal, read_history
+from scavenger.control.tally import Tally
+from scavenger.control.trainer import Trainer
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.job import GoalSpec
+from scavenger.train import messages as m
+from scavenger.train.crew_events import Leaving, Warned
+
+KEPT = 50
+PLACE = Configuration("local-1", 2, 32)
+
+steps = st.tuples(st.sampled_from([32, 64]), st.sampled_from([32, 31]))
+happenings = st.lists(st.one_of(steps, st.integers(0, 30)), max_size=60)
+
+
+@given(happened=happenings, before=st.dictionaries(st.sampled_from([32, 128]), st.integers(1, 1000)))
+def test_a_tally_is_what_all_steps_that_stand_come_to(
+    happened: list[tuple[int, int] | int], before: dict[int, int]
+) -> None:
+    tally, stand = Tally(before.items()), {}  # type: ignore[var-annotated]
+    for entry in happened:
+        if isinstance(entry, int):
+            undone = [step for step in stand if step > entry]
+            assert tally.undo(entry) == len(undone)
+            for step in undone:
+                del stand[step]
+        else:
+            number = max(stand, default=0) + 1
+            stand[number] = entry
+            tally.add(number, *entry)
+        assert tally.step == max(stand, default=None)
+        assert tally.samples == sum(samples for _, samples in stand.values())
+        for batch in (32, 64, 128):
+            here = sum(samples for b, samples in stand.values() if b == batch)
+            assert tally.by_batch.get(batch, 0) == here + before.get(batch, 0)
+
+
+def test_a_step_that_is_done_again_undoes_those_after_it() -> None:
+    tally = Tally()
+    for step in (1, 2, 3, 4, 2):
+        tally.add(step, 32, 32)
+    assert (tally.step, tally.samples) == (2, 64)
+
+
+def test_a_tally_of_many_epochs_is_small() -> None:
+    tally = Tally()
+    for step in range(1, 10_001):
+        tally.add(step, 32, 32 if step % 100 else 7)
+    assert len(tally._runs) == 200
+    assert tally.samples == 9_900 * 32 + 100 * 7
+
+
+# ---- a long run --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    """At `PLACE`, with 12 epochs of ten steps behind it."""
+    monkeypatch.setattr(courses, "KEPT_STEPS", KEPT)
+    made = trainer_of(Scripted(), tmp_path, goal=GoalSpec(max_epochs=10_000))
+    made.start(2)
+    made.move(PLACE, "test")
+    made.until(lambda: made.step >= 120)
+    return made
+
+
+def test_a_long_run_keeps_the_newest_steps_alone(trainer: Trainer) -> None:
+    for _ in range(500):
+        trainer.pump()
+        assert len(trainer.course.steps) < 2 * KEPT
+        assert trainer.course.steps[-1].step == trainer.step
+    kept = [record.step for record in trainer.course.steps]
+    assert kept == list(range(kept[0], trainer.step + 1))
+    assert len(kept) >= KEPT
+    assert trainer.course.steps_since(trainer.step - 7) == trainer.course.steps[-7:]
+
+
+def test_what_is_told_of_a_long_run_is_of_all_of_it(trainer: Trainer) -> None:
+    trainer.until(lambda: trainer.step >= 700)
+    course = trainer.course
+    assert course.samples == sum(course.samples_by_batch.values()) == 32 * trainer.step
+    assert course.evaluation_s() == ((2, 0.5),)
+    assert len(course._workers_at) == len(course.epochs) == 70
+
+
+def test_a_window_that_is_waited_for_is_kept_however_long_it_gets(trainer: Trainer) -> None:
+    begin = trainer.step
+    trainer.until(lambda: len(trainer.course.window(PLACE, begin)) >= 7 * KEPT)
+    window = trainer.course.window(PLACE, begin)
+    assert [record.step for record in window] == list(range(begin + 1, trainer.step + 1))
+    # and nobody waits for it any more
+    for _ in range(3 * KEPT):
+        trainer.pump()
+    assert len(trainer.course.steps) < 2 * KEPT
+
+
+def test_what_was_forgotten_can_still_be_undone(trainer: Trainer) -> None:
+    trainer.until(lambda: trainer.step >= 700)
+    course = trainer.course
+    assert course.roll_back(35) == 665
+    assert (course.step, course.samples, course.samples_by_batch[32]) == (35, 35 * 32, 35 * 32)
+    assert course.steps_since(0) == []
+    assert [epoch.step for epoch in course.epochs] == [10, 20, 30]
+    assert course.evaluation_s() == ((2, 0.5),)
+
+
+def test_the_step_time_is_of_where_the_job_was_to_run_if_it_ever_did(trainer: Trainer) -> None:
+    course = trainer.course
+    elsewhere, nowhere = Configuration("local-1", 1, 32), Configuration("local-1", 9, 64)
+    expected = statistics.median(record.step_time_s for record in course.steps if not record.disturbed)
+    assert course.step_time_s(PLACE) == course.step_time_s(nowhere, PLACE) == expected
+    assert course.step_time_s(nowhere) == statistics.median(record.step_time_s for record in course.steps)
+    assert elsewhere != PLACE
+
+
+def test_workers_that_are_gone_are_forgotten(trainer: Trainer) -> None:
+    assert trainer.course.steps_of("w1") > 0
+    trainer.crew.coming.append(Leaving("w1"))  # type: ignore[attr-defined]
+    trainer.crew.membership.lost("w1")  # type: ignore[attr-defined]
+    trainer.pump()
+    assert trainer.course.steps_of("w1") == 0
+    assert trainer.course.recent("w1") == []
+
+
+# ---- time that passes without steps ------------------------------------------------------------------------
+
+
+def test_an_attempt_that_dies_before_its_first_step_has_taken_its_time(tmp_path: Path) -> None:
+    scripted = Scripted(doomed={"w0"})
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    scripted.doomed = {f"w{index}" for index in range(1000)}
+    trainer._launch = lambda workers: None  # type: ignore[method-assign]
+    for _ in range(600):  # 60 s in which no worker gets ready
+        trainer.pump()
+    assert trainer.step == 0
+
+    told = read_history(trainer.journal.path, 0).elapsed_s
+    assert trainer.elapsed_s - told <= journals._TELL_S + 1.1
+    trainer.journal.end(trainer.elapsed_s)
+    assert read_history(trainer.journal.path, 0).elapsed_s == trainer.elapsed_s == pytest.approx(60.0)
+
+
+def test_a_journal_is_not_filled_with_the_time_while_steps_tell_it(tmp_path: Path) -> None:
+    trainer = trainer_of(Scripted(), tmp_path, goal=GoalSpec(max_epochs=10_000))
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "test")
+    trainer.until(lambda: trainer.step >= 500)
+    assert trainer.journal.path.read_text().count('"kind":"time"') <= 1
+
+
+@given(times=st.lists(st.floats(0, 1e6), max_size=50).map(sorted))
+@settings(max_examples=30, deadline=None)
+def test_a_killed_job_forgets_a_few_seconds_at_most(
+    times: list[float], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    journal = Journal(tmp_path_factory.mktemp("journal") / "measurements.jsonl")
+    for at_s in times:
+        journal.tick(at_s)
+        assert 0 <= at_s - read_history(journal.path, 0).elapsed_s <= journals._TELL_S
+    journal.close()
+
+
+def test_a_history_is_read_without_having_all_of_the_journal_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(Scripted(), tmp_path)
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "test")
+    trainer.until(lambda: trainer.step >= 25)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    monkeypatch.setattr(Path, "read_text", None)
+    assert dict(read_history(trainer.journal.path, 23).samples_by_batch) == {32: 23 * 32}
+
+
+# ---- what is told at once ----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_recorded_with_the_event_that_tells_of_it(tmp_path: Path) -> None:
+    ticks: list[int] = []
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path, on_tick=lambda: ticks.append(trainer.checkpoint_step))
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "test")
+    for _ in range(3):
+        scripted.coming.append(m.CheckpointWritten(trainer.step, 0, 0.1, 100))
+        ticks.clear()
+        written = trainer.step
+        trainer.pump()
+        assert ticks == [written]
+
+
+def test_what_a_crew_warns_of_is_noted(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    scripted.coming.append(Warned("something is odd"))
+    trainer.pump()
+    assert trainer.warnings == ["something is odd"]

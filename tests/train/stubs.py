@@ -1,0 +1,91 @@
+"""A crew without processes: what it launches is only noted, and dies when a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from scavenger.train import messages as m
+from scavenger.train.crew import Crew
+from scavenger.train.engine_base import Engine, Exit
+from scavenger.train.source import JobSource, Timeouts
+
+
+class StubEngine:
+    """Holds names for processes."""
+
+    leader_host = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.exits: list[Exit] = []
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        return tuple(self.names)
+
+    def launch(self, boot: m.Bootstrap, **_: Any) -> int:
+        self.names.append(boot.name)
+        return 0
+
+    def die(self, name: str) -> None:
+        self.names.remove(name)
+        self.exits.append(Exit(name, -9))
+
+    def poll(self) -> list[Exit]:
+        exits, self.exits = self.exits, []
+        return exits
+
+    def kill(self, name: str) -> None:
+        """It does not die of that: a test says when."""
+
+    def host(self, name: str) -> str:
+        return self.leader_host
+
+    def log(self, name: str) -> Path:
+        return Path(f"{name}.log")
+
+    def sample_memory(self) -> dict[str, int]:
+        return {}
+
+    def cap_logs(self) -> None: ...
+
+    def stop(self, names: Sequence[str] | None = None, *, grace_s: float = 0.0) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def manifest(rows: int = 2) -> m.Manifest:
+    return m.Manifest(
+        tensors=(m.TensorSpec("kernel", (rows, 3), "float32", "trainable"),),
+        metrics=((2,),),
+        optimizer='{"class_name": "SGD", "config": {"learning_rate": 0.1}}',
+        architecture="",
+        parameters=3 * rows,
+        dataset_size=10,
+        validation_size=0,
+        sample_bytes=1,
+        metric_names=(),
+    )
+
+
+@contextmanager
+def stub_crew(folder: Path, *, workers: int, aggregators: int = 1) -> Iterator[tuple[Crew, StubEngine]]:
+    """A crew whose first worker has said what the model is."""
+    engine = StubEngine()
+    crew = Crew(
+        JobSource("train:job", folder, 1, threads=1),
+        work_dir=folder,
+        timeouts=Timeouts(60.0, 60.0),
+        aggregators=aggregators,
+        engine=lambda log_dir, fd: cast(Engine, engine),
+    )
+    try:
+        crew.start(workers)
+        hello = m.Hello(manifest())
+        crew._from_process("w0", hello, m.encode(hello))
+        yield crew, engine
+    finally:
+        crew.close()

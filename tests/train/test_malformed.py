@@ -1,0 +1,356 @@
+"""Whatever arrives, a process goes on: what is no message is dropped and counted, what makes no sense is refused."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stubs import manifest, stub_crew
+
+from scavenger.elastic.quarantine import Cause
+from scavenger.train import messages as m
+from scavenger.train.aggregator import Aggregator
+from scavenger.train.coordinator import Coordinator
+from scavenger.train.crew_events import Warned
+from scavenger.train.names import BEATING, CREW, aggregator_name
+from scavenger.train.wire import Dealer, Malformed, Router, Seat, new_keys
+
+WITHIN_MS = 5000
+PEERS = (
+    "w0",
+    "w1",
+    f"w0{BEATING}",
+    "w-1",
+    "wx",
+    "",
+    "aggregator-0",
+    "aggregator-1",
+    "aggregator-x",
+    "coordinator-9",
+)
+
+
+# ---- anything at all ---------------------------------------------------------------------------------------
+
+
+def _values(kind: Any) -> st.SearchStrategy[Any]:
+    """Values that a field takes, on the wire."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is typing.Annotated:
+        return _values(inner[0])
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of([_values(one) for one in inner])
+    if origin is tuple:
+        if inner[-1] is Ellipsis:
+            return st.lists(_values(inner[0]), max_size=2)
+        return st.tuples(*map(_values, inner)).map(list)
+    if origin is dict:
+        return st.dictionaries(_values(inner[0]), _values(inner[1]), max_size=2)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _fields(kind)
+    plain: dict[Any, st.SearchStrategy[Any]] = {
+        int: st.sampled_from([-(1 << 63), -1, 0, 1, 2, 64, 1 << 40, (1 << 63) - 1]),
+        float: st.floats(),
+        bool: st.booleans(),
+        bytes: st.binary(max_size=20),
+        str: st.sampled_from(["", "w0", "w1", "crash", "aggregator-0", "\0", "ü" * 300]),
+        type(None): st.none(),
+    }
+    return plain[kind]
+
+
+def _fields(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    shape = {field.name: _values(hints[field.name]) for field in msgspec.structs.fields(kind)}
+    tag = kind.__struct_config__.tag
+    return st.fixed_dictionaries(shape).map(lambda values: {**({"type": tag} if tag else {}), **values})
+
+
+KINDS = get_args(m.Message)
+well_formed = st.one_of([_fields(kind) for kind in KINDS]).map(msgspec.msgpack.encode)
+cut = st.tuples(well_formed, st.integers(1, 60)).map(lambda both: both[0][: both[1]])
+anything = st.one_of(st.binary(max_size=200), well_formed, cut, st.just(b"\x91" * 70_000))
+frames = st.lists(anything, min_size=1, max_size=4)
+names = st.one_of(st.sampled_from(PEERS), st.text(min_size=1, max_size=20))
+
+
+def is_message(data: bytes) -> bool:
+    try:
+        m.decode(data)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def test_the_generator_makes_messages_of_every_kind() -> None:
+    made: set[type] = set()
+
+    @given(well_formed)
+    @settings(max_examples=1500, database=None, derandomize=True, deadline=None)
+    def look(data: bytes) -> None:
+        if is_message(data):
+            made.add(type(m.decode(data)))
+
+    look()
+    assert len(made) > 0.8 * len(KINDS), {kind.__name__ for kind in KINDS} - {kind.__name__ for kind in made}
+
+
+@given(anything)
+def test_bytes_are_a_message_or_an_error_of_one_kind(data: bytes) -> None:
+    is_message(data)
+
+
+def test_a_view_or_death_that_is_none_is_no_message() -> None:
+    view = m.ViewBody(1, 1, 4, (m.MemberBody("w0", 0),), 0, 0, 1.0, "")
+    assert m.decode(m.encode(m.ViewInstalled(view))) == m.ViewInstalled(view)
+    fields = msgspec.structs.asdict(view)
+    for wrong in ({"members": []}, {"global_batch_size": 0}):
+        said = msgspec.msgpack.encode({"type": "ViewInstalled", "view": {**fields, **wrong}})
+        assert not is_message(said)
+    for cause in Cause:
+        assert is_message(m.encode(m.Ended("w0", m.DeathBody("w0", "", cause.value, 1))))
+    with pytest.raises(ValueError, match="boredom"):
+        m.DeathBody("w0", "", "boredom", 1)
+
+
+def test_the_first_is_told_of_and_then_ever_fewer() -> None:
+    told: list[str] = []
+    malformed = Malformed(told.append)
+    for _ in range(1000):
+        malformed("w3")
+    assert malformed.count == 1000
+    assert len(told) == 10
+    assert "'w3'" in told[0]
+
+
+# ---- sockets -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def context() -> Iterator[Any]:
+    made = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.fixture(scope="module")
+def ends(context: Any) -> Iterator[tuple[Router, Dealer]]:
+    keys = new_keys()
+    router = Router(context, keys)
+    dealer = Dealer(context, "w0", router.address, keys[0], new_keys())
+    yield router, dealer
+    dealer.close()
+    router.close()
+
+
+@given(parts=frames)
+@settings(max_examples=60, deadline=None)
+def test_a_router_hands_on_messages_and_counts_the_rest(
+    ends: tuple[Router, Dealer], parts: list[bytes]
+) -> None:
+    router, dealer = ends
+    before = router.malformed.count
+    dealer.socket.send_multipart(parts)
+    assert router.socket.poll(WITHIN_MS)
+    assert len(list(router.receive())) == is_message(parts[0])
+    assert router.malformed.count - before == 1 - is_message(parts[0])
+
+
+@given(parts=frames)
+@settings(max_examples=60, deadline=None)
+def test_a_dealer_hands_on_messages_and_counts_the_rest(
+    ends: tuple[Router, Dealer], parts: list[bytes]
+) -> None:
+    router, dealer = ends
+    dealer.send(m.Join())
+    assert router.socket.poll(WITHIN_MS)
+    list(router.receive())
+    before = dealer.malformed.count
+    router.pass_on("w0", *parts)
+    assert dealer.socket.poll(WITHIN_MS)
+    assert len(list(dealer.receive())) == is_message(parts[0])
+    assert dealer.malformed.count - before == 1 - is_message(parts[0])
+
+
+def test_a_name_that_is_no_text_is_dropped(context: Any) -> None:
+    keys = new_keys()
+    router = Router(context, keys)
+    dealer = Dealer(context, "w0", router.address, keys[0], new_keys())
+    dealer.socket.disconnect(router.address)
+    dealer.socket.setsockopt(zmq.IDENTITY, b"w\xff")
+    dealer.socket.connect(router.address)
+    dealer.send(m.Join())
+    assert router.socket.poll(WITHIN_MS)
+    assert list(router.receive()) == []
+    assert router.malformed.count == 1
+    dealer.close()
+    router.close()
+
+
+# ---- the hub -----------------------------------------------------------------------------------------------
+
+
+@given(said=st.lists(st.tuples(names, frames), max_size=12))
+@settings(max_examples=40, deadline=None)
+def test_the_hub_goes_on_whatever_processes_say(
+    said: list[tuple[str, list[bytes]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with stub_crew(tmp_path_factory.mktemp("crew"), workers=2, aggregators=2) as (crew, _):
+        # that the code has failed ends a job; so that is left out
+        heard = [(peer, parts) for peer, parts in said if not any(b"Failed" in part for part in parts)]
+        crew._hub.take = lambda: iter(heard)  # type: ignore[method-assign]
+        events = crew.poll(0.0)
+        wrong = [
+            parts
+            for peer, parts in heard
+            if not peer.startswith("coordinator") and not (len(parts) == 1 and is_message(parts[0]))
+        ]
+        assert crew._hub.malformed.count >= len(wrong)
+        assert any(isinstance(event, Warned) for event in events) == bool(crew._hub.malformed.count)
+
+
+def test_a_model_that_is_none_is_refused_and_the_next_is_heard(tmp_path: Path) -> None:
+    with stub_crew(tmp_path, workers=1) as (crew, _):
+        crew.manifest = None
+        spec = m.TensorSpec("x", (1,), "no-dtype", "trainable")
+        hello = m.Hello(msgspec.structs.replace(manifest(), tensors=(spec,)))
+        crew._from_process("w0", hello, m.encode(hello))
+        assert crew.manifest is None
+        assert crew._hub.malformed.count == 1
+        hello = m.Hello(manifest())
+        crew._from_process("w0", hello, m.encode(hello))
+        assert crew.manifest == manifest()
+
+
+@pytest.mark.parametrize("peer", ["w0", "aggregator-1", "nobody"])
+def test_steps_and_epochs_are_believed_of_the_one_that_sequences_alone(tmp_path: Path, peer: str) -> None:
+    epoch = m.EpochReport(0, 10, {"val_loss": 0.0}, 0.1)
+    with stub_crew(tmp_path, workers=1, aggregators=2) as (crew, _):
+        crew._from_process(peer, epoch, m.encode(epoch))
+        assert epoch not in crew.poll(0.0)
+        crew._from_process("aggregator-0", epoch, m.encode(epoch))
+        assert epoch in crew.poll(0.0)
+
+
+# ---- the coordinator ---------------------------------------------------------------------------------------
+
+
+class _Place(Seat):
+    """A seat without a socket."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, m.Message]] = []
+
+    def send_to(self, target: str, message: m.Message) -> None:
+        self.sent.append((target, message))
+
+
+def bootstrap(role: str, name: str, **fields: Any) -> m.Bootstrap:
+    return m.Bootstrap(role, name, "tcp://127.0.0.1:9", "", "", "", memory_fd=-1, **fields)
+
+
+BRIEF = m.Brief(
+    1, ("w0", "w1"), ("aggregator-0", "aggregator-1"), 60.0, 60.0, None, None, None, 0, 0, False, (), ()
+)
+
+
+@given(said=st.lists(st.tuples(names.filter(lambda name: name != CREW), well_formed), max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, bytes]]) -> None:
+    seat = _Place()
+    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), seat)
+    coordinator._take(CREW, BRIEF)
+    for peer, data in said:
+        if is_message(data):
+            coordinator._take(peer, m.decode(data))
+            coordinator._publish()
+    # and does its part for those who make sense
+    index = 0
+    at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
+    coordinator._take(aggregator_name(index), m.AggregatorReady(index, at, True, False))
+    assert coordinator._founding._aggregators[index] == at
+
+
+def test_who_claims_to_be_another_aggregator_is_not_heard() -> None:
+    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _Place())
+    coordinator._take(CREW, BRIEF)
+    at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
+    for peer, index in (("aggregator-1", 0), ("w0", 0), ("aggregator-0", 2), ("aggregator-2", 2), ("w0", -1)):
+        coordinator._take(peer, m.AggregatorReady(index, at, False, False))
+    assert not coordinator._founding._aggregators
+
+
+# ---- an aggregator -----------------------------------------------------------------------------------------
+
+
+class _Hub(Dealer):
+    """A way to the crew that leads nowhere."""
+
+    def __init__(self, context: Any) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.malformed = Malformed()
+        self.said: list[m.Message] = []
+
+    def send(self, message: m.Message, payload: Any = None) -> None:
+        self.said.append(message)
+
+
+@pytest.fixture(scope="module")
+def aggregator(context: Any) -> Iterator[Aggregator]:
+    """One that serves: the first of two, with a view in which `w0` trains."""
+    public, secret = new_keys()
+    hub = Router(context, new_keys())
+    boot = msgspec.structs.replace(
+        bootstrap("aggregator", "aggregator-0"),
+        coordinator=hub.address,
+        server_key=new_keys()[0].decode(),
+        public_key=public.decode(),
+        secret_key=secret.decode(),
+        data_public_key=public.decode(),
+        data_secret_key=secret.decode(),
+    )
+    control = _Hub(context)
+    made = Aggregator(context, boot, control)
+    addresses = (made._at, m.AggregatorAddress("tcp://127.0.0.1:9", public.decode(), "there"))
+    made._from_leader(m.Initialise(manifest(), addresses, None, None, False, "", 0, 1, ()))
+    members = (m.MemberBody("w0", 0),)
+    made._from_leader(m.Announcement(1, members, 4, (), (), 1, 1.0, "the first"))
+    assert any(isinstance(said, m.ViewInstalled) for said in control.said)
+    yield made
+    made.close()
+    control.close()
+    hub.close()
+
+
+@given(said=st.lists(st.tuples(names.filter(lambda name: name != CREW), anything), max_size=25))
+@settings(max_examples=60, deadline=None)
+def test_an_aggregator_goes_on_and_applies_nothing_whatever_peers_say(
+    aggregator: Aggregator, said: list[tuple[str, bytes]]
+) -> None:
+    for peer, data in said:
+        if is_message(data):
+            aggregator._from_peer(peer, m.decode(data), data)
+    sequencer = aggregator._sequencer
+    assert sequencer is not None
+    sequencer.tick()
+    assert sequencer.step == 0
+    assert sequencer.beat.missing == ("w0",)
+
+
+def test_what_another_aggregator_would_say_is_believed_of_it_alone(aggregator: Aggregator) -> None:
+    sequencer = aggregator._sequencer
+    assert sequencer is not None
+    number = sequencer._newest_piece
+    for peer in ("w0", "aggregator-0", "aggregator-2"):
+        aggregator._from_peer(peer, m.Held(1, "w0", 1, 1, number), None)
+        assert not sequencer._barrier._held[number]
+    aggregator._from_peer("aggregator-1", m.Held(1, "w0", 1, 1, number), None)
+    assert sequencer._barrier._held[number] == {1}

@@ -1,0 +1,159 @@
+"""A restarted aggregator: all go over to it, and what was meant for the one before does not arrive."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from stubs import manifest
+
+from scavenger.elastic.membership import Membership
+from scavenger.train import aggregator as aggregators
+from scavenger.train import messages as m
+from scavenger.train.block_file import block_path, create_block
+from scavenger.train.bootstraps import Bootstraps
+from scavenger.train.founding import Founding
+from scavenger.train.pool import PoolSeats
+from scavenger.train.source import JobSource
+from scavenger.train.wire import EVERYBODY, Dealer, Keys, Router, new_keys
+
+WITHIN_MS, SILENCE_MS = 5000, 500
+NAME = "aggregator-0"
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    made = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def bootstraps(folder: Path, **options: Any) -> Bootstraps:
+    return Bootstraps(JobSource("train:job", folder, 1, threads=1), aggregators=(NAME,), **options)
+
+
+def address(boot: m.Bootstrap) -> m.AggregatorAddress:
+    """Of a process that got the same port each time, on the same block."""
+    return m.AggregatorAddress("tcp://127.0.0.1:5555", boot.data_public_key, "block")
+
+
+def test_one_that_got_the_address_of_the_one_before_is_connected_to_and_initialised(tmp_path: Path) -> None:
+    boots = bootstraps(tmp_path, hub="tcp://127.0.0.1:1", server_key=b"key")
+    membership, sent = Membership(), []
+    founding = Founding(
+        membership, token=1, send=lambda to, said: sent.append((to, said)), announce=lambda _: None
+    )
+    founding.take_over(m.Brief(1, ("w0",), (NAME,), 60.0, 60.0, None, None, None, 0, 0, False, (), ()))
+    membership.launch("w0")
+    first, second = (address(boots.of("aggregator", NAME)) for _ in range(2))
+    assert first.address == second.address
+    founding.aggregator_ready(m.AggregatorReady(0, first, False, False))
+    founding.hello("w0", manifest())
+    founding.seeded_by("w0", "block")
+    founding.initialised(0)
+    sent.clear()
+
+    founding.aggregator_ready(m.AggregatorReady(0, second, False, False))
+    founding.proceed()
+
+    assert [(to, type(said)) for to, said in sent] == [(EVERYBODY, m.Reconnect), (NAME, m.Initialise)]
+    assert [said.aggregators for _, said in sent] == [(second,), (second,)]
+
+
+def _bound(context: Any, keys: Keys, address: str) -> Router:
+    """A router at a port that another one had."""
+    router = Router(context, keys)
+    router.socket.unbind(router.address)
+    router.socket.bind(address)
+    return router
+
+
+def test_what_was_said_to_the_one_before_does_not_arrive_at_one_with_its_port(
+    tmp_path: Path, context: Any
+) -> None:
+    boots = bootstraps(tmp_path, hub="tcp://127.0.0.1:1", server_key=b"key")
+    before, after = (boots.of("aggregator", NAME) for _ in range(2))
+
+    def keys(boot: m.Bootstrap) -> Keys:
+        return boot.data_public_key.encode(), boot.data_secret_key.encode()
+
+    router = Router(context, keys(before))
+    place = router.address
+    late = Dealer(context, "w0", place, before.data_public_key.encode(), new_keys())
+    late.send(m.Join())
+    assert router.socket.poll(WITHIN_MS)
+    router.close()
+    late.send(m.Pull(1, 1))  # waits for the connection to come back
+    time.sleep(0.1)  # until the port is free
+    router = _bound(context, keys(after), place)
+    assert not router.socket.poll(SILENCE_MS), "who has not heard of the new one does not reach it"
+    late.close()
+    anew = Dealer(context, "w0", place, after.data_public_key.encode(), new_keys())
+    anew.send(m.Join())
+    assert router.socket.poll(WITHIN_MS)
+    assert list(router.receive()) == [("w0", m.Join(), None)]
+    anew.close()
+    router.close()
+
+
+# ---- seats in a pool ---------------------------------------------------------------------------------------
+
+
+def _seats() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == NAME]
+
+
+def _until(condition: Callable[[], object], within_s: float = 10.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_seat_in_a_pool_is_given_up_when_its_job_is_gone_without_a_word(
+    tmp_path: Path, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aggregators, "_OWNER_S", 0.2)
+    hub_keys = new_keys()
+    hub, block = Router(context, hub_keys), create_block()
+    boots = bootstraps(tmp_path, hub=hub.address, server_key=hub_keys[0])
+    boot = msgspec.structs.replace(boots.of("aggregator", NAME), memory=block_path(block))
+    serving = zmq.Context()
+    PoolSeats(serving).serve(msgspec.json.encode(boot))
+    assert hub.socket.poll(WITHIN_MS)
+    assert _until(lambda: any(isinstance(said, m.AggregatorReady) for _, said, _ in hub.receive()))
+    time.sleep(0.5)
+    assert len(_seats()) == 1, "as long as the job is there, so is its seat"
+
+    hub.close()
+    os.close(block)
+
+    assert _until(lambda: not _seats())
+    serving.destroy(linger=0)
+
+
+def test_a_seat_for_what_is_no_block_is_refused_and_its_job_told(tmp_path: Path, context: Any) -> None:
+    hub_keys = new_keys()
+    hub = Router(context, hub_keys)
+    boots = bootstraps(tmp_path, hub=hub.address, server_key=hub_keys[0])
+    (tmp_path / "file").write_bytes(b"")
+    boot = msgspec.structs.replace(boots.of("aggregator", NAME), memory=str(tmp_path / "file"))
+    serving = zmq.Context()
+    PoolSeats(serving).serve(msgspec.json.encode(boot))
+    assert hub.socket.poll(WITHIN_MS)
+    ((peer, said, _),) = hub.receive()
+    assert peer == NAME
+    assert isinstance(said, m.Failed)
+    assert "PermissionError" in said.message
+    assert _until(lambda: not _seats())
+    hub.close()
+    serving.destroy(linger=0)
