@@ -13,24 +13,26 @@ import typer
 
 from scavenger import __version__
 from scavenger.errors import Interrupted, ScavengerError
-from scavenger_cli import console, operating
+from scavenger_cli import console, modelling, operating
 from scavenger_cli.options import (
     AuditOption,
     BudgetOption,
     CurveFormat,
+    DatasetSizeOption,
     DeadlineOption,
     DryRunOption,
     JobFile,
     JobKey,
-    ModelKey,
     ObjectiveName,
     ObjectiveOption,
     OutOption,
     Output,
     OutputOption,
+    PriceOption,
     StoreOption,
     Strategy,
     StrategyOption,
+    WorkloadOption,
     YesOption,
     finish,
 )
@@ -48,11 +50,8 @@ app = typer.Typer(
     context_settings=_settings,
     help="Decides what a training job should run on, and runs it there.",
 )
-models = typer.Typer(
-    rich_markup_mode=None, context_settings=_settings, help="Fitted models that serve later jobs."
-)
 schema = typer.Typer(rich_markup_mode=None, context_settings=_settings, help="Schemas of the files.")
-app.add_typer(models, name="models")
+app.add_typer(modelling.app, name="models")
 app.add_typer(schema, name="schema")
 
 
@@ -69,11 +68,6 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    _help_unless_command(context)
-
-
-@models.callback(invoke_without_command=True)
-def _models(context: typer.Context) -> None:
     _help_unless_command(context)
 
 
@@ -163,19 +157,38 @@ def curves(
         CurveFormat | None,
         typer.Option("--format", "-f", help="What to draw; else what FILE ends in, else for the terminal."),
     ] = None,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Past measurements instead of a job: CSV, or of `models fit`."
+        ),
+    ] = None,
+    workload: WorkloadOption = None,
+    price: PriceOption = None,
+    dataset_size: DatasetSizeOption = None,
+    objective: ObjectiveOption = None,
+    budget: BudgetOption = None,
+    deadline: DeadlineOption = None,
     out: OutOption = None,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Draw the predicted times and costs of a job."""
+    """Draw the predicted times and costs of a job, or of past measurements."""
 
     def command() -> int:
-        from scavenger_cli.commands.curves import show
+        from scavenger_cli.commands import curves as drawing
 
         ending = None if out is None else out.suffix.removeprefix(".").lower()
         meant = next((one for one in CurveFormat if one == ending), CurveFormat.TERMINAL)
-        wanted = CurveFormat.JSON if output is Output.JSON else form or meant
-        return show(job, form=wanted.value, out=out, store_url=store)
+        wanted = (CurveFormat.JSON if output is Output.JSON else form or meant).value
+        limits = drawing.Limits.of(None if objective is None else objective.value, budget, deadline)
+        if not sources:
+            drawing.refuse_limits_of_a_job(limits)
+            return drawing.show(job, form=wanted, out=out, store_url=store)
+        from scavenger.control.imported import Terms
+
+        terms = Terms(price, workload, dataset_size)
+        return drawing.show_imported(sources, terms, limits, form=wanted, out=out)
 
     finish(output, command)
 
@@ -203,82 +216,6 @@ def doctor(store: StoreOption = None, output: OutputOption = Output.TEXT) -> Non
         from scavenger_cli.commands.doctor import show
 
         return show(store_url=store, as_json=output is Output.JSON)
-
-    finish(output, command)
-
-
-@models.command("list")
-def models_list(store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """List the fitted models."""
-
-    def command() -> int:
-        from scavenger_cli.commands.stored import list_models
-
-        return list_models(store_url=store, as_json=output is Output.JSON)
-
-    finish(output, command)
-
-
-@models.command("show")
-def models_show(model: ModelKey, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Show what a model was fitted for."""
-
-    def command() -> int:
-        from scavenger_cli.commands.stored import show_model
-
-        return show_model(model, store_url=store, as_json=output is Output.JSON)
-
-    finish(output, command)
-
-
-@models.command("rm")
-def models_rm(
-    model: ModelKey,
-    yes: YesOption = False,
-    dry_run: DryRunOption = False,
-    store: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Delete a model."""
-
-    def command() -> int:
-        from scavenger_cli.commands.stored import remove_model
-
-        as_json = output is Output.JSON
-        return remove_model(model, yes=yes, dry_run=dry_run, store_url=store, as_json=as_json)
-
-    finish(output, command)
-
-
-@models.command("export")
-def models_export(
-    model: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="All, if none is named.")] = None,
-    out: OutOption = None,
-    store: StoreOption = None,
-    output: OutputOption = Output.JSON,
-) -> None:
-    """Write models as one JSON document, to be imported elsewhere."""
-
-    def command() -> int:
-        from scavenger_cli.commands.stored import export_models
-
-        return export_models(model or [], out=out, store_url=store)
-
-    finish(output, command)
-
-
-@models.command("import")
-def models_import(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An exported document; - for stdin.")],
-    store: StoreOption = None,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Take in exported models; one that was changed is refused."""
-
-    def command() -> int:
-        from scavenger_cli.commands.stored import import_models
-
-        return import_models(file, store_url=store, as_json=output is Output.JSON)
 
     finish(output, command)
 

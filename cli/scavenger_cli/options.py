@@ -15,7 +15,9 @@ from scavenger_cli import console
 __all__ = [
     "AuditOption",
     "BudgetOption",
+    "ConvergenceOption",
     "CurveFormat",
+    "DatasetSizeOption",
     "DeadlineOption",
     "DryRunOption",
     "JobFile",
@@ -26,12 +28,15 @@ __all__ = [
     "OutOption",
     "Output",
     "OutputOption",
+    "PriceOption",
     "RunningJob",
+    "StepTimesOption",
     "StoreOption",
     "Strategy",
     "StrategyOption",
     "TimeoutOption",
     "WaitOption",
+    "WorkloadOption",
     "YesOption",
     "finish",
 ]
@@ -58,6 +63,7 @@ class Strategy(StrEnum):
     AUTO = "auto"
     FULL = "full"
     PARTIAL = "partial"
+    EXTREMES = "extremes"
     NONE = "none"
     UNIVERSAL = "universal"
 
@@ -97,6 +103,24 @@ StrategyOption = Annotated[
 ]
 BudgetOption = Annotated[str | None, typer.Option(metavar="$", help="Highest cost, such as 20 or $0.50.")]
 DeadlineOption = Annotated[str | None, typer.Option(metavar="TIME", help="Longest time, such as 8h or 90m.")]
+StepTimesOption = Annotated[
+    Path | None,
+    typer.Option("--step-times", metavar="FILE", help="CSV: workload, workers, batch size, step_time_s, ..."),
+]
+ConvergenceOption = Annotated[
+    Path | None,
+    typer.Option("--convergence", metavar="FILE", help="CSV: workload, global_batch_size, epochs, ..."),
+]
+WorkloadOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Which one of the files' workloads, if they have several.")
+]
+PriceOption = Annotated[float | None, typer.Option(metavar="$", help="Of one node, US dollars per hour.")]
+DatasetSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Samples of an epoch; leave it out where the column `epochs` counts samples."
+    ),
+]
 OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to stdout.")]
 RunningJob = Annotated[
     str, typer.Argument(metavar="JOB", help="Id, start of the id, or name: the latest of that name.")

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scavenger.control.outcome import predict_run, progress_of
-from scavenger.control.profiling import Search
+from scavenger.control.profiling import Search, next_to_profile
 from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
-from scavenger.domain.curve import Choice
+from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import GoalSpec, JobSpec
-from scavenger.domain.measurement import ConvergenceRecord, Profile
+from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.errors import ConfigurationError
 from scavenger.models.job_model import JobModel
+from scavenger.models.noise import NoiseReading
+from scavenger.search import replan as search_more
 from scavenger.search.choose import choose
 from scavenger.search.curve import build_curve
+from scavenger.search.replan import Switch
 from scavenger.search.reuse import DRIFT_MAX, step_time_drift
 
-__all__ = ["ask_while_training", "decide", "fit_model", "still_fits"]
+__all__ = [
+    "ask_while_training",
+    "choose_now",
+    "decide",
+    "fit_model",
+    "still_fits",
+    "why_measure_no_more",
+]
 
 
 def fit_model(
@@ -31,18 +41,25 @@ def fit_model(
     dataset_size: int,
     convergence: tuple[ConvergenceRecord, ...],
     prior: JobModel | None,
+    measurements: Sequence[Measurement] | None = None,
+    noise: Sequence[NoiseReading] | None = None,
 ) -> JobModel:
     """The models, fitted to what was measured, to finished runs, and to a stored model where there is one.
+
+    Args:
+        measurements: Instead of the search's.
+        noise: Readings over the run; None takes those of the measurements.
 
     Raises:
         ConfigurationError: If nothing was measured and nothing is stored, or it cannot be fitted.
     """
-    if prior is None and not search.measurements:
+    measurements = search.measurements if measurements is None else measurements
+    if prior is None and not measurements:
         raise ConfigurationError(
             "profile: max_time or max_cost was used up before one configuration was measured; raise it"
         )
     measured = Profile(
-        measurements=tuple(search.measurements),
+        measurements=tuple(measurements),
         dataset_size=dataset_size,
         evaluation_s=trainer.course.evaluation_s(),
         setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
@@ -56,6 +73,7 @@ def fit_model(
             max_epochs=goal.max_epochs,
             fixed_epochs=goal.target is None,
             prior=prior,
+            noise=noise,
         )
     except ValueError as error:
         raise ConfigurationError(f"the models cannot be fitted: {error}") from None
@@ -68,33 +86,74 @@ def decide(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace
     """
     search.progress = progress_of(trainer, model)
     search.ended_s, search.ended_usd = trainer.elapsed_s, trainer.cost_usd
-    deadline_s, budget_usd, remaining = (
-        job.constraints.deadline,
-        job.constraints.budget,
-        1.0 - search.progress,
-    )
-    search.curve = build_curve(
+    search.curve, search.choice = choose_now(model, trainer, space, job)
+    if isinstance(search.choice, Choice):
+        search.predicted = predict_run(trainer, search.choice, search.progress)
+
+
+def choose_now(
+    model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec
+) -> tuple[TradeoffCurve, Choice | Infeasible]:
+    """The curve, with what is spent and done so far, and what the objective chooses from it."""
+    worth = None if job.utility is None else job.utility.worth_at
+    deadline_s, budget_usd = job.constraints.deadline, job.constraints.budget
+    spent_s, spent_usd = trainer.elapsed_s, trainer.cost_usd
+    remaining = 1.0 - progress_of(trainer, model)
+    curve = build_curve(
         model,
         space,
         deadline_s=deadline_s,
         budget_usd=budget_usd,
         workers_max=trainer.workers_max,
-        spent_time_s=search.ended_s,
-        spent_usd=search.ended_usd,
+        spent_time_s=spent_s,
+        spent_usd=spent_usd,
         remaining=remaining,
     )
-    search.choice = choose(
-        search.curve,
+    choice = choose(
+        curve,
         job.objective if isinstance(job.objective, str) else "utility",
         deadline_s=deadline_s,
         budget_usd=budget_usd,
-        spent_time_s=search.ended_s,
-        spent_usd=search.ended_usd,
+        spent_time_s=spent_s,
+        spent_usd=spent_usd,
         remaining=remaining,
-        worth=None if job.utility is None else job.utility.worth_at,
+        worth=worth,
     )
-    if isinstance(search.choice, Choice):
-        search.predicted = predict_run(trainer, search.choice, search.progress)
+    return curve, choice
+
+
+def why_measure_no_more(
+    search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec
+) -> str:
+    """Why the choice should be made by what is known now; empty where another measurement may well pay."""
+    next_ = next_to_profile(search, space, trainer)
+    if next_ is None:
+        return ""  # the plan itself ends
+    curve, choice = choose_now(model, trainer, space, job)
+    if isinstance(choice, Infeasible):
+        return ""
+    chosen, there = curve.index(choice.configuration), curve.index(next_)
+    assert chosen is not None
+    assert there is not None
+    missing = max(0, next_.workers - trainer.crew.ready)
+    setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
+    price_s = trainer.offer.price_usd_per_hour / 3600.0
+    steps = search.plan.steps_per_configuration
+    steps_s = steps * float(curve.step_time_s[there])
+    # What the steps train need not be trained again.
+    share = steps * next_.global_batch_size / (float(curve.epochs[there]) * model.dataset_size)
+    measuring = Switch(
+        max(0.0, steps_s - share * choice.point.time_s),
+        max(0.0, next_.workers * steps_s * price_s - share * choice.point.cost_usd)
+        + missing * setup_s * price_s,
+    )
+    return search_more.why_measure_no_more(
+        curve,
+        choice,
+        model.ratio_log_sd(space, curve, chosen),
+        remaining=1.0 - progress_of(trainer, model),
+        measuring=measuring,
+    )
 
 
 def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, steps: int) -> bool:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from scavenger.cloud.base import Cloud
-from scavenger.control.deciding import ask_while_training, decide, fit_model, still_fits
+from scavenger.control.deciding import (
+    ask_while_training,
+    decide,
+    fit_model,
+    still_fits,
+    why_measure_no_more,
+)
 from scavenger.control.knowledge import Knowledge, fingerprint_of
 from scavenger.control.operator import Operator
 from scavenger.control.outcome import progress_of, remaining_samples
 from scavenger.control.profiling import Search, profile
 from scavenger.control.recorder import Recorder
+from scavenger.control.replanning import Replanning
 from scavenger.control.resumption import Resumption
 from scavenger.control.space import fit_to_data
 from scavenger.control.steering import Steering
@@ -19,9 +27,11 @@ from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import JobSpec
+from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import ChoiceMade, JobState, PhaseChanged, Predicted
 from scavenger.errors import NoFeasiblePlanError
 from scavenger.models.job_model import JobModel
+from scavenger.models.noise import NoiseReading
 from scavenger.policy import batch_rule, policy_for
 from scavenger.search.plan import SearchPlan, plan_search
 from scavenger.store import Store
@@ -66,6 +76,7 @@ class Driver:
         self._trainer, self._job, self._space, self._goal = trainer, job, space, trainer.goal
         self._store, self._recorder, self._cloud = store, recorder, cloud
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
+        self._similar: JobModel | None = None
         self.search: Search | None = None
         self.chosen: Configuration | None = None
 
@@ -119,7 +130,13 @@ class Driver:
             has_same=same is not None,
             has_any=universal is not None,
             steps=job.profile.steps,
+            points=job.profile.points,
         )
+        if plan.strategy == "partial" and (alike := knowledge.similar()) is not None:
+            self._similar, differing = alike
+            plan = replace(
+                plan, reason=f"{plan.reason}; one with another {differing} is, and shortens the search"
+            )
         prior = {"none": same, "universal": universal}.get(plan.strategy)
         self.search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
         chosen = self._look_for(prior, knowledge)
@@ -128,13 +145,20 @@ class Driver:
             and chosen is not None
             and not still_fits(prior, chosen, trainer, steps=job.profile.steps)
         ):
-            plan = plan_search(self._space, "partial", has_same=False, has_any=False, steps=job.profile.steps)
+            plan = plan_search(
+                self._space,
+                "partial",
+                has_same=False,
+                has_any=False,
+                steps=job.profile.steps,
+                points=job.profile.points,
+            )
             plan = replace(plan, reason="the stored model did not fit this machine")
             self.search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
             chosen = self._look_for(None, knowledge)
         if chosen is None:
             return self._end_without_choice(knowledge)
-        self._train(chosen, operator)
+        self._train(chosen, operator, knowledge)
         return self._end_of_training(knowledge)
 
     def _go_on(
@@ -150,10 +174,10 @@ class Driver:
             search.model = model
             trainer.progress = lambda: progress_of(trainer, model)
         trainer.move(chosen, "resumed", meanwhile=chosen.global_batch_size)
-        self._train(chosen, operator)
+        self._train(chosen, operator, knowledge)
         return self._end_of_training(knowledge)
 
-    def _train(self, chosen: Configuration, operator: Operator) -> None:
+    def _train(self, chosen: Configuration, operator: Operator, knowledge: Knowledge) -> None:
         """Train to the goal at the choice, unless what is asked for or what policies see speaks for another."""
         trainer = self._trainer
         self.chosen = chosen
@@ -163,8 +187,24 @@ class Driver:
             policy=policy_for(self._job),
             reference=chosen,
             remaining_samples=lambda: remaining_samples(trainer, self._current.model),
+            planned=self._replanned(knowledge),
         )
         steering.drive(operator)
+
+    def _replanned(self, knowledge: Knowledge) -> Callable[[], Configuration | None]:
+        """What the refitted models would run on, asked at each look; never anything where nothing was modelled."""
+        model, measurements = self._current.model, self._current.measurements
+        if model is None or self._job.elastic.policy != "model":
+            return lambda: None
+        known = model
+
+        def fit(measured: Sequence[Measurement], noise: Sequence[NoiseReading]) -> JobModel:
+            return self._fit(known, knowledge, measured, noise)
+
+        replanning = Replanning(
+            self._trainer, self._job, self._space, model=model, fit=fit, measurements=measurements
+        )
+        return replanning.look
 
     def _look_for(self, prior: JobModel | None, knowledge: Knowledge) -> Configuration | None:
         """Search, unless a stored model will do; choose, and go there. None where the run ends here."""
@@ -175,7 +215,9 @@ class Driver:
                 trainer,
                 self._recorder,
                 self._job.profile,
-                batch_min=self._space.global_batch_sizes[0],
+                self._space,
+                enough=lambda: self._why_enough(knowledge),
+                samples=self._expected_samples(knowledge),
             )
         chosen = None if trainer.finished else self._choose(prior, knowledge)
         if chosen is not None:
@@ -217,6 +259,8 @@ class Driver:
         trainer, search = self._trainer, self._current
         count = len(search.measurements)
         evidence = f"{count} measured configurations" if count else "the stored model serves"
+        if search.ended_because:
+            evidence += f": {search.ended_because}"
         self._recorder.on_event(PhaseChanged("fitting", evidence))
         search.model = self._fit(prior, knowledge)
         decide(search, search.model, trainer, self._space, self._job)
@@ -241,7 +285,13 @@ class Driver:
                 return None
         return search.choice.configuration
 
-    def _fit(self, prior: JobModel | None, knowledge: Knowledge) -> JobModel:
+    def _fit(
+        self,
+        prior: JobModel | None,
+        knowledge: Knowledge,
+        measurements: Sequence[Measurement] | None = None,
+        noise: Sequence[NoiseReading] | None = None,
+    ) -> JobModel:
         return fit_model(
             self._current,
             self._trainer,
@@ -249,5 +299,21 @@ class Driver:
             self._job.goal,
             dataset_size=self._manifest.dataset_size,
             convergence=knowledge.convergence,
-            prior=prior,
+            prior=self._similar if prior is None else prior,
+            measurements=measurements,
+            noise=noise,
         )
+
+    def _why_enough(self, knowledge: Knowledge) -> str:
+        """Why no other configuration need be profiled; empty where one may pay."""
+        search = self._current
+        model = self._fit(None, knowledge)
+        return why_measure_no_more(search, model, self._trainer, self._space, self._job)
+
+    def _expected_samples(self, knowledge: Knowledge) -> float | None:
+        """To the target, before the models are fitted; None where nothing is known."""
+        goal = self._job.goal
+        epochs = float(goal.max_epochs) if goal.target is None else goal.epochs_hint
+        if goal.target is not None and knowledge.convergence:
+            epochs = statistics.median(run.epochs for run in knowledge.convergence)
+        return None if epochs is None else epochs * self._manifest.dataset_size

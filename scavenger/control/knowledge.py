@@ -11,7 +11,7 @@ from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.models.average import average
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
-from scavenger.search.reuse import find_nearest
+from scavenger.search.reuse import SIMILAR_MAX, as_prior, distance, find_nearest
 from scavenger.store import Store
 from scavenger.store.records import ModelRecord
 from scavenger.train.bodies import Manifest
@@ -57,10 +57,25 @@ class Knowledge:
             return None
         record = alike[found]
         model = _load(record)
-        differing = [
-            f.name for f in fields(mine) if getattr(mine, f.name) != getattr(record.fingerprint, f.name)
-        ]
-        return None if model is None else (model, " and ".join(differing))
+        return None if model is None else (model, self._differing(record))
+
+    def similar(self) -> tuple[JobModel, str] | None:
+        """A model of a job near enough to make a search shorter, with what differs in words; None if there is none."""
+        mine = self._fingerprint
+        here = [r for r in self._store.find_models(mine, ignoring=_OF_THE_JOB) if r.fingerprint.vm == mine.vm]
+        found = find_nearest(mine, [record.fingerprint for record in here])
+        if found is None:
+            return None
+        away = distance(mine, here[found].fingerprint)
+        model = _load(here[found])
+        if model is None or away > SIMILAR_MAX:
+            return None
+        return as_prior(model, away), self._differing(here[found])
+
+    def _differing(self, record: ModelRecord) -> str:
+        mine = self._fingerprint
+        names = (f.name for f in fields(mine) if getattr(mine, f.name) != getattr(record.fingerprint, f.name))
+        return " and ".join(name.replace("_", " ") for name in names)
 
     def universal(self) -> JobModel | None:
         """The average of all stored models on this VM type; None if there is none."""

@@ -16,9 +16,16 @@ _MAD_TO_SD = 1.4826
 
 
 def measure(
-    configuration: Configuration, window: list[StepRecord], noise: NoiseTracker, memory_bytes: int
+    configuration: Configuration,
+    window: list[StepRecord],
+    noise: NoiseTracker,
+    memory_bytes: int,
+    progress: float | None = None,
 ) -> Measurement:
     """Condense undisturbed steps into a measurement; medians, since single steps may be far off.
+
+    Args:
+        progress: Share of the run that is behind, in (0, 1]; None where unknown.
 
     Raises:
         ValueError: If there is no step.
@@ -38,6 +45,7 @@ def measure(
         gradient_noise=noise.gradient_noise,
         noise_scale=noise.noise_scale,
         memory_bytes=memory_bytes,
+        progress=progress,
     )
     if noise.noise_scale is not None and not math.isfinite(noise.noise_scale):
         return replace(measurement, noise_scale=None)

@@ -1,22 +1,24 @@
-"""The search's measuring part: runs the planned configurations in turn; what they compute is training."""
+"""The search's measuring part: runs one configuration after another; what they compute is training."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scavenger.control.measuring import measure
 from scavenger.control.recorder import Recorder
 from scavenger.control.trainer import Trainer
-from scavenger.domain.configuration import Configuration
+from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import ProfileSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import PhaseChanged, Predicted, Profiled
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseStability
-from scavenger.search.plan import SearchPlan
+from scavenger.search.plan import SearchPlan, next_configuration
 
-__all__ = ["Search", "profile"]
+__all__ = ["Search", "next_to_profile", "profile"]
 
 
 @dataclass(slots=True)
@@ -24,13 +26,16 @@ class Search:
     """What a search has found so far, and what it has taken; times since the job began.
 
     Attributes:
+        tried: Configurations that were gone to, measured or not.
         progress: Share of the way to the target that lay behind when the choice was made.
+        ended_because: Why fewer configurations were profiled than the plan allows; empty where none was left out.
     """
 
     plan: SearchPlan
     began_s: float
     began_usd: float
     measurements: list[Measurement] = field(default_factory=list)
+    tried: list[Configuration] = field(default_factory=list)
     model: JobModel | None = None
     curve: TradeoffCurve | None = None
     choice: Choice | Infeasible | None = None
@@ -38,20 +43,29 @@ class Search:
     ended_s: float | None = None
     ended_usd: float | None = None
     progress: float = 0.0
+    ended_because: str = ""
 
 
 def profile(
-    search: Search, trainer: Trainer, recorder: Recorder, spec: ProfileSpec, *, batch_min: int
+    search: Search,
+    trainer: Trainer,
+    recorder: Recorder,
+    spec: ProfileSpec,
+    space: SearchSpace,
+    *,
+    enough: Callable[[], str],
+    samples: float | None,
 ) -> None:
-    """Measure the configurations of the plan, until all are, `spec` is used up, or training is finished.
+    """Measure what the plan asks for, until nothing is left, `spec` is used up, or training is finished.
 
     Args:
         search: Its measurements are added to.
-        batch_min: The batch to train with while workers start: samples go furthest in small batches.
+        space: What may be profiled. While workers start, its smallest batch is trained: samples go furthest there.
+        enough: Asked after each measurement why what is known suffices; empty where it does not.
+        samples: That the run is expected to take; None where nothing is known.
     """
-    plan = search.plan
-    count = len(plan.configurations)
-    recorder.on_event(PhaseChanged("profiling", f"{count} configurations: {plan.reason}"))
+    plan, count = search.plan, search.plan.count
+    recorder.on_event(PhaseChanged("profiling", f"{count} configurations at most: {plan.reason}"))
 
     def spent() -> bool:
         time_s, usd = trainer.elapsed_s - search.began_s, trainer.cost_usd - search.began_usd
@@ -59,37 +73,58 @@ def profile(
             spec.max_cost is not None and usd > spec.max_cost
         )
 
-    for index, configuration in enumerate(plan.configurations):
-        there = trainer.move(configuration, "profiling", meanwhile=batch_min, give_up=spent)
+    while (configuration := next_to_profile(search, space, trainer)) is not None:
+        first = not search.tried
+        search.tried.append(configuration)
+        there = trainer.move(
+            configuration, "profiling", meanwhile=space.global_batch_sizes[0], give_up=spent, keep=True
+        )
         if there:
             begin = trainer.step
-            wanted = _Enough(trainer, configuration, begin, plan.steps_per_configuration, settle=index == 0)
+            wanted = _Enough(trainer, configuration, begin, plan.steps_per_configuration, settle=first)
             trainer.until(lambda wanted=wanted: wanted.reached() or spent())  # type: ignore[misc]
             if unsettled := wanted.unsettled:
                 trainer.note(f"profiling goes on though the {unsettled}")
             window = trainer.course.window(configuration, begin)
             if window:
+                done = sum(trainer.course.samples_by_batch.values())
+                behind = None if samples is None else min(1.0, done / samples)
                 measurement = measure(
-                    configuration, window, trainer.course.noise, trainer.worker_memory_bytes()
+                    configuration, window, trainer.course.noise, trainer.worker_memory_bytes(), behind or None
                 )
                 search.measurements.append(measurement)
                 trainer.journal.add("measurement", measurement)
                 recorder.measured(measurement)
-                recorder.on_event(Profiled(measurement, index + 1, count))
+                recorder.on_event(Profiled(measurement, len(search.tried), count))
         if trainer.finished:
             return
         if spent():
             trainer.note(
-                f"profiling ended after {len(search.measurements)} of {count} configurations: "
+                f"profiling ended after {len(search.measurements)} of at most {count} configurations: "
                 "profile.max_time or profile.max_cost is used up"
             )
             return
         if trainer.wanted < configuration.workers:
             trainer.note(
-                f"profiling ended after {len(search.measurements)} of {count} configurations: "
+                f"profiling ended after {len(search.measurements)} of at most {count} configurations: "
                 f"{configuration.workers} workers could not be kept alive"
             )
             return
+        if len(search.tried) < count and (reason := enough()):
+            search.ended_because = reason
+            return
+
+
+def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Configuration | None:
+    """What the plan asks for next, as things stand; None where it is fulfilled or nothing useful is left."""
+    return next_configuration(
+        search.plan,
+        space,
+        search.measurements,
+        search.tried,
+        ready=trainer.crew.ready,
+        setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
+    )
 
 
 class _Enough:

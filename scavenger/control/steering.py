@@ -25,6 +25,7 @@ class Steering:
         policy: What decides.
         reference: The configuration that the run was started on.
         remaining_samples: What the model expects to be left until the goal; None where nothing is known.
+        planned: What the refitted model would run on; None where it was not asked.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class Steering:
         policy: Policy,
         reference: Configuration,
         remaining_samples: Callable[[], float | None],
+        planned: Callable[[], Configuration | None] = lambda: None,
     ) -> None:
         self._trainer, self._policy, self._reference = trainer, policy, reference
-        self._remaining = remaining_samples
+        self._remaining, self._planned = remaining_samples, planned
         self._blacklist: dict[str, float] = {}
         self._looked_at = trainer.elapsed_s
 
@@ -114,6 +116,7 @@ class Steering:
             look_every_s=LOOK_S,
             setup_s=max(trainer.setup_s, default=0.0),
             blacklist=tuple(self._blacklist.items()),
+            planned=self._planned(),
         )
 
     def _throughput(self) -> tuple[Throughput, ...]:

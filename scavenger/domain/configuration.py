@@ -45,6 +45,7 @@ class Offer:
         memory_bytes: Of one VM.
         shared_cpus: The processors that *all* workers of this offer share, where the VMs are not machines of
             their own (the local cloud); None where each worker has its own machine.
+        workers_per_vm: Most workers that one VM holds, one per accelerator.
     """
 
     provider: str
@@ -56,6 +57,11 @@ class Offer:
     memory_bytes: int
     shared_cpus: int | None = None
     spot: bool = False
+    workers_per_vm: int = 1
+
+    def __post_init__(self) -> None:
+        if self.workers_per_vm < 1:
+            raise ValueError(f"a VM holds at least one worker, not {self.workers_per_vm}")
 
     def contention(self, workers: int) -> float:
         """How many times more computing the workers ask for than the machine has: 1 with machines of their own.

@@ -139,9 +139,10 @@ class ResourcesSpec(FrozenModel):
 class SearchSpec(FrozenModel):
     """Which configurations to consider, and how to find out about them."""
 
-    strategy: Literal["auto", "full", "partial", "none", "universal"] = Field(
+    strategy: Literal["auto", "full", "partial", "extremes", "none", "universal"] = Field(
         default="auto",
-        description="What to profile: full (every configuration), partial (a few), none (reuse what an "
+        description="What to profile: full (every configuration), partial (a few, each chosen by what those "
+        "before it showed), extremes (the corners), none (reuse what an "
         "earlier run of the same job taught), universal (none, with the average of all jobs), auto (none if "
         "it can be, else partial).",
     )
@@ -213,6 +214,9 @@ class ProfileSpec(FrozenModel):
 
     steps: int = Field(
         default=20, ge=3, le=STEPS_MAX, description="Undisturbed steps measured at each configuration."
+    )
+    points: int = Field(
+        default=6, ge=1, le=1000, description="Most configurations that a partial search measures."
     )
     max_cost: Money | None = Field(
         default=None, description="Highest cost of profiling; without it, the budget alone."

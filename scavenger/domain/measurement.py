@@ -85,6 +85,8 @@ class Measurement:
         gradient_noise: Smoothed γ, in [1, K] (at one worker, of two halves: in [1, 2]); None where unknown.
         noise_scale: Smoothed φ, samples; None where unknown.
         memory_bytes: Largest resident memory of a worker.
+        progress: Share of the run that was behind when `noise_scale` was read, in (0, 1]: epochs done over epochs
+            expected; None where unknown.
     """
 
     configuration: Configuration
@@ -96,6 +98,7 @@ class Measurement:
     gradient_noise: float | None
     noise_scale: float | None
     memory_bytes: int
+    progress: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -26,19 +26,31 @@ from pydantic import TypeAdapter
 from scipy.optimize import nnls
 
 from scavenger.domain.configuration import Offer, SearchSpace
-from scavenger.domain.curve import BoolArray, FloatArray, IntArray
+from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve
 from scavenger.domain.measurement import Measurement, Profile
+from scavenger.models.noise import NoiseReading
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 from scavenger.models.step_laws import StepTimes
+from scavenger.models.transfer import transfer
 from scavenger.models.types import Count, NotNegative, Positive
 
-__all__ = ["EvaluationLaw", "JobModel", "MemoryLaw", "Prediction", "VmModel", "contention_of"]
+__all__ = [
+    "TRANSFER_MAX",
+    "EvaluationLaw",
+    "JobModel",
+    "MemoryLaw",
+    "Prediction",
+    "VmModel",
+    "contention_of",
+    "step_times",
+]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-OTHER_VM_LOG_SD = 0.5
-"""Of a step time carried over from another VM type by the number of processors alone: a factor of 1.6."""
+TRANSFER_MAX = 3
+"""Configurations up to which a VM type's step times are those of another one, corrected by what was measured: so
+few do not show how compute and synchronisation depend on K and B."""
 
 LOG_SD_MAX = 3.0
 """A factor of 140 either way says already that nothing is known; a wider interval only overflows."""
@@ -133,6 +145,7 @@ class JobModel:
         max_epochs: int,
         fixed_epochs: bool = False,
         prior: JobModel | None = None,
+        noise: Sequence[NoiseReading] | None = None,
     ) -> JobModel:
         """Fit both models to a profile; deterministic, and independent of the order of its measurements.
 
@@ -140,6 +153,7 @@ class JobModel:
             epochs_hint: The user's own estimate at the smallest batch size.
             max_epochs: An upper bound, or the exact number where `fixed_epochs` says that there is no target.
             prior: A stored model of an alike job: fills what the profile does not tell.
+            noise: Readings over the run so far; None takes those of the measurements.
 
         Raises:
             ValueError: If no usable step time was measured and `prior` has none either.
@@ -149,11 +163,7 @@ class JobModel:
         known = [m for m in profile.measurements if m.configuration.vm in offers]
         if len(known) < len(profile.measurements):
             notes.append(f"measurements of other VM types left out: {len(profile.measurements) - len(known)}")
-        vms = []
-        for offer in space.offers:
-            fitted = _fit_vm(offer, [m for m in known if m.configuration.vm == offer.vm], prior, notes)
-            if fitted is not None:
-                vms.append(fitted)
+        vms = _fit_vms(space.offers, known, prior, notes)
         if not vms:
             raise ValueError("no usable step time was measured, and no stored model has one")
         statistical = fit_statistical(
@@ -164,6 +174,7 @@ class JobModel:
             max_epochs=max_epochs,
             fixed_epochs=fixed_epochs,
             prior=None if prior is None else prior.statistical,
+            noise=noise,
         )
         evaluation = _fit_evaluation(profile, offers[vms[0].vm], prior, notes)
         notes.append("starting the workers, aggregators, storage and traffic are not counted")
@@ -207,12 +218,12 @@ class JobModel:
             raise ValueError("every configuration needs 1 <= K <= B")
         contention = contention_of(offer, count)
         parallel = self._parallel(offer)
-        step_time_s, step_log_sd = parallel.predict(count, batch, contention)
+        step_time_s, step_log_sd = parallel.predict(count, batch, contention, offer.workers_per_vm)
         epochs, epochs_log_sd = self.statistical.predict(batch.astype(np.float64))
         steps_per_epoch = -(-self.dataset_size // batch)
         time_s = epochs * (steps_per_epoch * step_time_s + self.evaluation.evaluation_s(count, contention))
         margin = np.exp(INTERVAL_Z * np.minimum(np.hypot(step_log_sd, epochs_log_sd), LOG_SD_MAX))
-        usd_per_second = count * offer.price_usd_per_hour / 3600.0
+        usd_per_second = -(-count // offer.workers_per_vm) * offer.price_usd_per_hour / 3600.0
         outside = (count < parallel.workers_min) | (count > parallel.workers_max)
         outside |= (batch < self.statistical.batch_min) | (batch > self.statistical.batch_max)
         return Prediction(
@@ -228,20 +239,41 @@ class JobModel:
             measured=parallel.is_measured(count, batch),
         )
 
+    def ratio_log_sd(self, space: SearchSpace, curve: TradeoffCurve, index: int) -> FloatArray:
+        """Standard deviation of ln of each configuration's step time over that of one of them, shape `(n,)`.
+
+        Errors that both share cancel out of it, unless they are of two VM types.
+
+        Args:
+            curve: Over the offers of `space`.
+            index: Of the one.
+        """
+        here = curve.vm_index == curve.vm_index[index]
+        deviation = np.empty(len(curve))
+        for place, offer in enumerate(space.offers):
+            of_offer = curve.vm_index == place
+            workers, batch = curve.workers[of_offer], curve.global_batch_size[of_offer]
+            contention, parallel = contention_of(offer, workers), self._parallel(offer)
+            if here[of_offer].any():
+                at = int(np.sum(of_offer[:index]))
+                deviation[of_offer] = parallel.ratio_log_sd(
+                    workers, batch, contention, at, offer.workers_per_vm
+                )
+            else:
+                _, deviation[of_offer] = parallel.predict(workers, batch, contention, offer.workers_per_vm)
+        one = space.offers[int(curve.vm_index[index])]
+        workers, batch = curve.workers[index : index + 1], curve.global_batch_size[index : index + 1]
+        _, own = self._parallel(one).predict(workers, batch, contention_of(one, workers), one.workers_per_vm)
+        deviation[~here] = np.hypot(deviation[~here], own[0])
+        return deviation
+
     def _parallel(self, offer: Offer) -> ParallelModel:
-        """Of this VM type, or of the nearest: computing scaled by the processors, its error widened."""
+        """Of this VM type, or carried over from the nearest."""
         for vm in self.vms:
             if vm.vm == offer.vm:
                 return vm.parallel
-        near = min(self.vms, key=lambda vm: abs(math.log(vm.cpus / offer.cpus)))
-        speed, law = offer.cpus / near.cpus, near.parallel.law
-        scaled = replace(
-            law,
-            compute_base_s=law.compute_base_s / speed,
-            compute_per_sample_s=law.compute_per_sample_s / speed,
-        )
-        wider = math.hypot(near.parallel.residual_log_sd, OTHER_VM_LOG_SD)
-        return replace(near.parallel, law=scaled, residual_log_sd=wider, measured=())
+        near = _nearest(self.vms, offer)
+        return transfer(near.parallel, (), speed_ratio=offer.cpus / near.cpus)
 
     def to_dict(self) -> dict[str, object]:
         """Plain JSON with its `schema_version`; `from_dict` gives back an equal model."""
@@ -275,34 +307,66 @@ def contention_of(offer: Offer, workers: IntArray) -> FloatArray:
     return np.array([offer.contention(int(size)) for size in sizes], dtype=np.float64)[place]
 
 
-def _fit_vm(
-    offer: Offer, measurements: Sequence[Measurement], prior: JobModel | None, notes: list[str]
-) -> VmModel | None:
-    """The model of one VM type; the stored one where nothing usable was measured, None without one."""
-    times = [
-        StepTimes(
-            workers=m.configuration.workers,
-            global_batch_size=m.configuration.global_batch_size,
-            local_batch_size=m.configuration.local_batch_size,
-            contention=offer.contention(m.configuration.workers),
-            step_time_s=m.step_time_s,
-            compute_s=m.compute_s,
-            sync_s=m.sync_s,
-            spread_s=m.step_time_spread_s,
-            steps=m.steps,
-        )
-        for m in measurements
-    ]
-    if any(time.usable() for time in times):
-        return VmModel(offer.vm, offer.cpus, fit_parallel(times), _fit_memory(measurements))
-    stored = [vm for vm in prior.vms if vm.vm == offer.vm] if prior is not None else []
-    if stored:
-        notes.append(f"step times on {offer.vm} are from stored models, not from this job")
-        return stored[0]
-    notes.append(
-        f"no step was measured on {offer.vm}: carried over from other VM types by processor count, if at all"
+def _nearest(vms: Sequence[VmModel], offer: Offer) -> VmModel:
+    """The VM type whose processors are most alike in number; of equals the first."""
+    return min(vms, key=lambda vm: abs(math.log(vm.cpus / offer.cpus)))
+
+
+def _fit_vms(
+    offers: Sequence[Offer], measurements: Sequence[Measurement], prior: JobModel | None, notes: list[str]
+) -> tuple[VmModel, ...]:
+    """One model per VM type of which anything is known, in the order of the offers.
+
+    A VM type with few measurements takes the rest from the stored model of the same type, else from the VM type
+    that was measured most; one without any is left to `JobModel.predict`, unless a stored model has it.
+    """
+    measured = {offer.vm: [m for m in measurements if m.configuration.vm == offer.vm] for offer in offers}
+    times = {offer.vm: [step_times(offer, m) for m in measured[offer.vm]] for offer in offers}
+    counts = {
+        vm: len({(t.workers, t.global_batch_size) for t in of_vm if t.usable()})
+        for vm, of_vm in times.items()
+    }
+    most = max(offers, key=lambda offer: counts[offer.vm])
+    stored = {} if prior is None else {vm.vm: vm for vm in prior.vms}
+    base: ParallelModel | None = None
+    found: dict[str, VmModel] = {}
+    for offer in (most, *(offer for offer in offers if offer is not most)):
+        here, own, memory = counts[offer.vm], times[offer.vm], _fit_memory(measured[offer.vm])
+        if offer.vm in stored and here == 0:
+            notes.append(f"step times on {offer.vm} are from stored models, not from this job")
+            found[offer.vm] = stored[offer.vm]
+            continue
+        if here == 0:
+            notes.append(
+                f"no step was measured on {offer.vm}: carried over from other VM types by processor count, if at all"
+            )
+            continue
+        if offer.vm in stored and here <= TRANSFER_MAX:
+            notes.append(f"step times on {offer.vm} are from stored models, corrected by {here} measurements")
+            fitted = transfer(stored[offer.vm].parallel, own, speed_ratio=1.0)
+        elif base is not None and here <= TRANSFER_MAX < counts[most.vm]:
+            fitted = transfer(base, own, speed_ratio=offer.cpus / most.cpus)
+        else:
+            fitted = fit_parallel(own)
+        base = fitted if base is None else base
+        found[offer.vm] = VmModel(offer.vm, offer.cpus, fitted, memory)
+    return tuple(found[offer.vm] for offer in offers if offer.vm in found)
+
+
+def step_times(offer: Offer, measurement: Measurement) -> StepTimes:
+    """A measurement on an offer, as the regressions see it."""
+    return StepTimes(
+        workers=measurement.configuration.workers,
+        global_batch_size=measurement.configuration.global_batch_size,
+        local_batch_size=measurement.configuration.local_batch_size,
+        contention=offer.contention(measurement.configuration.workers),
+        step_time_s=measurement.step_time_s,
+        compute_s=measurement.compute_s,
+        sync_s=measurement.sync_s,
+        spread_s=measurement.step_time_spread_s,
+        steps=measurement.steps,
+        workers_per_node=offer.workers_per_vm,
     )
-    return None
 
 
 def _fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:

@@ -13,20 +13,37 @@ S         trace of the per-sample covariance of the gradient
 With a sample-weighted mean, E[mean |g_k|²] = G² + S K / B however unevenly the batch is split, so b = B / K
 is exact and needs no rounding.
 
+φ grows as the gradient shrinks, and what a run pays for its batch size is the sum over its growth
+(`critical_batch_from_noise`).
+
 References:
     .. [1] Tyagi and Sharma, "Scavenger: A Cloud Service for Optimizing Cost and Performance of ML Training",
         eq. 2.
-    .. [2] McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, appendix A.1.
+    .. [2] McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, appendix A.1 and eq. 2.7.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+from scipy.special import ndtri
+
+from scavenger.domain.curve import FloatArray
 from scavenger.domain.measurement import StepRecord
 
-__all__ = ["Ewma", "NoiseStability", "NoiseTracker", "gradient_noise", "noise_scale_parts"]
+__all__ = [
+    "CriticalBatchEstimate",
+    "Ewma",
+    "NoiseReading",
+    "NoiseStability",
+    "NoiseTracker",
+    "critical_batch_from_noise",
+    "gradient_noise",
+    "noise_scale_parts",
+]
 
 
 def gradient_noise(mean_worker_sqnorm: float, mean_sqnorm: float, parts: int) -> float:
@@ -241,3 +258,149 @@ class NoiseStability:
 def _moments(values: tuple[float, ...]) -> tuple[float, float]:
     mean = math.fsum(values) / len(values)
     return mean, math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+GROWTH, GROWTH_LOG_SD = 1.4, 0.7
+"""Of g in φ ∝ u^g, u the share of the run that is behind: its mean and standard deviation between jobs, of which
+there are three public ones (docs/models.md); so few that the deviation is taken wider than theirs."""
+
+GROWTH_FROM = 0.005
+"""Share of a run before which the noise is taken not to have grown yet: the curves begin flat, and a power of u has
+no beginning. Half or twice as much moves B* by less than its error."""
+
+EARLY_PROGRESS, EARLY_LOG_SD = 0.03, 1.0
+"""Share of the run that lies behind a reading of which that is not known: profiles are made at the beginning."""
+
+READING_LOG_SD, BEND_LOG_SD = 0.3, 0.8
+"""How far one reading of φ strays from its power law, where several tell of g, and how far the g of what is behind
+may differ from that of what lies ahead: on the public runs the logarithmic curves bend, both ways."""
+
+AVERAGE_LOG_SD = 0.6
+"""Of B* even if φ were known all through the run: root mean square over the public runs between its harmonic mean and
+the B* that the jobs' epochs show. Runs at a large batch show more noise, and no optimizer is the ideal one."""
+
+GROWTH_NODES, PROGRESS_NODES, RUN_NODES = 9, 5, 800
+"""Of g, of an unknown progress, and along the run: twice as many move B* by a hundredth, its error by a tenth."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseReading:
+    """φ at one moment of a run.
+
+    Attributes:
+        progress: Share of the run that was behind then, in (0, 1]: epochs done over epochs expected; None where
+            unknown, and then taken as early.
+        noise_scale: φ, samples.
+        steps: How many it was measured over: its weight beside others.
+        global_batch_size: That the run trains with.
+    """
+
+    progress: float | None
+    noise_scale: float
+    steps: float
+    global_batch_size: float
+
+    def usable(self) -> bool:
+        """Whether all of it can be true."""
+        known = self.progress is None or 0.0 < self.progress <= 1.0
+        positive = (self.noise_scale, self.steps, self.global_batch_size)
+        return known and all(0.0 < value < math.inf for value in positive)
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalBatchEstimate:
+    """B* of a whole run, samples: its median, and the standard deviation of ln B*."""
+
+    critical_batch_size: float
+    log_sd: float
+
+
+def critical_batch_from_noise(readings: Sequence[NoiseReading]) -> CriticalBatchEstimate | None:
+    """B* of a whole run from the noise scale so far.
+
+    A step at B gains 1 / (1 + φ / B) of what a noiseless one does [2]_, so one sample at B does the work of
+    φ / (φ + B) samples at a vanishing batch. With u the share of the run at B,
+
+        1 / B* = ∫ du / (φ + B)  /  ∫ φ du / (φ + B):
+
+    the harmonic mean of φ over the work. Beyond the readings φ is taken to grow as u^g, where the readings move the
+    prior of g. What is not known of g, and of u where it is missing, is the error, which therefore shrinks as
+    the run goes on.
+
+    Readings without a known progress count only where none has one; those that cannot be (not positive, not
+    finite, progress outside (0, 1]) are left out.
+
+    Returns:
+        None without a usable reading.
+    """
+    usable = [reading for reading in readings if reading.usable()]
+    known = [reading for reading in usable if reading.progress is not None]
+    if not usable:
+        return None
+    chosen = known or usable
+    weight = np.array([reading.steps for reading in chosen])
+    batch = math.exp(
+        float(weight @ np.log([reading.global_batch_size for reading in chosen])) / float(weight.sum())
+    )
+    begins = (
+        _quantile_nodes(math.log(EARLY_PROGRESS), EARLY_LOG_SD, PROGRESS_NODES) if not known else np.zeros(1)
+    )
+    log_progress = [0.0 if reading.progress is None else math.log(reading.progress) for reading in chosen]
+    places, scales = _merged(
+        np.array(log_progress), np.log([reading.noise_scale for reading in chosen]), weight
+    )
+    found = []
+    for begin in begins:
+        place = np.clip(places + begin, math.log(GROWTH_FROM), 0.0)
+        mean, deviation = _growth(place, scales)
+        found += [
+            _log_critical_batch(place, scales, growth, batch)
+            for growth in _quantile_nodes(mean, deviation, GROWTH_NODES)
+        ]
+    return CriticalBatchEstimate(
+        math.exp(float(np.mean(found))), math.hypot(float(np.std(found)), AVERAGE_LOG_SD)
+    )
+
+
+def _quantile_nodes(mean: float, deviation: float, count: int) -> FloatArray:
+    return np.asarray(mean + deviation * ndtri((np.arange(count) + 0.5) / count))
+
+
+def _merged(places: FloatArray, values: FloatArray, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Distinct places, increasing, and the weighted mean of the values at each."""
+    distinct, group = np.unique(places, return_inverse=True)
+    total = np.bincount(group, weights=weight)
+    return distinct, np.bincount(group, weights=weight * values) / total
+
+
+def _growth(place: FloatArray, scales: FloatArray) -> tuple[float, float]:
+    """Posterior mean and deviation of g by regression of ln φ on ln u.
+
+    Neighbouring readings stray together, so all of them count as one degree of freedom: the slope is as well
+    known as from two readings at the root mean square distance.
+    """
+    away = place - place.mean()
+    spread = float(away @ away) / len(place)
+    if spread == 0.0:
+        return GROWTH, GROWTH_LOG_SD
+    slope = float(away @ scales) / len(place) / spread
+    told, prior = 1.0 / (READING_LOG_SD**2 / (2.0 * spread) + BEND_LOG_SD**2), GROWTH_LOG_SD**-2
+    return (prior * GROWTH + told * slope) / (prior + told), (prior + told) ** -0.5
+
+
+def _log_critical_batch(place: FloatArray, scales: FloatArray, growth: float, batch: float) -> float:
+    """ln B* for φ through the readings (ln u, ln φ), and growing by g before the first and after the last."""
+    log_run = np.linspace(math.log(GROWTH_FROM), 0.0, RUN_NODES)
+    log_scale = np.interp(log_run, place, scales)
+    log_scale += growth * (np.minimum(log_run - place[0], 0.0) + np.maximum(log_run - place[-1], 0.0))
+    run = np.exp(log_run)
+    log_work = -np.logaddexp(0.0, math.log(batch) - log_scale)
+    # Divided by its largest value, since φ of any magnitude may be asked about.
+    log_loss = log_work - log_scale
+    top = float(log_loss.max())
+    return math.log(_integral(np.exp(log_work), run)) - math.log(_integral(np.exp(log_loss - top), run)) - top
+
+
+def _integral(values: FloatArray, run: FloatArray) -> float:
+    """Over u from 0, constant up to the first node."""
+    return float(np.trapezoid(values, run) + values[0] * run[0])

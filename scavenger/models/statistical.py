@@ -3,65 +3,62 @@
 =============  ==========================================================  ====================
 B              global batch size, samples
 e, E           epochs to the target
-γ(B)           normalised gradient noise, c0 + c1 / √B                     `NoiseLinear.noise`
-B*             critical batch size, samples: at it, E is twice Emin        `critical_batch_size`
+B*             critical batch size, samples: at it, epochs have doubled    `critical_batch_size`
 φ              measured noise scale, samples; bears on B*
 u              (ln level, ln shape) of a law: what the error bars are of
 =============  ==========================================================  ====================
 
-Two laws in one interface. `CriticalBatch`, E = Emin (1 + B / B*) [1]_ [2]_, is the prior: fitted at the two
-extreme batch sizes of public convergence data it errs by less than half of what the other does. `NoiseLinear`,
-e = e* + θ γ(B) with γ ∝ 1/√B, is Scavenger's eq. 6-7 [3]_; from three batch sizes with finished runs on, the
-held-out error decides.
-
-References:
-    .. [1] McCandlish et al., "An Empirical Model of Large-Batch Training", 2018.
-    .. [2] Qiao et al., "Pollux", OSDI 2021, eq. 6.
-    .. [3] Tyagi and Sharma, "Scavenger", §III-C.
+The laws and the regression are in `epoch_laws`. With finished runs at two or more batch sizes the laws are averaged,
+each by how well it explains them; below that there is nothing to tell them apart, and the critical-batch law holds,
+of which the noise scale is the parameter (ADR 5).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
-from scipy.optimize import least_squares, nnls
+from scipy.special import ndtri, stdtrit
 
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.measurement import ConvergenceRecord, Measurement
+from scavenger.models.epoch_laws import (
+    CRITICAL_BATCH_LOG_SD,
+    LAW_LOG_SD,
+    CriticalBatch,
+    EpochEvidence,
+    EpochLaw,
+    FixedEpochs,
+    LawName,
+    NoiseLinear,
+    UShaped,
+    posterior,
+)
+from scavenger.models.noise import NoiseReading, critical_batch_from_noise
 from scavenger.models.types import Finite, NotNegative, Positive
 
-__all__ = ["CriticalBatch", "EpochLaw", "FixedEpochs", "NoiseLinear", "StatisticalModel", "fit_statistical"]
+__all__ = [
+    "CRITICAL_BATCH_LOG_SD",
+    "LAW_LOG_SD",
+    "CriticalBatch",
+    "EpochLaw",
+    "FixedEpochs",
+    "NoiseLinear",
+    "StatisticalModel",
+    "UShaped",
+    "fit_statistical",
+]
 
-LAW_LOG_SD = 0.08
-"""What a law leaves at one batch size: between the 0.05 of a law's fit and the 0.05 of repeated runs on
-public convergence data (MLPerf's reference runs and Zeus's), joined."""
+RUN_LOG_SD = 0.08
+"""How far a finished run lies from its job's mean before runs of the job have told: three in four jobs of public
+convergence data have less, their median 0.04, the most varied 0.2."""
 
-RUN_LOG_SD = 0.2
-"""How far a finished run may lie from its job's mean, while there are too few to tell: as in the jobs of public
-convergence data whose seeds differ most (MLPerf's unet3d 0.21, Zeus's ncf 0.18; the median over jobs is 0.05)."""
-
-RUNS_TO_TELL = 3
-"""From so many finished runs on, their own residuals say how far runs differ."""
-
-LAW_LOG_SD_WEIGHT = 4.0
-"""Runs that `LAW_LOG_SD` counts for when residuals are at hand."""
-
-NOISE_GROWTH = 3.0
-"""B* over the φ of a run's beginning, since the noise grows as the gradient shrinks: set from Pollux's three
-public training runs, where it lowers the error of predicted times (tests/models/test_backtest_models.py holds by
-how much; the same jobs, so no proof for others)."""
-
-NOISE_GROWTH_LOG_SD = 1.2
-"""Of `NOISE_GROWTH`: wide, since it depends on how early in the run the noise was measured."""
-
-CRITICAL_BATCH_LOG_SD = 1.5
-"""Of a B* of which nothing is known but that users ask for batch sizes up to about it: B* over the largest
-batch size has the quartiles 0.6 and 3 on public convergence data."""
+RUN_LOG_SD_WEIGHT = 4.0
+"""Degrees of freedom that `RUN_LOG_SD` counts for: a few repeated runs outweigh it, one pair does not. As many does
+the job's own spread count for at each of its batch sizes, so that five equal runs do not pass for exact."""
 
 HINT_LOG_SD = 0.3
 """A user's own number of epochs is trusted within a third."""
@@ -73,64 +70,8 @@ EXTRAPOLATION_LOG_SD = 0.25
 """Error that each factor e beyond the known batch sizes adds: root mean square over public convergence data
 where the lower half of the batch sizes was fitted and the upper predicted."""
 
-HELD_OUT_MIN = 3
-"""Distinct batch sizes with finished runs from which a held-out error means something."""
-
-
-@dataclass(frozen=True, slots=True)
-class CriticalBatch:
-    """E = Emin (1 + B / B*)."""
-
-    epochs_min: Positive
-    critical_batch_size: Positive
-    kind: Literal["critical-batch"] = "critical-batch"
-
-    def epochs(self, global_batch_size: FloatArray) -> FloatArray:
-        return np.asarray(self.epochs_min * (1.0 + global_batch_size / self.critical_batch_size))
-
-    def shape_gradient(self, global_batch_size: FloatArray) -> FloatArray:
-        """d ln E / d ln (1/B*), in [0, 1)."""
-        return np.asarray(global_batch_size / (global_batch_size + self.critical_batch_size))
-
-
-@dataclass(frozen=True, slots=True)
-class NoiseLinear:
-    """e = e* + θ γ(B), γ(B) = c0 + c1 / √B; without history e* is 0 (eq. 6)."""
-
-    epochs_floor: NotNegative
-    epochs_per_noise: NotNegative
-    noise_floor: NotNegative
-    noise_slope: NotNegative
-    kind: Literal["noise-linear"] = "noise-linear"
-
-    def noise(self, global_batch_size: FloatArray) -> FloatArray:
-        """Normalised gradient noise γ/K."""
-        return np.asarray(self.noise_floor + self.noise_slope / np.sqrt(global_batch_size))
-
-    def epochs(self, global_batch_size: FloatArray) -> FloatArray:
-        return np.asarray(self.epochs_floor + self.epochs_per_noise * self.noise(global_batch_size))
-
-    def shape_gradient(self, global_batch_size: FloatArray) -> FloatArray:
-        """d ln e / d ln c1: the share of the epochs that depends on B, in [0, 1]."""
-        part = self.epochs_per_noise * self.noise_slope / np.sqrt(global_batch_size)
-        return np.asarray(part / self.epochs(global_batch_size))
-
-
-@dataclass(frozen=True, slots=True)
-class FixedEpochs:
-    """The run lasts so many epochs at every batch size: there is no target to reach."""
-
-    epochs_all: Positive
-    kind: Literal["fixed"] = "fixed"
-
-    def epochs(self, global_batch_size: FloatArray) -> FloatArray:
-        return np.full(np.shape(global_batch_size), self.epochs_all)
-
-    def shape_gradient(self, global_batch_size: FloatArray) -> FloatArray:
-        return np.zeros(np.shape(global_batch_size))
-
-
-EpochLaw = Annotated[CriticalBatch | NoiseLinear | FixedEpochs, Field(discriminator="kind")]
+DISTANCES = np.concatenate(([0.0], 2.0 ** np.arange(-2.0, 6.0)))
+"""Outside the known batch sizes, in ln B: where doubt is formed, to be interpolated between; no batch lies further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +79,15 @@ class StatisticalModel:
     """A fitted law and what is not known of it; made by `fit_statistical`.
 
     Attributes:
-        level_log_var, shape_log_var, cross_log_var: Covariance of u.
-        law_log_sd: What the law leaves at one batch size even if u were known.
+        law: The most probable law at its mean parameters: what a person is told. Predictions are over all of them,
+            unless `evidence` is None: then they are this law's own.
+        level_log_var, shape_log_var, cross_log_var: Covariance of u within `law`.
+        law_log_sd: What a law leaves at one batch size even if u were known.
         batch_min, batch_max: Range in which B was profiled or trained.
         relative_only: The level is a mere upper bound: ratios mean something, epochs do not.
+        evidence: What the laws were weighed by.
+        run_log_sd: How far one run lies from the mean of many at the same batch size.
+        law_weights: Posterior probability of each law, the largest first.
     """
 
     law: EpochLaw
@@ -153,35 +99,76 @@ class StatisticalModel:
     batch_max: Positive
     relative_only: bool = False
     notes: tuple[str, ...] = ()
+    evidence: EpochEvidence | None = None
+    run_log_sd: NotNegative = 0.0
+    law_weights: tuple[tuple[LawName, NotNegative], ...] = ()
 
-    def predict(self, global_batch_size: FloatArray) -> tuple[FloatArray, FloatArray]:
+    def predict(
+        self, global_batch_size: FloatArray, *, runs: FloatArray | float = 1.0
+    ) -> tuple[FloatArray, FloatArray]:
         """Epochs at each batch size and the standard deviation of their logarithm; both of shape `(n,)`.
 
-        The deviation joins that of u (delta method), the law's own, and `EXTRAPOLATION_LOG_SD` for each
-        factor of e outside the known batch sizes.
+        The deviation joins the laws' parameters, the choice between them, what they leave, `EXTRAPOLATION_LOG_SD`
+        for each factor of e outside the known batch sizes, and how far the mean of `runs` runs strays.
+
+        Args:
+            global_batch_size: Samples, positive.
+            runs: Over how many runs the epochs in question are a mean: 1 for those of the run to come.
         """
         batch = np.asarray(global_batch_size, dtype=np.float64)
         if isinstance(self.law, FixedEpochs):
             return self.law.epochs(batch), np.zeros(batch.shape)
+        sizes, place = np.unique(batch, return_inverse=True)
+        outside = np.maximum(np.log(sizes / self.batch_max), np.log(self.batch_min / sizes))
+        reach = np.exp(DISTANCES if np.any(outside > 0.0) else DISTANCES[:1])
+        log_epochs, variance = self._mean(
+            np.concatenate((sizes, self.batch_max * reach, self.batch_min / reach))
+        )
+        within, above, below = np.split(variance, (len(sizes), len(sizes) + len(reach)))
+        # Laws that differ near the edge may agree again far outside, which is no knowledge: doubt never falls there.
+        side = np.where(
+            sizes > self.batch_max,
+            np.interp(outside, np.log(reach), np.maximum.accumulate(above)),
+            np.interp(outside, np.log(reach), np.maximum.accumulate(below)),
+        )
+        variance = (
+            np.where(outside > 0.0, side, within) + (EXTRAPOLATION_LOG_SD * np.maximum(outside, 0.0)) ** 2
+        )
+        deviation = np.sqrt(variance[place] + self.run_log_sd**2 / np.asarray(runs))
+        return np.exp(log_epochs[: len(sizes)])[place], deviation
+
+    def most_informative(self, candidates: Sequence[int]) -> int:
+        """The batch size at which finished runs would take away most of the doubt over the known range.
+
+        It is measured by the variance of ln e that they explain, summed over even steps of ln B. Only the model
+        is asked, so nothing need be known of the candidates.
+
+        Raises:
+            ValueError: If there are none, or the run has no target.
+        """
+        if not candidates or self.evidence is None:
+            raise ValueError(
+                "which batch size tells most needs candidates, and a model of the epochs to a target"
+            )
+        sizes = np.asarray(sorted(candidates), dtype=np.float64)
+        grid = np.geomspace(self.batch_min, self.batch_max, GRID_SIZES)
+        _, covariance = posterior(self.evidence).joint(np.concatenate((sizes, grid)))
+        count = len(sizes)
+        noise = float(np.median(self.evidence.log_sd)) ** 2
+        explained = (covariance[:count, count:] ** 2).sum(axis=1) / (np.diag(covariance)[:count] + noise)
+        return int(sizes[int(np.argmax(explained))])
+
+    def _mean(self, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Mean and variance of ln of the mean epochs."""
+        if self.evidence is not None:
+            return posterior(self.evidence).predict(batch)
         slope = self.law.shape_gradient(batch)
         parameters = self.level_log_var + 2.0 * slope * self.cross_log_var + slope**2 * self.shape_log_var
-        outside = np.maximum(np.log(batch / self.batch_max), np.log(self.batch_min / batch))
-        beyond = EXTRAPOLATION_LOG_SD * np.maximum(outside, 0.0)
-        deviation = np.sqrt(np.maximum(parameters, 0.0) + self.law_log_sd**2 + beyond**2)
-        return self.law.epochs(batch), deviation
+        return np.log(self.law.epochs(batch)), np.maximum(parameters, 0.0) + self.law_log_sd**2
 
 
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """Rows of ln e at B with their weights, and the prior on the shape: what either law is fitted to."""
-
-    batch: FloatArray
-    log_epochs: FloatArray
-    row_log_sd: FloatArray
-    noise_floor: float
-    noise_slope: float
-    shape_mean: float
-    shape_log_sd: float
+GRID_SIZES = 31
+"""Even steps of ln B over which doubt is summed: finer than `LAW_LENGTH` over any range that is searched."""
 
 
 def fit_statistical(
@@ -192,8 +179,9 @@ def fit_statistical(
     epochs_hint: float | None,
     max_epochs: float,
     fixed_epochs: bool = False,
-    law: Literal["critical-batch", "noise-linear"] | None = None,
+    law: Literal["critical-batch", "u-shaped", "noise-linear"] | None = None,
     prior: StatisticalModel | None = None,
+    noise: Sequence[NoiseReading] | None = None,
 ) -> StatisticalModel:
     """Fit epochs(B) to what is known.
 
@@ -201,11 +189,13 @@ def fit_statistical(
     grow with B from finished runs and φ together, or a model of alike jobs where no φ was measured.
 
     Args:
+        convergence: Finished runs; those that cannot be (not positive, not finite) are left out.
         global_batch_sizes: Of the search space, increasing; `epochs_hint` holds at the smallest, and
             `max_epochs` bounds the largest.
         fixed_epochs: Without a target, every run lasts `max_epochs`.
-        law: None chooses by the evidence.
+        law: The only one to fit; None weighs all of them by the evidence.
         prior: Where the level or B* comes from if nothing else tells.
+        noise: φ over the run so far, with its progress; None takes that of the measurements.
 
     Raises:
         ValueError: If `max_epochs` or `epochs_hint` is not positive and finite.
@@ -221,72 +211,151 @@ def fit_statistical(
         return StatisticalModel(FixedEpochs(max_epochs), 0.0, 0.0, 0.0, 0.0, low, high, notes=(note,))
 
     notes: list[str] = []
-    batch, log_epochs, row_log_sd, relative_only = _level_rows(
+    batch, log_epochs, log_sd, run_log_sd, relative_only = _level(
         runs, global_batch_sizes, epochs_hint, max_epochs, prior, notes
     )
-    shape_mean, shape_log_sd = _shape_prior(measurements, global_batch_sizes[-1], prior, notes)
+    readings = _readings(measurements) if noise is None else noise
+    scale_mean, scale_sd, scale_told = _scale_prior(readings, global_batch_sizes[-1], prior, notes)
     floor, slope = _noise_line(measurements)
-    evidence = _Evidence(batch, log_epochs, row_log_sd, floor, slope, shape_mean, shape_log_sd)
-    if law is None:
-        law = _choose_law(evidence, notes) if runs else "critical-batch"
-    fitted, law_log_sd = _fit(law, evidence, residuals=bool(runs))
-    level, shape, cross = _covariance(fitted, evidence, law_log_sd)
-    return StatisticalModel(
-        fitted, level, shape, cross, law_log_sd, low, high, relative_only=relative_only, notes=tuple(notes)
+    evidence = EpochEvidence(
+        batch=batch,
+        log_epochs=log_epochs,
+        log_sd=log_sd,
+        scale_log_mean=scale_mean,
+        scale_log_sd=scale_sd,
+        scale_told=scale_told,
+        batch_max=float(max(*global_batch_sizes, *batch)),
+        noise_floor=floor,
+        noise_slope=slope,
+        laws=_laws_in_question(law, len(batch)),
+    )
+    found = posterior(evidence)
+    fitted, level, shape, cross = found.dominant()
+    weights = found.law_weights()
+    if len(weights) > 1:
+        shares = ", ".join(f"{name} {weight:.0%}" for name, weight in weights)
+        notes.append(f"laws of epochs by the evidence of {len(batch)} batch sizes: {shares}")
+    model = StatisticalModel(fitted, level, shape, cross, LAW_LOG_SD, low, high)
+    return replace(
+        model,
+        relative_only=relative_only,
+        notes=tuple(notes),
+        evidence=evidence,
+        run_log_sd=run_log_sd,
+        law_weights=weights,
     )
 
 
-def _level_rows(
+def _laws_in_question(law: str | None, batch_sizes: int) -> tuple[LawName, ...]:
+    if law == "u-shaped":
+        return ("u-shaped",)
+    if law == "noise-linear":
+        return ("noise-linear",)
+    if batch_sizes < 2:
+        return ("critical-batch",)
+    return ("sharp-critical-batch",) if law else ("sharp-critical-batch", "u-shaped", "noise-linear")
+
+
+_Level = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...], float, bool]
+
+
+def _level(
     runs: Sequence[ConvergenceRecord],
     batch_sizes: tuple[int, ...],
     epochs_hint: float | None,
     max_epochs: float,
     prior: StatisticalModel | None,
     notes: list[str],
-) -> tuple[FloatArray, FloatArray, FloatArray, bool]:
-    """B, ln e and its deviation by the best evidence of the level, and whether that is a mere bound."""
+) -> _Level:
+    """B, ln e, its deviation and that of a run, by the best evidence of the level; whether that is a mere bound."""
     if runs:
-        batch = np.array([run.global_batch_size for run in runs], dtype=np.float64)
-        sizes = ", ".join(f"{size:g}" for size in sorted(set(batch.tolist())))
-        notes.append(f"epochs from finished runs ({len(runs)}) at batch {sizes}")
-        spread = LAW_LOG_SD if len(runs) >= RUNS_TO_TELL else RUN_LOG_SD
-        return batch, np.log([run.epochs for run in runs]), np.full(len(runs), spread), False
+        sizes = sorted({run.global_batch_size for run in runs})
+        notes.append(
+            f"epochs from finished runs ({len(runs)}) at batch {', '.join(f'{size:g}' for size in sizes)}"
+        )
+        return *_run_means(runs), False
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
         notes.append(f"epochs from goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}")
-        return np.array([smallest]), np.log([epochs_hint]), np.array([HINT_LOG_SD]), False
+        return (smallest,), (math.log(epochs_hint),), (HINT_LOG_SD,), 0.0, False
     if prior is not None and not prior.relative_only:
         epochs, deviation = prior.predict(np.array([smallest]))
         notes.append("epochs from stored models, none of them a finished run of this job")
-        return np.array([smallest]), np.log(epochs), np.maximum(deviation, LAW_LOG_SD), False
+        spread = max(float(deviation[0]), LAW_LOG_SD)
+        return (smallest,), (math.log(float(epochs[0])),), (spread,), 0.0, False
     notes.append(
         f"epochs to the target are unknown, taken as if batch {largest:g} needed all {max_epochs:g} that are allowed: "
         "only ratios between configurations mean something"
     )
-    return np.array([largest]), np.log([max_epochs]), np.array([BOUND_LOG_SD]), True
+    return (largest,), (math.log(max_epochs),), (BOUND_LOG_SD,), 0.0, True
 
 
-def _shape_prior(
-    measurements: Sequence[Measurement], batch_max: int, prior: StatisticalModel | None, notes: list[str]
-) -> tuple[float, float]:
-    """Mean and standard deviation of ln B*, before any finished run."""
-    scales = [
-        (math.log(m.noise_scale), float(max(m.steps, 1) * max(m.configuration.workers - 1, 1)))
-        for m in measurements
-        if m.noise_scale is not None and 0.0 < m.noise_scale < math.inf
+def _run_means(
+    runs: Sequence[ConvergenceRecord],
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...], float]:
+    """Per batch size: B, ln of the mean epochs and its standard error; and the spread of single runs.
+
+    The variance of ln e at a batch size is shrunk to that pooled over all of them, and the pooled one to
+    `RUN_LOG_SD`, both by degrees of freedom: batch sizes with one run have a standard error too, and a few equal
+    runs, which whole epochs make likely, do not pass for exact. The spread of the run to come is widened as Student's
+    t is, so that 1.645 times it holds 90 % however few have told of it.
+    """
+    by_size: dict[int, list[float]] = {}
+    for run in runs:
+        by_size.setdefault(run.global_batch_size, []).append(run.epochs)
+    sizes = sorted(by_size)
+    squares = [_squares([math.log(epochs) for epochs in by_size[size]]) for size in sizes]
+    counts = [len(by_size[size]) for size in sizes]
+    weight = RUN_LOG_SD_WEIGHT
+    freedom = weight + sum(counts) - len(sizes)
+    pooled = (weight * RUN_LOG_SD**2 + math.fsum(squares)) / freedom
+    student = float(stdtrit(freedom, 0.95) / ndtri(0.95))
+    own = [
+        (weight * pooled + square) / (weight + count - 1)
+        for square, count in zip(squares, counts, strict=True)
     ]
-    if scales:
-        mean = sum(value * weight for value, weight in scales) / sum(weight for _, weight in scales)
-        notes.append(
-            f"critical batch size from the measured noise scale of {math.exp(mean):.3g} samples, "
-            f"taken to grow {NOISE_GROWTH:g} times over the run"
+    errors = [math.sqrt(variance / count) for variance, count in zip(own, counts, strict=True)]
+    means = [math.log(math.fsum(e / len(by_size[size]) for e in by_size[size])) for size in sizes]
+    return tuple(float(size) for size in sizes), tuple(means), tuple(errors), student * math.sqrt(pooled)
+
+
+def _squares(values: Sequence[float]) -> float:
+    """Sum of squares around the mean."""
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values)
+
+
+def _readings(measurements: Sequence[Measurement]) -> list[NoiseReading]:
+    """The noise scales of profiled configurations; K workers give K - 1 independent comparisons a step."""
+    return [
+        NoiseReading(
+            progress=m.progress,
+            noise_scale=m.noise_scale,
+            steps=float(max(m.steps, 1) * max(m.configuration.workers - 1, 1)),
+            global_batch_size=float(m.configuration.global_batch_size),
         )
-        return mean + math.log(NOISE_GROWTH), NOISE_GROWTH_LOG_SD
-    if prior is not None and isinstance(prior.law, CriticalBatch):
+        for m in measurements
+        if m.noise_scale is not None
+    ]
+
+
+def _scale_prior(
+    readings: Sequence[NoiseReading], batch_max: int, prior: StatisticalModel | None, notes: list[str]
+) -> tuple[float, float, bool]:
+    """Mean and standard deviation of ln B* before any finished run, and whether anything told of it."""
+    estimate = critical_batch_from_noise(readings)
+    if estimate is not None:
+        notes.append(
+            f"critical batch size of about {estimate.critical_batch_size:.3g} samples from the measured noise scale, "
+            f"which grows over a run: uncertain by a factor of {math.exp(estimate.log_sd):.2g}"
+        )
+        return math.log(estimate.critical_batch_size), estimate.log_sd, True
+    if prior is not None and isinstance(prior.law, CriticalBatch | UShaped):
         notes.append("critical batch size from stored models: no noise scale was measured")
-        return math.log(prior.law.critical_batch_size), max(math.sqrt(prior.shape_log_var), LAW_LOG_SD)
+        spread = max(math.sqrt(prior.shape_log_var), LAW_LOG_SD)
+        return math.log(prior.law.critical_batch_size), spread, True
     notes.append("no noise scale was measured: how epochs grow with the batch size is a guess")
-    return math.log(batch_max), CRITICAL_BATCH_LOG_SD
+    return math.log(batch_max), CRITICAL_BATCH_LOG_SD, False
 
 
 def _noise_line(measurements: Sequence[Measurement]) -> tuple[float, float]:
@@ -299,90 +368,9 @@ def _noise_line(measurements: Sequence[Measurement]) -> tuple[float, float]:
     if len({batch for batch, _ in rows}) < 2:
         return 0.0, 1.0
     root = 1.0 / np.sqrt([float(batch) for batch, _ in rows])
-    line, _ = nnls(np.column_stack((np.ones(len(rows)), root)), np.array([noise for _, noise in rows]))
-    return float(line[0]), float(line[1])
-
-
-def _choose_law(evidence: _Evidence, notes: list[str]) -> Literal["critical-batch", "noise-linear"]:
-    """The law with the smaller error at batch sizes held out one by one; critical-batch below three."""
-    sizes = np.unique(evidence.batch)
-    if len(sizes) < HELD_OUT_MIN:
-        return "critical-batch"
-    errors: dict[Literal["critical-batch", "noise-linear"], float] = {}
-    for law in ("critical-batch", "noise-linear"):
-        left = []
-        for size in sizes:
-            held = evidence.batch == size
-            fitted, _ = _fit(law, _subset(evidence, ~held), residuals=False)
-            left.append(
-                abs(float(np.mean(np.log(fitted.epochs(evidence.batch[held])) - evidence.log_epochs[held])))
-            )
-        errors[law] = float(np.mean(left))
-    best = min(errors, key=lambda law: errors[law])
-    notes.append(f"law {best}: held-out error {errors[best]:.1%} over {len(sizes)} batch sizes")
-    return best
-
-
-def _subset(evidence: _Evidence, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> _Evidence:
-    return _Evidence(
-        evidence.batch[keep],
-        evidence.log_epochs[keep],
-        evidence.row_log_sd[keep],
-        evidence.noise_floor,
-        evidence.noise_slope,
-        evidence.shape_mean,
-        evidence.shape_log_sd,
-    )
-
-
-def _fit(
-    law: Literal["critical-batch", "noise-linear"], evidence: _Evidence, *, residuals: bool
-) -> tuple[CriticalBatch | NoiseLinear, float]:
-    """The law and what it leaves: `LAW_LOG_SD`, moved by the residuals where there are finished runs."""
-    fitted = _fit_critical_batch(evidence) if law == "critical-batch" else _fit_noise_linear(evidence)
-    if not residuals:
-        return fitted, LAW_LOG_SD
-    left = np.log(fitted.epochs(evidence.batch)) - evidence.log_epochs
-    freedom = max(len(left) - 2, 0)
-    variance = (LAW_LOG_SD_WEIGHT * LAW_LOG_SD**2 + float(left @ left)) / (LAW_LOG_SD_WEIGHT + freedom)
-    return fitted, math.sqrt(variance)
-
-
-def _fit_critical_batch(evidence: _Evidence) -> CriticalBatch:
-    """Most probable (ln Emin, ln B*) under the rows and the prior on B*."""
-
-    def misfit(u: FloatArray) -> FloatArray:
-        rows = (u[0] + np.log1p(evidence.batch * math.exp(-u[1])) - evidence.log_epochs) / evidence.row_log_sd
-        return np.append(rows, (u[1] - evidence.shape_mean) / evidence.shape_log_sd)
-
-    # Epochs that fall with B would send B* to infinity: beyond the bounds the law is flat, or a power law,
-    # anyway.
-    span = 5.0 * evidence.shape_log_sd
-    start = np.array([float(np.mean(evidence.log_epochs)), evidence.shape_mean])
-    bounds = ([-np.inf, evidence.shape_mean - span], [np.inf, evidence.shape_mean + span])
-    found = least_squares(misfit, start, bounds=bounds).x
-    return CriticalBatch(math.exp(float(found[0])), math.exp(float(found[1])))
-
-
-def _fit_noise_linear(evidence: _Evidence) -> NoiseLinear:
-    """e* and θ by non-negative regression on relative errors; e* = 0 below two batch sizes."""
-    epochs = np.exp(evidence.log_epochs)
-    noise = evidence.noise_floor + evidence.noise_slope / np.sqrt(evidence.batch)
-    if len(np.unique(evidence.batch)) < 2 or evidence.noise_slope == 0.0:
-        theta = math.exp(float(np.mean(evidence.log_epochs - np.log(noise))))
-        return NoiseLinear(0.0, theta, evidence.noise_floor, evidence.noise_slope)
-    (star, theta), _ = nnls(np.column_stack((1.0 / epochs, noise / epochs)), np.ones(len(epochs)))
-    return NoiseLinear(float(star), float(theta), evidence.noise_floor, evidence.noise_slope)
-
-
-def _covariance(
-    law: CriticalBatch | NoiseLinear, evidence: _Evidence, law_log_sd: float
-) -> tuple[float, float, float]:
-    """Variance of the level, of the shape, and between them: inverse of the information in rows and prior."""
-    row_log_sd = np.maximum(evidence.row_log_sd, law_log_sd)
-    rows = (
-        np.column_stack((np.ones(len(evidence.batch)), law.shape_gradient(evidence.batch)))
-        / row_log_sd[:, None]
-    )
-    covariance = np.linalg.inv(rows.T @ rows + np.diag([0.0, evidence.shape_log_sd**-2]))
-    return float(covariance[0, 0]), float(covariance[1, 1]), float(covariance[0, 1])
+    # Two coefficients, neither negative: a line, or the better of its two parts.
+    noise = np.array([value for _, value in rows])
+    slope, floor = np.polyfit(root, noise, 1)
+    if slope <= 0.0:
+        return float(noise.mean()), 0.0
+    return (float(floor), float(slope)) if floor >= 0.0 else (0.0, float(root @ noise / (root @ root)))

@@ -1,22 +1,29 @@
 """Which configurations to profile, and in which order.
 
-K only grows along a plan (of one VM type), as in Tyagi and Sharma, "Scavenger", §IV: a worker that has been
-started is used until the search ends. `full` profiles every configuration; `partial` the corners of the (K,
-B) plane, and, where workers share processors, the cluster size at which those are all in use, since the law
-of the step time has its kink there; `none` and `universal` profile nothing and rest on stored models.
+`full` profiles every configuration. `extremes` profiles the corners of the (K, B) plane, as in Tyagi and Sharma,
+"Scavenger", §IV, and, where workers share processors, the cluster size at which those are all in use, since the law of
+the step time has its kink there; K only grows along these two, so that a worker once started is used until the search
+ends. `partial` starts with the fewest workers and the smallest batch and asks `models.design` again after each
+measurement which one tells most for its cost. `none` and `universal` profile nothing and rest on stored models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from scavenger.domain.configuration import Configuration, Offer, SearchSpace
+from scavenger.domain.measurement import Measurement
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
+from scavenger.models.design import Candidate, ProfilingCost, propose
+from scavenger.models.job_model import TRANSFER_MAX, step_times
 
-__all__ = ["STRATEGIES", "SearchPlan", "plan_search"]
+__all__ = ["POINTS", "STRATEGIES", "SearchPlan", "next_configuration", "plan_search"]
 
-STRATEGIES = ("auto", "full", "partial", "none", "universal")
+STRATEGIES = ("auto", "full", "partial", "extremes", "none", "universal")
+
+POINTS = 6
+"""Of a partial search, at most: as many as tell the coefficients of the overlap law (see docs/models.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +31,24 @@ class SearchPlan:
     """The measurements intended.
 
     Attributes:
-        strategy: What is really done: `full`, `partial`, `none` or `universal`.
+        strategy: What is really done: `full`, `partial`, `extremes`, `none` or `universal`.
         reason: Why, in one sentence.
-        configurations: In order; of one VM type, K only grows.
+        configurations: In order; where `points` is above their number, those that it begins with.
         steps_per_configuration: Undisturbed steps of each; of the first, at least so many: it lasts until the
             gradient noise has settled.
+        points: Highest number of configurations; those after `configurations` follow from what is measured.
     """
 
     strategy: str
     reason: str
     configurations: tuple[Configuration, ...]
     steps_per_configuration: int
+    points: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many configurations are profiled at most."""
+        return max(self.points, len(self.configurations))
 
 
 def plan_search(
@@ -44,6 +58,7 @@ def plan_search(
     has_same: bool,
     has_any: bool,
     steps: int,
+    points: int = POINTS,
 ) -> SearchPlan:
     """Choose what to profile.
 
@@ -53,14 +68,17 @@ def plan_search(
         has_same: Such a model is stored.
         has_any: A model of any job is stored.
         steps: To profile each configuration for.
+        points: Highest number of configurations of a partial search.
 
     Raises:
         ConfigurationError: If the strategy is unknown, or needs a stored model that there is not.
         NoFeasiblePlanError: If no configuration gives each worker a sample.
-        ValueError: If `steps` is not positive.
+        ValueError: If `steps` or `points` is not positive.
     """
-    if steps < 1:
-        raise ValueError(f"a configuration is profiled for at least one step, not {steps}")
+    if steps < 1 or points < 1:
+        raise ValueError(
+            f"at least one configuration is profiled for at least one step, not {points} for {steps}"
+        )
     if strategy not in STRATEGIES:
         raise ConfigurationError(f"search strategy {strategy!r} is none of {', '.join(STRATEGIES)}")
     # In the space's own order (offer, K, B), so that K only grows.
@@ -86,10 +104,64 @@ def plan_search(
         )
     if strategy == "full":
         return SearchPlan("full", reason, allowed, steps)
-    if strategy == "partial":
+    if strategy == "extremes":
         corners = [c for offer in space.offers for c in _corners(offer, allowed)]
-        return SearchPlan("partial", reason, tuple(corners), steps)
+        return SearchPlan("extremes", reason, tuple(corners), steps)
+    if strategy == "partial":
+        more = sum(TRANSFER_MAX for _ in space.offers[1:])
+        return SearchPlan("partial", reason, allowed[:1], steps, min(points + more, len(allowed)))
     return SearchPlan(strategy, reason, (), steps)
+
+
+def next_configuration(
+    plan: SearchPlan,
+    space: SearchSpace,
+    measured: Sequence[Measurement],
+    tried: Collection[Configuration],
+    *,
+    ready: int = 0,
+    setup_s: float = 0.0,
+) -> Configuration | None:
+    """What to profile next; None where the plan is fulfilled or nothing useful is left.
+
+    Of several VM types the first is explored; of each other one `TRANSFER_MAX` configurations correct what is
+    carried over to it.
+
+    Args:
+        measured: So far.
+        tried: Configurations that are not to be proposed again, measured or not.
+        ready: Workers that are there already.
+        setup_s: From the launch of a worker until it can join.
+    """
+    for configuration in plan.configurations:
+        if configuration not in tried:
+            return configuration
+    if len(tried) >= plan.points:
+        return None
+    for index, offer in enumerate(space.offers):
+        here = [m for m in measured if m.configuration.vm == offer.vm]
+        if index and len(here) >= TRANSFER_MAX:
+            continue
+        if not index and len(tried) >= plan.points - TRANSFER_MAX * (len(space.offers) - 1):
+            continue
+        everything = [c for c in space.configurations() if c.vm == offer.vm]
+        open_ = [c for c in everything if c not in tried]
+        found = propose(
+            [_candidate(offer, c) for c in open_],
+            [step_times(offer, m) for m in here],
+            target=[_candidate(offer, c) for c in everything],
+            cost=ProfilingCost(plan.steps_per_configuration, setup_s, ready if not index else 0),
+        )
+        if found is not None:
+            return open_[found]
+    return None
+
+
+def _candidate(offer: Offer, configuration: Configuration) -> Candidate:
+    workers = configuration.workers
+    return Candidate(
+        workers, configuration.global_batch_size, offer.workers_per_vm, offer.contention(workers)
+    )
 
 
 def _corners(offer: Offer, allowed: tuple[Configuration, ...]) -> Iterator[Configuration]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,11 +12,19 @@ from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.models.job_model import JobModel
 
-__all__ = ["DRIFT_MAX", "distance", "find_nearest", "step_time_drift"]
+__all__ = ["DRIFT_MAX", "SIMILAR_MAX", "as_prior", "distance", "find_nearest", "step_time_drift"]
 
 DRIFT_MAX = 0.25
 """A stored model whose step time is off by more than this factor, less one, is of another job or another
 machine: what the laws leave of a measured configuration is a tenth of it."""
+
+SIMILAR_MAX = 2.5
+"""The distance up to which a stored model makes a search shorter: settings and goal may differ, or data and network be
+up to some ten times larger; another architecture, or other hardware, is further away."""
+
+DISTANCE_LOG_SD = 0.35
+"""Of the epochs that a job at a distance takes, for each unit of it: another learning rate or target, which are 0.5 to
+2 away, may halve or double them."""
 
 DIFFERENCES = {
     "architecture": 4.0,
@@ -46,6 +55,25 @@ def distance(one: Fingerprint, other: Fingerprint) -> float:
             total += weight
     alike = one.optimizer != other.optimizer and _class_name(one.optimizer) == _class_name(other.optimizer)
     return total - DIFFERENCES["optimizer"] / 2.0 if alike else total
+
+
+def as_prior(model: JobModel, away: float) -> JobModel:
+    """A stored model as evidence of a job at a distance: doubt of its epochs grows with that.
+
+    Its step times need no more doubt than `models.transfer` has of them, since one measurement of this job corrects
+    them.
+    """
+    statistical = model.statistical
+    doubt = math.hypot(statistical.law_log_sd, statistical.run_log_sd, DISTANCE_LOG_SD * away)
+    return replace(
+        model,
+        statistical=replace(
+            statistical,
+            run_log_sd=doubt,
+            level_log_var=statistical.level_log_var + doubt**2,
+            shape_log_var=statistical.shape_log_var + doubt**2,
+        ),
+    )
 
 
 def _class_name(optimizer: str) -> str:

@@ -39,14 +39,20 @@ class _Recorder:
 
 
 def searched(
-    scripted: Scripted, folder: Path, plan: SearchPlan = PLAN, **limits: Any
+    scripted: Scripted,
+    folder: Path,
+    plan: SearchPlan = PLAN,
+    *,
+    enough: str = "",
+    samples: float | None = None,
+    **limits: Any,
 ) -> tuple[Search, Trainer]:
     trainer = trainer_of(scripted, folder)
     trainer.start(1)
     search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
     spec = ProfileSpec(steps=plan.steps_per_configuration, **limits)
     recorder = _Recorder()
-    profile(search, trainer, cast(Recorder, recorder), spec, batch_min=32)
+    profile(search, trainer, cast(Recorder, recorder), spec, SPACE, enough=lambda: enough, samples=samples)
     assert recorder.measurements == search.measurements
     return search, trainer
 
@@ -112,10 +118,37 @@ def test_a_search_that_is_overtaken_by_the_end_of_training_stops(tmp_path: Path)
     trainer = trainer_of(scripted, tmp_path, goal=JOB.goal.model_copy(update={"max_epochs": 1}))
     trainer.start(1)
     search = Search(PLAN, 0.0, 0.0)
-    profile(search, trainer, cast(Recorder, _Recorder()), ProfileSpec(steps=5), batch_min=32)
+    spec, recorder = ProfileSpec(steps=5), cast(Recorder, _Recorder())
+    profile(search, trainer, recorder, spec, SPACE, enough=lambda: "", samples=None)
 
     assert trainer.finished
     assert len(search.measurements) <= 1
+
+
+def test_a_search_ends_where_what_is_known_suffices(tmp_path: Path) -> None:
+    search, _ = searched(Scripted(epoch_steps=10**6), tmp_path, enough="it would not pay")
+
+    assert (len(search.measurements), search.ended_because) == (1, "it would not pay")
+
+
+def test_a_partial_search_measures_what_tells_most_and_keeps_workers_until_it_ends(tmp_path: Path) -> None:
+    plan = SearchPlan("partial", "asked for", SPACE.configurations()[:1], 5, points=3)
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path, plan)
+
+    measured = [m.configuration for m in search.measurements]
+    assert len(set(measured)) == len(measured) == 3
+    assert {c.workers for c in measured} == {1, 2}
+    assert len(trainer.crew.alive) == 2
+
+
+def test_how_far_the_run_was_is_kept_with_each_reading_of_the_noise(tmp_path: Path) -> None:
+    search, _ = searched(Scripted(epoch_steps=10**6), tmp_path, samples=1e6)
+    shares = [m.progress for m in search.measurements]
+    assert shares == sorted(shares, key=lambda share: share or 0.0)
+    assert 0.0 < (shares[0] or 0.0) < (shares[-1] or 0.0) < 1.0
+
+    search, _ = searched(Scripted(epoch_steps=10**6), tmp_path)
+    assert {m.progress for m in search.measurements} == {None}
 
 
 # ---- deciding --------------------------------------------------------------------------------------------

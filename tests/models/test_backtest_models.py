@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -12,11 +13,12 @@ from synthetic import CLOUD
 
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
-from scavenger.models import statistical
+from scavenger.models import noise
 from scavenger.models.job_model import JobModel
+from scavenger.models.noise import NoiseReading, critical_batch_from_noise
 from scavenger.models.parallel import INTERVAL_Z, fit_parallel
 from scavenger.models.statistical import RUN_LOG_SD, fit_statistical
-from scavenger.models.step_laws import StepTimes
+from scavenger.models.step_laws import StepLaw, StepTimes
 
 Law = Literal["critical-batch", "noise-linear"]
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "measured"
@@ -28,55 +30,40 @@ def read(name: str) -> pd.DataFrame:
     return pd.read_csv(DATA / name)
 
 
-def test_step_times_of_unseen_placements_are_within_their_intervals() -> None:
+def test_a_law_that_hides_synchronisation_errs_less_than_the_linear_one_on_unseen_placements() -> None:
     table = read("step_times.csv")
-    errors, covered = [], []
-    for _, group in table.groupby(["workload", table.nodes == table.workers]):
+    errors: dict[StepLaw, list[float]] = {"linear": [], "overlap": []}
+    covered = []
+    for _, group in table.groupby(["workload", "workers_per_node"]):
         seen, unseen = group[group.profiled == 1], group[group.profiled == 0]
-        model = fit_parallel(
-            [
-                StepTimes(
-                    workers=row.workers,
-                    global_batch_size=row.global_batch_size,
-                    local_batch_size=row.local_batch_size,
-                    contention=1.0,
-                    step_time_s=row.step_time_s,
-                    compute_s=row.step_time_s - row.sync_time_s,
-                    sync_s=row.sync_time_s,
-                    spread_s=0.0,
-                    steps=20,
-                )
-                for row in seen.itertuples()
-            ]
-        )
-        predicted, deviation = model.predict(
-            unseen.workers.to_numpy(), unseen.global_batch_size.to_numpy(), np.ones(len(unseen))
-        )
-        error = np.abs(np.log(predicted / unseen.step_time_s.to_numpy()))
-        errors.extend(error)
-        covered.extend(error < INTERVAL_Z * deviation)
+        times = [
+            StepTimes(
+                workers=row.workers,
+                global_batch_size=row.global_batch_size,
+                local_batch_size=row.local_batch_size,
+                contention=1.0,
+                step_time_s=row.step_time_s,
+                compute_s=row.step_time_s - row.sync_time_s,
+                sync_s=row.sync_time_s,
+                spread_s=0.0,
+                steps=20,
+                workers_per_node=row.workers_per_node,
+            )
+            for row in seen.itertuples()
+        ]
+        assert fit_parallel(times).law.kind == "overlap"
+        for law, found in errors.items():
+            predicted, deviation = fit_parallel(times, law=law).predict(
+                unseen.workers.to_numpy(), unseen.global_batch_size.to_numpy(), np.ones(len(unseen))
+            )
+            error = np.abs(np.log(predicted / unseen.step_time_s.to_numpy()))
+            found.extend(error)
+            if law == "overlap":
+                covered.extend(error < INTERVAL_Z * deviation)
 
-    assert np.median(errors) < 0.12
-    assert np.mean(covered) > 0.8
-
-
-def test_epochs_at_batch_sizes_between_two_finished_ones_are_within_their_intervals() -> None:
-    table = read("convergence.csv")
-    errors, covered = [], []
-    for _, group in table[table.source == "mlperf-rcp"].groupby("workload"):
-        epochs = group.groupby("global_batch_size").epochs.median()
-        sizes = epochs.index.to_numpy()
-        runs = [ConvergenceRecord(int(size), float(epochs[size])) for size in (sizes[0], sizes[-1])]
-        model = fit_statistical(
-            [], runs, global_batch_sizes=(int(sizes[0]), int(sizes[-1])), epochs_hint=None, max_epochs=1e9
-        )
-        predicted, deviation = model.predict(sizes[1:-1].astype(float))
-        error = np.abs(np.log(predicted / epochs.to_numpy()[1:-1]))
-        errors.extend(error)
-        covered.extend(error < INTERVAL_Z * deviation)
-
-    assert np.median(errors) < 0.08
-    assert np.mean(covered) > 0.8
+    assert np.mean(errors["overlap"]) < 0.8 * np.mean(errors["linear"])
+    assert np.median(errors["overlap"]) < 0.08
+    assert 0.85 < np.mean(covered) < 0.96
 
 
 def test_the_prior_law_of_epochs_errs_by_less_than_half_of_the_other() -> None:
@@ -101,19 +88,19 @@ def test_the_prior_law_of_epochs_errs_by_less_than_half_of_the_other() -> None:
     assert np.median(errors["critical-batch"]) < 0.5 * np.median(errors["noise-linear"])
 
 
-def test_single_runs_are_taken_to_differ_as_those_of_the_most_varied_public_jobs() -> None:
+def test_single_runs_are_taken_to_differ_by_more_than_those_of_three_in_four_public_jobs() -> None:
     table = read("convergence.csv")
     table = table.assign(log_epochs=np.log(table.epochs))
     seeds = table.groupby(["source", "workload", "global_batch_size"]).log_epochs.agg(["std", "count"])
-    spread = seeds[seeds["count"] >= 4]["std"].groupby(["source", "workload"]).median().sort_values()
+    spread = seeds[seeds["count"] >= 4]["std"].groupby(["source", "workload"]).median()
 
-    assert spread.iloc[-3] < RUN_LOG_SD < spread.iloc[-1] * 1.25
+    assert spread.quantile(0.75) < RUN_LOG_SD < spread.max()
 
 
 def test_times_of_a_whole_grid_follow_from_its_corners_and_early_noise() -> None:
     errors, covered = grid_errors()
 
-    assert np.median(errors) < 0.2
+    assert np.median(errors) < 0.15
     assert np.mean(covered) > 0.85
 
 
@@ -121,10 +108,41 @@ def test_noise_that_is_taken_to_grow_predicts_better_than_noise_that_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     growing, _ = grid_errors()
-    monkeypatch.setattr(statistical, "NOISE_GROWTH", 1.0)
+    monkeypatch.setattr(noise, "GROWTH", 0.0)
     constant, _ = grid_errors()
 
-    assert np.median(growing) < 0.75 * np.median(constant)
+    assert np.median(growing) < 0.6 * np.median(constant)
+
+
+def test_the_noise_of_the_first_half_of_a_run_tells_its_critical_batch_size() -> None:
+    """The truth is the harmonic mean of φ over the work of the whole run, summed as it was measured."""
+    errors, early_covered = [], []
+    for _, job in read("training_runs.csv").groupby("workload"):
+        smallest = job.global_batch_size.min()
+        for batch, run in job.groupby("global_batch_size"):
+            scale = (run.grad_var / run.grad_sqr * smallest).to_numpy()
+            samples = run.iteration.to_numpy(dtype=float) * batch
+            steps, share = np.diff(np.concatenate(([0.0], samples))), samples / samples[-1]
+            told = np.isfinite(scale)
+            work = steps[told] * scale[told] / (scale[told] + batch)
+            truth = math.log(work.sum() / (work / scale[told]).sum())
+            for until in (0.02, 0.5):
+                readings = [
+                    NoiseReading(float(u), float(phi), float(count), float(batch))
+                    for u, phi, count in zip(share, scale, steps, strict=True)
+                    if u <= max(until, share[0])
+                ]
+                found = critical_batch_from_noise(readings)
+                assert found is not None
+                error = abs(math.log(found.critical_batch_size) - truth)
+                if until == 0.5:
+                    errors.append(error)
+                else:
+                    early_covered.append(error < INTERVAL_Z * found.log_sd)
+
+    assert np.median(errors) < 0.2
+    assert max(errors) < 0.6
+    assert np.mean(early_covered) > 0.8
 
 
 def grid_errors() -> tuple[list[float], list[bool]]:

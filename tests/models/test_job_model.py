@@ -160,7 +160,7 @@ STORED = json.dumps(fit(profile(((1, 64), (1, 1024), (4, 512), (8, 1024), (8, 64
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("schema_version",), 2),
+        (("schema_version",), 1),
         (("model", "dataset_size"), 0),
         (("model", "dataset_size"), "10000"),
         (("model", "max_epochs"), math.nan),

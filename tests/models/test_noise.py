@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from synthetic import step_record
 
-from scavenger.models.noise import Ewma, NoiseStability, NoiseTracker, gradient_noise, noise_scale_parts
+from scavenger.models.noise import (
+    GROWTH_FROM,
+    Ewma,
+    NoiseReading,
+    NoiseStability,
+    NoiseTracker,
+    critical_batch_from_noise,
+    gradient_noise,
+    noise_scale_parts,
+)
 
 GRADIENTS = hnp.arrays(np.float64, (4, 3), elements=st.floats(-100, 100).map(lambda x: round(x, 3)))
 
@@ -67,6 +77,33 @@ def test_the_noise_scale_of_a_known_covariance_is_recovered_across_configuration
 
     assert tracker.noise_scale == pytest.approx(150.0, rel=0.25)
     assert tracker.count == 400
+
+
+def test_the_noise_scale_of_sgd_on_a_linear_regression_is_within_five_percent_of_the_known_one() -> None:
+    """y = x·w* + ε with x ~ N(0, Σ): E g = Σ d and tr cov g = tr Σ (d·Σd + σ²) + |Σd|² at d = w - w*."""
+    rng = np.random.default_rng(11)
+    variances, noise_variance = np.geomspace(0.2, 2.0, 30), 4.0
+    away = rng.normal(size=30)
+    alpha = 0.005
+    tracker = NoiseTracker(alpha)
+    true_trace, true_sqnorm = Ewma(alpha), Ewma(alpha)
+    for step in range(1200):
+        workers, batch = ((4, 128), (1, 64), (8, 512))[step // 20 % 3]
+        true = variances * away
+        trace = variances.sum() * (float(away @ true) + noise_variance) + float(true @ true)
+        true_trace, true_sqnorm = true_trace.update(trace), true_sqnorm.update(float(true @ true))
+        parts = max(workers, 2)
+        x = rng.normal(size=(parts, batch // parts, 30)) * np.sqrt(variances)
+        error = x @ away - rng.normal(0.0, math.sqrt(noise_variance), x.shape[:2])
+        local = np.einsum("pbd,pb->pd", x, error) / x.shape[1]
+        mean = local.mean(axis=0)
+        norms = float((local**2).sum(axis=1).mean()), float(mean @ mean)
+        tracker = tracker.update(step_record(step, *norms, workers=workers, batch=batch, parts=parts))
+        away = away - 2e-4 * mean
+
+    assert true_trace.value is not None
+    assert true_sqnorm.value is not None
+    assert tracker.noise_scale == pytest.approx(true_trace.value / true_sqnorm.value, rel=0.05)
 
 
 def test_gradient_noise_starts_anew_with_a_configuration_and_the_noise_scale_does_not() -> None:
@@ -141,3 +178,88 @@ def test_steps_without_noise_end_the_cold_start_at_the_limit() -> None:
     assert test.ended
     assert not test.settled
     assert "too few" in test.reason
+
+
+# --- growth over a run ------------------------------------------------------------------------------------------
+
+
+def growing(power: float, until: float, *, batch: float = 64.0, scale: float = 1000.0) -> list[NoiseReading]:
+    """φ = scale u^power, read at every hundredth of the run so far."""
+    shares = np.arange(1, round(100 * until) + 1) / 100
+    return [NoiseReading(float(u), scale * float(u) ** power, 20.0, batch) for u in shares]
+
+
+def estimate(readings: list[NoiseReading]) -> tuple[float, float]:
+    found = critical_batch_from_noise(readings)
+    assert found is not None
+    return found.critical_batch_size, found.log_sd
+
+
+def test_noise_that_does_not_grow_is_the_critical_batch_size() -> None:
+    assert estimate(growing(0.0, 1.0))[0] == pytest.approx(1000.0, rel=0.02)
+
+
+@pytest.mark.parametrize("power", [0.2, 0.4])
+def test_noise_that_was_read_to_the_end_is_averaged_harmonically_over_the_work(power: float) -> None:
+    # At a small batch all samples do the same work: 1 / B* is the mean of u^-g over [0, 1], level at the beginning.
+    beginning = GROWTH_FROM ** (1.0 - power)
+    mean = beginning + (1.0 - beginning) / (1.0 - power)
+
+    assert estimate(growing(power, 1.0, batch=1e-3))[0] == pytest.approx(1000.0 / mean, rel=0.02)
+
+
+def test_a_run_at_a_large_batch_spends_its_samples_where_the_noise_is_small_and_that_is_undone() -> None:
+    # φ is 10 for the first half of the work and 1000 for the rest: 1/B* = (1/10 + 1/1000) / 2. At B = 90 the first
+    # half takes (1 + 90/10) / (1 + 90/10 + 1 + 90/1000) of the samples.
+    first = 10.0 / (10.0 + 1.09)
+    shares = np.arange(1, 1001) / 1000.0
+    readings = [NoiseReading(float(u), 10.0 if u < first else 1000.0, 1.0, 90.0) for u in shares]
+
+    assert estimate(readings)[0] == pytest.approx(2.0 / (1 / 10 + 1 / 1000), rel=0.02)
+
+
+def test_the_later_the_reading_the_smaller_the_doubt_and_the_nearer_the_estimate() -> None:
+    truth = estimate(growing(0.7, 1.0))[0]
+    found = [estimate(growing(0.7, until)) for until in (0.02, 0.1, 0.5, 1.0)]
+    errors = [abs(math.log(scale / truth)) for scale, _ in found]
+
+    assert all(later[1] < earlier[1] for earlier, later in pairwise(found))
+    assert errors[0] > errors[1] > errors[2]
+    assert all(error < 1.645 * deviation for error, (_, deviation) in zip(errors, found, strict=True))
+
+
+def test_an_early_reading_is_taken_to_grow_and_one_of_unknown_progress_is_less_certain() -> None:
+    early, early_doubt = estimate([NoiseReading(0.03, 100.0, 20.0, 64.0)])
+    unknown, unknown_doubt = estimate([NoiseReading(None, 100.0, 20.0, 64.0)])
+
+    assert early > 200.0
+    assert unknown == pytest.approx(early, rel=0.3)
+    assert unknown_doubt > early_doubt
+
+
+@given(st.floats(1e-3, 1e3), st.floats(0.005, 1.0), st.floats(1.0, 1e6))
+def test_samples_counted_in_another_unit_scale_the_critical_batch_size(
+    unit: float, progress: float, scale: float
+) -> None:
+    one = [NoiseReading(progress, scale, 20.0, 64.0), NoiseReading(progress / 2, scale / 3, 5.0, 64.0)]
+    other = [NoiseReading(r.progress, r.noise_scale * unit, r.steps, r.global_batch_size * unit) for r in one]
+
+    assert estimate(other)[0] == pytest.approx(unit * estimate(one)[0], rel=1e-6)
+    assert estimate(other)[1] == pytest.approx(estimate(one)[1], rel=1e-6)
+
+
+def test_readings_that_cannot_be_are_left_out_and_their_order_does_not_matter() -> None:
+    good = growing(0.7, 0.3)
+    bad = [
+        NoiseReading(0.1, math.nan, 1.0, 64.0),
+        NoiseReading(0.1, -1.0, 1.0, 64.0),
+        NoiseReading(0.1, math.inf, 1.0, 64.0),
+        NoiseReading(1.5, 10.0, 1.0, 64.0),
+        NoiseReading(0.0, 10.0, 1.0, 64.0),
+        NoiseReading(0.1, 10.0, 0.0, 64.0),
+        NoiseReading(None, 10.0, 1.0, 64.0),
+    ]
+
+    assert estimate([*bad, *reversed(good)]) == pytest.approx(estimate(good))
+    assert critical_batch_from_noise(bad[:-1]) is None
+    assert critical_batch_from_noise([]) is None

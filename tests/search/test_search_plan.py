@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spaces import CLOUD, SHARED, SPACE
 
-from scavenger.domain.configuration import SearchSpace
+from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.measurement import Measurement
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
-from scavenger.search.plan import SearchPlan, plan_search
+from scavenger.models.job_model import TRANSFER_MAX
+from scavenger.search.plan import SearchPlan, next_configuration, plan_search
 
 
 def plan(
@@ -22,22 +26,22 @@ def pairs(found: SearchPlan) -> list[tuple[int, int]]:
     return [(c.workers, c.global_batch_size) for c in found.configurations]
 
 
-def test_partial_profiles_the_corners_from_the_smallest_on() -> None:
-    found = plan()
+def test_extremes_are_the_corners_from_the_smallest_on() -> None:
+    found = plan(strategy="extremes")
 
     assert pairs(found) == [(1, 64), (1, 1024), (8, 1024), (8, 64)]
     assert found.steps_per_configuration == 20
 
 
-def test_partial_profiles_the_kink_of_shared_processors() -> None:
+def test_extremes_have_the_kink_of_shared_processors() -> None:
     space = SearchSpace((SHARED,), (1, 2, 3, 4), (64, 512))
 
-    assert pairs(plan(space)) == [(1, 64), (1, 512), (2, 512), (2, 64), (4, 64), (4, 512)]
+    assert pairs(plan(space, "extremes")) == [(1, 64), (1, 512), (2, 512), (2, 64), (4, 64), (4, 512)]
 
 
 @pytest.mark.parametrize("workers", [(1, 2), (1, 4), (2, 4)])
 def test_a_kink_at_the_edge_of_the_cluster_sizes_is_no_extra_point(workers: tuple[int, ...]) -> None:
-    assert len(pairs(plan(SearchSpace((SHARED,), workers, (64, 512))))) == 4
+    assert len(pairs(plan(SearchSpace((SHARED,), workers, (64, 512)), "extremes"))) == 4
 
 
 def test_full_profiles_everything() -> None:
@@ -66,7 +70,7 @@ SIZES = st.lists(st.integers(1, 64), min_size=1, max_size=6, unique=True).map(
 )
 
 
-@given(SIZES, SIZES, st.sampled_from(["partial", "full"]))
+@given(SIZES, SIZES, st.sampled_from(["extremes", "full"]))
 def test_every_plan_only_grows_and_repeats_nothing(
     workers: tuple[int, ...], batches: tuple[int, ...], strategy: str
 ) -> None:
@@ -80,3 +84,67 @@ def test_every_plan_only_grows_and_repeats_nothing(
     assert found
     assert [k for k, _ in found] == sorted(k for k, _ in found)
     assert len(set(found)) == len(found)
+
+
+def measured(configuration: Configuration) -> Measurement:
+    """Of a job that computes 1 ms a sample and synchronises 5 ms a worker."""
+    compute_s, sync_s = 0.02 + 0.001 * configuration.local_batch_size, 0.005 * (configuration.workers - 1)
+    return Measurement(configuration, 20, compute_s + sync_s, 0.001, compute_s, sync_s, 1.5, 300.0, 2**28)
+
+
+def searched(space: SearchSpace, points: int, **more: float) -> list[Configuration]:
+    """What a partial search measures, if nothing ends it."""
+    found = plan_search(space, "partial", has_same=False, has_any=False, steps=20, points=points)
+    tried: list[Configuration] = []
+    while (
+        configuration := next_configuration(found, space, [measured(c) for c in tried], tried, **more)  # type: ignore[arg-type]
+    ) is not None:
+        tried.append(configuration)
+    return tried
+
+
+def test_partial_begins_with_the_smallest_and_repeats_nothing() -> None:
+    tried = searched(SPACE, 6)
+
+    assert (tried[0].workers, tried[0].global_batch_size) == (1, 64)
+    assert len(set(tried)) == len(tried) == 6
+    assert {c.workers for c in tried} >= {1, 8}
+
+
+@given(SIZES, SIZES, st.integers(1, 9))
+def test_partial_ends_after_its_points_or_when_everything_is_measured(
+    workers: tuple[int, ...], batches: tuple[int, ...], points: int
+) -> None:
+    space = SearchSpace((CLOUD,), workers, batches)
+    if not (everything := space.configurations()):
+        return
+    tried = searched(space, points)
+
+    assert 1 <= len(tried) <= min(points, len(everything))
+    assert set(tried) <= set(everything)
+
+
+def test_workers_that_would_have_to_be_started_are_asked_for_later() -> None:
+    quick, slow = searched(SPACE, 4, ready=1), searched(SPACE, 4, ready=1, setup_s=1000.0)
+
+    def first_growth(tried: list[Configuration]) -> int:
+        return next((i for i, c in enumerate(tried) if c.workers > 1), len(tried))
+
+    assert first_growth(slow) >= first_growth(quick)
+
+
+def test_another_vm_type_is_measured_at_a_few_places_only() -> None:
+    other = replace(CLOUD, vm="other", cpus=8)
+    tried = searched(SearchSpace((CLOUD, other), SPACE.workers, SPACE.global_batch_sizes), 4)
+
+    assert [c.vm for c in tried[:4]] == [CLOUD.vm] * 4
+    assert 1 <= sum(c.vm == "other" for c in tried) <= TRANSFER_MAX
+
+
+def test_full_and_extremes_are_followed_in_their_order() -> None:
+    found = plan(strategy="extremes")
+    tried: list[Configuration] = []
+    while (configuration := next_configuration(found, SPACE, [], tried)) is not None:
+        tried.append(configuration)
+
+    assert tuple(tried) == found.configurations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,11 @@ from scavenger.errors import ConfigurationError, StoreError
 from scavenger_cli import console
 
 if TYPE_CHECKING:
+    from scavenger.control.imported import Terms
     from scavenger.store.records import JobRecord
     from scavenger.store.store import Store
 
-__all__ = ["FORMATS", "show"]
+__all__ = ["FORMATS", "Limits", "refuse_limits_of_a_job", "show", "show_imported"]
 
 FORMATS = ("terminal", "svg", "html", "csv", "json")
 RECENT = 50
@@ -37,9 +39,85 @@ def show(key: str | None, *, form: str, out: Path | None, store_url: str | None)
     if document is None or document.get("curve") is None:
         raise ConfigurationError(f"job {job.name} ({job.id[:8]}) has no curve: it is {job.state}")
     try:
-        text = _text(document, form, to_file=out is not None)
+        return _put(_text(document, form, to_file=out is not None), out)
     except ValueError as error:
         raise StoreError(f"the stored report of job {job.id[:8]} cannot be read: {error}") from error
+
+
+def show_imported(paths: list[Path], terms: Terms, limits: Limits, *, form: str, out: Path | None) -> int:
+    """Write the curve of past measurements to `out`, or stdout.
+
+    Raises:
+        ConfigurationError: As `read_sources`, or `out` cannot be written.
+    """
+    from scavenger.control.imported import read_sources
+    from scavenger.control.outcome import NOTHING_SEARCHED
+    from scavenger.domain.document import report_document
+    from scavenger.domain.report import RunReport
+    from scavenger.search.choose import choose
+    from scavenger.search.curve import build_curve
+
+    imported = read_sources(paths, terms)
+    deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
+    curve = build_curve(imported.model, imported.space, deadline_s=deadline_s, budget_usd=budget_usd)
+    report = RunReport(
+        job_id="",
+        job_name=imported.name,
+        state="planned",
+        search=NOTHING_SEARCHED,
+        curve=curve,
+        choice=choose(curve, limits.objective or "knee", deadline_s=deadline_s, budget_usd=budget_usd),
+        predicted=None,
+        actual=None,
+        metric=None,
+        steps=0,
+        model_path=None,
+        measurements_path=None,
+    )
+    return _put(_text(report_document(report), form, to_file=out is not None), out)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What to choose by, for curves that no job file speaks of; nothing where nothing is said."""
+
+    objective: str | None = None
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    @classmethod
+    def of(cls, objective: str | None, budget: str | None, deadline: str | None) -> Limits:
+        """From the command line's words.
+
+        Raises:
+            ConfigurationError: If they are no money or no time.
+        """
+        from scavenger.domain.forms import parse_duration, parse_money
+
+        try:
+            return cls(
+                objective,
+                None if deadline is None else parse_duration(deadline),
+                # shells eat a `$`, so it may be left out here
+                None if budget is None else parse_money(f"${budget.removeprefix('$')}"),
+            )
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+
+
+def refuse_limits_of_a_job(limits: Limits) -> None:
+    """A job's curve is as its job file had it drawn.
+
+    Raises:
+        ConfigurationError: If something else is asked for.
+    """
+    if limits != Limits():
+        raise ConfigurationError(
+            "--objective, --budget and --deadline go with --from; for a job: `scavenger plan JOB.yaml --objective ...`"
+        )
+
+
+def _put(text: str | None, out: Path | None) -> int:
     if out is None:
         if text is not None:
             console.write(sys.stdout, text)

@@ -1,0 +1,215 @@
+"""What the models get wrong on public measurements, beside the best published forms on the very same points.
+
+Nothing is tuned here: the code is that of `scavenger models backtest`, and the files are read where they are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.figures import Benchmark, Result
+from benchmarks.peers.published_laws import critical_batch, noise_linear, p_norm
+from scavenger.control.tables import number, read_placements, read_runs, read_table
+from scavenger.domain.curve import FloatArray
+from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.models.backtest import GroupResult, PlacementRow, RunRow, Skipped
+from scavenger.models.backtest_epochs import backtest_epochs
+from scavenger.models.backtest_steps import backtest_steps, step_times_of
+from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
+from scavenger.models.statistical import StatisticalModel, fit_statistical
+
+__all__ = ["BENCHMARK"]
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "measured"
+
+_Line = tuple[str, str, str, str, str]
+
+
+def run(repetitions: int, work_dir: Path) -> Result:
+    """Once over all files: there is no chance in it.
+
+    Raises:
+        SystemExit: If the data is not there.
+    """
+    if not DATA.is_dir():
+        raise SystemExit(f"the public measurements are not at {DATA}: nothing to test against")
+    runs, placements = read_runs(DATA / "convergence.csv"), read_placements(DATA / "step_times.csv")
+    began = time.perf_counter()
+    lines: list[_Line] = []
+    covered: list[bool] = []
+    figures: dict[str, object] = {}
+    for source, points, aim in (
+        ("mlperf-rcp", "extremes", "median under 4"),
+        ("mlperf-rcp", 3, "median under 3"),
+        ("zeus", 3, "median under 6, worst under 15"),
+        ("pollux-threshold", 3, "worst under 10"),
+    ):
+        of_source = [row for row in runs if row.source == source]
+        found = _judged(backtest_epochs(of_source, points))
+        name = f"epochs, {source}, {points if points == 'extremes' else f'{points} points'}"
+        medians = {one.workload: float(np.median(one.errors())) for one in found}
+        by_critical, by_noise = (_of_law(law, of_source, found) for law in (critical_batch, noise_linear))
+        reference = f"critical-batch {_middle_worst(by_critical)}, noise-linear {_middle_worst(by_noise)}"
+        lines.append((name, reference, aim, _middle_worst(list(medians.values())), _share(found)))
+        covered += _covered(found)
+        figures[name] = medians
+    for points, per_node, aim in (
+        ("marked", 1, "each under 7"),
+        ("marked", 4, "each under 12"),
+        (6, 1, "each under 6"),
+        (6, 4, "each under 10"),
+    ):
+        here = [row for row in placements if row.workers_per_node == per_node]
+        found = _judged(backtest_steps(here, points))
+        means = {one.workload: float(np.mean(one.errors())) for one in found}
+        chosen = "marked" if points == "marked" else "own"
+        name = f"step time, {per_node} a node, six {chosen} points"
+        reference = ", ".join(f"{value:.1f}" for value in _p_norm(here, found))
+        lines.append((name, f"p-norm {reference}", aim, _each(means.values()), _share(found)))
+        covered += _covered(found)
+        figures[name] = means
+    errors, held = _grid(placements)
+    mean = float(np.mean(list(errors.values())))
+    lines.append(
+        (
+            "time over the (K, B) grid",
+            "7.2 (p-norm and critical-batch)",
+            "mean under 6, each under 8",
+            f"{mean:.1f}: {_each(errors.values())}",
+            f"{100 * np.mean(held):.0f} %",
+        )
+    )
+    covered += held
+    figures["time over the (K, B) grid"] = errors
+    coverage = float(np.mean(covered))
+    lines.append(
+        ("coverage of the 90 % interval over everything", "-", "85 to 96 %", f"{100 * coverage:.0f} %", "")
+    )
+    figures["coverage90"] = coverage
+    return Result(
+        headers=("error, percent", "published form, same points", "aim", "measured", "in 90 %"),
+        rows=tuple(lines),
+        verdict=f"{len(covered):,} predictions, {100 * coverage:.0f} % of the measurements inside their 90 % interval",
+        figures=figures,
+        remarks=(
+            "epochs: median over the workloads of each one's median error / the worst of these medians; step time "
+            "and grid: mean error of each workload, in alphabetical order",
+            "errors are |predicted / measured - 1| where nothing was fitted; of the grid, everywhere",
+            f"all of it, reading and the published forms included, takes {time.perf_counter() - began:.1f} s",
+        ),
+    )
+
+
+def _judged(found: Sequence[GroupResult | Skipped]) -> list[GroupResult]:
+    return [one for one in found if isinstance(one, GroupResult)]
+
+
+def _covered(found: Sequence[GroupResult]) -> list[bool]:
+    return [bool(held) for one in found for held in one.covered()]
+
+
+def _share(found: Sequence[GroupResult]) -> str:
+    return f"{100 * np.mean(_covered(found)):.0f} %"
+
+
+def _middle_worst(values: Sequence[float]) -> str:
+    return f"{np.median(values):.1f} / {max(values):.1f}"
+
+
+def _each(values: object) -> str:
+    return ", ".join(f"{value:.1f}" for value in values)  # type: ignore[attr-defined]
+
+
+_Law = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
+
+
+def _of_law(law: _Law, rows: Sequence[RunRow], found: Sequence[GroupResult]) -> list[float]:
+    """Median error of each workload by another law, fitted to and judged at the same batch sizes."""
+    medians = []
+    for one in found:
+        means: dict[int, list[float]] = {}
+        for row in rows:
+            if row.workload == one.workload and 0.0 < row.epochs < math.inf:
+                means.setdefault(int(row.global_batch_size), []).append(row.epochs)
+        size = {f"batch {batch}": batch for batch in means}
+        profiled = np.array([size[name] for name in one.profiled], dtype=np.float64)
+        unseen = np.array([size[p.at] for p in one.predictions], dtype=np.float64)
+        known = np.array([np.mean(means[int(batch)]) for batch in profiled])
+        truth = np.array([p.truth for p in one.predictions])
+        medians.append(float(np.median(100.0 * np.abs(law(profiled, known, unseen) / truth - 1.0))))
+    return medians
+
+
+def _p_norm(rows: Sequence[PlacementRow], found: Sequence[GroupResult]) -> list[float]:
+    """Mean error of each workload by the p-norm, fitted to and judged at the same placements."""
+    means = []
+    for one in found:
+        times = {
+            f"K {time.workers}, b {time.local_batch_size}": time
+            for time in step_times_of([row for row in rows if row.workload == one.workload])
+        }
+        seen = [times[name] for name in one.profiled]
+        unseen = [times[p.at] for p in one.predictions]
+        predict = p_norm(
+            np.array([t.workers for t in seen], dtype=np.float64),
+            np.array([t.local_batch_size for t in seen], dtype=np.float64),
+            seen[0].workers_per_node,
+            np.array([t.step_time_s for t in seen]),
+        )
+        predicted = predict(
+            np.array([t.workers for t in unseen], dtype=np.float64),
+            np.array([t.local_batch_size for t in unseen], dtype=np.float64),
+        )
+        truth = np.array([p.truth for p in one.predictions])
+        means.append(float(np.mean(100.0 * np.abs(predicted / truth - 1.0))))
+    return means
+
+
+def _grid(placements: Sequence[PlacementRow]) -> tuple[dict[str, float], list[bool]]:
+    """Mean error of time over the (K, B) grid of each workload, and which times lie in their intervals.
+
+    Step times from the six marked placements with one worker a node; samples to the target from three batch sizes:
+    the ends and the one that the model finds most informative.
+    """
+    columns = ("workload", "workers", "global_batch_size", "iterations", "time_s")
+    rows = read_table(DATA / "grid.csv", columns)
+    errors: dict[str, float] = {}
+    held: list[bool] = []
+    for workload in sorted({row["workload"] for row in rows}):
+        table = np.array(
+            [[number(row[name]) for name in columns[1:]] for row in rows if row["workload"] == workload]
+        )
+        workers, batch, iterations, time_s = table.T
+        marked = [r for r in placements if r.workload == workload and r.workers_per_node == 1 and r.marked]
+        steps: ParallelModel = fit_parallel(step_times_of(marked))
+        samples = {int(b): float(i * b) for b, i in zip(batch, iterations, strict=True)}
+        epochs = _three_points(samples)
+        tau, step_log_sd = steps.predict(workers.astype(int), batch.astype(int), np.ones(len(batch)))
+        wanted, epochs_log_sd = epochs.predict(batch)
+        predicted = wanted * min(samples.values()) / batch * tau
+        margin = np.exp(INTERVAL_Z * np.hypot(step_log_sd, epochs_log_sd))
+        errors[workload] = float(np.mean(100.0 * np.abs(predicted / time_s - 1.0)))
+        held += [bool(one) for one in (predicted / margin <= time_s) & (time_s <= predicted * margin)]
+    return errors, held
+
+
+def _three_points(samples: dict[int, float]) -> StatisticalModel:
+    unit = min(samples.values())
+    profiled = [min(samples), max(samples)]
+
+    def fit() -> StatisticalModel:
+        records = [ConvergenceRecord(size, samples[size] / unit) for size in sorted(profiled)]
+        sizes = tuple(sorted(profiled))
+        return fit_statistical([], records, global_batch_sizes=sizes, epochs_hint=None, max_epochs=1.0)
+
+    model = fit()
+    profiled.append(model.most_informative([size for size in samples if size not in profiled]))
+    return fit()
+
+
+BENCHMARK = Benchmark("backtest", 1, run)

@@ -1,0 +1,142 @@
+"""`models backtest`: predictions of the models held against measurements that they were not fitted to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.text import Text
+
+from scavenger.control.tables import read_placements, read_runs
+from scavenger.errors import ConfigurationError
+from scavenger.models.backtest import GroupResult, Skipped, coverage90, median_ape
+from scavenger_cli import console, render
+from scavenger_cli.formatting import clean, plural
+
+__all__ = ["backtest"]
+
+POINTS_MAX = 1000
+
+
+def backtest(step_times: Path | None, convergence: Path | None, *, points: str | None, as_json: bool) -> int:
+    """Fit on some points of every workload, predict the others, and show by how much they are off.
+
+    Args:
+        points: `extremes`, `marked` (column `profiled`), or how many; None for what suits the file.
+
+    Raises:
+        ConfigurationError: If no file is given, one cannot be read, or `points` is something else.
+    """
+    if step_times is None and convergence is None:
+        raise ConfigurationError("nothing to test against: give --step-times FILE or --convergence FILE")
+    wanted = _points(points)
+    found: list[GroupResult | Skipped] = []
+    if convergence is not None:
+        from scavenger.models.backtest_epochs import backtest_epochs
+
+        if wanted == "marked":
+            raise ConfigurationError("--points marked is for step times; give extremes or a number")
+        found += backtest_epochs(read_runs(convergence), wanted or "extremes")
+    if step_times is not None:
+        from scavenger.models.backtest_steps import backtest_steps
+
+        rows = read_placements(step_times)
+        if wanted == "marked" and not any(row.marked for row in rows):
+            raise ConfigurationError(
+                f"{step_times}: no row is marked in a column 'profiled'; give --points 6"
+            )
+        found += backtest_steps(rows, wanted or ("marked" if any(row.marked for row in rows) else 6))
+    if as_json:
+        console.emit_json(_document(found))
+    else:
+        _show(found)
+    return 0
+
+
+def _points(text: str | None) -> str | int | None:
+    if text is None or text in ("extremes", "marked"):
+        return text
+    try:
+        count = int(text)
+    except ValueError:
+        count = 0
+    if not 2 <= count <= POINTS_MAX:
+        raise ConfigurationError(f"--points {text}: give extremes, marked, or a number from 2 on")
+    return count
+
+
+def _parted(found: list[GroupResult | Skipped]) -> tuple[list[GroupResult], list[Skipped]]:
+    judged = [one for one in found if isinstance(one, GroupResult)]
+    return judged, [one for one in found if isinstance(one, Skipped)]
+
+
+def _document(found: list[GroupResult | Skipped]) -> dict[str, Any]:
+    judged, skipped = _parted(found)
+    return {
+        "schema_version": console.SCHEMA_VERSION,
+        "workloads": [
+            {
+                **_place(one),
+                "law": one.law,
+                "profiled": list(one.profiled),
+                "predicted": len(one.predictions),
+                "dropped": one.dropped,
+                "median_ape": float(np.median(one.errors())),
+                "mean_ape": float(np.mean(one.errors())),
+                "max_ape": float(np.max(one.errors())),
+                "coverage90": float(np.mean(one.covered())),
+            }
+            for one in judged
+        ],
+        "skipped": [{**_place(one), "reason": one.reason, "dropped": one.dropped} for one in skipped],
+        "median_ape": median_ape(judged),
+        "coverage90": coverage90(judged),
+    }
+
+
+def _place(one: GroupResult | Skipped) -> dict[str, Any]:
+    origin = "source" if one.workers_per_node is None else "cluster"
+    return {origin: one.origin, "workers_per_node": one.workers_per_node, "workload": one.workload}
+
+
+def _show(found: list[GroupResult | Skipped]) -> None:
+    judged, skipped = _parted(found)
+    for heading in dict.fromkeys(map(_heading, judged)):
+        grid = render.table((heading, "left"))
+        for title in ("law", "fit", "test", "median", "mean", "worst", "in 90 %"):
+            grid.add_column(title, justify="left" if title == "law" else "right", no_wrap=True)
+        for one in (one for one in judged if _heading(one) == heading):
+            errors = one.errors()
+            figures = (float(np.median(errors)), float(np.mean(errors)), float(np.max(errors)))
+            grid.add_row(
+                clean(one.workload),
+                one.law,
+                str(len(one.profiled)),
+                str(len(one.predictions)),
+                *(f"{figure:.1f} %" for figure in figures),
+                f"{100 * float(np.mean(one.covered())):.0f} %",
+            )
+        console.emit(grid, "")
+    if judged:
+        console.emit(
+            Text(
+                f"Fitted to the fewest, tested on the others: median over {plural(len(judged), 'workload')} of the "
+                f"median error {median_ape(judged):.1f} %; "
+                f"{100 * (coverage90(judged) or 0.0):.0f} % of what was measured lies in the 90 % intervals."
+            )
+        )
+    for one_skipped in skipped:
+        console.note(f"skipped: {_heading(one_skipped)}: {one_skipped.workload}: {one_skipped.reason}")
+    if dropped := sum(one.dropped for one in found):
+        console.note(f"{plural(dropped, 'row')} left out: not a positive number everywhere")
+    if not judged:
+        console.note("no workload has enough points to fit to some and test on others")
+
+
+def _heading(one: GroupResult | Skipped) -> str:
+    """`zeus`, `aws-g4dn-t4, 4 workers a node`."""
+    origin = clean(one.origin) or "workload"
+    if one.workers_per_node is None:
+        return origin
+    return f"{origin}, {plural(one.workers_per_node, 'worker')} a node"

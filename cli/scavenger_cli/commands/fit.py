@@ -1,0 +1,108 @@
+"""`models fit`: models from tables of past measurements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from scavenger.control.imported import Imported, Terms, read_sources
+from scavenger.errors import ConfigurationError
+from scavenger_cli import console, render
+from scavenger_cli.formatting import clean, plural
+
+if TYPE_CHECKING:
+    from scavenger.store.records import ModelRecord
+
+__all__ = ["fit"]
+
+
+def fit(
+    step_times: Path | None,
+    convergence: Path | None,
+    terms: Terms,
+    *,
+    job: str | None,
+    out: Path | None,
+    store_url: str | None,
+    as_json: bool,
+) -> int:
+    """Fit, show what was found, and keep it: in a file, in the store, or both.
+
+    Args:
+        job: A job that the store knows: others like it will find these models.
+
+    Raises:
+        ConfigurationError: As `read_sources`; or there is no such job, or it never got as far as its data.
+    """
+    if step_times is None:
+        raise ConfigurationError("nothing to fit the time of a step to: give --step-times FILE")
+    imported = read_sources([path for path in (step_times, convergence) if path is not None], terms)
+    record = None if job is None else _store(imported, job, store_url)
+    if out is not None:
+        try:
+            out.write_text(json.dumps(imported.to_dict(), ensure_ascii=True, allow_nan=False) + "\n", "utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"{out}: {error.strerror or error}") from error
+        console.note(f"written: {out}; draw it: scavenger curves --from {out}")
+    if record is not None:
+        console.note(f"stored: model {record.id[:8]}")
+    if as_json:
+        console.emit_json(imported.to_dict())
+    else:
+        _show(imported)
+    return 0
+
+
+def _store(imported: Imported, key: str, store_url: str | None) -> ModelRecord:
+    from scavenger.models.job_model import SCHEMA_VERSION
+    from scavenger.store import Store
+
+    with Store.open(store_url) as store:
+        job = store.job(key)
+        if job.fingerprint is None:
+            raise ConfigurationError(
+                f"job {job.name} ({job.id[:8]}) never got as far as its data: plan it first"
+            )
+        vms = imported.model.vms
+        if job.fingerprint.vm not in {vm.vm for vm in vms}:
+            raise ConfigurationError(
+                f"job {job.name} runs on {job.fingerprint.vm}, of which there is no measurement; the files have "
+                f"{', '.join(vm.vm for vm in vms)} in the column 'cluster'"
+            )
+        return store.save_model(
+            job.fingerprint,
+            imported.model.to_dict(),
+            job_id=job.id,
+            schema_version=SCHEMA_VERSION,
+            measurements=sum(len(vm.parallel.measured) for vm in vms),
+            runs=0,
+        )
+
+
+def _show(imported: Imported) -> None:
+    model = imported.model
+    grid = render.table(("model", "left"), ("law", "left"), ("fitted to", "left"), ("left over", "right"))
+    statistical = model.statistical
+    grid.add_row(
+        "epochs",
+        statistical.law.kind,
+        "nothing: ratios only"
+        if statistical.relative_only
+        else f"batch {statistical.batch_min:g} to {statistical.batch_max:g}",
+        f"{100 * statistical.law_log_sd:.0f} %",
+    )
+    for vm in model.vms:
+        fitted = vm.parallel
+        places = plural(len(fitted.measured), "configuration")
+        grid.add_row(
+            clean(f"step time, {vm.vm}"),
+            fitted.law.kind,
+            f"{places}, K {fitted.workers_min} to {fitted.workers_max}",
+            f"{100 * fitted.residual_log_sd:.0f} %",
+        )
+    console.emit(Text(clean(imported.name), style="bold"), grid)
+    for note in model.all_notes():
+        console.note(f"note: {note}")

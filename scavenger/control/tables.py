@@ -1,0 +1,156 @@
+"""Measurements that somebody else has made, from CSV files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from scavenger.errors import ConfigurationError
+from scavenger.models.backtest import PlacementRow, RunRow
+
+__all__ = ["TABLE_MAX_BYTES", "number", "read_header", "read_placements", "read_runs", "read_table", "whole"]
+
+TABLE_MAX_BYTES = 64 * 2**20
+"""A million rows; more is another kind of file."""
+
+
+def read_header(path: Path) -> list[str]:
+    """The names of the columns of a CSV file.
+
+    Raises:
+        ConfigurationError: As `read_table`, whichever columns there are.
+    """
+    return _lines(path, "workload, ...")[0]
+
+
+def read_table(
+    path: Path, required: Sequence[str], *, optional: Sequence[str] = ()
+) -> list[Mapping[str, str]]:
+    """The rows of a CSV file with a header, by column; other columns are ignored.
+
+    Returns:
+        One mapping per row, with every required and optional column; cells that are not there are empty.
+
+    Raises:
+        ConfigurationError: If the file cannot be read, is too large, is no text, has no header, misses a required
+            column, names one twice, or has no row.
+    """
+    header, *lines = _lines(path, ", ".join(required))
+    for name in required:
+        if name not in header:
+            close = get_close_matches(name, header, n=1)
+            hint = f"; did you mean {close[0]!r} for it?" if close else f"; it has {', '.join(header)}"
+            raise ConfigurationError(f"{path}:1: there is no column {name!r}{hint}")
+    wanted = [*required, *optional]
+    for name in wanted:
+        if header.count(name) > 1:
+            raise ConfigurationError(f"{path}:1: column {name!r} is there twice")
+    if not lines:
+        raise ConfigurationError(f"{path}: no row below the names of the columns")
+    places = {name: header.index(name) for name in wanted if name in header}
+    return [
+        {name: line[places[name]] if name in places and places[name] < len(line) else "" for name in wanted}
+        for line in lines
+    ]
+
+
+def _lines(path: Path, expected: str) -> list[list[str]]:
+    """The cells of every line that is not empty, without spaces around them; at least one line."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(TABLE_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+    if len(raw) > TABLE_MAX_BYTES:
+        raise ConfigurationError(
+            f"{path}: larger than {TABLE_MAX_BYTES >> 20} MiB: not a table of measurements"
+        )
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: not a text in UTF-8: byte {error.start}") from error
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    try:
+        lines = [[cell.strip() for cell in line] for line in reader]
+    except csv.Error as error:
+        raise ConfigurationError(f"{path}:{reader.line_num}: not CSV: {error}") from error
+    if not (filled := [line for line in lines if any(line)]):
+        raise ConfigurationError(f"{path}: empty; the first line must name the columns: {expected}")
+    return filled
+
+
+def number(cell: str) -> float:
+    """A cell as a number; NaN where it is none, which is counted and left out by those who fit to it."""
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def whole(cell: str) -> int:
+    """A cell as a whole number; 0, which nothing that is counted here can be, where it is none."""
+    value = number(cell)
+    return int(value) if math.isfinite(value) and value == math.floor(value) and abs(value) < 2**53 else 0
+
+
+def read_runs(path: Path) -> list[RunRow]:
+    """Training runs to their target, one a row: workload, global_batch_size, epochs, and source if there is one.
+
+    Raises:
+        ConfigurationError: As `read_table`.
+    """
+    rows = read_table(path, ("workload", "global_batch_size", "epochs"), optional=("source",))
+    return [
+        RunRow(
+            source=row["source"],
+            workload=row["workload"],
+            global_batch_size=number(row["global_batch_size"]),
+            epochs=number(row["epochs"]),
+        )
+        for row in rows
+    ]
+
+
+def read_placements(path: Path) -> list[PlacementRow]:
+    """Mean step times, one placement a row: workload, workers, step_time_s, and a batch size, local or global.
+
+    What is not there: one worker per node, one cluster, synchronisation unknown, no point marked.
+
+    Raises:
+        ConfigurationError: As `read_table`; or if there is a column of neither batch size.
+    """
+    optional = (
+        "cluster",
+        "workers_per_node",
+        "local_batch_size",
+        "global_batch_size",
+        "sync_time_s",
+        "profiled",
+    )
+    rows = read_table(path, ("workload", "workers", "step_time_s"), optional=optional)
+    if not any(row["local_batch_size"] or row["global_batch_size"] for row in rows):
+        raise ConfigurationError(
+            f"{path}:1: there is no column 'local_batch_size' and no 'global_batch_size'"
+        )
+    placements = []
+    for row in rows:
+        workers = whole(row["workers"])
+        local, total = number(row["local_batch_size"]), number(row["global_batch_size"])
+        placements.append(
+            PlacementRow(
+                workload=row["workload"],
+                cluster=row["cluster"],
+                workers_per_node=whole(row["workers_per_node"]) if row["workers_per_node"] else 1,
+                workers=workers,
+                local_batch_size=total / workers if math.isnan(local) and workers > 0 else local,
+                global_batch_size=local * workers if math.isnan(total) else total,
+                step_time_s=number(row["step_time_s"]),
+                sync_time_s=number(row["sync_time_s"]),
+                marked=row["profiled"].lower() in ("1", "1.0", "true", "yes"),
+            )
+        )
+    return placements

@@ -1,0 +1,123 @@
+"""What a back-test found: predictions held against measurements that the fit has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scavenger.domain.curve import BoolArray, FloatArray
+
+__all__ = [
+    "GroupResult",
+    "PlacementRow",
+    "Predicted",
+    "RunRow",
+    "Skipped",
+    "coverage90",
+    "median_ape",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """One training run to its target, as in a file of convergence data; figures may be anything, NaN included.
+
+    Attributes:
+        epochs: To the target; or samples, only ratios matter.
+    """
+
+    source: str
+    workload: str
+    global_batch_size: float
+    epochs: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRow:
+    """The mean step time of one placement, as in a file of step times; figures may be anything, NaN included.
+
+    Attributes:
+        workers: K, over all nodes.
+        local_batch_size: b, samples.
+        sync_time_s: Part of the step seen as synchronisation; NaN where unknown.
+        marked: One of the points that the file proposes to fit to.
+    """
+
+    workload: str
+    cluster: str
+    workers_per_node: int
+    workers: int
+    local_batch_size: float
+    global_batch_size: float
+    step_time_s: float
+    sync_time_s: float
+    marked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """One measurement that the fit has not seen.
+
+    Attributes:
+        at: What it was measured at, as in `batch 512` or `K 4, b 32`.
+        truth, predicted, low, high: In the unit of the file; low to high is the 90 % interval.
+    """
+
+    at: str
+    truth: float
+    predicted: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """One group: fitted on some of its points, judged at the others.
+
+    Attributes:
+        origin: Source of convergence data, cluster of step times.
+        workers_per_node: None for convergence data.
+        law: Name of the law, or of the one with the largest weight.
+        profiled: What was fitted to, as in `Predicted.at`.
+        dropped: Rows that were no measurements: not finite, not positive, missing.
+    """
+
+    origin: str
+    workers_per_node: int | None
+    workload: str
+    law: str
+    profiled: tuple[str, ...]
+    predictions: tuple[Predicted, ...]
+    dropped: int = 0
+
+    def errors(self) -> FloatArray:
+        """Absolute errors |predicted / truth - 1| in percent, shape `(n,)`."""
+        return np.array([100.0 * abs(p.predicted / p.truth - 1.0) for p in self.predictions])
+
+    def covered(self) -> BoolArray:
+        """Which truths lie in their 90 % intervals, shape `(n,)`."""
+        return np.array([p.low <= p.truth <= p.high for p in self.predictions], dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A group that has too few points, and why."""
+
+    origin: str
+    workers_per_node: int | None
+    workload: str
+    reason: str
+    dropped: int = 0
+
+
+def median_ape(results: Sequence[GroupResult]) -> float | None:
+    """The median over groups of each one's median absolute error, percent; None without a group."""
+    return float(np.median([np.median(result.errors()) for result in results])) if results else None
+
+
+def coverage90(results: Sequence[GroupResult]) -> float | None:
+    """The share of all predictions whose interval holds the truth; None without one."""
+    covered = [held for result in results for held in result.covered()]
+    return float(np.mean(covered)) if covered else None

@@ -1,0 +1,168 @@
+"""The parallel model held against measured step times that it has not seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from scavenger.models.backtest import GroupResult, PlacementRow, Predicted, Skipped
+from scavenger.models.design import Candidate, propose
+from scavenger.models.parallel import INTERVAL_Z, StepTimes, fit_parallel
+
+__all__ = ["backtest_steps", "step_times_of"]
+
+STEPS = 20
+"""That a mean of a file is taken to be over, where it does not say; with no spread known it has no influence."""
+
+SAME_BATCH_MAX = 1.0
+"""Samples by which the local batches of one step may differ: more contradict the global one."""
+
+
+def backtest_steps(rows: Iterable[PlacementRow], points: int | str) -> list[GroupResult | Skipped]:
+    """Fit each group's step times at a few placements, and predict them at all others.
+
+    Args:
+        rows: In any order; those without positive figures, or whose batch sizes contradict each other, are
+            dropped and counted. Without `sync_time_s` the linear law, which rests on it, is not tried.
+        points: What to fit to: `marked`, the rows that say so; `extremes`, the smallest and the largest batch
+            at the fewest and at the most workers; or how many placements, at least 2, which are then chosen one
+            after the other by `design.propose`, each seeing only the step times of those before it.
+
+    Returns:
+        One per (cluster, workers per node, workload), sorted.
+
+    Raises:
+        ValueError: If `points` is none of these.
+    """
+    if points not in ("marked", "extremes") and not (isinstance(points, int) and points >= 2):
+        raise ValueError(
+            f"a back-test of step times fits to marked, extremes, or 2 placements or more, not {points!r}"
+        )
+    groups: dict[tuple[str, int, str], list[PlacementRow]] = {}
+    for row in rows:
+        groups.setdefault((row.cluster, row.workers_per_node, row.workload), []).append(row)
+    return [_backtest(*key, groups[key], points) for key in sorted(groups)]
+
+
+def step_times_of(rows: Iterable[PlacementRow]) -> list[StepTimes]:
+    """The usable rows as the parallel model takes them, in their order; unknown synchronisation is 0."""
+    times = []
+    for row in rows:
+        if not _usable(row):
+            continue
+        place, sync_s = _place(row), _synchronisation(row) or 0.0
+        times.append(
+            StepTimes(
+                workers=place.workers,
+                global_batch_size=place.global_batch_size,
+                local_batch_size=-(-place.global_batch_size // place.workers),
+                contention=1.0,
+                step_time_s=row.step_time_s,
+                compute_s=row.step_time_s - sync_s,
+                sync_s=sync_s,
+                spread_s=0.0,
+                steps=STEPS,
+                workers_per_node=place.workers_per_node,
+            )
+        )
+    return times
+
+
+def _backtest(
+    cluster: str, workers_per_node: int, workload: str, rows: Sequence[PlacementRow], points: int | str
+) -> GroupResult | Skipped:
+    places: dict[Candidate, list[PlacementRow]] = {}
+    for row in sorted((row for row in rows if _usable(row)), key=_order):
+        places.setdefault(_place(row), []).append(row)
+    dropped = len(rows) - sum(len(alike) for alike in places.values())
+    chosen = _marked(places) if points == "marked" else _extremes(places) if points == "extremes" else []
+    if isinstance(points, int) and points < len(places):
+        chosen = _proposed(places, points)
+    if len(chosen) < 2 or len(chosen) >= len(places):
+        reason = (
+            f"{len(places)} placements, {len(chosen)} to fit to: 2 or more are needed, and one to predict"
+        )
+        return Skipped(cluster, workers_per_node, workload, reason, dropped)
+    known = all(_synchronisation(row) is not None for place in chosen for row in places[place])
+    model = fit_parallel(_times(places, chosen), law=None if known else "overlap")
+    unseen = [place for place in sorted(places) if place not in chosen]
+    predicted, deviation = model.predict(
+        np.array([place.workers for place in unseen]),
+        np.array([place.global_batch_size for place in unseen]),
+        np.ones(len(unseen)),
+    )
+    margin = np.exp(INTERVAL_Z * deviation)
+    return GroupResult(
+        origin=cluster,
+        workers_per_node=workers_per_node,
+        workload=workload,
+        law=model.law.kind,
+        profiled=tuple(_name(place) for place in sorted(chosen)),
+        predictions=tuple(
+            Predicted(
+                _name(place), row.step_time_s, float(value), float(value / factor), float(value * factor)
+            )
+            for place, value, factor in zip(unseen, predicted, margin, strict=True)
+            for row in places[place]
+        ),
+        dropped=dropped,
+    )
+
+
+def _usable(row: PlacementRow) -> bool:
+    figures = (row.local_batch_size, row.global_batch_size, row.step_time_s)
+    if min(row.workers, row.workers_per_node) < 1 or not all(math.isfinite(f) and f > 0.0 for f in figures):
+        return False
+    if round(row.local_batch_size * row.workers) < row.workers:
+        return False
+    return abs(row.global_batch_size / row.workers - row.local_batch_size) <= SAME_BATCH_MAX
+
+
+def _place(row: PlacementRow) -> Candidate:
+    return Candidate(row.workers, round(row.local_batch_size * row.workers), row.workers_per_node)
+
+
+def _order(row: PlacementRow) -> tuple[int, float, float, float]:
+    sync = _synchronisation(row)
+    return (row.workers, row.local_batch_size, row.step_time_s, -1.0 if sync is None else sync)
+
+
+def _synchronisation(row: PlacementRow) -> float | None:
+    """Seconds; None where it is unknown or no part of the step."""
+    return row.sync_time_s if 0.0 <= row.sync_time_s < row.step_time_s else None
+
+
+def _times(places: dict[Candidate, list[PlacementRow]], chosen: Sequence[Candidate]) -> list[StepTimes]:
+    return step_times_of([row for place in chosen for row in places[place]])
+
+
+def _marked(places: dict[Candidate, list[PlacementRow]]) -> list[Candidate]:
+    return [place for place, rows in places.items() if any(row.marked for row in rows)]
+
+
+def _extremes(places: dict[Candidate, list[PlacementRow]]) -> list[Candidate]:
+    counts = [place.workers for place in places]
+    ends = []
+    for workers in sorted({min(counts), max(counts)} if counts else ()):
+        batches = [place for place in sorted(places) if place.workers == workers]
+        ends += [batches[0], batches[-1]]
+    return list(dict.fromkeys(ends))
+
+
+def _proposed(places: dict[Candidate, list[PlacementRow]], points: int) -> list[Candidate]:
+    """Until nothing useful is left, as a search would; at least two, so that there is something to fit."""
+    candidates = sorted(places)
+    chosen: list[Candidate] = []
+    while len(chosen) < points:
+        index = propose(candidates, _times(places, chosen))
+        if index is None:
+            break
+        chosen.append(candidates[index])
+    return chosen
+
+
+def _name(place: Candidate) -> str:
+    """As `K 4, b 32`."""
+    return f"K {place.workers}, b {-(-place.global_batch_size // place.workers)}"

@@ -1,0 +1,201 @@
+"""What to profile next: the configuration that takes the most doubt out of all others, for what it costs.
+
+Doubt is the mean variance of ln τ over the configurations that matter. How far one more measurement lowers it is known
+before it is made: to first order in the coefficients the variance does not depend on what will be measured (integrated,
+or I-optimal, design; Atkinson, Donev and Tobias, "Optimum Experimental Designs", 2007, §10.6; for a process with a
+discrepancy Cohn, "Neural network exploration using optimal experiment design", 1996). The overlap law serves for it
+whichever law will predict in the end, since it contains steps that simply add up (φ → 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scavenger.domain.curve import FloatArray
+from scavenger.models.kriging import SCATTER, Kriging, Places, places_of
+from scavenger.models.overlap_fit import SCATTER_LOG_SD, fit_overlap, posterior_covariance, prior_of
+from scavenger.models.overlap_law import OverlapLaw
+from scavenger.models.parallel import MEASUREMENT_LOG_SD_MIN, extrapolation_variance, joined
+from scavenger.models.step_laws import StepTimes
+
+__all__ = ["Candidate", "ProfilingCost", "expected_log_sd", "propose"]
+
+TARGETS_MAX = 200
+"""Of more configurations than this, so many evenly spread ones stand for all."""
+
+CHUNK = 4096
+"""Candidates weighed at once, which bounds the memory."""
+
+CURVATURE = replace(SCATTER, smooth_compute=4.0)
+"""A design that takes the law of computing for straight never measures where it would bend. Hence a smooth
+deviation that is larger than usual, as large as what is seen at worst: 16 % between two batch sizes."""
+
+GAIN_MIN = 0.01
+"""A measurement that lowers the mean variance by less than this share of it is not worth its time."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Candidate:
+    """A configuration that may be profiled; `contention` as in `StepTimes`."""
+
+    workers: int
+    global_batch_size: int
+    workers_per_node: int = 1
+    contention: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.workers <= self.global_batch_size and self.workers_per_node >= 1):
+            raise ValueError(f"a candidate needs 1 <= K <= B and a worker per node: {self}")
+        if not 1.0 <= self.contention < float("inf"):
+            raise ValueError(f"contention is a number from 1 on: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilingCost:
+    """What one measurement costs, in worker-seconds: K steps τ + max(K - ready, 0) setup.
+
+    Attributes:
+        steps: Measured in each configuration, positive.
+        setup_s: Until a worker that has to be started can join, seconds.
+        ready: Workers that are there already.
+    """
+
+    steps: int
+    setup_s: float
+    ready: int = 0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.ready < 0 or not 0.0 <= self.setup_s < float("inf"):
+            raise ValueError(f"profiling costs steps and time: {self}")
+
+
+def propose(
+    candidates: Sequence[Candidate],
+    measured: Sequence[StepTimes],
+    *,
+    target: Sequence[Candidate] | None = None,
+    cost: ProfilingCost | None = None,
+) -> int | None:
+    """The index of the candidate to profile next; None if nothing useful is left.
+
+    Deterministic: of equally useful ones the first in the order of (K, B). With nothing measured it is the one
+    with the fewest workers and the smallest batch, which any machine can run and which costs least.
+
+    Args:
+        candidates: What may be profiled. Configurations that were measured already are passed over.
+        measured: What was; bad measurements are dropped.
+        target: What the doubt is to be taken out of; all candidates if None.
+        cost: None: every measurement costs the same.
+    """
+    done = {(t.workers, t.global_batch_size, t.workers_per_node) for t in measured if t.usable()}
+    open_ = [i for i, c in enumerate(candidates) if _key(c) not in done]
+    open_.sort(key=lambda i: (candidates[i], i))
+    if not open_:
+        return None
+    if not done:
+        return open_[0]
+    at = places([candidates[i] for i in open_])
+    aim = candidates if target is None else target
+    log_time, gain, now = _gain(at, aim, candidates, measured, reach=cost is not None)
+    if float(gain.max()) < GAIN_MIN * now:
+        return None
+    worth = gain
+    if cost is not None:
+        started = np.maximum(at.workers - cost.ready, 0.0)
+        worth = gain / (at.workers * cost.steps * np.exp(log_time) + started * cost.setup_s)
+    # What is equal up to rounding must not be decided by it.
+    return open_[int(np.argmax(worth >= worth.max() * (1.0 - 1e-9)))]
+
+
+def expected_log_sd(
+    candidates: Sequence[Candidate],
+    measured: Sequence[StepTimes],
+    *,
+    target: Sequence[Candidate] | None = None,
+) -> FloatArray:
+    """Root mean square deviation of ln τ over the target once each candidate has been measured too, shape `(n,)`.
+
+    Raises:
+        ValueError: If there is no candidate, or an empty target.
+    """
+    aim = candidates if target is None else target
+    if not candidates or not aim:
+        raise ValueError("expected_log_sd needs candidates, and something to predict")
+    _, gain, now = _gain(places(candidates), aim, candidates, measured, reach=False)
+    return np.sqrt(np.maximum(now - gain, 0.0))
+
+
+def places(candidates: Sequence[Candidate]) -> Places:
+    """Candidates as the laws see them."""
+    rows = [
+        (c.workers, -(-c.global_batch_size // c.workers) * c.contention, c.contention, c.workers_per_node)
+        for c in candidates
+    ]
+    return Places(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)
+
+
+def _key(candidate: Candidate) -> tuple[int, int, int]:
+    return (candidate.workers, candidate.global_batch_size, candidate.workers_per_node)
+
+
+def _thinned(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    if len(candidates) <= TARGETS_MAX:
+        return candidates
+    ordered = sorted(candidates)
+    return [ordered[i * len(ordered) // TARGETS_MAX] for i in range(TARGETS_MAX)]
+
+
+def _gain(
+    at: Places,
+    aim: Sequence[Candidate],
+    candidates: Sequence[Candidate],
+    measured: Sequence[StepTimes],
+    *,
+    reach: bool,
+) -> tuple[FloatArray, FloatArray, float]:
+    """ln τ expected at each place, how far measuring there lowers the mean variance over the aim, and that now.
+
+    The lowering is mean_i cov(i, j)² / (var(j) + measurement error²).
+
+    Args:
+        reach: Count also what lies beyond the profiled range. Where every point costs the same, the covariances
+            alone lead far enough; where many workers cost more, nothing else would ever reach the most.
+    """
+    points = joined([t for t in measured if t.usable()])
+    prior = prior_of(points, places(candidates))
+    law = fit_overlap(points, prior=prior)[0] if points else OverlapLaw.from_unknowns(prior.mean)
+    kriging = Kriging(law, points, SCATTER_LOG_SD, CURVATURE)
+    covariance = posterior_covariance(kriging, prior.precision)
+    wanted = places(_thinned(aim))
+    log_time, variance = kriging.predict(at, covariance)
+    now = kriging.predict(wanted, covariance)[1]
+    gain = np.empty(len(log_time))
+    for start in range(0, len(log_time), CHUNK):
+        part = at.part(start, start + CHUNK)
+        shared = kriging.covariance_between(part, wanted, covariance) ** 2
+        gain[start : start + CHUNK] = shared.mean(axis=1)
+    gain /= variance + MEASUREMENT_LOG_SD_MIN**2
+    if points and reach:
+        beyond, nearer = _extrapolation(places_of(points), at, wanted)
+        return log_time, gain + nearer, float((now + beyond).mean())
+    return log_time, gain, float(now.mean())
+
+
+def _extrapolation(seen: Places, at: Places, wanted: Places) -> tuple[FloatArray, FloatArray]:
+    """What lying beyond the profiled range adds at each place wanted; by how much each new point lowers its mean."""
+    workers = float(seen.workers.min()), float(seen.workers.max())
+    work = float(seen.work.min()), float(seen.work.max())
+    beyond = extrapolation_variance(wanted, workers, work)
+    nearer = np.empty(len(at.work))
+    for start in range(0, len(nearer), CHUNK):
+        count, load = (column[start : start + CHUNK, None] for column in (at.workers, at.work))
+        left = extrapolation_variance(
+            wanted,
+            (np.minimum(workers[0], count), np.maximum(workers[1], count)),
+            (np.minimum(work[0], load), np.maximum(work[1], load)),
+        )
+        nearer[start : start + CHUNK] = (beyond - left).mean(axis=1)
+    return beyond, nearer

@@ -1,0 +1,227 @@
+"""A law of the step time together with what it leaves: a smooth Gaussian process and scatter.
+
+=========  ======================================================================================================
+q          ∂ ln τ / ∂ ln(synchronisation) at a configuration: 0 where computing decides, 1 where synchronisation does
+J          ∂ ln τ / ∂ coefficient, one row per configuration
+σc, σs     scatter of a configuration's computing, and of its synchronisation, around anything smooth
+γc, γs     smooth deviation of computing from its law, by x; of synchronisation, by x and the number of machines
+S          covariance of the coefficients
+=========  ======================================================================================================
+
+ln τ = law + J δ + (1 - q) gc(ln x) + q gs(ln x, ln n) + scatter: universal kriging with the law as its trend [1]_, that
+is a model with a discrepancy [2]_. Because computing scatters far less than a network does, whatever is wrong with the
+law of one says little of the other, and a point in which synchronisation decides is believed less.
+
+References:
+    .. [1] Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, §2.7.
+    .. [2] Kennedy and O'Hagan, "Bayesian calibration of computer models", 2001.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+
+from scavenger.domain.curve import FloatArray
+from scavenger.models.types import Count, NotNegative, Positive
+
+__all__ = ["NO_SCATTER", "SCATTER", "Kriging", "Law", "Measured", "Places", "Scatter", "places_of"]
+
+CORRELATION_LOG_LENGTH = 0.5
+"""Configurations within a factor of 1.6 in x, and in machines, deviate from the law alike; beyond a factor of 3
+one says nothing of the other."""
+
+CHUNK = 8192
+"""Configurations evaluated at once: their intermediate arrays stay in the processor's cache."""
+
+
+class Places(NamedTuple):
+    """Where a step time is asked for; arrays of shape `(n,)`: K, x = b c, c, most workers per machine."""
+
+    workers: FloatArray
+    work: FloatArray
+    contention: FloatArray
+    workers_per_node: FloatArray
+
+    def part(self, start: int, stop: int) -> Places:
+        return Places(*(column[start:stop] for column in self))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Measured:
+    """The median step time of one profiled configuration; `log_sd` is the standard error of its logarithm."""
+
+    workers: Count
+    global_batch_size: Count
+    step_time_s: Positive
+    log_sd: Positive
+    contention: Positive = 1.0
+    workers_per_node: Count = 1
+
+    @property
+    def work(self) -> float:
+        """x, samples."""
+        return -(-self.global_batch_size // self.workers) * self.contention
+
+
+def places_of(measured: Sequence[Measured]) -> Places:
+    """Where the points were measured."""
+    rows = [(m.workers, m.work, m.contention, m.workers_per_node) for m in measured]
+    return Places(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)
+
+
+class Law(Protocol):
+    """What the trend has to offer; `LinearLaw` and `OverlapLaw` do."""
+
+    def evaluate(
+        self,
+        workers: FloatArray,
+        work: FloatArray,
+        contention: FloatArray,
+        workers_per_node: FloatArray | None = None,
+    ) -> tuple[FloatArray, FloatArray]: ...
+
+    def sync_elasticity(self, step_time_s: FloatArray, features: FloatArray) -> FloatArray: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """σs, γc and γs relative to σc."""
+
+    sync: NotNegative = 0.0
+    smooth_compute: NotNegative = 0.0
+    smooth_sync: NotNegative = 0.0
+
+
+NO_SCATTER = Scatter()
+"""Of a model that was averaged rather than fitted, whose one deviation stands for all."""
+
+SCATTER = Scatter(sync=3.0, smooth_compute=2.5, smooth_sync=3.0)
+"""With `overlap_fit.SCATTER_LOG_SD`: scatter 4 % of computing and 12 % of what goes over a shared network, smooth
+deviations 10 and 12 %. Predictions change little with them; the intervals rest on them."""
+
+
+class Kriging:
+    """The posterior of ln τ given a law and measured points (none at all will do).
+
+    Args:
+        scatter_log_sd: σc.
+        scatter: The other deviations, relative to it.
+    """
+
+    def __init__(
+        self,
+        law: Law,
+        measured: Sequence[Measured],
+        scatter_log_sd: float,
+        scatter: Scatter,
+    ) -> None:
+        self.law, self.scatter_log_sd, self.scatter = law, scatter_log_sd, scatter
+        places = places_of(measured)
+        step_time_s, self.features, self.sync = _relative(law, places)
+        self.log_work, self.log_nodes = _coordinates(places)
+        observed = np.array([m.step_time_s for m in measured], dtype=np.float64)
+        self.residual = np.log(observed) - np.log(step_time_s)
+        own = np.array([m.log_sd for m in measured], dtype=np.float64) ** 2
+        smooth = self._smooth(self.sync, self.log_work, self.log_nodes)
+        # The matrix can be factored, since the scatter of every point is positive.
+        self.kernel = smooth + np.diag(own + self._scatter_variance(self.sync))
+        self.factor = cho_factor(self.kernel, lower=True)
+
+    def information(self) -> FloatArray:
+        """Jᵀ (kernel)⁻¹ J, shape `(p, p)`."""
+        return np.asarray(self.features.T @ cho_solve(self.factor, self.features))
+
+    def predict(self, places: Places, covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """ln τ and its variance where nothing was measured, shape `(n,)` both.
+
+        Args:
+            covariance: Of the coefficients, given the points, shape `(p, p)`.
+        """
+        count = len(places.workers)
+        log_time, variance = np.empty(count), np.empty(count)
+        root = _root(covariance)
+        weights = cho_solve(self.factor, self.residual)
+        trend = cho_solve(self.factor, self.features) @ root
+        whiten = solve_triangular(self.factor[0], np.eye(len(weights)), lower=True).T
+        for start in range(0, count, CHUNK):
+            part = places.part(start, start + CHUNK)
+            step_time_s, features, sync = _relative(self.law, part)
+            cross = self._smooth(sync, *_coordinates(part))
+            told = cross @ whiten
+            spread = features @ root - cross @ trend
+            prior = self._smooth_variance(sync) + self._scatter_variance(sync)
+            stop = start + len(sync)
+            log_time[start:stop] = np.log(step_time_s) + cross @ weights
+            variance[start:stop] = np.einsum("ij,ij->i", spread, spread) + np.maximum(
+                prior - np.einsum("ij,ij->i", told, told), 0.0
+            )
+        return log_time, variance
+
+    def covariance_between(self, some: Places, others: Places, covariance: FloatArray) -> FloatArray:
+        """Posterior covariance of ln τ without its scatter, shape `(len(some), len(others))`."""
+        _, features, sync = _relative(self.law, some)
+        _, features2, sync2 = _relative(self.law, others)
+        here, there = (sync, *_coordinates(some)), (sync2, *_coordinates(others))
+        cross, cross2 = self._smooth(*here), self._smooth(*there)
+        trend = features - cross @ cho_solve(self.factor, self.features)
+        trend2 = features2 - cross2 @ cho_solve(self.factor, self.features)
+        left = _correlated(here, there, self.scatter_log_sd, self.scatter)
+        left -= cross @ cho_solve(self.factor, cross2.T)
+        return np.asarray(trend @ covariance @ trend2.T + left)
+
+    def _scatter_variance(self, sync: FloatArray) -> FloatArray:
+        return np.asarray(self.scatter_log_sd**2 * (1.0 + (self.scatter.sync * sync) ** 2))
+
+    def _smooth_variance(self, sync: FloatArray) -> FloatArray:
+        compute, network = self.scatter.smooth_compute * (1.0 - sync), self.scatter.smooth_sync * sync
+        return np.asarray(self.scatter_log_sd**2 * (compute**2 + network**2))
+
+    def _smooth(self, sync: FloatArray, log_work: FloatArray, log_nodes: FloatArray) -> FloatArray:
+        """Prior covariance of the smooth part with the measured points, shape `(n, measured)`."""
+        return _correlated(
+            (sync, log_work, log_nodes),
+            (self.sync, self.log_work, self.log_nodes),
+            self.scatter_log_sd,
+            self.scatter,
+        )
+
+
+_Coordinates = tuple[FloatArray, FloatArray, FloatArray]
+
+
+def _correlated(some: _Coordinates, others: _Coordinates, unit: float, scatter: Scatter) -> FloatArray:
+    """(1 - q)(1 - q') γc² k(x, x') + q q' γs² k(x, x') k(n, n') with k the squared exponential."""
+    (sync, work, nodes), (sync2, work2, nodes2) = some, others
+    by_work = (work[:, None] - work2) ** 2
+    alike = np.exp(by_work * (-0.5 / CORRELATION_LOG_LENGTH**2))
+    near = np.exp((nodes[:, None] - nodes2) ** 2 * (-0.5 / CORRELATION_LOG_LENGTH**2))
+    compute = (unit * scatter.smooth_compute) ** 2 * (1.0 - sync2)
+    network = (unit * scatter.smooth_sync) ** 2 * sync2
+    return np.asarray(alike * ((1.0 - sync)[:, None] * compute + sync[:, None] * network * near))
+
+
+def _relative(law: Law, places: Places) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """τ, ∂ ln τ / ∂ coefficient and q."""
+    step_time_s, features = law.evaluate(*places)
+    sync = np.clip(law.sync_elasticity(step_time_s, features), 0.0, 1.0)
+    features /= step_time_s[:, None]
+    return step_time_s, features, sync
+
+
+def _coordinates(places: Places) -> tuple[FloatArray, FloatArray]:
+    nodes = np.ceil(places.workers / np.minimum(places.workers_per_node, places.workers))
+    return np.log(places.work), np.log(nodes)
+
+
+def _root(covariance: FloatArray) -> FloatArray:
+    """A factor of a positive semi-definite matrix, without the directions in which it is nothing."""
+    # In units of their own deviations, since seconds per step and per sample differ by many powers of ten.
+    unit = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    values, vectors = np.linalg.eigh(covariance / np.outer(*[np.where(unit > 0.0, unit, 1.0)] * 2))
+    keep = values > 1e-12 * len(values)
+    return np.asarray(unit[:, None] * vectors[:, keep] * np.sqrt(values[keep]))

@@ -1,0 +1,107 @@
+"""Step times on a VM type that was hardly measured, or not at all, from a model of another.
+
+A VM type differs from another in how fast it computes and in how fast it synchronises. The law of the one is kept and
+two factors are found, α of computing and ρ of synchronisation, with the doubt of the old model and a wide one of the
+factors; each measured point takes from both as much as it tells, in the linear-Gaussian way that `kriging` predicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from scavenger.domain.curve import FloatArray
+from scavenger.models.kriging import Kriging, Measured, places_of
+from scavenger.models.parallel import ParallelModel, joined
+from scavenger.models.step_laws import StepTimes
+
+__all__ = ["transfer"]
+
+SPEED_LOG_SD = 0.5
+"""Of computing carried over by a known ratio of speed, such as that of the processors: a factor of 1.6."""
+
+UNKNOWN_SPEED_LOG_SD = 1.0
+"""The same without one: VM types of one cloud differ by a factor of e most of the time."""
+
+NETWORK_LOG_SD = 0.7
+"""Of synchronisation: links of VM types differ by a factor of 2 up or down."""
+
+SCALE_LOG_MAX = 20.0
+"""No machine is faster or slower by a factor of 5e8; keeps absurd measurements from overflowing."""
+
+STEP_MAX = 2.0
+"""Of one iteration, as ln τ bends over a factor of e or two."""
+
+ITERATIONS = 12
+"""Gauss-Newton steps on two unknowns in which ln τ is convex and smooth: it has long settled."""
+
+
+def transfer(
+    model: ParallelModel, times: Sequence[StepTimes], speed_ratio: float | None = None
+) -> ParallelModel:
+    """The model of another VM type.
+
+    Args:
+        model: Of the VM type that was measured.
+        times: Measured on the other type, may be empty; bad ones are dropped and counted in the notes.
+        speed_ratio: How many times faster the other type computes, as far as is known beforehand.
+
+    Raises:
+        ValueError: If the ratio is not positive and finite.
+    """
+    if speed_ratio is not None and not (math.isfinite(speed_ratio) and speed_ratio > 0.0):
+        raise ValueError(f"a ratio of speeds is positive and finite, not {speed_ratio}")
+    good = sorted(time for time in times if time.usable())
+    notes = [f"bad measurements dropped: {len(times) - len(good)}"] if len(good) < len(times) else []
+    notes.append(
+        f"step times are carried over from another VM type and corrected by {len(good)} measurements"
+        if good
+        else "step times are carried over from another VM type: none was measured on this one"
+    )
+    expected = np.array([0.0 if speed_ratio is None else -math.log(speed_ratio), 0.0])
+    deviation = (UNKNOWN_SPEED_LOG_SD if speed_ratio is None else SPEED_LOG_SD, NETWORK_LOG_SD)
+    measured = joined(good)
+    factors, doubt = _factors(model, measured, expected, np.diag(deviation) ** 2)
+    law = model.law.scaled(*np.exp(factors).tolist())
+    directions = law.scale_directions()
+    covariance = _rescaled(model, factors) + directions @ doubt @ directions.T
+    places = places_of(measured)
+    return replace(
+        model,
+        law=law,
+        covariance=tuple(tuple(row) for row in (covariance / model.residual_log_sd**2).tolist()),
+        measured=measured,
+        workers_min=int(min([model.workers_min, *places.workers])),
+        workers_max=int(max([model.workers_max, *places.workers])),
+        work_min=float(min([model.work_min, *places.work])),
+        work_max=float(max([model.work_max, *places.work])),
+        notes=(*model.notes, *notes),
+    )
+
+
+def _factors(
+    model: ParallelModel, measured: tuple[Measured, ...], expected: FloatArray, doubt: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """(ln α, ln ρ) and their covariance: as expected without a point, else by Gauss-Newton steps."""
+    factors, known = expected, np.linalg.inv(doubt)
+    for _ in range(ITERATIONS if measured else 0):
+        law = model.law.scaled(*np.exp(factors).tolist())
+        kriging = Kriging(law, measured, model.residual_log_sd, model.scatter)
+        # The old law's own doubt counts as error of these points, so that they do not seem to tell too much.
+        error = kriging.kernel + kriging.features @ _rescaled(model, factors) @ kriging.features.T
+        by_factor = kriging.features @ law.scale_directions()
+        weighted = np.linalg.solve(error, np.column_stack((kriging.residual, by_factor)))
+        information = by_factor.T @ weighted[:, 1:] + known
+        move = np.linalg.solve(information, by_factor.T @ weighted[:, 0] - known @ (factors - expected))
+        factors = np.clip(factors + np.clip(move, -STEP_MAX, STEP_MAX), -SCALE_LOG_MAX, SCALE_LOG_MAX)
+        doubt = np.linalg.inv(information)
+    return factors, doubt
+
+
+def _rescaled(model: ParallelModel, factors: FloatArray) -> FloatArray:
+    """Covariance of the old coefficients where they are seconds of the new type."""
+    unit = model.law.coefficient_scale(*np.exp(factors).tolist()) * model.residual_log_sd
+    return np.asarray(np.array(model.covariance) * np.outer(unit, unit))
