@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test install install-dev check format bench chaos clean
+.PHONY: help demo test install install-dev check format bench backtest chaos simulate clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ format: install-dev  ## put the code into its standard form
 
 bench: install-dev  ## measure what benchmarks/README.md tells of; about half an hour
 	$(BIN)/python -m benchmarks
+
+backtest: install-dev  ## hold the models against public measurements beside the published forms; seconds
+	$(BIN)/python -m benchmarks backtest
 
 chaos: install-dev  ## train while processes are killed and stopped at random; about three minutes
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py

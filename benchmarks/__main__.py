@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks import (
     aggregation,
+    backtest,
     elastic_faults,
     elastic_joining,
     elastic_round,
@@ -29,6 +30,7 @@ from benchmarks.machine import conditions, describe
 
 _HERE = Path(__file__).resolve().parent
 _MODULES = (
+    backtest,
     planning,
     startup,
     switch,

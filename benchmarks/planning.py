@@ -1,4 +1,4 @@
-"""How long deciding takes: fitting the models, and predicting and weighing 100,000 configurations."""
+"""How long deciding takes: fitting the models, and predicting and weighing 1,000,000 configurations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,18 @@ __all__ = ["BENCHMARK"]
 
 _WORKERS = range(1, 101)
 _BATCHES = range(100, 1100)
-_AIM_S = 1.0
+_VMS = 10
+_AIM_S, _FIT_AIM_S = 1.0, 0.1
+_CURVE = "curve: predict, constraints, front, knee"
 _PROFILED = ((1, 100), (1, 1099), (50, 1099), (50, 100), (100, 100), (100, 1099))
 
 
 def _space() -> SearchSpace:
-    offer = Offer("gcp", "us-central1", "vm", 0.134, "list price", cpus=4, memory_bytes=16 * 2**30)
-    return SearchSpace((offer,), tuple(_WORKERS), tuple(_BATCHES))
+    offers = [
+        Offer("gcp", "us-central1", f"vm-{n}", 0.0335 * n, "list price", cpus=n, memory_bytes=n * 2**32)
+        for n in range(1, _VMS + 1)
+    ]
+    return SearchSpace(tuple(offers), tuple(_WORKERS), tuple(_BATCHES))
 
 
 def _profile(rng: np.random.Generator) -> Profile:
@@ -37,7 +42,7 @@ def _profile(rng: np.random.Generator) -> Profile:
         sync_s = (0.01 + 0.002 * workers) * rng.lognormal(0.0, 0.03)
         measurements.append(
             Measurement(
-                configuration=Configuration("vm", workers, batch),
+                configuration=Configuration("vm-4", workers, batch),
                 steps=20,
                 step_time_s=compute_s + sync_s,
                 step_time_spread_s=0.03 * compute_s,
@@ -70,22 +75,22 @@ def run(repetitions: int, work_dir: Path) -> Result:
     allowed = curve.excluded == 0
     tasks: dict[str, Callable[[], object]] = {
         "fit both models": fit,
-        "predict": lambda: model.predict(offer, workers, batch),
+        "predict one VM type": lambda: model.predict(offer, workers, batch),
         "front": lambda: pareto_front(curve.time_s, curve.cost_usd, allowed),
         "knee": lambda: find_knee(curve.time_s, curve.cost_usd, curve.on_front),
-        "curve: predict, constraints, front, knee": lambda: build_curve(model, space),
+        _CURVE: lambda: build_curve(model, space),
         "choose": lambda: choose(curve, "knee"),
     }
     spreads = {}
     for name, task in tasks.items():
         task()
         spreads[name] = Spread.of(_timed(task) for _ in range(repetitions))
-    whole = spreads["curve: predict, constraints, front, knee"]
+    whole, fitted = spreads[_CURVE], spreads["fit both models"]
     return Result(
         headers=("task", "n", "median (least – greatest), ms"),
         rows=tuple((name, str(spread.count), spread.text(1e3)) for name, spread in spreads.items()),
-        verdict=f"aim: below {_AIM_S:.0f} s for curve and choice over {len(curve):,} configurations: "
-        f"{whole.median + spreads['choose'].median:.3f} s",
+        verdict=f"aims: below {_AIM_S:.0f} s for curve and choice over {len(curve):,} configurations: "
+        f"{whole.median + spreads['choose'].median:.3f} s; below {_FIT_AIM_S} s for the fit: {fitted.median:.3f} s",
         figures={
             "configurations": len(curve),
             "profiled": len(_PROFILED),
@@ -95,7 +100,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
         remarks=(
             f"a made-up job of {len(_PROFILED)} measurements",
             f"{int(curve.on_front.sum())} configurations are on the front",
-            "the curve's line holds the three before it; all but the fit are of all configurations",
+            f"{_VMS} VM types, of which one was measured; front, knee, curve and choice are of all of them",
         ),
     )
 

@@ -200,11 +200,19 @@ class JobModel:
         laws = laws or [vm.memory for vm in self.vms if vm.memory is not None]
         return laws[0].local_batch_max(offer.memory_bytes) if laws else None
 
-    def predict(self, offer: Offer, workers: IntArray, global_batch_size: IntArray) -> Prediction:
+    def predict(
+        self,
+        offer: Offer,
+        workers: IntArray,
+        global_batch_size: IntArray,
+        *,
+        epochs: tuple[FloatArray, FloatArray] | None = None,
+    ) -> Prediction:
         """Time and cost of configurations of one offer; eq. 3-5, see the module.
 
         Args:
             workers, global_batch_size: K and B, shape `(n,)`, with `1 <= K <= B`.
+            epochs: What `statistical.predict` says at each B, where it was asked already.
 
         Raises:
             ValueError: If the shapes differ or a configuration gives nothing to some workers.
@@ -219,9 +227,9 @@ class JobModel:
         contention = contention_of(offer, count)
         parallel = self._parallel(offer)
         step_time_s, step_log_sd = parallel.predict(count, batch, contention, offer.workers_per_vm)
-        epochs, epochs_log_sd = self.statistical.predict(batch.astype(np.float64))
+        mean_epochs, epochs_log_sd = epochs or self.statistical.predict(batch.astype(np.float64))
         steps_per_epoch = -(-self.dataset_size // batch)
-        time_s = epochs * (steps_per_epoch * step_time_s + self.evaluation.evaluation_s(count, contention))
+        time_s = mean_epochs * (steps_per_epoch * step_time_s + self.evaluation.evaluation_s(count, contention))
         margin = np.exp(INTERVAL_Z * np.minimum(np.hypot(step_log_sd, epochs_log_sd), LOG_SD_MAX))
         usd_per_second = -(-count // offer.workers_per_vm) * offer.price_usd_per_hour / 3600.0
         outside = (count < parallel.workers_min) | (count > parallel.workers_max)
@@ -234,7 +242,7 @@ class JobModel:
             cost_low_usd=time_s / margin * usd_per_second,
             cost_high_usd=time_s * margin * usd_per_second,
             step_time_s=step_time_s,
-            epochs=epochs,
+            epochs=mean_epochs,
             extrapolated=outside | (not self.knows(offer)),
             measured=parallel.is_measured(count, batch),
         )

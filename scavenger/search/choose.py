@@ -65,12 +65,19 @@ def choose(
 
 def _fastest(curve: TradeoffCurve, allowed: IntArray) -> int:
     """Of equally fast points the cheapest."""
-    return int(allowed[np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed]))[0]])
+    return _least(curve.time_s, curve.cost_usd, allowed)
 
 
 def _cheapest(curve: TradeoffCurve, allowed: IntArray) -> int:
     """Of equally cheap points the fastest."""
-    return int(allowed[np.lexsort((curve.time_s[allowed], curve.cost_usd[allowed]))[0]])
+    return _least(curve.cost_usd, curve.time_s, allowed)
+
+
+def _least(values: FloatArray, others: FloatArray, allowed: IntArray) -> int:
+    """Where a value is least; of equals where the other one is, and of those the first."""
+    of_allowed = values[allowed]
+    least = allowed[of_allowed == of_allowed.min()]
+    return int(least[int(np.argmin(others[least]))])
 
 
 def _by_time(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:

@@ -64,11 +64,14 @@ def build_curve(
         before deadline and budget do.
     """
     vm_index, workers, batch = _grid(space)
+    epochs = model.statistical.predict(np.array(space.global_batch_sizes, dtype=np.float64))
+    place = np.searchsorted(space.global_batch_sizes, batch)
     parts = []
     memory_max = np.full(len(workers), NO_LIMIT)
     for index, offer in enumerate(space.offers):
         here = vm_index == index
-        parts.append(model.predict(offer, workers[here], batch[here]))
+        known = (epochs[0][place[here]], epochs[1][place[here]])
+        parts.append(model.predict(offer, workers[here], batch[here], epochs=known))
         if (fits := model.local_batch_max(offer)) is not None:
             memory_max[here] = min(fits, NO_LIMIT)
     predicted = Prediction(
@@ -167,6 +170,10 @@ def pareto_front(time_s: FloatArray, cost_usd: FloatArray, allowed: BoolArray) -
     index = np.flatnonzero(allowed)
     if not len(index):
         return front
+    # Whatever one good point beats need not be sorted: of a million points that is nearly all.
+    with np.errstate(divide="ignore"):
+        pivot = index[int(np.argmin(np.log(time_s[index]) + np.log(cost_usd[index])))]
+    index = index[(time_s[index] <= time_s[pivot]) | (cost_usd[index] <= cost_usd[pivot])]
     order = index[np.lexsort((cost_usd[index], time_s[index]))]
     time, cost = time_s[order], cost_usd[order]
     first = np.flatnonzero(np.append(True, time[1:] > time[:-1]))
