@@ -47,6 +47,7 @@ bench: install-dev  ## measure what benchmarks/README.md tells of; about half an
 
 backtest: install-dev  ## hold the models against public measurements beside the published forms; seconds
 	$(BIN)/python -m benchmarks backtest
+	$(BIN)/python -m benchmarks.backtest_pictures
 
 chaos: install-dev  ## train while processes are killed and stopped at random; about three minutes
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py

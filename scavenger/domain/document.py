@@ -177,6 +177,7 @@ def _search(search: SearchOutcome) -> Document:
                 "noise": _finite(measurement.gradient_noise),
                 "noise_scale": _finite(measurement.noise_scale),
                 "memory_bytes": measurement.memory_bytes,
+                "progress": _finite(measurement.progress),
             }
             for measurement in search.profiled
         ],
@@ -312,6 +313,7 @@ def _read_measurement(row: Mapping[str, Any]) -> Measurement:
         gradient_noise=row["noise"],
         noise_scale=row["noise_scale"],
         memory_bytes=int(row["memory_bytes"]),
+        progress=row.get("progress"),
     )
 
 
