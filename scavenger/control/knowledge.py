@@ -62,7 +62,11 @@ class Knowledge:
     def similar(self) -> tuple[JobModel, str] | None:
         """A model of a job near enough to make a search shorter, with what differs in words; None if there is none."""
         mine = self._fingerprint
-        here = [r for r in self._store.find_models(mine, ignoring=_OF_THE_JOB) if r.fingerprint.vm == mine.vm]
+        here = [
+            record
+            for record in self._store.find_models(mine, ignoring=_OF_THE_JOB)
+            if record.fingerprint.hardware == mine.hardware
+        ]
         found = find_nearest(mine, [record.fingerprint for record in here])
         if found is None:
             return None

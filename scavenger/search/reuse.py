@@ -19,8 +19,8 @@ DRIFT_MAX = 0.25
 machine: what the laws leave of a measured configuration is a tenth of it."""
 
 SIMILAR_MAX = 2.5
-"""The distance up to which a stored model makes a search shorter: settings and goal may differ, or data and network be
-up to some ten times larger; another architecture, or other hardware, is further away."""
+"""The distance up to which a stored model of the same hardware makes a search shorter: settings and goal may differ, or
+the data set be up to some ten times larger; another architecture is further away."""
 
 DISTANCE_LOG_SD = 0.35
 """Of the epochs that a job at a distance takes, for each unit of it: another learning rate or target, which are 0.5 to

@@ -46,6 +46,7 @@ class Scripted:
         slow: By how much longer a worker computes.
         epoch_steps: Steps of an epoch.
         metrics: Of the epochs in turn; the last is repeated.
+        worker_sqnorm: Mean squared norm of the gradient's parts; that of their mean is 1.
         coming: Events that the next poll hands out first.
         step, epoch: Where it begins.
     """
@@ -57,6 +58,7 @@ class Scripted:
     epoch_steps: int = 10
     metrics: list[dict[str, float]] = field(default_factory=lambda: [{"val_loss": 1.0}])
     partial_at: int = 0
+    worker_sqnorm: float = 2.0
     membership: Membership = field(default_factory=Membership)
     manifest: Any = None
     memory_bytes: dict[str, int] = field(default_factory=dict)
@@ -219,7 +221,7 @@ class Scripted:
             update_s=0.0,
             data_wait_s=0.0,
             loss=1.0,
-            mean_worker_sqnorm=2.0,
+            mean_worker_sqnorm=self.worker_sqnorm,
             mean_sqnorm=1.0,
             noise_parts=2,
             worker_compute_s=computed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from spaces import CLOUD, job_model
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.fingerprint import Fingerprint
-from scavenger.search.reuse import DRIFT_MAX, distance, find_nearest, step_time_drift
+from scavenger.search.reuse import DRIFT_MAX, as_prior, distance, find_nearest, step_time_drift
 
 JOB = Fingerprint("a" * 64, 10_000, "Adam:1f", 50_000, 3072, "val_accuracy>=0.9", "vm", "cpu x 2")
 JOBS = st.builds(
@@ -64,3 +65,17 @@ def test_drift_is_the_factor_in_either_direction() -> None:
     assert step_time_drift(model, configuration, CLOUD, 1.1 * fit) < DRIFT_MAX
     with pytest.raises(ValueError, match="positive and finite"):
         step_time_drift(model, configuration, CLOUD, 0.0)
+
+
+@given(st.floats(0.0, 5.0), st.floats(0.0, 5.0))
+def test_the_further_a_job_is_away_the_less_its_epochs_say(near: float, far: float) -> None:
+    near, far = sorted((near, far))
+    batches = np.array([64.0, 256.0, 1024.0])
+    mean, close = as_prior(MODEL, near).statistical.predict(batches)
+    same, wide = as_prior(MODEL, far).statistical.predict(batches)
+
+    assert mean == pytest.approx(same)
+    assert np.all(close <= wide + 1e-12)
+
+
+MODEL = job_model()
