@@ -15,7 +15,13 @@
     │   ├── TrainingCodeError               it raised
     │   ├── NonFiniteError                  it produced NaN or infinity
     │   └── TrainingHungError               it made no progress
-    ├── CredentialsError                7   credentials or quota
+    ├── CloudError                      7   a cloud refused, or gave no answer
+    │   ├── CredentialsError                it does not know us, or does not let us
+    │   ├── QuotaError                      a limit of the account; names quota and region
+    │   ├── StockOutError                   the place has no such VM now; another place may
+    │   ├── ThrottledError                  asked too often
+    │   ├── GoneError                       there is no such VM (any more)
+    │   └── CloudUnavailableError           no answer, or its own fault: what was asked may have been done
     ├── CleanupError                    8   something may have been left behind
     └── StoreError                      1   the database cannot be used
         ├── StoreTooNewError                written by a newer Scavenger
@@ -28,19 +34,25 @@ from __future__ import annotations
 
 __all__ = [
     "CleanupError",
+    "CloudError",
+    "CloudUnavailableError",
     "ConfigurationError",
     "CredentialsError",
+    "GoneError",
     "Interrupted",
     "JobFileError",
     "LimitReachedError",
     "NoFeasiblePlanError",
     "NonFiniteError",
     "NotSupportedError",
+    "QuotaError",
     "ScavengerError",
+    "StockOutError",
     "StoreBusyError",
     "StoreError",
     "StoreReadOnlyError",
     "StoreTooNewError",
+    "ThrottledError",
     "TrainingCodeError",
     "TrainingError",
     "TrainingHungError",
@@ -127,10 +139,43 @@ class TrainingHungError(TrainingError):
     """A worker made no progress within its time limit; its stack is in the log."""
 
 
-class CredentialsError(ScavengerError):
-    """Credentials or quota."""
+class CloudError(ScavengerError):
+    """A cloud refused what was asked, or gave no answer."""
 
     exit_code = 7
+
+
+class CredentialsError(CloudError):
+    """The cloud does not know who asks, or does not let them."""
+
+
+class QuotaError(CloudError):
+    """A limit of the account; asking again does not help.
+
+    Args:
+        quota: Its name, in the cloud's words.
+        region: Where it holds.
+    """
+
+    def __init__(self, message: str, *, quota: str, region: str) -> None:
+        super().__init__(message)
+        self.quota, self.region = quota, region
+
+
+class StockOutError(CloudError):
+    """The place has no such VM now: another zone or type may, or this one later."""
+
+
+class ThrottledError(CloudError):
+    """Asked too often; the same may be asked again after a while."""
+
+
+class GoneError(CloudError):
+    """There is no such VM, or not any more."""
+
+
+class CloudUnavailableError(CloudError):
+    """No answer, or a fault of the cloud's own: what was asked for may have been done all the same."""
 
 
 class CleanupError(ScavengerError):

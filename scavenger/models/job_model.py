@@ -229,7 +229,9 @@ class JobModel:
         step_time_s, step_log_sd = parallel.predict(count, batch, contention, offer.workers_per_vm)
         mean_epochs, epochs_log_sd = epochs or self.statistical.predict(batch.astype(np.float64))
         steps_per_epoch = -(-self.dataset_size // batch)
-        time_s = mean_epochs * (steps_per_epoch * step_time_s + self.evaluation.evaluation_s(count, contention))
+        time_s = mean_epochs * (
+            steps_per_epoch * step_time_s + self.evaluation.evaluation_s(count, contention)
+        )
         margin = np.exp(INTERVAL_Z * np.minimum(np.hypot(step_log_sd, epochs_log_sd), LOG_SD_MAX))
         usd_per_second = -(-count // offer.workers_per_vm) * offer.price_usd_per_hour / 3600.0
         outside = (count < parallel.workers_min) | (count > parallel.workers_max)
