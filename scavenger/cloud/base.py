@@ -4,9 +4,9 @@ The contract of a `Provider`, which `tests/cloud` holds every implementation to:
 
 - **launch** with a token that was used before returns the VM that the first call made, also where that call was never
   answered; a token whose VM is gone raises `GoneError` and starts nothing. Tags are part of the call.
-- **Definite errors** (`StockOutError`, `QuotaError`, `CredentialsError`, `ConfigurationError`) mean that there is no VM
-  of this token. `ThrottledError` means that nothing was done. After `CloudUnavailableError` nobody knows: ask again with
-  the same token, or look.
+- **Definite errors** (`StockOutError`, `QuotaError`, `CredentialsError`, `ConfigurationError`): there is no VM of this
+  token. `ThrottledError`: nothing was done. After `CloudUnavailableError` nobody knows: ask again with the same token,
+  or look.
 - **describe** knows a VM from the moment that launch returned; `GoneError` after the cloud has forgotten it.
 - **list_owned** may miss VMs younger than `visibility_s`, and may show ones that are gone; it shows no foreign VM.
 - **terminate** is done once asked for; asking again, or for one that is gone, is no error. A VM is paid for until it is
