@@ -13,7 +13,7 @@ import typer
 
 from scavenger import __version__
 from scavenger.errors import Interrupted, ScavengerError
-from scavenger_cli import console, modelling, operating
+from scavenger_cli import catalog, clearing, console, modelling, operating
 from scavenger_cli.options import (
     AuditOption,
     BudgetOption,
@@ -52,6 +52,7 @@ app = typer.Typer(
 )
 schema = typer.Typer(rich_markup_mode=None, context_settings=_settings, help="Schemas of the files.")
 app.add_typer(modelling.app, name="models")
+app.add_typer(catalog.app, name="catalog")
 app.add_typer(schema, name="schema")
 
 
@@ -206,6 +207,7 @@ def status(job: JobKey = None, store: StoreOption = None, output: OutputOption =
 
 
 operating.register(app)
+clearing.register(app)
 
 
 @app.command()

@@ -1,0 +1,150 @@
+"""What AWS says of VMs and quotas, as values of `scavenger.domain.vm`, and its tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from scavenger.domain.vm import Quota, VmRequest, VmSeen, VmState
+
+__all__ = ["OWNER_TAG", "TOKEN_TAG", "quota_name", "quotas_of", "tags_of", "vm_seen"]
+
+OWNER_TAG = "scavenger-owner"
+TOKEN_TAG = "scavenger-token"  # noqa: S105 - a tag's name, no secret
+_JOB_TAG = "scavenger-job"
+_SLOT_TAG = "scavenger-slot"
+_GENERATION_TAG = "scavenger-generation"
+
+_STATES: Mapping[str, VmState] = {
+    "pending": "pending",
+    "running": "running",
+    "shutting-down": "stopping",
+    "stopping": "stopping",
+    "stopped": "stopping",  # its disk is paid for still
+    "terminated": "gone",
+}
+_TRANSITION_TIME = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
+
+
+def tags_of(request: VmRequest) -> list[dict[str, str]]:
+    """All tags of a launch, ours over the user's."""
+    tags = {
+        "Name": f"scavenger-{request.job_id}-{request.slot}",
+        **dict(request.labels),
+        OWNER_TAG: request.owner,
+        TOKEN_TAG: request.token,
+        _JOB_TAG: request.job_id,
+        _SLOT_TAG: str(request.slot),
+        _GENERATION_TAG: str(request.generation),
+    }
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
+
+
+def vm_seen(instance: Mapping[str, Any]) -> VmSeen:
+    """An `Instance` of the EC2 API; a tag that somebody has changed by hand counts as none."""
+    tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
+    state = _STATES.get(instance["State"]["Name"], "pending")
+    transition = str(instance.get("StateTransitionReason") or "")
+    leaving = state in ("stopping", "gone")
+    launched = instance.get("LaunchTime")
+    return VmSeen(
+        instance_id=instance["InstanceId"],
+        vm=instance["InstanceType"],
+        zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
+        spot=instance.get("InstanceLifecycle") == "spot",
+        state=state,
+        owner=tags.get(OWNER_TAG, ""),
+        token=tags.get(TOKEN_TAG, ""),
+        job_id=tags.get(_JOB_TAG, ""),
+        slot=_number(tags.get(_SLOT_TAG)),
+        generation=_number(tags.get(_GENERATION_TAG)),
+        address=str(instance.get("PrivateIpAddress") or ""),
+        launched_at=launched.astimezone(UTC) if launched else None,
+        ended_at=_time(transition) if state == "gone" else None,
+        reason=(str(instance.get("StateReason", {}).get("Message") or "") or transition) if leaving else "",
+    )
+
+
+def _number(tag: str | None) -> int:
+    return int(tag) if tag is not None and tag.isascii() and tag.isdigit() else -1
+
+
+def _time(transition: str) -> datetime | None:
+    found = _TRANSITION_TIME.search(transition)
+    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """VM families that share a quota of vCPUs; the codes are the same in every region and account."""
+
+    families: frozenset[str]
+    label: str
+    on_demand_code: str
+    spot_code: str
+
+
+_BUCKETS = (
+    _Bucket(frozenset({"g", "gr", "vt"}), "G and VT", "L-DB2E81BA", "L-3819A6DF"),
+    _Bucket(frozenset({"p"}), "P", "L-417A185B", "L-7212CCBC"),
+    _Bucket(frozenset({"x"}), "X", "L-7295265B", "L-E3A00192"),
+    _Bucket(frozenset({"inf"}), "Inf", "L-1945791B", "L-B5D1601B"),
+    _Bucket(frozenset({"dl"}), "DL", "L-6E869C2A", "L-85EED4F7"),
+    _Bucket(frozenset({"f"}), "F", "L-74FC7D96", "L-88CF9481"),
+)
+_STANDARD = _Bucket(
+    frozenset({"a", "c", "d", "h", "i", "im", "is", "m", "r", "t", "z"}),
+    "Standard (A, C, D, H, I, M, R, T, Z)",
+    "L-1216C47A",
+    "L-34B43A08",
+)
+
+
+def _bucket(vm: str) -> _Bucket | None:
+    family = re.match(r"[a-z]*", vm)
+    letters = family[0] if family else ""
+    return next((bucket for bucket in (_STANDARD, *_BUCKETS) if letters in bucket.families), None)
+
+
+def quota_name(vm: str, *, spot: bool) -> str:
+    """The quota that a VM type counts against, in AWS's words."""
+    bucket = _bucket(vm)
+    label = bucket.label if bucket else (vm.partition(".")[0] or "EC2")
+    return f"All {label} Spot Instance Requests" if spot else f"Running On-Demand {label} instances"
+
+
+def quotas_of(
+    service_quotas: Iterable[Mapping[str, Any]],
+    running: Iterable[tuple[str, bool]],
+    vcpus: Mapping[str, int],
+    *,
+    region: str,
+) -> tuple[Quota, ...]:
+    """The vCPU quotas of the region with what runs against them.
+
+    Args:
+        service_quotas: `ServiceQuota` values of service `ec2`; those on other things are left out.
+        running: VM type of every pending or running instance of the account, and whether it is spot.
+        vcpus: Of each of these types.
+        region: Where they hold.
+    """
+    used: dict[str, float] = {}
+    for vm, spot in running:
+        bucket = _bucket(vm)
+        if bucket is not None:
+            code = bucket.spot_code if spot else bucket.on_demand_code
+            used[code] = used.get(code, 0.0) + vcpus.get(vm, 0)
+    codes = {code for bucket in (_STANDARD, *_BUCKETS) for code in (bucket.on_demand_code, bucket.spot_code)}
+    return tuple(
+        Quota(
+            name=str(quota["QuotaName"]),
+            region=region,
+            limit=float(quota["Value"]),
+            used=used.get(quota["QuotaCode"], 0.0),
+        )
+        for quota in service_quotas
+        if quota.get("QuotaCode") in codes
+    )

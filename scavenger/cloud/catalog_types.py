@@ -1,0 +1,136 @@
+"""Machine types and their prices, as the catalogue holds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scavenger.domain.cost import Price
+from scavenger.domain.job import ResourcesSpec
+from scavenger.domain.ranges import Amount
+
+__all__ = ["GIB", "Listing", "MachineType", "RateKey", "Rates", "Stock", "Wanted"]
+
+GIB = 2**30
+
+RateKey = tuple[str, str, str, bool]
+"""Family (`n2`, `n2_custom`, `n2_custom_extended`) or GPU, resource (`cpu`, `ram`, `gpu`), region, spot."""
+Rates = Mapping[RateKey, Price]
+"""Of one vCPU, GiB or GPU of Compute Engine."""
+
+_BOUNDED = re.compile(r"<([0-9]+)%|[0-9]+-([0-9]+)%")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineType:
+    """What a VM type is made of, wherever it is.
+
+    Attributes:
+        cpus: vCPUs.
+        accelerator: Name of its GPUs such as `T4`; empty where it has none.
+        accelerators: How many GPUs.
+        caveat: Why it is offered only to who names it; empty for a type like any other.
+    """
+
+    provider: str
+    name: str
+    cpus: int
+    memory_gib: float
+    accelerator: str = ""
+    accelerators: int = 0
+    caveat: str = ""
+
+    @property
+    def family(self) -> str:
+        """`m5` of `m5.xlarge`, `n2` of `n2-standard-4`, `n1` of `custom-4-8192`."""
+        family = self.name.partition("." if self.provider == "aws" else "-")[0]
+        return "n1" if family == "custom" else family
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A machine type in a region, with what is known of its prices.
+
+    Attributes:
+        on_demand, spot: None where no price is known.
+        interruption: How many of its spot VMs were interrupted in the last month, in the cloud's words such as `5-10%`;
+            empty where it does not tell.
+    """
+
+    machine: MachineType
+    region: str
+    on_demand: Price | None = None
+    spot: Price | None = None
+    interruption: str = ""
+
+    @property
+    def interrupted_monthly(self) -> float | None:
+        """Upper bound of the fraction of spot VMs interrupted in a month; None where there is none, as for `>20%`."""
+        match = _BOUNDED.fullmatch(self.interruption)
+        return int(match[1] or match[2]) / 100 if match else None
+
+    def price(self, *, spot: bool) -> Price | None:
+        """Of the one kind or the other; None where it is not known."""
+        return self.spot if spot else self.on_demand
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a VM must be; a field that is None or empty asks for nothing.
+
+    Attributes:
+        vms: One of these names, with all their caveats.
+        accelerator: Name of its GPUs, in any case of letters.
+    """
+
+    vms: tuple[str, ...] = ()
+    cpus: Amount | None = None
+    memory: Amount | None = None
+    accelerator: str | None = None
+
+    @classmethod
+    def of(cls, resources: ResourcesSpec | None) -> Wanted:
+        """As a job file says it."""
+        return cls() if resources is None else cls(resources.vms, resources.cpus, resources.memory)
+
+    def admits(self, machine: MachineType) -> bool:
+        """Whether a machine type will do, caveats aside."""
+        return (
+            (not self.vms or machine.name in self.vms)
+            and (self.cpus is None or self.cpus.admits(machine.cpus))
+            and (self.memory is None or self.memory.admits(machine.memory_gib))
+            and (self.accelerator is None or self.accelerator.lower() == machine.accelerator.lower())
+        )
+
+    def __str__(self) -> str:
+        asked = {
+            "vm": " or ".join(self.vms),
+            "cpus": self.cpus,
+            "memory": self.memory and f"{self.memory} GiB",
+            "GPU": self.accelerator,
+        }
+        return ", ".join(f"{name} {value}" for name, value in asked.items() if value) or "anything"
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """All that one source tells.
+
+    Attributes:
+        ec2: EC2's types by region and name.
+        rates: What Compute Engine's types are made of.
+        disks: Of one GiB of a plain boot disk, by provider and region.
+    """
+
+    ec2: Mapping[str, Mapping[str, Listing]] = field(default_factory=dict)
+    rates: Rates = field(default_factory=dict)
+    disks: Mapping[tuple[str, str], Price] = field(default_factory=dict)
+
+    def over(self, older: Stock) -> Stock:
+        """This, and of the older one what this does not tell: whole regions of EC2, Compute Engine as a whole.
+
+        A refreshed region is complete: what it does not list is not sold there, and no older price stands in for it.
+        """
+        disks = {key: price for key, price in older.disks.items() if key[0] != "gcp" or not self.rates}
+        return Stock({**older.ec2, **self.ec2}, self.rates or older.rates, {**disks, **self.disks})

@@ -1,0 +1,188 @@
+"""What Compute Engine's refusals mean, by their codes and reasons; never by their wording alone.
+
+A call is refused at once by an HTTP error, or accepted and refused later by the error of its operation. Both end here.
+
+References:
+    https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation,
+    https://cloud.google.com/compute/docs/reference/rest/v1/errors
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from google.api_core.exceptions import GoogleAPICallError, NotFound
+from google.auth.exceptions import GoogleAuthError, TransportError
+from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
+from requests.exceptions import RequestException
+
+from scavenger.errors import (
+    CloudUnavailableError,
+    ConfigurationError,
+    CredentialsError,
+    GoneError,
+    QuotaError,
+    ScavengerError,
+    StockOutError,
+    ThrottledError,
+)
+
+__all__ = ["is_missing", "is_taken", "of_operation", "told"]
+
+_MESSAGE_CHARACTERS = 200
+"""Of Google's own words: a line for a person."""
+
+_THROTTLED = frozenset(
+    {
+        "ratelimitexceeded",
+        "userratelimitexceeded",
+        "dailylimitexceeded",
+        "resourceoperationrateexceeded",
+        "concurrentoperationsquotaexceeded",
+        "operationinprogresslimitexceeded",
+    }
+)
+_QUOTA = frozenset({"quotaexceeded", "limitexceeded"})
+_DENIED = frozenset(
+    {
+        "forbidden",
+        "permissionserror",
+        "permissiondenied",
+        "insufficientpermission",
+        "serviceaccountaccessdenied",
+    }
+)
+_REFUSED = frozenset({"unsupportedoperation", "conditionnotmet", "resourcenotfound", "notfound"})
+_STOCK_OUT = ("zoneresourcepoolexhausted", "resourcepoolexhausted", "stockout")
+_QUOTA_NAME = re.compile(r"[Qq]uota '(?:projects/\S*/)?([^']+)'")
+
+
+@contextmanager
+def told(
+    doing: str, *, region: str, place: str, refused: type[ScavengerError] = CloudUnavailableError
+) -> Iterator[None]:
+    """Turn whatever the client library raises into one of our errors.
+
+    Args:
+        doing: For the message: "starting a VM".
+        place: The zone, or the region.
+        refused: What a refusal is that nothing else fits: the request's own fault when it says what is wanted.
+
+    Raises:
+        StockOutError, QuotaError, CredentialsError, ThrottledError, CloudUnavailableError: See `Provider`.
+        GoneError: If there is no such VM; a missing project or zone is no missing VM.
+    """
+    try:
+        yield
+    except GoogleAPICallError as error:
+        raise _of_call(error, doing, region, place, refused) from error
+    except (RequestException, ParseError, TransportError) as error:
+        raise CloudUnavailableError(f"{doing}: no answer from Google Cloud: {_line(str(error))}") from error
+    except GoogleAuthError as error:
+        if error.retryable:
+            raise CloudUnavailableError(
+                f"{doing}: no answer from Google Cloud: {_line(str(error))}"
+            ) from error
+        raise CredentialsError(
+            f"{doing}: no valid credentials of Google Cloud; "
+            f"`gcloud auth application-default login` makes some: {_line(str(error))}"
+        ) from error
+
+
+def of_operation(operation: Any, *, doing: str, region: str, place: str) -> ScavengerError:
+    """The error of an operation that ended with one."""
+    first = operation.error.errors[0] if operation.error.errors else None
+    code = first.code if first is not None else ""
+    words = _line((first.message if first is not None else "") or operation.http_error_message or code)
+    message = f"{doing} in {place}: {words}"
+    reasons = {_folded(each.code) for each in operation.error.errors}
+    status = int(operation.http_error_status_code or 0)
+    quota = _quota_of(first) if first is not None else ""
+    known = _by_reason(reasons, status, message, quota or words, region)
+    if known is not None:
+        return known
+    if status in (401, 403):
+        return CredentialsError(message)
+    if 400 <= status < 500 or reasons & _REFUSED or any(each.startswith("invalid") for each in reasons):
+        return ConfigurationError(message)
+    return CloudUnavailableError(message)
+
+
+def is_taken(operation: Any) -> bool:
+    """Whether an insert failed because there is a VM of its name."""
+    return any(_folded(each.code) == "resourcealreadyexists" for each in operation.error.errors)
+
+
+def is_missing(error: BaseException | None, kind: str) -> bool:
+    """Whether Compute Engine says that there is no such thing of this kind.
+
+    A missing project or zone, and what a proxy says that does not know the address, are something else.
+
+    Args:
+        kind: As in addresses: `instances`, `operations`, ...
+    """
+    return isinstance(error, NotFound) and any(
+        f"/{kind}/" in str(each.get("message", "")) for each in error.errors if isinstance(each, dict)
+    )
+
+
+def _of_call(
+    error: GoogleAPICallError, doing: str, region: str, place: str, refused: type[ScavengerError]
+) -> ScavengerError:
+    status = int(error.code or 0)
+    given = [each for each in error.errors if isinstance(each, dict)]
+    words = _line(str(given[0].get("message", "")) if given else str(error.message))
+    message = f"{doing} in {place}: {words}"
+    reasons = {_folded(str(each.get("reason", ""))) for each in given}
+    reasons.add(_folded(str(error.reason or "")))
+    known = _by_reason(reasons, status, message, words, region)
+    if known is not None:
+        return known
+    if status in (401, 403):
+        return CredentialsError(message)
+    if is_missing(error, "instances"):
+        return GoneError(message)
+    if status in (408, 409) or status >= 500 or status < 400:
+        return CloudUnavailableError(message)
+    return refused(message)
+
+
+def _by_reason(
+    reasons: set[str], status: int, message: str, quota: str, region: str
+) -> ScavengerError | None:
+    if any(reason.startswith(_STOCK_OUT) for reason in reasons):
+        return StockOutError(message)
+    if status == 429 or reasons & _THROTTLED:
+        return ThrottledError(message)
+    if reasons & _QUOTA:
+        found = _QUOTA_NAME.search(quota)
+        name = found[1] if found else quota
+        return QuotaError(
+            message if name in message else f"{message} ({name} in {region})", quota=name, region=region
+        )
+    if reasons & _DENIED:
+        return CredentialsError(message)
+    return None
+
+
+def _quota_of(error: Any) -> str:
+    """The quota's name as `regions.get` has it, else the metric's."""
+    if found := _QUOTA_NAME.search(error.message):
+        return found[1]
+    for detail in error.error_details:
+        if detail.quota_info.metric_name:
+            return str(detail.quota_info.metric_name)
+    return ""
+
+
+def _folded(reason: str) -> str:
+    """`QUOTA_EXCEEDED` and `quotaExceeded` are the same word."""
+    return reason.replace("_", "").lower()
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MESSAGE_CHARACTERS else line[: _MESSAGE_CHARACTERS - 1] + "…"

@@ -1,0 +1,197 @@
+"""Names, labels and machine types by the rules of Compute Engine.
+
+A VM's name comes from its token alone, so that a second launch of the token meets the first by its name. What a VM is
+for stands in labels, which may hold lower-case letters, digits, `-` and `_` only; other characters are escaped, so that
+what is read is what was written.
+
+References:
+    https://cloud.google.com/compute/docs/labeling-resources and
+    https://cloud.google.com/compute/docs/instances/creating-instance-with-custom-machine-type
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID, uuid5
+
+from scavenger.domain.vm import VmRequest
+from scavenger.errors import ConfigurationError
+
+__all__ = [
+    "CustomType",
+    "Tags",
+    "custom_type",
+    "instance_name",
+    "labels_of",
+    "owner_filter",
+    "request_id",
+    "tags_of",
+]
+
+_LABEL_CHARACTERS = 63
+_LABELS_MAX = 64
+_RESERVED = "scavenger-"
+_OWNER, _TOKEN, _JOB, _SLOT, _GENERATION = (
+    _RESERVED + word for word in ("owner", "token", "job", "slot", "generation")
+)
+_ESCAPED = re.compile(r"_([0-9a-f]{1,6})_")
+
+_CUSTOM = re.compile(
+    r"(?:(?P<family>[a-z][a-z0-9]*)-)?custom-(?P<cpus>[1-9]\d*)-(?P<memory>[1-9]\d*)(?P<ext>-ext)?"
+)
+_MEMORY_STEP_MIB = 256
+_GIB_PER_CPU = {"n1": (0.9, 6.5), "n2": (0.5, 8.0), "n2d": (0.5, 8.0), "e2": (0.5, 8.0), "n4": (2.0, 8.0)}
+"""Least and most memory; of families that are not named here the cloud itself decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """What a VM's labels say of it; empty and -1 where they say nothing."""
+
+    owner: str = ""
+    token: str = ""
+    job_id: str = ""
+    slot: int = -1
+    generation: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CustomType:
+    """A machine type of one's own measures.
+
+    Attributes:
+        family: `e2`, `n2`, ...; `n1` where the type's name has none.
+        extended: Whether it may have more memory than its processors allow otherwise.
+    """
+
+    family: str
+    cpus: int
+    memory_mib: int
+    extended: bool = False
+
+    def name(self) -> str:
+        """As Compute Engine writes it: `e2-custom-4-8192`."""
+        prefix = "" if self.family == "n1" else f"{self.family}-"
+        return f"{prefix}custom-{self.cpus}-{self.memory_mib}{'-ext' if self.extended else ''}"
+
+
+def instance_name(token: str) -> str:
+    """A VM's name: a letter first, at most 63 of a-z, 0-9 and -.
+
+    Raises:
+        ConfigurationError: If the token is no UUID in its usual form.
+    """
+    return _RESERVED + str(_uuid(token))
+
+
+def request_id(token: str, attempt: int) -> str:
+    """The idempotency key of a token's insert; those after a failed one have keys of their own.
+
+    Under the key of a failed insert, Compute Engine would only tell of the failure again.
+    """
+    known = _uuid(token)
+    return str(known if attempt == 0 else uuid5(known, str(attempt)))
+
+
+def labels_of(request: VmRequest) -> dict[str, str]:
+    """A VM's labels: what it is for, and the request's own in lower case with `-` for what a label must not hold.
+
+    Raises:
+        ConfigurationError: If a label cannot be told by its key, or there are too many or too long ones.
+    """
+    labels: dict[str, str] = {}
+    for key, value in request.labels:
+        name = _plain(key)
+        if not name[:1].isalpha() or name.startswith(_RESERVED):
+            raise ConfigurationError(f"label {key!r}: a key begins with a letter, and not with {_RESERVED!r}")
+        if name in labels:
+            raise ConfigurationError(f"label {key!r} is the same as another one in Google Cloud: {name!r}")
+        labels[name] = _plain(value)
+    labels |= {
+        _OWNER: _escaped("owner", request.owner),
+        _TOKEN: _escaped("token", request.token),
+        _JOB: _escaped("job", request.job_id),
+        _SLOT: str(request.slot),
+        _GENERATION: str(request.generation),
+    }
+    if len(labels) > _LABELS_MAX:
+        raise ConfigurationError(f"{len(labels)} labels; a VM of Google Cloud has at most {_LABELS_MAX}")
+    return labels
+
+
+def tags_of(labels: Mapping[str, str]) -> Tags:
+    """What `labels_of` wrote."""
+    return Tags(
+        owner=_unescaped(labels.get(_OWNER, "")),
+        token=_unescaped(labels.get(_TOKEN, "")),
+        job_id=_unescaped(labels.get(_JOB, "")),
+        slot=_number(labels.get(_SLOT, "")),
+        generation=_number(labels.get(_GENERATION, "")),
+    )
+
+
+def owner_filter(owner: str) -> str:
+    """What to list by: everything with this owner's label."""
+    return f'labels.{_OWNER} = "{_escaped("owner", owner)}"'
+
+
+def custom_type(name: str) -> CustomType | None:
+    """A custom machine type by its name; None for a predefined one.
+
+    Raises:
+        ConfigurationError: If no such type can be had: an odd number of processors, or memory out of range.
+    """
+    found = _CUSTOM.fullmatch(name)
+    if found is None:
+        return None
+    kind = CustomType(
+        found["family"] or "n1", int(found["cpus"]), int(found["memory"]), found["ext"] is not None
+    )
+    if kind.cpus > 1 and kind.cpus % 2:
+        raise ConfigurationError(f"{name}: a custom type has 1 processor or an even number of them")
+    if kind.memory_mib % _MEMORY_STEP_MIB:
+        raise ConfigurationError(f"{name}: memory is a multiple of {_MEMORY_STEP_MIB} MiB")
+    least, most = _GIB_PER_CPU.get(kind.family, (0.0, float("inf")))
+    per_cpu = kind.memory_mib / 1024 / kind.cpus
+    if per_cpu < least or (per_cpu > most and not kind.extended):
+        raise ConfigurationError(
+            f"{name}: {kind.family} types have {least:g} to {most:g} GiB per processor, not {per_cpu:g}"
+        )
+    return kind
+
+
+def _uuid(token: str) -> UUID:
+    try:
+        known = UUID(token)
+    except ValueError:
+        known = None
+    if known is None or str(known) != token or known.int == 0:
+        raise ConfigurationError(f"the token of a launch must be a UUID in lower case, not {token!r}")
+    return known
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9_-]", "-", text.lower())[:_LABEL_CHARACTERS]
+
+
+def _escaped(what: str, text: str) -> str:
+    label = re.sub(r"[^a-z0-9-]", lambda found: f"_{ord(found[0]):x}_", text)
+    if len(label) > _LABEL_CHARACTERS:
+        raise ConfigurationError(
+            f"{what} {text!r} takes {len(label)} characters as a label of Google Cloud, which may have "
+            f"{_LABEL_CHARACTERS}"
+        )
+    return label
+
+
+def _unescaped(label: str) -> str:
+    try:
+        return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), label)
+    except ValueError:  # no character has this number: not written by us
+        return label
+
+
+def _number(text: str) -> int:
+    return int(text) if re.fullmatch(r"\d{1,18}", text, re.ASCII) else -1

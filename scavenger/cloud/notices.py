@@ -1,0 +1,224 @@
+"""What a cloud tells one of its VMs of the VM's end, read on that VM.
+
+EC2 shows an interruption two minutes ahead, and a recommendation to rebalance at some time before, on pages of its
+instance metadata service that are missing until then [1]_. Compute Engine turns a value of its metadata server to TRUE
+some 30 seconds ahead, and holds a request open until it does [2]_. Neither is sure to come: a VM that ends without is
+found by its missing heartbeats.
+
+References:
+    .. [1] "Spot Instance interruption notices", Amazon EC2 User Guide; version 2 of the service, with session tokens.
+    .. [2] "Create and use Spot VMs: Handle preemption", Compute Engine documentation.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+from urllib.parse import quote
+
+from scavenger.domain.vm import Notice
+from scavenger.errors import CloudUnavailableError, NotSupportedError
+
+__all__ = ["NOTICE_DELAY_MAX_S", "Reply", "Transport", "http_transport", "watch"]
+
+NOTICE_DELAY_MAX_S = 5.0
+"""From the cloud's notice to ours, while the metadata service answers."""
+ADDRESS = "169.254.169.254"
+"""Of the metadata service on every VM of both clouds."""
+_ANSWER_MAX_S = 0.5
+"""The service is on the VM's own host; two pages and a new token fit in what the poll leaves of the delay."""
+_POLL_S = 3.0
+_HANG_S = 20
+"""How long the server holds a request open; so long a watch may take to end."""
+_HANG_GRACE_S = 5.0
+_REPEAT_S = 1.0
+"""Between two held requests, should the server not hold them."""
+_TOKEN_S = 21_600
+"""The longest that a session token may live."""
+_FAILURES_MAX = 20
+"""Then a watch that sees nothing says so."""
+_GCE_NOTICE = timedelta(seconds=30)
+_INTERRUPTION = "/latest/meta-data/spot/instance-action"
+_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+_PREEMPTED = "/computeMetadata/v1/instance/preempted"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Of a metadata service; names of headers in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: str
+
+
+class Transport(Protocol):
+    """How the metadata service is asked."""
+
+    def __call__(self, method: str, path: str, headers: Mapping[str, str], answer_max_s: float) -> Reply:
+        """One request.
+
+        Raises:
+            OSError, http.client.HTTPException: If there is no answer within `answer_max_s` seconds.
+        """
+
+
+def http_transport(host: str = ADDRESS, port: int = 80) -> Transport:
+    """HTTP without any proxy: the service knows VMs by their address, and its answers are for nobody else."""
+
+    def ask(method: str, path: str, headers: Mapping[str, str], answer_max_s: float) -> Reply:
+        connection = http.client.HTTPConnection(host, port, timeout=answer_max_s)
+        try:
+            connection.request(method, path, headers=dict(headers))
+            answer = connection.getresponse()
+            body = answer.read(65_536).decode(errors="replace")
+            return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, body)
+        finally:
+            connection.close()
+
+    return ask
+
+
+class _Source(Protocol):
+    """One cloud's notices; `pause_s` from the start of one look to that of the next."""
+
+    pause_s: float
+
+    def look(self) -> tuple[Notice, ...]:
+        """Those that stand; `OSError` or `HTTPException` where the service does not say."""
+
+
+class _Ec2:
+    """Polled, with a session token that is fetched again when the service does not know it any more."""
+
+    pause_s = _POLL_S
+
+    def __init__(self, transport: Transport, now: Callable[[], datetime]) -> None:
+        self._ask = transport
+        self._token = ""
+
+    def look(self) -> tuple[Notice, ...]:
+        interruption, rebalance = self._get(_INTERRUPTION), self._get(_REBALANCE)
+        return (
+            *([Notice("preemption", _time_of(interruption))] if interruption is not None else []),
+            *([Notice("rebalance")] if rebalance is not None else []),
+        )
+
+    def _get(self, path: str) -> str | None:
+        """The page, or None while it is missing."""
+        for _ in range(2):
+            if not self._token:
+                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+                self._token = _good(self._ask("PUT", "/latest/api/token", lifetime, _ANSWER_MAX_S)).body
+            reply = self._ask("GET", path, {"X-aws-ec2-metadata-token": self._token}, _ANSWER_MAX_S)
+            if reply.status == 404:
+                return None
+            if reply.status != 401:
+                return _good(reply).body
+            self._token = ""
+        raise ConnectionError("the metadata service refuses the token that it has just given")
+
+
+class _Gce:
+    """Held open until the value changes; the first request tells the value and its version."""
+
+    pause_s = _REPEAT_S
+
+    def __init__(self, transport: Transport, now: Callable[[], datetime]) -> None:
+        self._ask, self._now = transport, now
+        self._version = ""
+        self._notice: Notice | None = None
+
+    def look(self) -> tuple[Notice, ...]:
+        path, answer_max_s = _PREEMPTED, _ANSWER_MAX_S
+        if self._version:
+            path += f"?wait_for_change=true&timeout_sec={_HANG_S}&last_etag={quote(self._version, safe='')}"
+            answer_max_s = _HANG_S + _HANG_GRACE_S
+        reply = _good(self._ask("GET", path, {"Metadata-Flavor": "Google"}, answer_max_s))
+        if reply.headers.get("metadata-flavor") != "Google":
+            raise ConnectionError("what answers is not Compute Engine's metadata server")
+        self._version = reply.headers.get("etag", "")
+        if reply.body.strip() == "TRUE" and self._notice is None:
+            self._notice = Notice("preemption", self._now() + _GCE_NOTICE)
+        return (self._notice,) if self._notice else ()
+
+
+_SOURCES: Mapping[str, Callable[[Transport, Callable[[], datetime]], _Source]] = {"aws": _Ec2, "gcp": _Gce}
+
+
+def watch(
+    provider: str,
+    *,
+    stopped: Callable[[], bool],
+    transport: Transport | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Notice]:
+    """Every notice to this VM, once, within `NOTICE_DELAY_MAX_S`; waits in between, so it wants a thread of its own.
+
+    Args:
+        provider: `aws` or `gcp`.
+        stopped: Asked before each look: no more of them.
+        transport: To the metadata service.
+        clock, now, sleep: Monotonic seconds, the time of day, and pauses.
+
+    Raises:
+        NotSupportedError: At once, if the provider's VMs are told nothing.
+        CloudUnavailableError: From the iterator, if the service has not answered some 20 times in a row: this VM is
+            not at that cloud, or will not be told.
+    """
+    if provider not in _SOURCES:
+        raise NotSupportedError(
+            f"no notices are known of VMs of {provider!r}; they are of {', '.join(sorted(_SOURCES))}"
+        )
+    source = _SOURCES[provider](transport or http_transport(), now)
+    return _watched(provider, source, stopped, clock, sleep)
+
+
+def _watched(
+    provider: str,
+    source: _Source,
+    stopped: Callable[[], bool],
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> Iterator[Notice]:
+    told: set[Notice] = set()
+    failures = 0
+    while not stopped():
+        began_s = clock()
+        try:
+            standing = source.look()
+            failures = 0
+        except (OSError, http.client.HTTPException) as error:
+            standing = ()
+            failures += 1
+            if failures >= _FAILURES_MAX:
+                raise CloudUnavailableError(
+                    f"the metadata service of {provider} does not answer ({error}); this VM will not hear of its end"
+                ) from error
+        for notice in standing:
+            if notice not in told:
+                told.add(notice)
+                yield notice
+        sleep(max(0.0, source.pause_s - (clock() - began_s)))
+
+
+def _good(reply: Reply) -> Reply:
+    if reply.status != 200:
+        raise ConnectionError(f"status {reply.status}")
+    return reply
+
+
+def _time_of(page: str) -> datetime | None:
+    """When an interruption happens; None where its page, which is notice enough, does not say."""
+    try:
+        at = datetime.fromisoformat(json.loads(page)["time"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    return at if at.tzinfo else at.replace(tzinfo=UTC)

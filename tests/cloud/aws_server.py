@@ -1,0 +1,357 @@
+"""Amazon EC2 on the loopback: moto's server, completed by what moto leaves out and a careful client stands on.
+
+- `ClientToken`: kept by zone; the same launch again gives the first VM, other parameters `IdempotentParameterMismatch`,
+  for a day after the VM ended. `replays` says how a repeat shows the VM: as it is, or as it was at first.
+- Capacity, vCPU quotas and spot prices; unknown VM types refused; `MaxCount` VMs where there is room.
+- States in time: pending, running, shutting-down, terminated, forgotten; VMs that are not found at first.
+- The time limit of a VM: its user data is read as cloud-init would read it, and shutting down ends or stops the VM as
+  it was launched to.
+- Service Quotas' list and Canonical's image aliases.
+- Faults: calls refused or denied, answers lost, calls never answered.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import itertools
+import json
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from email.utils import format_datetime
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlencode
+
+from aws_instances import ACCOUNT, REGION, STATES, STOP_S, Instances, Life, limit_s
+from moto.ec2 import ec2_backends
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+__all__ = ["ACCOUNT", "REGION", "AwsServer"]
+
+TOKEN_KEPT_S = 86_400.0
+# What there is of each type: the rest of EC2's types is unknown here.
+VCPUS = {"c5.large": 2, "c5.xlarge": 4, "c6g.large": 2, "g4dn.xlarge": 4}
+ON_DEMAND_PRICES = {"c5.large": 0.085, "c5.xlarge": 0.17, "c6g.large": 0.068, "g4dn.xlarge": 0.526}
+IMAGE = "ami-1e749f67"
+FAMILY_QUOTAS = (
+    ("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
+    ("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"),
+    ("L-DB2E81BA", "Running On-Demand G and VT instances"),
+    ("L-0263D0A3", "EC2-VPC Elastic IPs"),
+)
+UNANSWERED = ("Unavailable", "InternalError", "cut", "garbage")
+
+StartResponse = Callable[[str, list[tuple[str, str]]], object]
+
+
+@dataclass(slots=True)
+class Token:
+    """A launch that was done: its parameters and its answer."""
+
+    parameters: dict[str, str]
+    answer: bytes
+    instance_id: str
+
+
+class Answer(Exception):  # noqa: N818 - not always an error
+    """An answer that needs no moto."""
+
+    def __init__(self, status: str, body: bytes, kind: str = "text/xml") -> None:
+        super().__init__(status)
+        self.status, self.body, self.kind = status, body, kind
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: object) -> None:
+        pass
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return format_datetime(self.server.app.now(), usegmt=True)  # type: ignore[attr-defined]
+
+
+class AwsServer(Instances):
+    """See the module; faults are set by assignment, and `advance` moves its time.
+
+    Attributes:
+        url: Of every service.
+        groups_unlisted: So many of the next lists of security groups show none.
+        hung: The next call is not looked at before this is set.
+        calls: How often each action was asked for.
+        faults_fired: How many calls met a fault.
+    """
+
+    def __init__(self) -> None:
+        self._moto = DomainDispatcherApplication(create_backend_app)
+        super().__init__()
+        self._server = make_server("127.0.0.1", 0, self, threaded=True, request_handler=_Quiet)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        self.reset()
+
+    def reset(self) -> None:
+        """An empty account and no faults."""
+        with self._lock:
+            self.clear()
+            self.calls: Counter[str] = Counter()
+            self.launches: list[dict[str, str]] = []
+            self.faults_fired = 0
+            self.throttled = self.failing = self.lost = 0
+            self.hung: threading.Event | None = None
+            self.denied: set[str] = set()
+            self.groups_unlisted = 0
+            self.empty_zones: set[str] = set()
+            self.vcpus_max: int | None = None
+            self.hidden_s = 0.0
+            self.replays: Literal["current", "original"] = "current"
+            self.spot_prices = {
+                (vm, f"{REGION}{zone}"): round(price * 0.3, 4)
+                for vm, price in ON_DEMAND_PRICES.items()
+                for zone in "abcdef"
+            }
+            self._tokens: dict[tuple[str, str], Token] = {}
+            self.image = IMAGE
+            self.aliases: set[str] = set()
+            self._unanswered = itertools.cycle(UNANSWERED)
+
+    def close(self) -> None:
+        """End the server and its thread."""
+        self._server.shutdown()
+        self._thread.join(5)
+        self._server.server_close()
+
+    # Requests
+
+    def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        target = environ.get("HTTP_X_AMZ_TARGET", "")
+        form = dict(parse_qsl(body.decode(), keep_blank_values=True)) if not target else json.loads(body)
+        action = target.rpartition(".")[2] or form.get("Action", "")
+        hung, self.hung = self.hung, None
+        if hung is not None:
+            self.faults_fired += 1
+            hung.wait(30)
+        with self._lock:
+            try:
+                self.calls[action] += 1
+                self._settle()
+                self._refuse(action, target)
+                status, headers, answer = self._serve(action, form, environ, body)
+            except Answer as told:
+                status, answer = told.status, told.body
+                headers = [("Content-Type", told.kind), ("Content-Length", str(len(answer)))]
+            lost = self.lost > 0 and action in ("RunInstances", "TerminateInstances")
+            if lost:
+                self.lost -= 1
+                self.faults_fired += 1
+            elif answer == b"cut":
+                lost = True
+        if lost:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise BrokenPipeError
+        start_response(status, [header for header in headers if header[0].lower() != "date"])
+        return [answer]
+
+    def _refuse(self, action: str, target: str) -> None:
+        if "*" in self.denied or action in self.denied:
+            self.faults_fired += 1
+            code = "AccessDeniedException" if target else "UnauthorizedOperation"
+            words = (
+                "You are not authorized to perform this operation. Encoded authorization failure message: "
+            )
+            raise _error(code, words + "x" * 900, "400 Bad Request" if target else "403 Forbidden", target)
+        if self.throttled > 0:
+            self.throttled -= 1
+            self.faults_fired += 1
+            if target:
+                raise _error("ThrottlingException", "Rate exceeded", "400 Bad Request", target)
+            raise _error("RequestLimitExceeded", "Request limit exceeded.", "503 Service Unavailable")
+        if self.failing > 0:
+            self.failing -= 1
+            self.faults_fired += 1
+            how = next(self._unanswered)
+            if how == "cut":
+                raise Answer("200 OK", b"cut")
+            if how == "garbage":
+                raise Answer("502 Bad Gateway", b"<html>\nBad\nGateway", "text/html")
+            status = "500 Internal Server Error" if how == "InternalError" else "503 Service Unavailable"
+            raise _error(how, "An internal error\nhas occurred", status, target)
+
+    def _serve(
+        self, action: str, form: dict[str, Any], environ: dict[str, Any], body: bytes
+    ) -> tuple[str, list[tuple[str, str]], bytes]:
+        if action == "RunInstances":
+            return self._run(form, environ)
+        if action == "ListServiceQuotas":
+            raise _json(self._list_quotas(form))
+        if action == "GetParameter" and "/canonical/" in form["Name"]:
+            self.aliases.add(form["Name"])
+            raise _json({"Parameter": {"Name": form["Name"], "Type": "String", "Value": self.image}})
+        if action == "DescribeSecurityGroups" and self.groups_unlisted > 0:
+            self.groups_unlisted -= 1
+            self.faults_fired += 1
+            empty = b"<DescribeSecurityGroupsResponse><securityGroupInfo/></DescribeSecurityGroupsResponse>"
+            raise Answer("200 OK", empty)
+        if action == "DescribeSpotPriceHistory":
+            raise self._spot_price_history(form)
+        if action in ("DescribeInstances", "TerminateInstances"):
+            answer = self._forward_seen(environ, body)
+        else:
+            answer = self._forward(environ, body)
+        if action == "TerminateInstances" and answer[0].startswith("200"):
+            for key, instance_id in form.items():
+                if key.startswith("InstanceId."):
+                    life = self._lives[instance_id]
+                    if life.asked_s is None:
+                        life.asked_s = self.now_s
+                        self._shut_down(
+                            instance_id, "Client.UserInitiatedShutdown", "User initiated shutdown"
+                        )
+        return answer
+
+    def _forward(self, environ: dict[str, Any], body: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
+        heard: list[Any] = []
+        inner = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+        chunks = self._moto(inner, lambda status, headers, _=None: heard.extend((status, headers)))
+        return heard[0], heard[1], b"".join(chunks)
+
+    # Actions
+
+    def _run(self, form: dict[str, str], environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]], bytes]:
+        parameters = {key: value for key, value in form.items() if key not in ("ClientToken", "Version")}
+        zone, vm = form.get("Placement.AvailabilityZone", f"{REGION}a"), form.get("InstanceType", "")
+        key = (zone, form.get("ClientToken", ""))
+        token = self._tokens.get(key) if key[1] else None
+        if token is not None and self._remembers(token):
+            if token.parameters != parameters:
+                raise _error("IdempotentParameterMismatch", "Arguments on this idempotent request differ")
+            raise Answer("200 OK", self._replay(token))
+        if vm not in VCPUS:
+            raise _error("InvalidParameterValue", f"Invalid value '{vm}' for InstanceType.")
+        if "MaxCount" not in form or "MinCount" not in form:
+            raise _error("MissingParameter", "The request must contain the parameter MinCount and MaxCount")
+        if len(base64.b64decode(form.get("UserData", ""))) > 16_384:
+            raise _error("InvalidParameterValue", "User data is limited to 16384 bytes")
+        spot = form.get("InstanceMarketOptions.MarketType") == "spot"
+        count = self._room(form, vm, zone, spot=spot)
+        body = urlencode({**form, "MinCount": str(count), "MaxCount": str(count)}).encode()
+        status, headers, answer = self._forward(environ, body)
+        if not status.startswith("200"):
+            return status, headers, answer
+        self.launches.append(form)
+        for instance_id in re.findall(rb"<instanceId>([^<]+)</instanceId>", answer):
+            instance = self._known()[instance_id.decode()]
+            instance.launch_time = self._at(self.now_s)
+            self._lives[instance.id] = Life(self.now_s, limit_s(form.get("UserData", "")))
+            if key[1]:
+                self._tokens[key] = Token(parameters, answer, instance.id)
+        self._settle()
+        born = f"<launchTime>{self.now():%Y-%m-%dT%H:%M:%S.000Z}</launchTime>".encode()
+        answer = re.sub(rb"<launchTime>[^<]*</launchTime>", born, answer)
+        if key[1]:
+            self._tokens[key].answer = answer
+        return status, [(k, v) for k, v in headers if k.lower() != "content-length"], answer
+
+    def _room(self, form: dict[str, str], vm: str, zone: str, *, spot: bool) -> int:
+        """How many VMs there is room for, or the reason that there is none."""
+        least, most = int(form["MinCount"]), int(form["MaxCount"])
+        if zone in self.empty_zones:
+            self.faults_fired += 1
+            raise _error(
+                "InsufficientInstanceCapacity",
+                f"We currently do not have sufficient {vm} capacity in the Availability Zone you requested ({zone}).",
+                "500 Internal Server Error",
+            )
+        price = form.get("InstanceMarketOptions.SpotOptions.MaxPrice")
+        if spot and price and float(price) < self.spot_prices[vm, zone]:
+            raise _error("SpotMaxPriceTooLow", "Your Spot request price is lower than the minimum required.")
+        room = most if self.vcpus_max is None else (self.vcpus_max - self._vcpus_used()) // VCPUS[vm]
+        if room < least:
+            self.faults_fired += 1
+            if spot:
+                raise _error("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
+            raise _error(
+                "VcpuLimitExceeded",
+                f"You have requested more vCPU capacity than your current vCPU limit of {self.vcpus_max} allows",
+            )
+        return min(most, room)
+
+    def _vcpus_used(self) -> int:
+        return sum(
+            VCPUS.get(instance.instance_type, 1)
+            for instance in self._known().values()
+            if instance.state in ("pending", "running")
+        )
+
+    def _remembers(self, token: Token) -> bool:
+        life = self._lives[token.instance_id]
+        return life.asked_s is None or self.now_s < life.asked_s + STOP_S + TOKEN_KEPT_S
+
+    def _replay(self, token: Token) -> bytes:
+        if self.replays == "original":
+            return token.answer
+        state = self.instances()[token.instance_id].state
+        shown = f"<instanceState><code>{STATES[state]}</code><name>{state}</name></instanceState>".encode()
+        return re.sub(rb"<instanceState>.*?</instanceState>", shown, token.answer, flags=re.DOTALL)
+
+    def _forward_seen(self, environ: dict[str, Any], body: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
+        """What moto tells of those that are old enough to be seen."""
+        backend = ec2_backends[ACCOUNT][REGION]
+        everything = backend.reservations
+        backend.reservations = {
+            key: reservation
+            for key, reservation in everything.items()
+            if all(
+                self.now_s - self._lives[instance.id].born_s >= self.hidden_s
+                for instance in reservation.instances
+            )
+        }
+        try:
+            return self._forward(environ, body)
+        finally:
+            backend.reservations = everything
+
+    def _list_quotas(self, form: dict[str, Any]) -> dict[str, Any]:
+        """One quota a page."""
+        start = int(form.get("NextToken") or 0)
+        code, name = FAMILY_QUOTAS[start]
+        limit = float(128 if self.vcpus_max is None else self.vcpus_max)
+        page = {"Quotas": [{"ServiceCode": "ec2", "QuotaCode": code, "QuotaName": name, "Value": limit}]}
+        more = start + 1 < len(FAMILY_QUOTAS)
+        return {**page, "NextToken": str(start + 1)} if more else page
+
+    def _spot_price_history(self, form: dict[str, str]) -> Answer:
+        asked = {value for key, value in form.items() if key.startswith("InstanceType.")}
+        items = "".join(
+            f"<item><instanceType>{vm}</instanceType><productDescription>Linux/UNIX</productDescription>"
+            f"<spotPrice>{price:.6f}</spotPrice><timestamp>{self.now():%Y-%m-%dT%H:%M:%SZ}</timestamp>"
+            f"<availabilityZone>{zone}</availabilityZone></item>"
+            for (vm, zone), price in self.spot_prices.items()
+            if not asked or vm in asked
+        )
+        return Answer(
+            "200 OK",
+            f"<DescribeSpotPriceHistoryResponse><spotPriceHistorySet>{items}</spotPriceHistorySet>"
+            "</DescribeSpotPriceHistoryResponse>".encode(),
+        )
+
+
+def _error(code: str, message: str, status: str = "400 Bad Request", target: str = "") -> Answer:
+    if target:
+        return _json({"__type": code, "message": message}, status)
+    return Answer(
+        status,
+        f"<Response><Errors><Error><Code>{code}</Code><Message>{message}</Message></Error></Errors>"
+        "<RequestID>0</RequestID></Response>".encode(),
+    )
+
+
+def _json(document: dict[str, Any], status: str = "200 OK") -> Answer:
+    return Answer(status, json.dumps(document).encode(), "application/x-amz-json-1.1")

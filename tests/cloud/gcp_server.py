@@ -1,0 +1,391 @@
+"""Compute Engine on a port of this machine, held to Google's own description, for the real client library to ask."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from gcp_discovery import Discovery, RefusedError
+from gcp_state import PROJECT, ROOT, TYPES, ZONES, Clock, Project, shape
+
+__all__ = ["ComputeServer", "Faults"]
+
+_PREFIX = "compute."
+_HTTP_TIMEOUT_S = 30.0
+
+
+class _LostError(Exception):
+    """The connection ends without an answer."""
+
+
+@dataclass
+class Faults:
+    """What goes wrong with the next calls, and with which.
+
+    Attributes:
+        planned: What is to happen, how often, and to which methods; none named: to every one.
+        denied: Whether nothing is allowed.
+        fired: How many calls met a fault.
+        let_go: Ends the calls that hang.
+    """
+
+    planned: list[tuple[str, int, frozenset[str]]] = field(default_factory=list)
+    denied: bool = False
+    fired: int = 0
+    let_go: threading.Event = field(default_factory=threading.Event)
+
+    def plan(self, kind: str, calls: int, *methods: str) -> None:
+        """`throttle`, `fail`, `deny`, `lose`, `hang`, `proxy` or `garble`; 0 calls end what was planned of the kind."""
+        self.planned = [each for each in self.planned if each[0] != kind]
+        if calls:
+            self.planned.append((kind, calls, frozenset(_PREFIX + each for each in methods)))
+
+    def next(self, method: str) -> str:
+        if self.denied:
+            self.fired += 1
+            return "deny"
+        for index, (kind, calls, methods) in enumerate(self.planned):
+            if method in (methods or {method}):
+                self.planned[index : index + 1] = [(kind, calls - 1, methods)] if calls > 1 else []
+                self.fired += 1
+                return kind
+        return ""
+
+
+class ComputeServer:
+    """The server; `with` starts and ends it.
+
+    Attributes:
+        calls: How often each method was asked for.
+        requests: Every body that was accepted, with its method.
+        faults_of_ours: Answers that Google could not have given; must stay empty.
+        unreachable: Zones that nothing can be said of.
+        endless: Whether a list always has another page.
+        on_call: Called at each call.
+    """
+
+    def __init__(self, clock: Clock, *, page_max: int = 5) -> None:
+        self.page_max = page_max
+        self.faults = Faults()
+        self.reset(clock)
+        self._handlers: dict[str, Callable[[dict[str, str], Any], dict[str, Any]]] = {
+            "compute.instances.insert": self._insert,
+            "compute.instances.get": self._get,
+            "compute.instances.delete": self._delete,
+            "compute.instances.aggregatedList": self._list_instances,
+            "compute.zoneOperations.get": self._operation,
+            "compute.zoneOperations.list": self._operations,
+            "compute.machineTypes.get": self._machine_type,
+            "compute.machineTypes.list": self._machine_types,
+            "compute.zones.list": self._zones,
+            "compute.regions.get": self._region,
+            "compute.disks.aggregatedList": self._list_disks,
+            "compute.disks.delete": self._delete_disk,
+        }
+        self._discovery = Discovery(frozenset(self._handlers))
+        server = self
+
+        class Handler(_Handler):
+            compute = server
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._http.server_address[1]}"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
+
+    def reset(self, clock: Clock) -> None:
+        """An empty project without faults; the same port, so that a module's tests need one description."""
+        self.faults.let_go.set()
+        self.project, self.faults, self._clock = Project(clock), Faults(), clock
+        self.calls: Counter[str] = Counter()
+        self.requests: list[tuple[str, Any]] = []
+        self.faults_of_ours: list[str] = []
+        self.unreachable: set[str] = set()
+        self.endless = False
+        self.on_call: Callable[[], object] = lambda: None
+
+    def __enter__(self) -> ComputeServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.faults.let_go.set()
+        self._http.shutdown()
+        self._thread.join(_HTTP_TIMEOUT_S)
+        self._http.server_close()
+
+    def answer(self, verb: str, target: str, body: bytes) -> tuple[int, str, bytes]:
+        """Status, content type and body of one call.
+
+        Raises:
+            _LostError: If there is to be no answer.
+        """
+        try:
+            return 200, "application/json; charset=UTF-8", json.dumps(self._done(verb, target, body)).encode()
+        except RefusedError as error:
+            return error.status, "application/json; charset=UTF-8", json.dumps(error.body()).encode()
+        except _PageError as page:
+            return page.status, "text/html", page.text
+
+    def _done(self, verb: str, target: str, body: bytes) -> dict[str, Any]:
+        parts = urlsplit(target)
+        method, path = self._discovery.route(verb, parts.path)
+        with self.project.lock:
+            fault = self.faults.next(method["id"])
+            self.calls[method["id"].removeprefix(_PREFIX)] += 1
+        self.on_call()
+        if fault == "hang":
+            self.faults.let_go.wait(_HTTP_TIMEOUT_S)
+            raise _LostError
+        _fail(fault, self.faults.fired)
+        query = parse_qs(parts.query, keep_blank_values=True)
+        parameters = self._discovery.check_parameters(method, query) | path
+        if parameters["project"] != PROJECT:
+            raise RefusedError(
+                404, "notFound", f"The resource 'projects/{parameters['project']}' was not found"
+            )
+        if parameters.get("zone", "us-central1-a") not in ZONES:
+            place = f"projects/{PROJECT}/zones/{parameters['zone']}"
+            raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
+        value = self._body(method, body)
+        with self.project.lock:
+            reply = self._handlers[method["id"]](parameters, value)
+        try:
+            self._discovery.check_named(method["response"]["$ref"], reply, answer=True)
+        except RefusedError as error:
+            self.faults_of_ours.append(error.message)
+        if fault == "lose":
+            raise _LostError
+        return reply
+
+    def _body(self, method: dict[str, Any], body: bytes) -> Any:
+        if "request" not in method:
+            if body:
+                raise RefusedError(400, "badRequest", "Unexpected body.")
+            return None
+        value = json.loads(body)
+        self._discovery.check_named(method["request"]["$ref"], value, answer=False)
+        self.requests.append((method["id"].removeprefix(_PREFIX), value))
+        return value
+
+    # Methods
+
+    def _insert(self, parameters: dict[str, str], body: Any) -> dict[str, Any]:
+        project = self.project
+        return project.show_operation(
+            project.insert(parameters["zone"], body, parameters.get("requestId", ""))
+        )
+
+    def _get(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        machine = self.project.find(parameters["zone"], parameters["instance"])
+        return self.project.show_machine(machine)
+
+    def _delete(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        project = self.project
+        operation = project.delete(
+            parameters["zone"], parameters["instance"], parameters.get("requestId", "")
+        )
+        return project.show_operation(operation)
+
+    def _list_instances(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        found = [
+            (each.zone, self.project.show_machine(each))
+            for each in self.project.alive()
+            if self._is_listed(each.created_at)
+        ]
+        return self._aggregated(parameters, found, "instances")
+
+    def _list_disks(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        users = {each.name: each for each in self.project.alive()}
+        found = []
+        for name, (zone, labels) in self.project.disks.items():
+            place = f"{ROOT}/projects/{PROJECT}/zones/{zone}"
+            disk = {"name": name, "labels": labels, "selfLink": f"{place}/disks/{name}", "sizeGb": "20"}
+            if name in users and self._clock() >= users[name].up_at:
+                disk["users"] = [f"{place}/instances/{name}"]
+            if name in users or self.project.leaves_disk:
+                found.append((zone, disk))
+        return self._aggregated(parameters, found, "disks")
+
+    def _delete_disk(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        name, zone = parameters["disk"], parameters["zone"]
+        place = f"projects/{PROJECT}/zones/{zone}/disks/{name}"
+        if any(each.name == name for each in self.project.alive()):
+            raise RefusedError(400, "resourceInUseByAnotherResource", f"The disk resource '{place}' is used")
+        if self.project.disks.pop(name, None) is None:
+            raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
+        return {"kind": "compute#operation", "name": "operation-disk", "status": "RUNNING"}
+
+    def _operation(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        operation = self.project.operations.get(parameters["operation"])
+        if operation is None or operation.zone != parameters["zone"]:
+            place = f"projects/{PROJECT}/zones/{parameters['zone']}/operations/{parameters['operation']}"
+            raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
+        return self.project.show_operation(operation)
+
+    def _operations(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        found = [
+            self.project.show_operation(each)
+            for each in self.project.operations.values()
+            if each.zone == parameters["zone"] and self._is_listed(each.created_at)
+        ]
+        found.sort(key=lambda each: each["name"], reverse=True)
+        return self._listed(parameters, found)
+
+    def _machine_type(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        return _machine_type(parameters["machineType"], parameters["zone"])
+
+    def _machine_types(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        found = []
+        for name in TYPES:
+            try:
+                found.append(_machine_type(name, parameters["zone"]))
+            except RefusedError:
+                continue
+        return self._listed(parameters, found)
+
+    def _zones(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        regions = f"{ROOT}/projects/{PROJECT}/regions"
+        found = [
+            {
+                "kind": "compute#zone",
+                "name": zone,
+                "region": f"{regions}/{region}",
+                "status": "DOWN" if zone in self.unreachable else "UP",
+            }
+            for zone, region in ZONES.items()
+        ]
+        return self._listed(parameters, found)
+
+    def _region(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        name = parameters["region"]
+        if name not in ZONES.values():
+            raise RefusedError(
+                404, "notFound", f"The resource 'projects/{PROJECT}/regions/{name}' was not found"
+            )
+        return {
+            "kind": "compute#region",
+            "name": name,
+            "status": "UP",
+            "zones": [f"{ROOT}/projects/{PROJECT}/zones/{zone}" for zone in ZONES if ZONES[zone] == name],
+            "quotas": [
+                {"metric": metric, "limit": limit, "usage": used}
+                for metric, (used, limit) in self.project.usage().items()
+            ],
+        }
+
+    # Lists
+
+    def _is_listed(self, created_at: float) -> bool:
+        return self._clock() - created_at >= self.project.hidden_s
+
+    def _page(self, parameters: dict[str, str], found: list[Any]) -> tuple[list[Any], dict[str, str]]:
+        start = int(parameters.get("pageToken", "0"))
+        size = min(int(parameters.get("maxResults", "500")), self.page_max)
+        more = {"nextPageToken": str(start + size)} if start + size < len(found) or self.endless else {}
+        return found[start : start + size], more
+
+    def _listed(self, parameters: dict[str, str], found: list[dict[str, Any]]) -> dict[str, Any]:
+        keep = _filter(parameters.get("filter", ""))
+        items, more = self._page(parameters, [each for each in found if keep(each)])
+        return {"items": items} | more if items else more
+
+    def _aggregated(
+        self, parameters: dict[str, str], found: list[tuple[str, dict[str, Any]]], name: str
+    ) -> dict[str, Any]:
+        keep = _filter(parameters.get("filter", ""))
+        kept = [each for each in found if keep(each[1]) and each[0] not in self.unreachable]
+        page, more = self._page(parameters, kept)
+        items: dict[str, Any] = {}
+        for zone in ZONES:
+            here = [each for place, each in page if place == zone]
+            code = "UNREACHABLE" if zone in self.unreachable else "NO_RESULTS_ON_PAGE"
+            items[f"zones/{zone}"] = (
+                {name: here} if here else {"warning": {"code": code, "message": "There is nothing."}}
+            )
+        return {"items": items} | more
+
+
+class _Handler(BaseHTTPRequestHandler):
+    compute: ComputeServer
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    timeout = _HTTP_TIMEOUT_S
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        try:
+            status, kind, content = self.compute.answer(self.command, self.path, body)
+        except _LostError:
+            self.close_connection = True
+            return
+        head = f"HTTP/1.1 {status} -\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n"
+        self.wfile.write(head.encode() + content)
+
+    do_GET = do_POST = do_DELETE = _serve  # noqa: N815 - names of http.server
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class _PageError(Exception):
+    """In place of an answer, something that is none."""
+
+    def __init__(self, status: int, text: bytes) -> None:
+        super().__init__(status)
+        self.status, self.text = status, text
+
+
+def _fail(fault: str, count: int) -> None:
+    """Each fault in the forms that Google gives it, one after another."""
+    even = count % 2 == 0
+    if fault == "throttle":
+        status, reason = (403, "rateLimitExceeded") if even else (429, "rateLimitExceeded")
+        raise RefusedError(
+            status, reason, "Quota exceeded for quota metric 'Queries' and limit 'per minute'."
+        )
+    if fault == "deny":
+        if even:
+            raise RefusedError(401, "authError", "Request had invalid authentication credentials.")
+        raise RefusedError(403, "forbidden", f"Required permission for 'projects/{PROJECT}'")
+    if fault == "fail":
+        if even:
+            raise _PageError(502, b"<!DOCTYPE html>\n<html><title>Error 502</title>\n</html>")
+        raise RefusedError(503, "backendError", "Internal error. Please try again or contact Google Support.")
+    if fault == "proxy":
+        raise _PageError(404, b"<html>The requested URL /compute/v1/x/instances/1 was not found</html>")
+    if fault == "garble":
+        raise _PageError(200, b'{"items": [')
+
+
+def _machine_type(name: str, zone: str) -> dict[str, Any]:
+    cpus, memory = shape(name, zone)
+    return {"kind": "compute#machineType", "name": name, "guestCpus": cpus, "memoryMb": memory}
+
+
+def _filter(text: str) -> Callable[[dict[str, Any]], bool]:
+    """The two forms of Google's filters: a value that is equal, or a regular expression for the whole of it."""
+    if not text:
+        return lambda each: True
+    found = re.fullmatch(r'([\w.-]+) (=|eq) "([^"]*)"', text)
+    if found is not None:
+        path, kind, wanted = found.groups()
+        if kind == "=":
+            return lambda each: _field(each, path) == wanted
+        return lambda each: re.fullmatch(wanted, _field(each, path)) is not None
+    raise RefusedError(
+        400, "invalid", f"Invalid value for field 'filter': '{text}'. Invalid list filter expression."
+    )
+
+
+def _field(value: Any, path: str) -> str:
+    for name in path.split("."):
+        value = value.get(name, {}) if isinstance(value, dict) else {}
+    return value if isinstance(value, str) else ""

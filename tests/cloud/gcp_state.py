@@ -1,0 +1,348 @@
+"""A project of Compute Engine in memory: its VMs, disks and operations as time goes by.
+
+Nothing happens by itself: what a VM or an operation is follows from the clock when somebody looks.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+from gcp_discovery import RefusedError
+
+__all__ = ["PROJECT", "REGION", "ROOT", "TYPES", "ZONES", "Clock", "Machine", "Project"]
+
+PROJECT = "a-project"
+REGION = "us-central1"
+ZONES = {
+    "us-central1-a": REGION,
+    "us-central1-b": REGION,
+    "us-central1-f": REGION,
+    "europe-west4-a": "europe-west4",
+}
+TYPES = {"e2-standard-2": (2, 8192), "e2-standard-4": (4, 16384), "n2-standard-8": (8, 32768)}
+NOT_IN = {("n2-standard-8", "us-central1-f"), ("e2-standard-2", "us-central1-b")}
+ROOT = "https://www.googleapis.com/compute/v1"
+CPUS_MAX = 200.0
+
+STARTS_AFTER_S, UP_AFTER_S, DELETED_AFTER_S, PREEMPTED_AFTER_S = 1.0, 8.0, 60.0, 30.0
+REQUEST_ID_KEPT_S = 3600.0
+_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+_ABROAD = timezone(timedelta(hours=-8))
+"""Google tells times of the Pacific."""
+
+
+class Clock:
+    """Time that goes by when a test says so; may be used as a provider's clock and sleep."""
+
+    def __init__(self) -> None:
+        self._now, self._lock = 1000.0, threading.Lock()
+
+    def __call__(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        with self._lock:
+            self._now += seconds
+
+
+@dataclass
+class Machine:
+    id: int
+    name: str
+    zone: str
+    body: dict[str, Any]
+    created_at: float
+    ends_at: float = float("inf")
+    gone_at: float = float("inf")
+    reason: str = ""
+
+    @property
+    def up_at(self) -> float:
+        return self.created_at + UP_AFTER_S
+
+    def end(self, at: float, after: float, reason: str = "") -> None:
+        """Begin to end it, where that is not under way already."""
+        if at < self.ends_at:
+            self.ends_at, self.gone_at, self.reason = at, at + after, reason
+
+
+@dataclass
+class Operation:
+    id: int
+    kind: str
+    zone: str
+    target: str
+    target_id: int
+    created_at: float
+    takes_s: float
+    request_id: str = ""
+    error: dict[str, Any] | None = None
+    status: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"operation-{self.id}"
+
+
+@dataclass
+class Project:
+    """All that there is; every method is called with `lock` held.
+
+    Attributes:
+        stock_out: Zones with nothing to give; told by the operation.
+        vms_max: Of the region; told at once, or by the operation where `quota_late`.
+        hidden_s: How long lists miss what is new.
+        breaks: The codes that the next operations of an insert end with.
+    """
+
+    clock: Callable[[], float]
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    stock_out: set[str] = field(default_factory=set)
+    vms_max: int | None = None
+    quota_late: bool = False
+    hidden_s: float = 0.0
+    breaks: list[tuple[str, int]] = field(default_factory=list)
+    leaves_disk: bool = False
+    machines: dict[int, Machine] = field(default_factory=dict)
+    operations: dict[str, Operation] = field(default_factory=dict)
+    disks: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
+    _requests: dict[str, tuple[str, float]] = field(default_factory=dict)
+    _ids: Iterator[int] = field(default_factory=lambda: iter(range(7_100_000_000_000_000_001, 2**63)))
+
+    def alive(self) -> list[Machine]:
+        return [each for each in self.machines.values() if each.gone_at > self.clock()]
+
+    def usage(self) -> dict[str, tuple[float, float]]:
+        """Quotas of the region: used and allowed."""
+        here = [each for each in self.alive() if ZONES[each.zone] == REGION]
+        cpus = {True: 0.0, False: 0.0}
+        for each in here:
+            spot = each.body.get("scheduling", {}).get("provisioningModel") == "SPOT"
+            cpus[spot] += shape(each.body["machineType"].rpartition("/")[2], each.zone)[0]
+        most = 1000.0 if self.vms_max is None else float(self.vms_max)
+        return {
+            "CPUS": (cpus[False], CPUS_MAX),
+            "PREEMPTIBLE_CPUS": (cpus[True], CPUS_MAX),
+            "INSTANCES": (float(len(here)), most),
+            "COMMITTED_CPUS": (0.0, 0.0),
+            "NETWORKS": (1.0, 5.0),
+        }
+
+    def find(self, zone: str, instance: str) -> Machine:
+        for each in self.alive():
+            if each.zone == zone and instance in (each.name, str(each.id)):
+                return each
+        raise RefusedError(
+            404,
+            "notFound",
+            f"The resource 'projects/{PROJECT}/zones/{zone}/instances/{instance}' was not found",
+        )
+
+    def insert(self, zone: str, body: dict[str, Any], request_id: str) -> Operation:
+        if known := self._known(request_id):
+            return known
+        check_instance(zone, body)
+        name = body["name"]
+        if any(each.zone == zone and each.name == name for each in self.alive()):
+            place = f"projects/{PROJECT}/zones/{zone}/instances/{name}"
+            raise RefusedError(409, "alreadyExists", f"The resource '{place}' already exists")
+        error, status = self._trouble(zone)
+        now = self.clock()
+        machine = Machine(next(self._ids), name, zone, body, now)
+        if error is not None:
+            machine.end(now + UP_AFTER_S, 0.0)
+        else:
+            limit = body.get("scheduling", {}).get("maxRunDuration")
+            if limit is not None:
+                machine.end(machine.up_at + float(limit["seconds"]), DELETED_AFTER_S)
+        self.machines[machine.id] = machine
+        if error is None or self.leaves_disk:
+            self.disks[name] = (zone, body["disks"][0]["initializeParams"].get("labels", {}))
+        operation = self._begin("insert", machine, UP_AFTER_S, request_id)
+        operation.error, operation.status = error, status
+        return operation
+
+    def delete(self, zone: str, instance: str, request_id: str = "") -> Operation:
+        if known := self._known(request_id):
+            return known
+        machine = self.find(zone, instance)
+        machine.end(self.clock(), DELETED_AFTER_S)
+        return self._begin("delete", machine, DELETED_AFTER_S, request_id)
+
+    def preempt(self, instance_id: int) -> None:
+        machine = self.machines[instance_id]
+        machine.end(self.clock(), PREEMPTED_AFTER_S, "Instance was preempted.")
+        self._begin("compute.instances.preempted", machine, PREEMPTED_AFTER_S, "")
+
+    def _known(self, request_id: str) -> Operation | None:
+        if not request_id:
+            return None
+        if str(UUID(request_id)) != request_id or UUID(request_id).int == 0:
+            raise RefusedError(400, "invalid", f"Invalid value for field 'requestId': '{request_id}'.")
+        name, at = self._requests.get(request_id, ("", 0.0))
+        return self.operations[name] if name and self.clock() - at < REQUEST_ID_KEPT_S else None
+
+    def _begin(self, kind: str, machine: Machine, takes_s: float, request_id: str) -> Operation:
+        operation = Operation(
+            next(self._ids), kind, machine.zone, machine.name, machine.id, self.clock(), takes_s, request_id
+        )
+        self.operations[operation.name] = operation
+        if request_id:
+            self._requests[request_id] = (operation.name, self.clock())
+        return operation
+
+    def _trouble(self, zone: str) -> tuple[dict[str, Any] | None, int]:
+        used, allowed = self.usage()["INSTANCES"]
+        if self.breaks:
+            code, status = self.breaks.pop(0)
+            return {"errors": [{"code": code, "message": f"It did not work: {code}."}]}, status
+        if ZONES[zone] == REGION and used >= allowed:
+            message = f"Quota 'INSTANCES' exceeded.  Limit: {allowed} in region {REGION}."
+            if not self.quota_late:
+                raise RefusedError(403, "quotaExceeded", message)
+            info = {
+                "metricName": "compute.googleapis.com/instances",
+                "limitName": "INSTANCES-per-project-region",
+                "dimensions": {"region": REGION},
+                "limit": allowed,
+            }
+            detail = {"quotaInfo": info}
+            return {
+                "errors": [{"code": "QUOTA_EXCEEDED", "message": "Too many.", "errorDetails": [detail]}]
+            }, 403
+        if zone in self.stock_out:
+            message = (
+                f"The zone 'projects/{PROJECT}/zones/{zone}' does not have enough resources available to "
+                "fulfill the request.  Try a different zone, or try again later."
+            )
+            return {"errors": [{"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": message}]}, 503
+        return None, 0
+
+    # How things look
+
+    def show_operation(self, operation: Operation) -> dict[str, Any]:
+        age = self.clock() - operation.created_at
+        zone = f"{ROOT}/projects/{PROJECT}/zones/{operation.zone}"
+        shown: dict[str, Any] = {
+            "kind": "compute#operation",
+            "id": str(operation.id),
+            "name": operation.name,
+            "zone": zone,
+            "operationType": operation.kind,
+            "targetLink": f"{zone}/instances/{operation.target}",
+            "targetId": str(operation.target_id),
+            "status": "PENDING" if age < STARTS_AFTER_S else "RUNNING",
+            "progress": 0,
+            "insertTime": stamp(operation.created_at),
+            "user": "somebody@example.com",
+            "selfLink": f"{zone}/operations/{operation.name}",
+        }
+        if operation.request_id:
+            shown["clientOperationId"] = operation.request_id
+        if age >= operation.takes_s:
+            end = stamp(operation.created_at + operation.takes_s)
+            shown |= {"status": "DONE", "progress": 100, "endTime": end}
+            if operation.error is not None:
+                shown |= {
+                    "error": operation.error,
+                    "httpErrorStatusCode": operation.status,
+                    "httpErrorMessage": "FAILED",
+                }
+        return shown
+
+    def show_machine(self, machine: Machine) -> dict[str, Any]:
+        now = self.clock()
+        status = "RUNNING"
+        if now >= machine.ends_at:
+            status = "STOPPING"
+        elif now < machine.up_at:
+            status = "PROVISIONING" if now < machine.created_at + STARTS_AFTER_S else "STAGING"
+        zone = f"{ROOT}/projects/{PROJECT}/zones/{machine.zone}"
+        body = machine.body
+        kind = body["machineType"].rpartition("/")[2]
+        disk = {"boot": True, "autoDelete": True, "index": 0, "source": f"{zone}/disks/{machine.name}"}
+        address = {"networkIP": f"10.128.0.{machine.id % 250 + 2}"} if status != "PROVISIONING" else {}
+        shown = {
+            **body,
+            "kind": "compute#instance",
+            "id": str(machine.id),
+            "name": machine.name,
+            "zone": zone,
+            "machineType": f"{zone}/machineTypes/{kind}",
+            "status": status,
+            "creationTimestamp": stamp(machine.created_at),
+            "disks": [disk],
+            "networkInterfaces": [body.get("networkInterfaces", [{}])[0] | {"name": "nic0"} | address],
+        }
+        if status == "STOPPING" and machine.reason:
+            shown["statusMessage"] = machine.reason
+        return shown
+
+
+def stamp(at: float) -> str:
+    return (_EPOCH + timedelta(seconds=at)).astimezone(_ABROAD).isoformat(timespec="milliseconds")
+
+
+def shape(kind: str, zone: str) -> tuple[int, int]:
+    """Processors and MiB of a machine type.
+
+    Raises:
+        RefusedError: If the zone has none of its name.
+    """
+    if found := re.fullmatch(r"(?:e2|n2)-custom-(\d+)-(\d+)", kind):
+        cpus, memory = int(found[1]), int(found[2])
+        if cpus % 2 or not 2 <= cpus <= 32 or memory % 256 or not cpus * 512 <= memory <= cpus * 8192:
+            raise RefusedError(400, "invalid", f"Invalid value for field 'machineType': '{kind}'.")
+        return cpus, memory
+    if kind not in TYPES or (kind, zone) in NOT_IN:
+        place = f"projects/{PROJECT}/zones/{zone}/machineTypes/{kind}"
+        raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
+    return TYPES[kind]
+
+
+def check_instance(zone: str, body: dict[str, Any]) -> None:
+    """What the schema does not say and Compute Engine refuses all the same."""
+
+    def need(condition: object, name: str) -> None:
+        if not condition:
+            raise RefusedError(
+                400, "invalid", f"Invalid value for field 'resource.{name}': not as it must be."
+            )
+
+    need(re.fullmatch(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?", body.get("name", "")), "name")
+    link = re.fullmatch(r"(?:.*/)?zones/([^/]+)/machineTypes/([^/]+)", body.get("machineType", ""))
+    need(link and link[1] == zone, "machineType")
+    assert link is not None
+    try:
+        shape(link[2], zone)
+    except RefusedError as error:  # the missing thing is not the one asked for
+        raise RefusedError(400, "invalid", error.message) from error
+    for labels in (body.get("labels", {}), body["disks"][0]["initializeParams"].get("labels", {})):
+        need(len(labels) <= 64, "labels")
+        for key, value in labels.items():
+            need(re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", key), "labels")
+            need(re.fullmatch(r"[a-z0-9_-]{0,63}", value), "labels")
+    need(len(body.get("disks", [])) == 1 and body["disks"][0].get("boot"), "disks")
+    disk = body["disks"][0]["initializeParams"]
+    need(re.fullmatch(r"projects/[a-z0-9-]+/global/images/.+", disk.get("sourceImage", "")), "disks")
+    need(int(disk["diskSizeGb"]) >= 10, "disks")
+    need(body.get("networkInterfaces"), "networkInterfaces")
+    check_scheduling(body.get("scheduling", {}), need)
+
+
+def check_scheduling(scheduling: dict[str, Any], need: Callable[[object, str], None]) -> None:
+    spot = scheduling.get("provisioningModel") == "SPOT"
+    limit = scheduling.get("maxRunDuration")
+    if limit is not None:
+        need(30 <= int(limit["seconds"]) <= 10_368_000, "scheduling.maxRunDuration")
+        need(scheduling.get("instanceTerminationAction"), "scheduling.instanceTerminationAction")
+    if spot:
+        need(scheduling.get("automaticRestart") is False, "scheduling.automaticRestart")
+        need(scheduling.get("onHostMaintenance", "TERMINATE") == "TERMINATE", "scheduling")
+    need(spot or "preemptionNoticeDuration" not in scheduling, "scheduling.preemptionNoticeDuration")

@@ -1,0 +1,52 @@
+"""An HTTP server on the loopback whose answers a function gives, for the metadata services of both clouds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+__all__ = ["Answer", "MetadataServer"]
+
+Answer = tuple[int, Mapping[str, str], str]
+
+
+class MetadataServer:
+    """A thread of its own; `port` on 127.0.0.1. Derived classes answer."""
+
+    def __init__(self) -> None:
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                status, headers, body = outer.answer(self.command, self.path, self.headers)
+                self.send_response_only(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body.encode())))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+            do_PUT = do_GET  # noqa: N815 - http.server's name
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        )
+        self._thread.start()
+
+    def answer(self, method: str, path: str, headers: Message) -> Answer:
+        """Status, headers and body for a request; names of headers are found in any case."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the server and its thread."""
+        self._server.shutdown()
+        self._thread.join(5)
+        self._server.server_close()

@@ -1,0 +1,145 @@
+"""The clouds' price APIs on this machine, with answers as the clouds give them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+__all__ = ["PriceServer", "product", "serve", "sku"]
+
+
+def product(name: str, usd: float, **changed: str) -> str:
+    """One product of Amazon's price list, as text."""
+    attributes = {
+        "instanceType": name,
+        "vcpu": "4",
+        "memory": "16 GiB",
+        "physicalProcessor": "Intel Xeon Platinum 8175",
+        "instanceFamily": "General purpose",
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "regionCode": "us-east-1",
+        "currentGeneration": "Yes",
+        **changed,
+    }
+    dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{usd:.10f}"}}
+    terms = {"OnDemand": {"A.B": {"priceDimensions": {"A.B.C": dimension}}}}
+    return json.dumps({"product": {"attributes": attributes}, "terms": terms})
+
+
+def sku(
+    description: str,
+    usd: float,
+    *,
+    usage: str = "OnDemand",
+    unit: str = "h",
+    regions: tuple[str, ...] = ("us-central1",),
+    currency: str = "USD",
+) -> dict[str, Any]:
+    """One SKU of the Cloud Billing API."""
+    whole, nanos = divmod(round(usd * 1e9), 10**9)
+    price = {"currencyCode": currency, "units": str(whole), "nanos": nanos}
+    return {
+        "description": description,
+        "category": {"resourceFamily": "Compute", "usageType": usage},
+        "serviceRegions": list(regions),
+        "pricingInfo": [{"pricingExpression": {"usageUnit": unit, "tieredRates": [{"unitPrice": price}]}}],
+    }
+
+
+@dataclass
+class PriceServer:
+    """What it answers, and what it was asked.
+
+    Attributes:
+        products: Of Amazon's price list, page by page.
+        spot: (type, zone, dollars) of the spot price history.
+        advisor: The spot advisor's document.
+        skus: Of Google, page by page.
+        refuse: Status with which everything is refused.
+    """
+
+    products: list[list[str]] = field(default_factory=list)
+    spot: list[tuple[str, str, str]] = field(default_factory=list)
+    advisor: dict[str, Any] = field(default_factory=dict)
+    skus: list[list[dict[str, Any]]] = field(default_factory=list)
+    refuse: int = 0
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    url: str = ""
+
+    def aws(self, target: str, body: bytes) -> tuple[str, bytes]:
+        """Answer to a call of Pricing (JSON) or EC2 (XML)."""
+        if "GetProducts" in target:
+            question = json.loads(body)
+            self.asked.append(question)
+            page = int(question.get("NextToken", "0"))
+            answer: dict[str, Any] = {"FormatVersion": "aws_v1", "PriceList": self.products[page]}
+            if page + 1 < len(self.products):
+                answer["NextToken"] = str(page + 1)
+            return "application/x-amz-json-1.1", json.dumps(answer).encode()
+        self.asked.append({key: values[0] for key, values in parse_qs(body.decode()).items()})
+        items = "".join(
+            f"<item><instanceType>{name}</instanceType><availabilityZone>{zone}</availabilityZone>"
+            f"<productDescription>Linux/UNIX</productDescription><spotPrice>{usd}</spotPrice></item>"
+            for name, zone, usd in self.spot
+        )
+        space = "http://ec2.amazonaws.com/doc/2016-11-15/"
+        xml = f'<DescribeSpotPriceHistoryResponse xmlns="{space}"><spotPriceHistorySet>{items}</spotPriceHistorySet>'
+        return "text/xml", f"{xml}</DescribeSpotPriceHistoryResponse>".encode()
+
+    def get(self, path: str, query: dict[str, list[str]]) -> tuple[str, bytes]:
+        """Answer to Google's SKUs or the spot advisor."""
+        if path.endswith("/skus"):
+            self.asked.append({"path": path, **{key: values[0] for key, values in query.items()}})
+            page = int(query.get("pageToken", ["0"])[0])
+            more = {"nextPageToken": str(page + 1)} if page + 1 < len(self.skus) else {}
+            return "application/json", json.dumps({"skus": self.skus[page], **more}).encode()
+        return "application/json", json.dumps(self.advisor).encode()
+
+
+@contextmanager
+def serve(server: PriceServer) -> Iterator[PriceServer]:
+    """Listen on 127.0.0.1 until the block is left."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer(*server.aws(self.headers.get("X-Amz-Target", ""), body))
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            self._answer(*server.get(parts.path, parse_qs(parts.query)))
+
+        def _answer(self, kind: str, body: bytes) -> None:
+            if server.refuse:
+                kind = "application/json"
+                body = json.dumps(
+                    {"__type": "AccessDeniedException", "message": "no", "error": {"message": "no"}}
+                ).encode()
+            self.send_response(server.refuse or 200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    listener = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    server.url = f"http://127.0.0.1:{listener.server_port}"
+    try:
+        yield server
+    finally:
+        listener.shutdown()
+        listener.server_close()
+        thread.join()

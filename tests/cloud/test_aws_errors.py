@@ -1,0 +1,127 @@
+"""The type of an error decides whether money may be spent again: the table of AWS's errors, row by row."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from botocore import exceptions as sdk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scavenger.cloud.aws_errors import translated
+from scavenger.cloud.aws_values import quota_name
+from scavenger.errors import (
+    CloudUnavailableError,
+    ConfigurationError,
+    CredentialsError,
+    GoneError,
+    QuotaError,
+    ScavengerError,
+    StockOutError,
+    ThrottledError,
+)
+
+
+def client_error(code: str, status: int = 400, message: str = "words") -> sdk.ClientError:
+    return sdk.ClientError(
+        {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}},
+        "RunInstances",
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("InsufficientInstanceCapacity", 500, StockOutError),
+        ("InsufficientHostCapacity", 400, StockOutError),
+        ("InsufficientFreeAddressesInSubnet", 400, StockOutError),
+        ("SpotMaxPriceTooLow", 400, StockOutError),
+        ("VcpuLimitExceeded", 400, QuotaError),
+        ("InstanceLimitExceeded", 400, QuotaError),
+        ("MaxSpotInstanceCountExceeded", 400, QuotaError),
+        ("VolumeLimitExceeded", 400, QuotaError),
+        ("RequestLimitExceeded", 503, ThrottledError),
+        ("Throttling", 400, ThrottledError),
+        ("SomeNewThrottle", 429, ThrottledError),
+        ("UnauthorizedOperation", 403, CredentialsError),
+        ("AuthFailure", 401, CredentialsError),
+        ("ExpiredToken", 400, CredentialsError),
+        ("RequestExpired", 400, CredentialsError),
+        ("OptInRequired", 401, CredentialsError),
+        ("PendingVerification", 400, CredentialsError),
+        ("InvalidInstanceID.NotFound", 400, GoneError),
+        ("InvalidAMIID.NotFound", 400, ConfigurationError),
+        ("Unsupported", 400, ConfigurationError),
+        ("SomethingNew", 400, ConfigurationError),
+        ("InternalError", 500, CloudUnavailableError),
+        ("Unavailable", 503, CloudUnavailableError),
+        ("ServiceUnavailable", 503, CloudUnavailableError),
+        ("502", 502, CloudUnavailableError),
+    ],
+)
+def test_each_code_has_its_error(code: str, status: int, kind: type[ScavengerError]) -> None:
+    error = translated(client_error(code, status), region="us-east-1", place="us-east-1b", vm="c5.large")
+
+    assert type(error) is kind
+    assert "us-east-1b" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (sdk.NoCredentialsError(), CredentialsError),
+        (sdk.PartialCredentialsError(provider="env", cred_var="key"), CredentialsError),
+        (sdk.CredentialRetrievalError(provider="sso", error_msg="expired"), CredentialsError),
+        (sdk.TokenRetrievalError(provider="sso", error_msg="expired"), CredentialsError),
+        (sdk.UnauthorizedSSOTokenError(), CredentialsError),
+        (sdk.ProfileNotFound(profile="me"), CredentialsError),
+        (sdk.ParamValidationError(report="no such parameter"), ConfigurationError),
+        (sdk.EndpointConnectionError(endpoint_url="http://e"), CloudUnavailableError),
+        (sdk.ConnectTimeoutError(endpoint_url="http://e"), CloudUnavailableError),
+        (sdk.ReadTimeoutError(endpoint_url="http://e"), CloudUnavailableError),
+        (sdk.ConnectionClosedError(endpoint_url="http://e"), CloudUnavailableError),
+        (sdk.ResponseStreamingError(error="cut"), CloudUnavailableError),
+        (sdk.HTTPClientError(error="odd"), CloudUnavailableError),
+        (sdk.BotoCoreError(), CloudUnavailableError),
+    ],
+)
+def test_each_failure_of_the_library_has_its_error(
+    raised: sdk.BotoCoreError, kind: type[ScavengerError]
+) -> None:
+    assert type(translated(raised, region="us-east-1")) is kind
+
+
+@settings(deadline=None)
+@given(st.text(string.ascii_letters, min_size=1, max_size=30), st.integers(500, 599))
+def test_an_unknown_fault_of_the_clouds_own_is_never_called_definite(code: str, status: int) -> None:
+    assert type(translated(client_error(code, status), region="us-east-1")) is CloudUnavailableError
+
+
+@settings(deadline=None)
+@given(st.text(max_size=2_000), st.sampled_from(["AuthFailure", "VcpuLimitExceeded", "InternalError", "Odd"]))
+def test_a_message_is_one_short_line_whatever_the_cloud_says(message: str, code: str) -> None:
+    text = str(translated(client_error(code, message=message), region="us-east-1", vm="c5.large"))
+
+    assert text.isprintable()
+    assert len(text) < 450
+
+
+@pytest.mark.parametrize(
+    ("vm", "spot", "name"),
+    [
+        ("c5.large", False, "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
+        ("im4gn.large", True, "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"),
+        ("g5.xlarge", False, "Running On-Demand G and VT instances"),
+        ("p4d.24xlarge", True, "All P Spot Instance Requests"),
+        ("inf2.xlarge", False, "Running On-Demand Inf instances"),
+        ("trn1.2xlarge", False, "Running On-Demand trn1 instances"),
+    ],
+)
+def test_a_quota_is_named_by_the_family_of_the_type(vm: str, spot: bool, name: str) -> None:
+    code = "MaxSpotInstanceCountExceeded" if spot else "VcpuLimitExceeded"
+    error = translated(client_error(code), region="us-east-1", vm=vm, spot=spot)
+
+    assert isinstance(error, QuotaError)
+    assert (error.quota, error.region) == (name, "us-east-1")
+    assert quota_name(vm, spot=spot) == name

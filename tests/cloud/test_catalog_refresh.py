@@ -1,0 +1,270 @@
+"""Asking the clouds for their prices, against servers on this machine; and keeping what they said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from price_servers import PriceServer, product, serve, sku
+
+from scavenger.cloud.catalog import Catalog
+from scavenger.cloud.catalog_cache import read_cache, write_cache
+from scavenger.cloud.catalog_refresh_aws import fetch_aws
+from scavenger.cloud.catalog_refresh_gcp import fetch_gcp, parse_skus
+from scavenger.cloud.catalog_types import Listing, MachineType, Stock
+from scavenger.domain.cost import Price
+from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError, ThrottledError
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+DAY = NOW.date()
+
+
+def anonymous() -> Any:
+    from google.auth.credentials import AnonymousCredentials
+
+    return AnonymousCredentials()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PriceServer]:
+    with serve(PriceServer()) as running:
+        for name in ("PRICING", "EC2"):
+            monkeypatch.setenv(f"AWS_ENDPOINT_URL_{name}", running.url)
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_MAX_ATTEMPTS": "1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_CONFIG_FILE": str(tmp_path / "none"),
+            "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        }.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("AWS_PROFILE", raising=False)
+        yield running
+
+
+ADVISOR = {
+    "ranges": [{"index": 0, "label": "<5%", "max": 5}, {"index": 4, "label": ">20%", "max": 100}],
+    "spot_advisor": {
+        "us-east-1": {"Linux": {"m5.xlarge": {"r": 0, "s": 60}, "g4dn.xlarge": {"r": 4, "s": 10}}}
+    },
+}
+
+
+def test_amazons_prices_are_those_of_plain_linux_vms(server: PriceServer) -> None:
+    server.products = [
+        [
+            product("m5.xlarge", 0.192),
+            product("m5.xlarge", 0.204, tenancy="Dedicated"),
+            product("m5.2xlarge", 0.0, vcpu="8", memory="32 GiB"),
+            product("m5.4xlarge", 0.9, operatingSystem="Windows"),
+            product("r5.xlarge", 0.252, regionCode="us-west-2"),
+            "{}",
+        ],
+        [
+            product("g4dn.xlarge", 0.526, gpu="1", instanceFamily="GPU instance"),
+            product("u9.xlarge", 40.0, memory="1,024 GiB"),
+            product("t3.xlarge", 0.1664),
+        ],
+    ]
+    server.spot = [
+        ("m5.xlarge", "us-east-1a", "0.0700"),
+        ("m5.xlarge", "us-east-1b", "0.0900"),
+        ("m5.xlarge", "us-east-1c", "0.0800"),
+    ]
+    server.advisor = ADVISOR
+    stock = fetch_aws(["us-east-1"], now=NOW, advisor_url=server.url)
+    types = stock.ec2["us-east-1"]
+
+    assert sorted(types) == ["g4dn.xlarge", "m5.xlarge", "t3.xlarge", "u9.xlarge"]
+    plain = types["m5.xlarge"]
+    assert plain.on_demand == Price(0.192, "AWS price list", DAY)
+    assert plain.spot == Price(0.09, "AWS spot price, dearest zone", DAY)
+    assert (plain.interruption, plain.interrupted_monthly) == ("<5%", 0.05)
+    gpu = types["g4dn.xlarge"]
+    assert (gpu.machine.accelerator, gpu.machine.accelerators, gpu.spot) == ("T4", 1, None)
+    assert (gpu.interruption, gpu.interrupted_monthly) == (">20%", None)
+    assert types["u9.xlarge"].machine.memory_gib == 1024.0
+    assert types["t3.xlarge"].machine.caveat.startswith("burstable")
+
+    first = server.asked[0]
+    assert {item["Field"]: item["Value"] for item in first["Filters"]} == {
+        "operatingSystem": "Linux",
+        "tenancy": "Shared",
+        "preInstalledSw": "NA",
+        "capacitystatus": "Used",
+        "regionCode": "us-east-1",
+    }
+
+
+SKUS = [
+    [
+        sku("N2 Instance Core running in Americas", 0.031611, regions=("us-central1", "us-east1")),
+        sku(
+            "N2 Instance Ram running in Americas",
+            0.004237,
+            unit="GiBy.h",
+            regions=("us-central1", "us-east1"),
+        ),
+        sku("Spot Preemptible N2 Instance Core running in Americas", 0.0075, usage="Preemptible"),
+        sku(
+            "Spot Preemptible N2 Instance Ram running in Americas", 0.001, usage="Preemptible", unit="GiBy.h"
+        ),
+        sku("Commitment v1: N2 Cpu in Americas for 1 Year", 0.02, usage="Commit1Yr"),
+        sku("N2 Sole Tenancy Instance Core running in Americas", 0.04),
+        sku("N2 Instance Core running in Zurich", 0.05, currency="CHF", regions=("europe-west6",)),
+    ],
+    [
+        sku("G2 Instance Core running in Americas", 0.025),
+        sku("G2 Instance Ram running in Americas", 0.003, unit="GiBy.h"),
+        sku("Nvidia L4 GPU running in Americas", 0.56),
+        sku("Storage PD Capacity", 0.04, unit="GiBy.mo"),
+        sku("E2 Instance Core running in Americas", 0.0),
+        {"description": "a fee"},
+    ],
+]
+
+
+def test_googles_rates_make_the_prices_of_its_types(server: PriceServer) -> None:
+    server.skus = SKUS
+    stock = fetch_gcp(now=NOW, url=server.url, credentials=anonymous())
+    catalog = Catalog(stock, today=DAY)
+
+    assert catalog.regions("gcp") == ("us-central1", "us-east1")
+    n2 = catalog.price("gcp", "us-central1", "n2-standard-4")
+    assert n2.usd_per_hour == pytest.approx(4 * 0.031611 + 16 * 0.004237)
+    assert (n2.source, n2.dated) == ("Cloud Billing API", DAY)
+    spot = catalog.price("gcp", "us-central1", "n2-standard-4", spot=True)
+    assert spot.usd_per_hour == pytest.approx(4 * 0.0075 + 16 * 0.001)
+    assert catalog.listing("gcp", "us-east1", "n2-standard-4").spot is None
+    gpu = catalog.price("gcp", "us-central1", "g2-standard-24")
+    assert gpu.usd_per_hour == pytest.approx(24 * 0.025 + 96 * 0.003 + 2 * 0.56)
+    assert catalog.listing("gcp", "us-central1", "e2-standard-4").on_demand is None
+    disk = catalog.disk_price("gcp", "us-central1")
+    assert disk is not None
+    assert disk.usd_per_hour == pytest.approx(0.04 / 730)
+    assert [question.get("pageToken") for question in server.asked] == [None, "1"]
+    assert server.asked[0]["path"] == "/v1/services/6F81-5844-456A/skus"
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(403, CredentialsError), (429, ThrottledError), (503, CloudUnavailableError)]
+)
+def test_google_refusing_is_an_error_of_its_kind(
+    server: PriceServer, status: int, error: type[Exception]
+) -> None:
+    server.skus, server.refuse = SKUS, status
+    with pytest.raises(error, match=r"Google Cloud .*: no"):
+        fetch_gcp(now=NOW, url=server.url, credentials=anonymous())
+
+
+def test_an_answer_without_any_rate_is_no_answer() -> None:
+    with pytest.raises(CloudUnavailableError, match="no rate of a known machine family"):
+        parse_skus([sku("Something new running in Americas", 1.0)], NOW)
+
+
+def test_amazon_refusing_credentials_says_what_to_do(server: PriceServer) -> None:
+    server.products, server.refuse = [[]], 400
+    with pytest.raises(
+        CredentialsError,
+        match=r"aws us-east-1: no access \(AccessDeniedException: no\); check the credentials",
+    ):
+        fetch_aws(["us-east-1"], now=NOW, advisor_url=server.url)
+
+
+def test_a_region_without_products_does_not_exist(server: PriceServer) -> None:
+    server.products = [[]]
+    with pytest.raises(ConfigurationError, match="nothing for a region 'us-east-9'"):
+        fetch_aws(["us-east-9"], now=NOW, advisor_url=server.url)
+
+
+def test_without_credentials_amazon_is_not_asked(
+    server: PriceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(CredentialsError, match="Unable to locate credentials"):
+        fetch_aws(["us-east-1"], now=NOW, advisor_url=server.url)
+    assert server.asked == []
+
+
+def test_without_credentials_google_is_not_asked(
+    server: PriceServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    with pytest.raises(CredentialsError, match="no valid credentials of Google Cloud; `gcloud auth"):
+        fetch_gcp(now=NOW, url=server.url)
+    assert server.asked == []
+
+
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: fetch_aws(["us-east-1"], now=NOW, advisor_url=NOWHERE),
+        lambda: fetch_gcp(now=NOW, url=NOWHERE, credentials=anonymous()),
+    ],
+    ids=["aws", "gcp"],
+)
+def test_a_cloud_that_cannot_be_reached_is_said_to_give_no_answer(
+    monkeypatch: pytest.MonkeyPatch, server: PriceServer, ask: Callable[[], Stock]
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", NOWHERE)
+    with pytest.raises(CloudUnavailableError, match="no answer"):
+        ask()
+
+
+STOCK = Stock(
+    ec2={
+        "us-east-1": {
+            "m5.xlarge": Listing(
+                MachineType("aws", "m5.xlarge", 4, 16.0), "us-east-1", Price(0.192, "x", DAY), None, "<5%"
+            )
+        }
+    },
+    rates={("n2", "cpu", "us-central1", True): Price(0.01, "y", date(2026, 2, 1))},
+    disks={("gcp", "us-central1"): Price(0.00005, "z", DAY)},
+)
+
+
+def test_what_is_kept_is_read_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "prices.json"
+    assert read_cache(path) == Stock()
+    write_cache(path, STOCK)
+
+    assert read_cache(path) == STOCK
+    assert [file.name for file in path.parent.iterdir()] == ["prices.json"]
+
+
+def test_a_failed_write_leaves_the_old_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "prices.json"
+    write_cache(path, STOCK)
+
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigurationError, match=r"prices\.json: cannot be written: No space left"):
+        write_cache(path, Stock())
+    assert read_cache(path) == STOCK
+    assert [file.name for file in tmp_path.iterdir()] == ["prices.json"]
+
+
+@pytest.mark.parametrize("usd", [0, -0.1, "cheap", None])
+def test_kept_prices_that_were_tampered_with_are_refused(tmp_path: Path, usd: object) -> None:
+    path = tmp_path / "prices.json"
+    write_cache(path, STOCK)
+    document = json.loads(path.read_text())
+    document["rates"][0]["price"]["usd_per_hour"] = usd
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(
+        ConfigurationError, match=r"prices\.json: refreshed prices cannot be read .*remove the file"
+    ):
+        read_cache(path)

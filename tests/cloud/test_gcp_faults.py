@@ -1,0 +1,355 @@
+"""Google Cloud: one VM for each token, whatever goes wrong, and every fault told for what it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("google.cloud.compute_v1")
+pytest.importorskip("googleapiclient")
+
+from conformance import LONG_S, OWNER, make_request, token_of
+from gcp_server import ComputeServer
+from gcp_state import PROJECT, REGION, Clock, Machine
+from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
+from google.api_core.exceptions import GoogleAPICallError, from_http_status
+from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
+
+from scavenger.cloud.gcp import ENDPOINT_VARIABLE, GcpProvider
+from scavenger.cloud.gcp_errors import told
+from scavenger.domain.vm import VmRequest
+from scavenger.errors import (
+    CloudError,
+    CloudUnavailableError,
+    ConfigurationError,
+    CredentialsError,
+    GoneError,
+    QuotaError,
+    ScavengerError,
+    StockOutError,
+    ThrottledError,
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ComputeServer]:
+    with ComputeServer(Clock()) as server:
+        yield server
+
+
+@pytest.fixture
+def world(server: ComputeServer) -> Iterator[GcpWorld]:
+    yield from world_on(server)
+
+
+def refusal(status: int, reason: str) -> GoogleAPICallError:
+    return from_http_status(status, "GET x: no", errors=[{"reason": reason, "message": "No."}])
+
+
+# Launching once
+
+
+def test_a_token_is_known_for_longer_than_google_knows_the_request(world: GcpWorld) -> None:
+    request = make_request(world)
+    first = world.provider.launch(request)
+    world.advance(2 * DAY_S)
+    assert world.provider.launch(request).instance_id == first.instance_id
+    world.provider.terminate(first.instance_id, first.zone)
+    world.advance(2 * DAY_S)
+
+    with pytest.raises(GoneError):
+        world.provider.launch(request)
+
+    assert world.server.calls["instances.insert"] == 1
+
+
+def test_a_vm_whose_insert_nobody_remembers_is_adopted_by_its_name(world: GcpWorld) -> None:
+    first = world.provider.launch(make_request(world))
+    world.advance(10 * DAY_S)
+    world.server.project.operations.clear()
+
+    assert world.provider.launch(make_request(world)).instance_id == first.instance_id
+
+
+def test_a_foreign_vm_of_the_same_name_is_not_taken_for_ours(world: GcpWorld) -> None:
+    request = make_request(world)
+    first = world.provider.launch(request)
+    machine = world.server.project.machines[int(first.instance_id)]
+    machine.body["labels"] = {}
+    world.server.project.operations.clear()
+    world.advance(DAY_S)
+
+    with pytest.raises(ConfigurationError, match="not Scavenger's"):
+        world.provider.launch(request)
+
+
+def test_a_token_that_found_no_stock_may_be_launched_when_there_is_some(world: GcpWorld) -> None:
+    request = make_request(world)
+    world.stock_out(ZONE)
+    for _ in range(2):
+        with pytest.raises(StockOutError):
+            world.provider.launch(request)
+    world.stock_out(ZONE, on=False)
+
+    seen = world.provider.launch(request)
+
+    assert seen.token == request.token
+    assert world.provider.launch(request).instance_id == seen.instance_id
+
+    world.provider.terminate(seen.instance_id, seen.zone)
+    world.advance(2 * DAY_S)
+    with pytest.raises(GoneError):
+        world.provider.launch(request)
+
+
+def test_a_token_whose_insert_no_list_shows_yet_is_known_by_its_request(world: GcpWorld) -> None:
+    request = make_request(world)
+    first = world.provider.launch(request)
+    world.hide(DAY_S)
+    world.provider.terminate(first.instance_id, first.zone)
+    world.advance(LONG_S)
+
+    with pytest.raises(GoneError):
+        world.provider.launch(request)
+
+    assert world.server.project.alive() == []
+
+
+def test_an_insert_that_another_overtook_returns_the_other_s_vm(world: GcpWorld) -> None:
+    request = make_request(world)
+    project = world.server.project
+    project.breaks.append(("RESOURCE_ALREADY_EXISTS", 409))
+
+    def sleep(seconds: float) -> None:
+        world.clock.advance(seconds)
+        (failed,) = [each for each in project.machines.values() if each.id != 77]
+        project.machines[77] = Machine(77, failed.name, ZONE, failed.body, world.clock())
+        failed.gone_at = world.clock()
+
+    provider = provider_of(world.server, world.clock, sleep=sleep)
+
+    assert provider.launch(request).instance_id == "77"
+
+
+def test_a_vm_is_known_by_its_number_not_by_a_name_that_was_given_again(world: GcpWorld) -> None:
+    first = world.provider.launch(make_request(world))
+    world.provider.terminate(first.instance_id, first.zone)
+    world.advance(LONG_S)
+    again = world.server.project.insert(ZONE, world.server.project.machines[int(first.instance_id)].body, "")
+    world.advance(LONG_S)
+
+    world.provider.terminate(first.instance_id, first.zone)
+
+    assert [each.id for each in world.server.project.alive()] == [again.target_id]
+    with pytest.raises(GoneError):
+        world.provider.describe(first.instance_id, first.zone)
+
+
+@pytest.mark.parametrize("fault", ["fail", "throttle", "lose", "garble"])
+def test_an_accepted_insert_is_followed_through_faults(world: GcpWorld, fault: str) -> None:
+    world.server.faults.plan(fault, 3, "zoneOperations.get")
+
+    seen = world.provider.launch(make_request(world))
+
+    assert world.faults_fired == 3
+    assert seen.state == "running"
+    assert world.server.calls["instances.insert"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "method"),
+    [
+        ("fail", "zoneOperations.get"),
+        ("throttle", "zoneOperations.get"),
+        ("deny", "zoneOperations.get"),
+        ("deny", "instances.get"),
+        ("throttle", "instances.get"),
+        ("garble", "instances.insert"),
+    ],
+)
+def test_after_an_accepted_insert_no_fault_says_that_there_is_no_vm(
+    world: GcpWorld, fault: str, method: str
+) -> None:
+    request = make_request(world)
+    world.server.faults.plan(fault, 1_000, method)
+
+    with pytest.raises(CloudUnavailableError) as caught:
+        world.provider.launch(request)
+    world.server.faults.plan(fault, 0)
+
+    assert type(caught.value) is CloudUnavailableError
+    assert [world.provider.launch(request).instance_id] == [
+        str(each.id) for each in world.server.project.alive()
+    ]
+
+
+def test_an_insert_whose_operation_is_forgotten_is_looked_up_by_name(world: GcpWorld) -> None:
+    clock = world.clock
+
+    def sleep(seconds: float) -> None:
+        clock.advance(seconds)
+        world.server.project.operations.clear()
+
+    provider = provider_of(world.server, clock, sleep=sleep)
+
+    assert provider.launch(make_request(world)).token == token_of(0)
+
+
+# What an operation's error means
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        ("ZONE_RESOURCE_POOL_EXHAUSTED", 503, StockOutError),
+        ("ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", 0, StockOutError),
+        ("QUOTA_EXCEEDED", 403, QuotaError),
+        ("RATE_LIMIT_EXCEEDED", 0, ThrottledError),
+        ("RESOURCE_OPERATION_RATE_EXCEEDED", 403, ThrottledError),
+        ("PERMISSIONS_ERROR", 0, CredentialsError),
+        ("WHATEVER", 403, CredentialsError),
+        ("INVALID_FIELD_VALUE", 0, ConfigurationError),
+        ("UNSUPPORTED_OPERATION", 400, ConfigurationError),
+        ("RESOURCE_NOT_FOUND", 404, ConfigurationError),
+        ("INTERNAL_ERROR", 500, CloudUnavailableError),
+        ("SOMETHING_NEW", 0, CloudUnavailableError),
+    ],
+)
+def test_the_error_of_an_operation_is_told_for_what_it_is(
+    world: GcpWorld, code: str, status: int, error: type[ScavengerError]
+) -> None:
+    request = make_request(world)
+    world.server.project.breaks.append((code, status))
+
+    with pytest.raises(error) as caught:
+        world.provider.launch(request)
+
+    assert type(caught.value) is error
+    assert code in str(caught.value)
+    assert world.server.project.alive() == []
+    assert world.provider.launch(request).token == request.token
+
+
+def test_a_quota_that_the_operation_tells_of_is_named_by_its_metric(world: GcpWorld) -> None:
+    world.limit(0)
+    world.server.project.quota_late = True
+
+    with pytest.raises(QuotaError) as caught:
+        world.provider.launch(make_request(world))
+
+    assert caught.value.quota == "compute.googleapis.com/instances"
+    assert caught.value.quota in str(caught.value)
+
+
+def test_quotas_leave_out_what_does_not_bear_on_vms(world: GcpWorld) -> None:
+    assert {quota.name for quota in world.provider.quotas()} == {"CPUS", "PREEMPTIBLE_CPUS", "INSTANCES"}
+
+
+# Time limits and odd answers
+
+
+def test_a_call_that_is_never_answered_ends(server: ComputeServer, world: GcpWorld) -> None:
+    provider = provider_of(server, world.clock, call_timeout_s=0.2)
+    server.faults.plan("hang", 1_000)
+    calls = {
+        "launch": lambda: provider.launch(make_request_in(ZONE)),
+        "describe": lambda: provider.describe("1", ZONE),
+        "terminate": lambda: provider.terminate("1", ZONE),
+        "list_owned": lambda: provider.list_owned(OWNER),
+        "quotas": provider.quotas,
+        "zones": lambda: provider.zones("e2-standard-4"),
+        "remove_leftovers": lambda: provider.remove_leftovers(OWNER),
+    }
+    outcomes: dict[str, type[BaseException]] = {}
+
+    def ask(name: str) -> None:
+        try:
+            calls[name]()
+        except CloudError as error:
+            outcomes[name] = type(error)
+
+    threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in calls]
+    for thread in threads:
+        thread.start()
+    for patience_s, thread in enumerate(reversed(threads)):
+        thread.join(10 if patience_s == 0 else 0.5)
+
+    assert outcomes == dict.fromkeys(calls, CloudUnavailableError)
+
+
+def test_the_library_repeats_nothing_by_itself(world: GcpWorld) -> None:
+    world.fail(1_000)
+    for call in (
+        lambda: world.provider.describe("1", ZONE),
+        lambda: world.provider.list_owned(OWNER),
+        world.provider.quotas,
+    ):
+        before = world.faults_fired
+        with pytest.raises(CloudUnavailableError):
+            call()
+        assert world.faults_fired == before + 1
+
+
+def test_pages_without_end_end(server: ComputeServer, world: GcpWorld) -> None:
+    provider = provider_of(server, world.clock, operation_timeout_s=100.0)
+    for name in range(3):
+        world.provider.launch(make_request(world, name))
+    server.endless, server.on_call = True, lambda: world.advance(10.0)
+
+    with pytest.raises(CloudUnavailableError, match="100 s"):
+        provider.list_owned(OWNER)
+
+
+def test_an_answer_that_is_cut_off_is_no_answer(world: GcpWorld) -> None:
+    world.server.faults.plan("garble", 1)
+
+    with pytest.raises(CloudUnavailableError):
+        world.provider.list_owned(OWNER)
+
+
+def test_nobody_there_is_no_answer() -> None:
+    provider = GcpProvider(PROJECT, REGION, environment={ENDPOINT_VARIABLE: "http://127.0.0.1:9"})
+
+    with pytest.raises(CloudUnavailableError):
+        provider.list_owned(OWNER)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (DefaultCredentialsError("none found"), CredentialsError),
+        (RefreshError("invalid_grant"), CredentialsError),
+        (RefreshError("later", retryable=True), CloudUnavailableError),
+        (TransportError("no route"), CloudUnavailableError),
+        (refusal(401, "authError"), CredentialsError),
+        (refusal(403, "accessNotConfigured"), CredentialsError),
+        (refusal(403, "RATE_LIMIT_EXCEEDED"), ThrottledError),
+        (refusal(429, "busy"), ThrottledError),
+        (refusal(403, "quotaExceeded"), QuotaError),
+        (refusal(503, "ZONE_RESOURCE_POOL_EXHAUSTED"), StockOutError),
+        (refusal(409, "aborted"), CloudUnavailableError),
+        (refusal(412, "conditionNotMet"), ConfigurationError),
+        (refusal(404, "notFound"), ConfigurationError),
+    ],
+)
+def test_what_the_library_raises_is_told_for_what_it_is(
+    raised: Exception, error: type[ScavengerError]
+) -> None:
+    with (
+        pytest.raises(error) as caught,
+        told("x", region=REGION, place=REGION, refused=ConfigurationError),
+    ):
+        raise raised
+
+    assert type(caught.value) is error
+
+
+def test_missing_credentials_are_told_with_the_way_to_some() -> None:
+    with pytest.raises(CredentialsError, match="gcloud auth"), told("x", region=REGION, place=REGION):
+        raise DefaultCredentialsError("none found")
+
+
+def make_request_in(zone: str) -> VmRequest:
+    return VmRequest(token_of("hang"), OWNER, "job", 0, 0, "e2-standard-4", zone, False, 3_600.0)
