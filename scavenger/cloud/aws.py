@@ -145,9 +145,7 @@ class AwsProvider:
         parameters = self._parameters(request)
         for _ in range(2):
             try:
-                answer = self._ec2.run_instances(
-                    **parameters, SecurityGroupIds=[self._grounds.group_id(request.owner)]
-                )
+                answer = self._ec2.run_instances(**parameters, **self._grounds.of(request.owner))
             except (ClientError, BotoCoreError) as error:
                 code = error_code(error)
                 if code == "IdempotentParameterMismatch":
@@ -160,20 +158,20 @@ class AwsProvider:
                 continue
             return self._launched(request, answer)
         raise CloudUnavailableError(
-            f"aws {self.region} does not find the security group that it has just made; try again"
+            f"aws {self.region} does not find the security group or key that was just made; try again"
         )
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
         """See `Provider.describe`; what this process launched less than `visibility_s` ago is not taken for gone."""
         try:
             answer = self._read(partial(self._ec2.describe_instances, InstanceIds=[instance_id]))
+            instances = [instance for group in answer["Reservations"] for instance in group["Instances"]]
+            if not instances:
+                raise GoneError(f"aws {zone or self.region}: there is no VM {instance_id}")
         except GoneError:
             if self._is_fresh(instance_id):
                 return self._fresh[instance_id][0]
             raise
-        instances = [instance for group in answer["Reservations"] for instance in group["Instances"]]
-        if not instances:
-            raise GoneError(f"aws {zone or self.region}: there is no VM {instance_id}")
         return vm_seen(instances[0])
 
     def terminate(self, instance_id: str, zone: str) -> None:
@@ -246,9 +244,6 @@ class AwsProvider:
                 "MarketType": "spot",
                 "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
             }
-        key = self._grounds.key_name(request.owner)
-        if key:
-            parameters["KeyName"] = key
         return parameters
 
     def _launched(self, request: VmRequest, answer: dict[str, Any]) -> VmSeen:

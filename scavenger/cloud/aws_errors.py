@@ -114,7 +114,7 @@ def translated(
         return StockOutError(f"{where} has no {kind} now ({code}); another zone or type may have")
     if code in _THROTTLED or _status(error) == 429:
         return ThrottledError(f"{where}: too many calls ({code}); wait a while, then try again")
-    if code in _VCPU_QUOTA or code.endswith("LimitExceeded"):
+    if code in _VCPU_QUOTA or (code.endswith("LimitExceeded") and _status(error) < 500):
         quota = quota_name(vm, spot=spot) if code in _VCPU_QUOTA else code.removesuffix("Exceeded")
         return QuotaError(
             f"{where}: quota {quota!r} is used up ({words}); end other VMs or ask for more at Service Quotas",

@@ -29,45 +29,17 @@ class Grounds:
         self._groups: dict[str, str] = {}
         self._keys: set[str] = set()
 
-    def group_id(self, owner: str) -> str:
-        """The id of the security group, in the default VPC, whose members reach each other on every port.
+    def of(self, owner: str) -> dict[str, Any]:
+        """What a launch says of them: a security group in the default VPC, whose members reach each other, and the key.
 
         Raises:
-            ConfigurationError: If there is no default VPC.
+            ConfigurationError: If there is no default VPC, or the public key is none.
             CredentialsError, QuotaError, ThrottledError, CloudUnavailableError: As the cloud says.
         """
-        if owner not in self._groups:
-            group = self._find_group(owner) or self._make_group(owner)
-            members = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
-            self._idempotent(
-                partial(self._ec2.authorize_security_group_ingress, GroupId=group, IpPermissions=[members]),
-                "InvalidPermission.Duplicate",
-            )
-            self._groups[owner] = group
-        return self._groups[owner]
-
-    def key_name(self, owner: str) -> str:
-        """The name of the key pair; empty where there is none.
-
-        Raises:
-            ConfigurationError: If the public key is none.
-            CredentialsError, ThrottledError, CloudUnavailableError: As the cloud says.
-        """
-        if not self._public_key:
-            return ""
-        name = _name(owner)
-        if owner not in self._keys:
-            self._idempotent(
-                partial(
-                    self._ec2.import_key_pair,
-                    KeyName=name,
-                    PublicKeyMaterial=self._public_key.encode(),
-                    TagSpecifications=[_tags("key-pair", owner)],
-                ),
-                "InvalidKeyPair.Duplicate",
-            )
-            self._keys.add(owner)
-        return name
+        parameters: dict[str, Any] = {"SecurityGroupIds": [self._group_id(owner)]}
+        if self._public_key:
+            parameters["KeyName"] = self._key_name(owner)
+        return parameters
 
     def forget(self, owner: str) -> None:
         """Somebody has removed them: make them again when next needed."""
@@ -109,6 +81,32 @@ class Grounds:
             ):
                 removed.append(f"{kind} {identifier}")
         return tuple(removed)
+
+    def _group_id(self, owner: str) -> str:
+        if owner not in self._groups:
+            group = self._find_group(owner) or self._make_group(owner)
+            members = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+            self._idempotent(
+                partial(self._ec2.authorize_security_group_ingress, GroupId=group, IpPermissions=[members]),
+                "InvalidPermission.Duplicate",
+            )
+            self._groups[owner] = group
+        return self._groups[owner]
+
+    def _key_name(self, owner: str) -> str:
+        name = _name(owner)
+        if owner not in self._keys:
+            self._idempotent(
+                partial(
+                    self._ec2.import_key_pair,
+                    KeyName=name,
+                    PublicKeyMaterial=self._public_key.encode(),
+                    TagSpecifications=[_tags("key-pair", owner)],
+                ),
+                "InvalidKeyPair.Duplicate",
+            )
+            self._keys.add(owner)
+        return name
 
     def _find_group(self, owner: str) -> str:
         named = [{"Name": "group-name", "Values": [_name(owner)]}]

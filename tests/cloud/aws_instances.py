@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aws_imds import Imds
-from moto.ec2 import ec2_backends
+from moto.ec2.models import ec2_backends
 
 __all__ = ["ACCOUNT", "REGION", "STATES", "STOP_S", "Instances", "Life", "limit_s"]
 
@@ -52,7 +52,7 @@ class Instances:
         self.clear()
 
     def clear(self) -> None:
-        """None, at time 0; moto's own reset builds every default image and network again, which takes longer than a test."""
+        """None, at time 0. moto's own reset takes longer than a test: it makes every default image and network."""
         backend = ec2_backends[ACCOUNT][REGION]
         backend.reservations.clear()
         backend.volumes.clear()

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
 from aws_instances import ACCOUNT, REGION, STATES, STOP_S, Instances, Life, limit_s
-from moto.ec2 import ec2_backends
+from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 

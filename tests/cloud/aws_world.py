@@ -17,7 +17,7 @@ from scavenger.cloud.aws import AwsProvider
 VM = "c5.large"
 
 
-class Session(boto3.Session):  # type: ignore[misc] - boto3 has no types
+class Session(boto3.Session):  # type: ignore[misc]
     """Makes each client once for all tests: building that of EC2 takes longer than a test."""
 
     def __init__(self) -> None:

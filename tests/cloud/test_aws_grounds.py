@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from email import message_from_string
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aws_server import ON_DEMAND_PRICES, REGION, AwsServer
@@ -83,7 +83,11 @@ def test_a_public_key_opens_the_vms_and_is_removed_with_the_last(
     for fact in alive(aws):
         provider.terminate(fact.instance_id, seen.zone)
     aws.advance(200.0)
-    assert "key pair scavenger-conformance" in provider.remove_leftovers(OWNER)
+    assert "key pair scavenger-conformance" in make_provider(server, session).remove_leftovers(OWNER)
+    provider.launch(make_request(aws, 3))
+    assert [key["KeyName"] for key in aws.client.describe_key_pairs()["KeyPairs"]] == [
+        "scavenger-conformance"
+    ]
 
 
 def test_a_disk_without_a_vm_is_a_leftover_if_it_is_ours(aws: AwsWorld) -> None:
@@ -136,7 +140,7 @@ def test_user_data_sets_the_limit_before_anything_of_the_users(aws: AwsWorld) ->
     request = make_request(aws, run_max_s=5_400.2, user_data="#!/bin/sh\necho grüße\n")
 
     limit, script = [
-        (part.get_content_type(), str(part.get_payload(decode=True), "utf-8"))
+        (part.get_content_type(), str(cast("bytes", part.get_payload(decode=True)), "utf-8"))
         for part in message_from_string(user_data(request)).walk()
         if not part.is_multipart()
     ]
