@@ -4,10 +4,13 @@ The contract of a `Provider`, which `tests/cloud` holds every implementation to:
 
 - **launch** with a token that was used before returns the VM that the first call made, also where that call was never
   answered; a token whose VM is gone raises `GoneError` and starts nothing. Tags are part of the call.
-- **Definite errors** (`StockOutError`, `QuotaError`, `CredentialsError`, `ConfigurationError`): there is no VM of this
-  token. `ThrottledError`: nothing was done. After `CloudUnavailableError` nobody knows: ask again with the same token,
+- **Definite errors**: there is no VM of this token. `StockOutError` and `QuotaError` always say so, `CredentialsError` and
+  `ConfigurationError` at the first launch with a token; at a repeat these two may come from looking for it, and prove
+  nothing. `ThrottledError`: nothing was done. After `CloudUnavailableError` nobody knows: ask again with the same token,
   or look.
-- **describe** knows a VM from the moment that launch returned; `GoneError` after the cloud has forgotten it.
+- **A token holds in one zone**: another zone needs another token, or a definite error first.
+- **describe** knows a VM from the moment that launch returned, in the process that launched it; for others it may take
+  `visibility_s`. `GoneError` after the cloud has forgotten it.
 - **list_owned** may miss VMs younger than `visibility_s`, and may show ones that are gone; it shows no foreign VM.
 - **terminate** is done once asked for; asking again, or for one that is gone, is no error. A VM is paid for until it is
   seen `gone`.

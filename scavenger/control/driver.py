@@ -29,7 +29,7 @@ from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import ChoiceMade, JobState, PhaseChanged, Predicted
-from scavenger.errors import NoFeasiblePlanError
+from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.policy import batch_rule, policy_for
@@ -77,6 +77,7 @@ class Driver:
         self._store, self._recorder, self._cloud = store, recorder, cloud
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
         self._similar: JobModel | None = None
+        self._replanning: Replanning | None = None
         self.search: Search | None = None
         self.chosen: Configuration | None = None
 
@@ -86,7 +87,8 @@ class Driver:
         assert now is not None
         largest = elastic.batch_max or self._space.global_batch_sizes[-1]
         rule = batch_rule(elastic.batch, batch_max=largest)
-        return rule.global_batch_size(workers, self.chosen or now)
+        moved_to = None if self._replanning is None else self._replanning.reached
+        return rule.global_batch_size(workers, moved_to or self.chosen or now)
 
     @property
     def _current(self) -> Search:
@@ -134,9 +136,8 @@ class Driver:
         )
         if plan.strategy == "partial" and (alike := knowledge.similar()) is not None:
             self._similar, differing = alike
-            plan = replace(
-                plan, reason=f"{plan.reason}; one with another {differing} is, and shortens the search"
-            )
+            of = f"a job with another {differing}" if differing else "the same job"
+            plan = replace(plan, reason=f"{plan.reason}; a stored model of {of} shortens the search")
         prior = {"none": same, "universal": universal}.get(plan.strategy)
         self.search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
         chosen = self._look_for(prior, knowledge)
@@ -196,15 +197,18 @@ class Driver:
         model, measurements = self._current.model, self._current.measurements
         if model is None or self._job.elastic.policy != "model":
             return lambda: None
-        known = model
+        # A model of these very measurements would count them twice.
+        prior = None if measurements else model
 
-        def fit(measured: Sequence[Measurement], noise: Sequence[NoiseReading]) -> JobModel:
-            return self._fit(known, knowledge, measured, noise)
+        def fit(measured: Sequence[Measurement], noise: Sequence[NoiseReading] | None) -> JobModel:
+            fitted = self._fit(prior, knowledge, measured, noise)
+            self._current.model = fitted
+            return fitted
 
-        replanning = Replanning(
+        self._replanning = Replanning(
             self._trainer, self._job, self._space, model=model, fit=fit, measurements=measurements
         )
-        return replanning.look
+        return self._replanning.look
 
     def _look_for(self, prior: JobModel | None, knowledge: Knowledge) -> Configuration | None:
         """Search, unless a stored model will do; choose, and go there. None where the run ends here."""
@@ -249,8 +253,11 @@ class Driver:
                 trainer.course.samples_by_batch, trainer.course.epochs[-1].epoch + 1, self._recorder.job_id
             )
         if search.measurements:
-            search.model = self._fit(None, knowledge)
-            knowledge.keep(search.model, self._recorder.job_id, measurements=len(search.measurements))
+            try:
+                search.model = self._fit(None, knowledge)
+                knowledge.keep(search.model, self._recorder.job_id, measurements=len(search.measurements))
+            except ConfigurationError as error:
+                trainer.note(f"nothing is kept of this run for later ones: {error}")
         missed = self._job.goal.target is not None and not trainer.reached
         return "target_missed" if missed else "succeeded"
 
@@ -307,7 +314,10 @@ class Driver:
     def _why_enough(self, knowledge: Knowledge) -> str:
         """Why no other configuration need be profiled; empty where one may pay."""
         search = self._current
-        model = self._fit(None, knowledge)
+        try:
+            model = self._fit(None, knowledge)
+        except ConfigurationError:
+            return ""  # more measurements may help
         return why_measure_no_more(search, model, self._trainer, self._space, self._job)
 
     def _expected_samples(self, knowledge: Knowledge) -> float | None:

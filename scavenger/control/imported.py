@@ -15,11 +15,12 @@ from scavenger.control.tables import TABLE_MAX_BYTES, read_header, read_placemen
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.errors import ConfigurationError
-from scavenger.models.backtest import PlacementRow, RunRow
+from scavenger.models.backtest import BATCH_MAX, PlacementRow, RunRow
 from scavenger.models.backtest_steps import step_times_of
 from scavenger.models.job_model import EvaluationLaw, JobModel, VmModel
 from scavenger.models.parallel import fit_parallel
 from scavenger.models.statistical import fit_statistical
+from scavenger.search.plan import evenly
 
 __all__ = ["Imported", "Terms", "fit_to_rows", "read_sources"]
 
@@ -27,6 +28,14 @@ SCHEMA_VERSION = 1
 
 UNKNOWN_EPOCHS = 100.0
 """Stands for the epochs to the target where no run has told: only ratios between configurations mean something."""
+
+PLACES_MAX = 1000
+"""Configurations that a law is fitted to; of more, as many evenly spread ones, since the time of a fit grows with the
+cube of their number, and its error no longer falls."""
+
+AXIS_MAX = 128
+"""Cluster sizes, and batch sizes, of the configurations that are predicted, and batch sizes that epochs are fitted to:
+more than a curve can show or a law be held to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,6 @@ class Terms:
         workload: Which one to take; None where the files have but one.
         price_usd_per_hour: Of one node. An unknown price is an error, never 0.
         dataset_size: Samples of an epoch; None where the column `epochs` counts samples.
-        max_epochs: Highest number of epochs.
     """
 
     price_usd_per_hour: float | None
@@ -74,6 +82,12 @@ class Imported:
         if document.get("kind") != "scavenger-models" or document.get("schema_version") != SCHEMA_VERSION:
             raise ValueError("not a file of models that this version can read")
         space = TypeAdapter(SearchSpace).validate_json(json.dumps(document.get("space")))
+        if max(len(space.workers), len(space.global_batch_sizes)) > AXIS_MAX:
+            raise ValueError(f"more than {AXIS_MAX} cluster sizes or batch sizes")
+        if max(space.workers[-1], space.global_batch_sizes[-1]) > BATCH_MAX:
+            raise ValueError("a cluster or a batch that nobody has")
+        if not all(0.0 <= offer.price_usd_per_hour < math.inf and offer.cpus >= 1 for offer in space.offers):
+            raise ValueError("a price is 0 or more, and a VM has a processor")
         return cls(str(document.get("name")), JobModel.from_dict(document["job_model"]), space)
 
 
@@ -120,10 +134,16 @@ def fit_to_rows(placements: Sequence[PlacementRow], runs: Sequence[RunRow], term
         raise ConfigurationError(f"a data set has at least one sample, not {terms.dataset_size}")
     mine = [row for row in placements if row.workload == workload]
     vms, offers, workers, batches = [], [], set(), set()
+    notes: list[str] = []
     for cluster, per_node in sorted({(row.cluster, row.workers_per_node) for row in mine}):
         times = step_times_of([r for r in mine if (r.cluster, r.workers_per_node) == (cluster, per_node)])
         if not times:
             continue
+        places = sorted({(time.workers, time.global_batch_size) for time in times})
+        if len(places) > PLACES_MAX:
+            notes.append(f"fitted to {PLACES_MAX} of {len(places)} measured configurations, evenly spread")
+            spread = {places[i * (len(places) - 1) // (PLACES_MAX - 1)] for i in range(PLACES_MAX)}
+            times = [time for time in times if (time.workers, time.global_batch_size) in spread]
         name = (cluster or "node") + (f" with {per_node}" if per_node > 1 else "")
         offers.append(
             Offer(
@@ -142,9 +162,14 @@ def fit_to_rows(placements: Sequence[PlacementRow], runs: Sequence[RunRow], term
         batches |= {time.global_batch_size for time in times}
     if not vms:
         raise ConfigurationError(f"there is no usable step time of {workload}")
-    records, size, notes = _records([run for run in runs if run.workload == workload], terms.dataset_size)
+    records, size, of_runs = _records([run for run in runs if run.workload == workload], terms.dataset_size)
+    notes += of_runs
     if records:
         batches = {record.global_batch_size for record in records}
+        known = set(evenly(tuple(sorted(batches)), AXIS_MAX))
+        if len(known) < len(batches):
+            notes.append(f"epochs fitted to the runs at {len(known)} of {len(batches)} batch sizes")
+            records = [record for record in records if record.global_batch_size in known]
     smallest = min(workers)
     sizes = tuple(sorted(batch for batch in batches if batch >= smallest)) or (max(batches),)
     statistical = fit_statistical(
@@ -153,7 +178,8 @@ def fit_to_rows(placements: Sequence[PlacementRow], runs: Sequence[RunRow], term
     limit = max([UNKNOWN_EPOCHS, *(1000.0 * record.epochs for record in records)])
     notes.append("evaluation, starting the workers, aggregators, storage and traffic are not counted")
     model = JobModel(size, statistical, tuple(vms), EvaluationLaw(), limit, tuple(notes))
-    return Imported(workload, model, SearchSpace(tuple(offers), tuple(sorted(workers)), sizes))
+    counts = evenly(tuple(sorted(workers)), AXIS_MAX)
+    return Imported(workload, model, SearchSpace(tuple(offers), counts, evenly(sizes, AXIS_MAX)))
 
 
 def _workload(placements: Sequence[PlacementRow], runs: Sequence[RunRow], wanted: str | None) -> str:
@@ -182,11 +208,7 @@ def _records(
         raise ConfigurationError(
             f"runs of several sources ({', '.join(sources)}): they do not share a target"
         )
-    good = [
-        run
-        for run in runs
-        if 0.0 < run.epochs < math.inf and run.global_batch_size >= 1.0 and run.global_batch_size.is_integer()
-    ]
+    good = [run for run in runs if run.usable()]
     notes = [f"bad rows of convergence dropped: {len(runs) - len(good)}"] if len(good) < len(runs) else []
     if not good:
         notes.append("no run has told how many epochs the target takes: only ratios mean something")

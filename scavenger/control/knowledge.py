@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 
 from scavenger.domain.fingerprint import Fingerprint
@@ -50,14 +50,8 @@ class Knowledge:
         Returns:
             It, with what differs in words; None if there is none.
         """
-        mine = self._fingerprint
-        alike = self._store.find_models(mine, ignoring=_SETTINGS)
-        found = find_nearest(mine, [record.fingerprint for record in alike])
-        if found is None:
-            return None
-        record = alike[found]
-        model = _load(record)
-        return None if model is None else (model, self._differing(record))
+        found = self._nearest(self._store.find_models(self._fingerprint, ignoring=_SETTINGS))
+        return None if found is None else (found[1], self._differing(found[0]))
 
     def similar(self) -> tuple[JobModel, str] | None:
         """A model of a job near enough to make a search shorter, with what differs in words; None if there is none."""
@@ -67,14 +61,21 @@ class Knowledge:
             for record in self._store.find_models(mine, ignoring=_OF_THE_JOB)
             if record.fingerprint.hardware == mine.hardware
         ]
-        found = find_nearest(mine, [record.fingerprint for record in here])
+        found = self._nearest(here)
         if found is None:
             return None
-        away = distance(mine, here[found].fingerprint)
-        model = _load(here[found])
-        if model is None or away > SIMILAR_MAX:
-            return None
-        return as_prior(model, away), self._differing(here[found])
+        record, model = found
+        away = distance(mine, record.fingerprint)
+        return (as_prior(model, away), self._differing(record)) if away <= SIMILAR_MAX else None
+
+    def _nearest(self, alike: Iterable[ModelRecord]) -> tuple[ModelRecord, JobModel] | None:
+        """Of those that this version can read."""
+        left = list(alike)
+        while (found := find_nearest(self._fingerprint, [record.fingerprint for record in left])) is not None:
+            record = left.pop(found)
+            if (model := _load(record)) is not None:
+                return record, model
+        return None
 
     def _differing(self, record: ModelRecord) -> str:
         mine = self._fingerprint

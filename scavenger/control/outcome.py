@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import lru_cache
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice
 from scavenger.domain.report import Actual, Predicted, SearchOutcome
 from scavenger.models.job_model import JobModel
+from scavenger.models.statistical import StatisticalModel
 
 __all__ = [
     "NOTHING_SEARCHED",
@@ -33,18 +35,24 @@ def progress_of(trainer: Trainer, model: JobModel) -> float:
     by_batch = trainer.course.samples_by_batch
     if not by_batch:
         return 0.0
-    epochs, _ = model.statistical.predict(np.array(list(by_batch), dtype=np.float64))
-    done = sum(samples / need for samples, need in zip(by_batch.values(), epochs, strict=True))
-    return min(1.0, float(done) / model.dataset_size)
+    statistical = model.statistical
+    done = sum(samples / _epochs(statistical, batch) for batch, samples in by_batch.items())
+    return min(1.0, done / model.dataset_size)
+
+
+@lru_cache(maxsize=1024)
+def _epochs(statistical: StatisticalModel, global_batch_size: int) -> float:
+    """To the target; kept, since it is asked at every step, and an average over thousands of laws takes longer."""
+    epochs, _ = statistical.predict(np.array([global_batch_size], dtype=np.float64))
+    return float(epochs[0])
 
 
 def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
     """What the model expects to be left, at the batch size in effect; None where nothing is known."""
     if model is None or trainer.configuration is None:
         return None
-    batch = np.array([trainer.configuration.global_batch_size], dtype=np.float64)
-    epochs, _ = model.statistical.predict(batch)
-    return max(0.0, 1.0 - progress_of(trainer, model)) * float(epochs[0]) * model.dataset_size
+    epochs = _epochs(model.statistical, trainer.configuration.global_batch_size)
+    return max(0.0, 1.0 - progress_of(trainer, model)) * epochs * model.dataset_size
 
 
 def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:

@@ -13,6 +13,7 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Infeasible
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
+from scavenger.errors import ConfigurationError
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.search.replan import Switch, worth_moving
@@ -23,9 +24,10 @@ STEP = 0.05
 """Share of the way to the target between two refits: noise grows over the run, not from one step to the next."""
 
 READINGS_MAX = 64
-"""Of the noise, evenly over what has been gone: the share of the way is never passed twice."""
+"""Of the noise: three for each refit of a way that stays as long as it was predicted first."""
 
-Fit = Callable[[Sequence[Measurement], Sequence[NoiseReading]], JobModel]
+Fit = Callable[[Sequence[Measurement], Sequence[NoiseReading] | None], JobModel]
+"""May raise `ConfigurationError`."""
 
 
 class Replanning:
@@ -34,8 +36,12 @@ class Replanning:
     Args:
         space: That the search was over.
         model: By which the choice was made.
-        fit: The models from measurements of this run and readings of the noise.
+        fit: The models from measurements of this run and readings of the noise; None takes those of the
+            measurements.
         measurements: Of the search.
+
+    Attributes:
+        reached: The newest configuration that the job was brought to by these models; None before.
     """
 
     def __init__(
@@ -49,28 +55,47 @@ class Replanning:
         measurements: Sequence[Measurement],
     ) -> None:
         self._trainer, self._job, self._space, self._fit = trainer, job, space, fit
-        self._model, self._measurements = model, tuple(measurements)
+        self._model, self._measured = model, {m.configuration: m for m in measurements}
         self._readings: list[NoiseReading] = []
         self._asked_at = progress_of(trainer, model)
         self._since = (trainer.configuration, trainer.step)
+        self._failed = False
         self.planned: Configuration | None = None
+        self.reached: Configuration | None = None
 
     def look(self) -> Configuration | None:
-        """What the job should run on by all that is known; None where it was not asked yet.
+        """What the job should run on by all that is known; None where it was not asked since the job came here.
 
         Refits when the job has come `STEP` of its way further, and only then, as noise and steps say little more
-        before.
+        before; not while a lost worker is being replaced. An answer holds for the configuration that it was given
+        at: wherever somebody else has brought the job, it stays until the next one. Nor does it hold any longer where
+        so many workers could not be kept alive. A fit that fails ends no run: what was known before goes on to count.
         """
         trainer = self._trainer
         now = trainer.configuration
         if now != self._since[0]:
-            self._since = (now, trainer.step)
+            self.reached = now if now == self.planned else self.reached
+            self._since, self.planned = (now, trainer.step), None
+        most = trainer.workers_max
+        if self.planned is not None and most is not None and self.planned.workers > most:
+            self.planned = None
         progress = progress_of(trainer, self._model)
         if now is None or trainer.finished or progress < self._asked_at + STEP:
             return self.planned
+        if now.workers != trainer.wanted:
+            return self.planned
         self._asked_at = progress
         self._read(progress)
-        self._model = self._fit(self._measured(now), self._readings)
+        self._measure(now)
+        try:
+            self._model = self._fit(tuple(self._measured.values()), self._readings or None)
+        except ConfigurationError as error:
+            if not self._failed:
+                trainer.note(f"the job stays at {now}, as it was chosen: {error}")
+            self._failed = True
+            return self.planned
+        # By the new model the same steps may be another share of the way.
+        self._asked_at = progress_of(trainer, self._model)
         trainer.progress = lambda: progress_of(trainer, self._model)
         self.planned = self._decide(now)
         return self.planned
@@ -88,14 +113,12 @@ class Replanning:
                 )
             )
 
-    def _measured(self, now: Configuration) -> tuple[Measurement, ...]:
-        """What the search measured, and where the job has run since, what it runs at."""
+    def _measure(self, now: Configuration) -> None:
+        """What the job runs at counts instead of what the search, or an earlier stay, measured of it."""
         trainer = self._trainer
         window = trainer.course.window(now, self._since[1])
-        if len(window) < self._job.profile.steps:
-            return self._measurements
-        live = measure(now, window, trainer.course.noise, trainer.worker_memory_bytes())
-        return (*(m for m in self._measurements if m.configuration != now), live)
+        if len(window) >= self._job.profile.steps:
+            self._measured[now] = measure(now, window, trainer.course.noise, trainer.worker_memory_bytes())
 
     def _decide(self, now: Configuration) -> Configuration:
         trainer, job, model = self._trainer, self._job, self._model
@@ -107,7 +130,8 @@ class Replanning:
         setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
         # Training goes on meanwhile: what is lost is the gain, for as long as new workers start, and their pay.
         switch = Switch(0.0, missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0)
-        worth = None if job.utility is None else job.utility.worth_at
+        utility, elapsed_s = job.utility, trainer.elapsed_s
+        worth = None if utility is None else (lambda left_s: utility.worth_at(elapsed_s + left_s))
         move = worth_moving(curve, choice, now, remaining=remaining, switch=switch, worth=worth)
         if move is None:
             return now

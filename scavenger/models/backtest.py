@@ -10,6 +10,8 @@ import numpy as np
 from scavenger.domain.curve import BoolArray, FloatArray
 
 __all__ = [
+    "BATCH_MAX",
+    "STEP_TIME_RANGE_S",
     "GroupResult",
     "PlacementRow",
     "Predicted",
@@ -18,6 +20,15 @@ __all__ = [
     "coverage90",
     "median_ape",
 ]
+
+STEP_TIME_RANGE_S = (1e-9, 1e9)
+"""From one operation of a processor to thirty years: what lies outside is no time of a step."""
+
+EPOCHS_RANGE = (1e-15, 1e21)
+"""Epochs, samples, or either in another unit: what lies outside was not trained by anybody."""
+
+BATCH_MAX = float(2**53)
+"""Samples; beyond it numbers in a file are no longer whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +43,12 @@ class RunRow:
     workload: str
     global_batch_size: float
     epochs: float
+
+    def usable(self) -> bool:
+        """Whether it can be true: a whole, positive batch size, and epochs within `EPOCHS_RANGE`."""
+        low, high = EPOCHS_RANGE
+        batch = float(self.global_batch_size)
+        return 1.0 <= batch <= BATCH_MAX and batch.is_integer() and low <= self.epochs <= high
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ def backtest_epochs(rows: Iterable[RunRow], points: int | str) -> list[GroupResu
     which asks the model alone. Intervals are those of a mean over as many runs as the truth is one of.
 
     Args:
-        rows: In any order; those without a whole, positive batch size and positive epochs are dropped and counted.
+        rows: In any order; those that cannot be true (`RunRow.usable`) are dropped and counted.
         points: Batch sizes to fit to, at least 2; `extremes` is 2.
 
     Returns:
@@ -46,7 +46,7 @@ def backtest_epochs(rows: Iterable[RunRow], points: int | str) -> list[GroupResu
 def _backtest(source: str, workload: str, rows: Sequence[RunRow], points: int) -> GroupResult | Skipped:
     runs: dict[int, list[float]] = {}
     for row in rows:
-        if _usable(row):
+        if row.usable():
             runs.setdefault(int(row.global_batch_size), []).append(float(row.epochs))
     dropped = len(rows) - sum(len(epochs) for epochs in runs.values())
     if len(runs) <= points:
@@ -79,12 +79,6 @@ def _backtest(source: str, workload: str, rows: Sequence[RunRow], points: int) -
         ),
         dropped=dropped,
     )
-
-
-def _usable(row: RunRow) -> bool:
-    numbers = (row.global_batch_size, row.epochs)
-    known = all(number is not None and 0.0 < number < math.inf for number in numbers)
-    return known and float(row.global_batch_size).is_integer()
 
 
 def _fit(runs: dict[int, list[float]], profiled: Sequence[int]) -> StatisticalModel:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from scavenger.models.backtest import GroupResult, PlacementRow, Predicted, Skipped
+from scavenger.models.backtest import (
+    BATCH_MAX,
+    STEP_TIME_RANGE_S,
+    GroupResult,
+    PlacementRow,
+    Predicted,
+    Skipped,
+)
 from scavenger.models.design import Candidate, propose
 from scavenger.models.parallel import INTERVAL_Z, StepTimes, fit_parallel
 
@@ -112,8 +118,10 @@ def _backtest(
 
 
 def _usable(row: PlacementRow) -> bool:
-    figures = (row.local_batch_size, row.global_batch_size, row.step_time_s)
-    if min(row.workers, row.workers_per_node) < 1 or not all(math.isfinite(f) and f > 0.0 for f in figures):
+    batches = (row.local_batch_size, row.global_batch_size, row.local_batch_size * row.workers)
+    if min(row.workers, row.workers_per_node) < 1 or not all(0.0 < batch <= BATCH_MAX for batch in batches):
+        return False
+    if not STEP_TIME_RANGE_S[0] <= row.step_time_s <= STEP_TIME_RANGE_S[1]:
         return False
     if round(row.local_batch_size * row.workers) < row.workers:
         return False

@@ -279,9 +279,10 @@ def joined(times: Sequence[StepTimes]) -> tuple[Measured, ...]:
     Where they differ by more than their errors, the error grows with the difference (Birge's ratio).
     """
     own = []
-    keys = sorted({(t.workers, t.global_batch_size, t.workers_per_node) for t in times})
-    for key in keys:
-        alike = [t for t in times if (t.workers, t.global_batch_size, t.workers_per_node) == key]
+    places: dict[tuple[int, int, int], list[StepTimes]] = {}
+    for time in times:
+        places.setdefault((time.workers, time.global_batch_size, time.workers_per_node), []).append(time)
+    for key, alike in sorted(places.items()):
         precision = np.array([_standard_error(t) ** -2 for t in alike])
         logs = np.log([t.step_time_s for t in alike])
         log_time = float(precision @ logs / precision.sum())

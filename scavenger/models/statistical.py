@@ -150,7 +150,11 @@ class StatisticalModel:
             raise ValueError(
                 "which batch size tells most needs candidates, and a model of the epochs to a target"
             )
-        sizes = np.asarray(sorted(candidates), dtype=np.float64)
+        sizes = np.asarray(sorted(set(candidates)), dtype=np.float64)
+        if len(sizes) > DENSE_SIZES:
+            # Neighbours tell the same, and their joint covariance would fill the memory.
+            even = np.searchsorted(sizes, np.geomspace(sizes[0], sizes[-1], DENSE_SIZES))
+            sizes = sizes[np.unique(even)]
         grid = np.geomspace(self.batch_min, self.batch_max, GRID_SIZES)
         _, covariance = posterior(self.evidence).joint(np.concatenate((sizes, grid)))
         count = len(sizes)

@@ -103,7 +103,7 @@ def worth_moving(
         choice: Made from it.
         now: What the job runs on.
         remaining: Share of the way that is left.
-        worth: Of the result by time, dollars, for the objective `utility`.
+        worth: Of the result by the seconds from now until it is there, dollars, for the objective `utility`.
     """
     here = curve.index(now)
     if here is None or choice.configuration == now:

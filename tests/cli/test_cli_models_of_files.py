@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from scavenger_cli.main import main
 
+from scavenger.domain.fingerprint import Fingerprint
 from scavenger.models.backtest import GroupResult
+from scavenger.store import Store
 
 STEPS = "workload,cluster,workers,local_batch_size,step_time_s,profiled\n" + "".join(
     f"a,t4,{workers},{batch},{0.02 + 0.001 * batch + 0.002 * (workers - 1)},{int(workers != 4 and batch != 32)}\n"
@@ -143,6 +145,21 @@ def test_models_for_a_job_that_is_not_there_are_refused(
     fit = ["models", "fit", "--step-times", files[0], "--price", "1", "--dataset-size", "100"]
     assert main([*fit, "--for", "nobody"]) != 0
     assert "nobody" in capsys.readouterr().err
+
+
+def test_epochs_of_another_data_set_are_not_stored_for_a_job(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Fingerprint("a" * 64, 1000, "Adam:1", 50_000, 64, "loss<=1", "t4", "machine")
+    with Store.open(None) as store:
+        record = store.create_job("mine", spec={}, job_file="job.yaml")
+        store.update_job(record.id, fingerprint=job)
+    fit = ["models", "fit", "--step-times", files[0], "--price", "1", "--for", "mine", "--dataset-size"]
+
+    assert main([*fit, "100"]) == 2
+    assert "give --dataset-size 50000" in capsys.readouterr().err
+    assert main([*fit, "50000"]) == 0
+    assert "stored: model" in capsys.readouterr().err
 
 
 def test_a_result_knows_its_errors() -> None:

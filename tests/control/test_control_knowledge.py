@@ -77,3 +77,20 @@ def test_what_a_run_learned_serves_its_own_next_fit_before_it_is_written(tmp_pat
         (kept,) = store.models()
         assert kept.runs == 1
         assert store.convergence(JOB) == knowledge.convergence
+
+
+def test_a_model_that_cannot_be_read_does_not_hide_the_next_nearest(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        leave(store, JOB, model())
+        job = store.create_job("old", spec={}, job_file="job.yaml")
+        old = {**model().to_dict(), "schema_version": 1}
+        store.save_model(
+            replace(JOB, optimizer="Adam:3"), old, job_id=job.id, schema_version=1, measurements=1, runs=0
+        )
+        mine = Knowledge(store, replace(JOB, optimizer="Adam:3"), write=at_once)
+
+        assert mine.same is None
+        assert mine.nearest() == (model(), "optimizer")
+        found = mine.similar()
+        assert found is not None
+        assert found[1] == "optimizer"

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from scripted import STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.outcome import progress_of
+from scavenger.control.driver import Driver
+from scavenger.control.knowledge import Knowledge
+from scavenger.control.outcome import progress_of, remaining_samples
+from scavenger.control.profiling import Search
 from scavenger.control.replanning import STEP, Replanning
 from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.curve import FloatArray
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement, Profile
+from scavenger.elastic.membership import worker_name
+from scavenger.errors import ConfigurationError
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
+from scavenger.models.statistical import StatisticalModel
+from scavenger.search.plan import SearchPlan
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
 JOB = JobSpec.model_validate(
@@ -23,15 +35,15 @@ JOB = JobSpec.model_validate(
 SAMPLES = 3200
 
 
-def model_of(step_time_s: dict[int, float]) -> JobModel:
-    """Steps that take so long by batch size, whatever the workers; 100 epochs at each."""
+def model_of(step_time_s: dict[int, float], *, shared: bool = False) -> JobModel:
+    """Steps that take so long by batch size, whatever the workers or shared among them; 100 epochs at each."""
     rows = [
         Measurement(
             c,
             20,
-            step_time_s[c.global_batch_size],
+            step_time_s[c.global_batch_size] / (c.workers if shared else 1),
             0.0,
-            0.9 * step_time_s[c.global_batch_size],
+            0.9 * step_time_s[c.global_batch_size] / (c.workers if shared else 1),
             0.1,
             1.5,
             300.0,
@@ -51,9 +63,9 @@ class Fits:
         self.measurements: list[Sequence[Measurement]] = []
         self.noise: list[list[NoiseReading]] = []
 
-    def __call__(self, measurements: Sequence[Measurement], noise: Sequence[NoiseReading]) -> JobModel:
+    def __call__(self, measurements: Sequence[Measurement], noise: Sequence[NoiseReading] | None) -> JobModel:
         self.measurements.append(measurements)
-        self.noise.append(list(noise))
+        self.noise.append(list(noise or ()))
         return self.models[min(len(self.noise), len(self.models)) - 1]
 
 
@@ -75,6 +87,12 @@ def train(trainer: Trainer, model: JobModel, share: float) -> None:
 
 
 EVEN = model_of({32: STEP_S, 64: 2 * STEP_S})
+ROWS = tuple(
+    Measurement(
+        Configuration("local-1", 1, batch), 20, time_s, 0.0, 0.9 * time_s, 0.1 * time_s, 1.5, 300.0, 0
+    )
+    for batch, time_s in ((32, STEP_S), (64, 2 * STEP_S))
+)
 LARGER_PAYS = model_of({32: STEP_S, 64: STEP_S})
 
 
@@ -136,3 +154,176 @@ def test_a_job_whose_limits_nothing_meets_is_left_to_the_limits(tmp_path: Path) 
     train(trainer, EVEN, 2 * STEP + 0.002)
 
     assert again.look() == trainer.configuration
+
+
+def test_a_size_that_somebody_else_brought_the_job_to_is_left_until_it_is_asked_again(tmp_path: Path) -> None:
+    trainer, fits = running(tmp_path), Fits(EVEN)
+    again = replanning(trainer, fits)
+    train(trainer, EVEN, STEP + 0.001)
+    assert again.look() == Configuration("local-1", 1, 32)
+
+    trainer.move(Configuration("local-1", 2, 32), "asked to scale to 2")
+
+    assert again.look() is None
+    assert again.reached is None
+
+
+def test_a_move_that_was_made_is_remembered_and_not_asked_for_again(tmp_path: Path) -> None:
+    trainer, fits = running(tmp_path), Fits(LARGER_PAYS)
+    again = replanning(trainer, fits)
+    train(trainer, EVEN, STEP + 0.001)
+    planned = again.look()
+    assert planned is not None
+    assert planned != trainer.configuration
+
+    trainer.move(planned, "the model now chooses it")
+
+    assert again.look() is None
+    assert again.reached == planned
+
+
+def test_what_was_measured_before_a_move_still_counts_after_it(tmp_path: Path) -> None:
+    trainer, fits = running(tmp_path), Fits(EVEN)
+    again = replanning(trainer, fits)
+    train(trainer, EVEN, STEP + 0.001)
+    again.look()
+    trainer.move(Configuration("local-1", 2, 64), "asked to")
+    again.look()
+    train(trainer, EVEN, 3 * STEP)
+    again.look()
+
+    measured = {m.configuration for m in fits.measurements[-1]}
+    assert measured == {Configuration("local-1", 1, 32), Configuration("local-1", 2, 64)}
+
+
+def test_a_fit_that_fails_ends_no_run_and_is_told_once(tmp_path: Path) -> None:
+    def fails(measured: Sequence[Measurement], noise: Sequence[NoiseReading] | None) -> JobModel:
+        raise ConfigurationError("the models cannot be fitted: singular")
+
+    trainer = running(tmp_path)
+    again = Replanning(trainer, JOB, SPACE, model=EVEN, fit=fails, measurements=())
+    for turn in range(1, 4):
+        train(trainer, EVEN, turn * (STEP + 0.001))
+        assert again.look() is None
+
+    assert sum("singular" in warning for warning in trainer.warnings) == 1
+
+
+def test_workers_that_cannot_be_kept_alive_are_not_asked_for_again(tmp_path: Path) -> None:
+    scripted = Scripted(epoch_steps=10**6, worker_sqnorm=1.5, doomed={worker_name(n) for n in range(1, 99)})
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "chosen")
+    pays = model_of({32: STEP_S, 64: 2 * STEP_S}, shared=True)
+    again = replanning(trainer, Fits(pays))
+    train(trainer, EVEN, STEP + 0.001)
+    planned = again.look()
+    assert planned is not None
+    assert planned.workers == 2
+
+    assert not trainer.move(planned, "the model now chooses it")
+
+    assert again.look() is None
+
+
+def test_nothing_is_asked_while_a_lost_worker_is_being_replaced(tmp_path: Path) -> None:
+    trainer, fits = running(tmp_path), Fits(EVEN)
+    again = replanning(trainer, fits)
+    train(trainer, EVEN, STEP + 0.001)
+    trainer.wanted = 2
+
+    again.look()
+
+    assert fits.noise == []
+
+
+def test_the_next_question_waits_for_another_part_of_the_way_by_the_new_model(tmp_path: Path) -> None:
+    longer = replace(EVEN, dataset_size=2 * SAMPLES)
+    trainer, fits = running(tmp_path), Fits(longer)
+    again = replanning(trainer, fits)
+    again._model = EVEN
+    train(trainer, EVEN, 0.4)
+    again.look()
+    train(trainer, longer, 0.2 + STEP + 0.001)
+    again.look()
+
+    assert len(fits.noise) == 2
+
+
+def test_the_worth_of_a_result_is_that_at_its_time_since_the_job_began(tmp_path: Path) -> None:
+    """Half of 1000 s is gone: on the larger batch the result is there after 750 s, and only then worth anything."""
+    trainer, fits = running(tmp_path), Fits(EVEN, LARGER_PAYS)
+    again = replanning(trainer, fits, objective={"utility": {"step": [{"until": "800s", "worth": "$10"}]}})
+    fits.models.pop(0)
+    train(trainer, EVEN, 0.5)
+
+    planned = again.look()
+    assert planned is not None
+    assert planned.global_batch_size == 64
+
+
+def test_the_progress_of_every_step_asks_the_laws_once_for_each_batch_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[float]] = []
+    told = StatisticalModel.predict
+
+    def predict(model: StatisticalModel, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
+        asked.append(batch.tolist())
+        return told(model, batch)
+
+    monkeypatch.setattr(StatisticalModel, "predict", predict)
+    model = replace(EVEN, statistical=replace(EVEN.statistical, notes=("asked for the first time",)))
+    trainer = running(tmp_path)
+    train(trainer, model, 0.01)
+    remaining_samples(trainer, model)
+
+    assert asked == [[32.0]]
+
+
+def driven(folder: Path, *measured: Measurement) -> tuple[Driver, Trainer]:
+    """A job at one worker and batch 32 after a search that has measured this, and chosen by `EVEN`."""
+    manifest = SimpleNamespace(dataset_size=SAMPLES, tensors=())
+    trainer = trainer_of(Scripted(epoch_steps=10**6, worker_sqnorm=1.5, manifest=manifest), folder)
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "chosen")
+    nothing = cast(Any, None)
+    driver = Driver(
+        trainer,
+        JOB,
+        SPACE,
+        store=nothing,
+        recorder=nothing,
+        cloud=nothing,
+        run=True,
+        confirm=None,
+        at_end=lambda error: None,
+        resumed=None,
+    )
+    plan = SearchPlan("partial", "asked for", SPACE.configurations()[:1], 20, 6)
+    driver.search = Search(plan, 0.0, 0.0, model=EVEN, measurements=list(measured))
+    return driver, trainer
+
+
+KNOWLEDGE = cast(Knowledge, SimpleNamespace(convergence=()))
+
+
+def test_what_the_search_measured_counts_once_when_models_are_fitted_again(tmp_path: Path) -> None:
+    driver, trainer = driven(tmp_path, *ROWS)
+    look = driver._replanned(KNOWLEDGE)
+    train(trainer, EVEN, STEP + 0.001)
+    look()
+
+    assert driver.search is not None
+    fitted = driver.search.model
+    assert fitted is not None
+    assert fitted is not EVEN
+    assert not any("stored models" in note for note in fitted.all_notes())
+
+
+def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_run(tmp_path: Path) -> None:
+    driver, trainer = driven(tmp_path, replace(ROWS[0], compute_s=0.0))
+
+    assert driver._why_enough(KNOWLEDGE) == ""
+    assert driver._end_of_training(KNOWLEDGE) == "succeeded"
+    assert "nothing is kept" in trainer.warnings[-1]

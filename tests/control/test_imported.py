@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from scavenger.control.imported import Imported, Terms, read_sources
+from scavenger.control.imported import AXIS_MAX, PLACES_MAX, Imported, Terms, read_sources
 from scavenger.errors import ConfigurationError
 from scavenger.search.curve import build_curve
 
@@ -145,3 +146,47 @@ def test_bad_rows_are_left_out_and_a_workload_without_good_ones_is_refused(tmp_p
     steps.write_text("workload,workers,local_batch_size,step_time_s\na,4,8,0\n")
     with pytest.raises(ConfigurationError, match="no usable step time of a"):
         read_sources((steps,), Terms(PRICE, dataset_size=100))
+
+
+def test_of_very_many_measured_places_even_parts_are_fitted_to_and_predicted(tmp_path: Path) -> None:
+    steps, runs = tmp_path / "steps.csv", tmp_path / "runs.csv"
+    places = [(k, b) for k in range(1, 41) for b in range(1, 41)]
+    steps.write_text(
+        "workload,workers,local_batch_size,step_time_s\n"
+        + "".join(f"a,{k},{b},{0.02 + 0.001 * b + 0.002 * k}\n" for k, b in places)
+    )
+    runs.write_text(
+        "workload,global_batch_size,epochs\n"
+        + "".join(f"a,{batch},{10.0 * (1.0 + batch / 512)}\n" for batch in range(40, 1600))
+    )
+    imported = read_sources([steps, runs], Terms(PRICE, dataset_size=50_000))
+
+    assert len(imported.model.vms[0].parallel.measured) == PLACES_MAX
+    assert len(imported.space.global_batch_sizes) <= AXIS_MAX
+    assert (imported.space.global_batch_sizes[0], imported.space.global_batch_sizes[-1]) == (40, 1599)
+    assert sum("fitted to" in note for note in imported.model.notes) == 2
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("offers", 0, "price_usd_per_hour"), -5.0),
+        (("offers", 0, "price_usd_per_hour"), float("nan")),
+        (("offers", 0, "cpus"), 0),
+        (("workers",), [10**30]),
+        (("global_batch_sizes",), list(range(16, 10_000))),
+    ],
+)
+def test_a_file_of_models_that_was_tampered_with_is_refused(
+    tmp_path: Path, files: tuple[Path, Path], where: tuple[str | int, ...], value: object
+) -> None:
+    document = read_sources(files, Terms(PRICE, dataset_size=50_000)).to_dict()
+    place: Any = document["space"]
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    path = tmp_path / "models.json"
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(ConfigurationError, match="not a file of models"):
+        read_sources([path], Terms(None))

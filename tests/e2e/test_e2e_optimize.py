@@ -21,7 +21,6 @@ MakeJob = Callable[..., Job]
 SEARCH = {"workers": [1, 2], "batch_size": [32, 64, 128]}
 OUT_OF_REACH = {"metric": "val_loss", "target": 1e-6, "max_epochs": 100_000, "epochs_hint": 50}
 """However long a busy machine takes over the search, training is not done before it is."""
-CORNERS = [(1, 32), (1, 128), (2, 128), (2, 32)]
 
 
 @dataclass
@@ -59,12 +58,15 @@ def test_a_first_run_profiles_chooses_switches_and_reaches_its_target(first: Fir
 
     assert (first.outcome.code, report["job"]["state"], report["schema_version"]) == (0, "succeeded", 1)
     assert report["search"]["strategy"] == "partial"
-    assert [(p["workers"], p["global_batch_size"]) for p in report["search"]["profiled"]] == CORNERS
+    profiled = [(p["workers"], p["global_batch_size"]) for p in report["search"]["profiled"]]
+    assert profiled[0] == (1, 32)
+    assert 1 < len(profiled) == len(set(profiled)) <= 6
     assert all(p["steps"] >= 8 and p["step_time_s"] > 0 for p in report["search"]["profiled"])
     assert len(report["curve"]) == 6
     assert report["metric"]["reached"]
     assert report["metric"]["value"] <= report["metric"]["target"] == 0.19
-    assert report["warnings"] == []
+    # steps on a busy machine may speak for another configuration later
+    assert [words for words in report["warnings"] if "refitted after" not in words] == []
     _finite(report)
 
 
@@ -95,7 +97,7 @@ def test_every_step_is_recorded_once_in_order_with_a_time_that_does_not_go_back(
     assert all(a["at_s"] <= b["at_s"] for a, b in pairwise(steps))
     assert [line["epoch"] for line in epochs] == list(range(len(epochs)))
     assert sum(line["samples"] for line in steps) == 1600 * len(epochs)
-    assert sum(line["kind"] == "measurement" for line in records) == len(CORNERS)
+    assert sum(line["kind"] == "measurement" for line in records) == len(first.report["search"]["profiled"])
 
 
 def test_the_model_file_evaluates_to_the_reported_metric(first: First) -> None:
@@ -137,7 +139,7 @@ def test_the_store_holds_the_job_its_processes_and_what_it_taught(first: First) 
         assert {"phase", "worker", "view"} <= kinds
         assert {p.role for p in processes} == {"coordinator", "worker", "aggregator"}
         assert {p.state for p in processes} == {"gone"}
-        assert len(store.measurements(job.id)) == len(CORNERS)
+        assert len(store.measurements(job.id)) == len(first.report["search"]["profiled"])
         assert {m.job_id for m in models} == {job.id}
         (run,) = store.convergence(job.fingerprint)
         assert run.epochs == pytest.approx(first.report["actual"]["epochs"])

@@ -202,3 +202,11 @@ def test_intervals_are_narrow_enough_to_choose_by(public) -> None:  # type: igno
     margins = [math.log(p.high / p.low) / 2 for one in public[3] for p in one.predictions]
 
     assert np.median(margins) < 0.15
+
+
+def test_runs_that_cannot_be_true_are_left_out() -> None:
+    absurd = [RunRow("made up", "w", 1e300, 10.0), RunRow("made up", "w", 96.0, 1e300)]
+    (one,) = judged([*CRITICAL, *absurd], 3)
+
+    assert one.dropped == 2
+    assert one.errors().max() < 10.0

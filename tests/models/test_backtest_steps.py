@@ -171,3 +171,19 @@ def test_public_step_times_are_predicted_from_six_placements(
 
     assert odd < 22.0
     assert {at: e for at, e in errors.items() if e > (apart if at[0] == 1 else together)} == {}
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"step_time_s": 1e308},
+        {"step_time_s": 1e-308},
+        {"local_batch_size": 1e308, "global_batch_size": 1e308},
+        {"workers": 2**52, "local_batch_size": 2.0**40, "global_batch_size": 2.0**92},
+    ],
+)
+def test_figures_that_cannot_be_true_are_left_out(absurd: dict[str, float]) -> None:
+    one = judged([*ROWS, *(replace(row(k, 24, marked=True), **absurd) for k in (4, 8))])  # type: ignore[arg-type]
+
+    assert one.dropped == 2
+    assert np.isfinite(one.errors()).all()

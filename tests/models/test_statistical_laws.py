@@ -280,6 +280,13 @@ def test_the_most_informative_batch_size_lies_where_least_is_known() -> None:
         ends.most_informative([])
 
 
+def test_of_very_many_batch_sizes_as_informative_a_one_is_found_as_of_a_few() -> None:
+    ends = fit(runs=[(64, 10.0), (65_536, 20.0)], phi=None)
+    few = ends.most_informative([2**power for power in range(7, 16)])
+
+    assert few / 2 < ends.most_informative(range(65, 65_536)) < few * 2
+
+
 # --- whatever is given ------------------------------------------------------------------------------------------
 
 

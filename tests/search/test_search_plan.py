@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from spaces import CLOUD, SHARED, SPACE
 
@@ -13,7 +13,7 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.measurement import Measurement
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.job_model import TRANSFER_MAX
-from scavenger.search.plan import SearchPlan, next_configuration, plan_search
+from scavenger.search.plan import SearchPlan, evenly, next_configuration, plan_search
 
 
 def plan(
@@ -111,6 +111,7 @@ def test_partial_begins_with_the_smallest_and_repeats_nothing() -> None:
     assert {c.workers for c in tried} >= {1, 8}
 
 
+@settings(deadline=None)
 @given(SIZES, SIZES, st.integers(1, 9))
 def test_partial_ends_after_its_points_or_when_everything_is_measured(
     workers: tuple[int, ...], batches: tuple[int, ...], points: int
@@ -148,3 +149,23 @@ def test_full_and_extremes_are_followed_in_their_order() -> None:
         tried.append(configuration)
 
     assert tuple(tried) == found.configurations
+
+
+def test_of_a_huge_space_even_parts_are_weighed_with_its_ends() -> None:
+    space = SearchSpace((CLOUD,), tuple(range(1, 51)), tuple(range(50, 2050)))
+    found = searched(space, 6)
+
+    assert len(set(found)) == 6
+    assert all(c.workers in space.workers and c.global_batch_size in space.global_batch_sizes for c in found)
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=300, unique=True), st.integers(2, 64))
+def test_even_parts_are_a_choice_with_both_ends(values: list[int], most: int) -> None:
+    given_ = tuple(sorted(values))
+    found = evenly(given_, most)
+
+    assert set(found) <= set(given_)
+    assert list(found) == sorted(set(found))
+    assert len(found) <= most
+    assert (found[0], found[-1]) == (given_[0], given_[-1])
+    assert found == given_ or len(given_) > most

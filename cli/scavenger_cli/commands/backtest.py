@@ -114,7 +114,7 @@ def _show(found: list[GroupResult | Skipped]) -> None:
                 one.law,
                 str(len(one.profiled)),
                 str(len(one.predictions)),
-                *(f"{figure:.1f} %" for figure in figures),
+                *map(_percent, figures),
                 f"{100 * float(np.mean(one.covered())):.0f} %",
             )
         console.emit(grid, "")
@@ -129,9 +129,13 @@ def _show(found: list[GroupResult | Skipped]) -> None:
     for one_skipped in skipped:
         console.note(f"skipped: {_heading(one_skipped)}: {one_skipped.workload}: {one_skipped.reason}")
     if dropped := sum(one.dropped for one in found):
-        console.note(f"{plural(dropped, 'row')} left out: not a positive number everywhere")
+        console.note(f"{plural(dropped, 'row')} left out: not everywhere a positive number that can be true")
     if not judged:
         console.note("no workload has enough points to fit to some and test on others")
+
+
+def _percent(figure: float) -> str:
+    return f"{figure:.1f} %" if figure < 1e5 else f"{figure:.1e} %"
 
 
 def _heading(one: GroupResult | Skipped) -> str:

@@ -35,7 +35,8 @@ def fit(
         job: A job that the store knows: others like it will find these models.
 
     Raises:
-        ConfigurationError: As `read_sources`; or there is no such job, or it never got as far as its data.
+        ConfigurationError: As `read_sources`; or there is no such job, or it never got as far as its data, or has
+            other epochs.
     """
     if step_times is None:
         raise ConfigurationError("nothing to fit the time of a step to: give --step-times FILE")
@@ -65,6 +66,12 @@ def _store(imported: Imported, key: str, store_url: str | None) -> ModelRecord:
         if job.fingerprint is None:
             raise ConfigurationError(
                 f"job {job.name} ({job.id[:8]}) never got as far as its data: plan it first"
+            )
+        size = imported.model.dataset_size
+        if size != job.fingerprint.dataset_size:
+            raise ConfigurationError(
+                f"job {job.name} has {job.fingerprint.dataset_size} samples an epoch, these models {size}: give "
+                f"--dataset-size {job.fingerprint.dataset_size}, and column 'epochs' in epochs of that"
             )
         vms = imported.model.vms
         if job.fingerprint.vm not in {vm.vm for vm in vms}:
