@@ -4,10 +4,10 @@ The contract of a `Provider`, which `tests/cloud` holds every implementation to:
 
 - **launch** with a token that was used before returns the VM that the first call made, also where that call was never
   answered; a token whose VM is gone raises `GoneError` and starts nothing. Tags are part of the call.
-- **Definite errors**: there is no VM of this token. `StockOutError` and `QuotaError` always say so, `CredentialsError` and
-  `ConfigurationError` at the first launch with a token; at a repeat these two may come from looking for it, and prove
-  nothing. `ThrottledError`: nothing was done. After `CloudUnavailableError` nobody knows: ask again with the same token,
-  or look.
+- **Definite errors**: there is no VM of this token. `StockOutError` and `QuotaError` always say so; `CredentialsError`
+  and `ConfigurationError` at the first launch with a token, while at a repeat they may come from looking for it, and
+  prove nothing. `ThrottledError`: nothing was done. After `CloudUnavailableError` nobody knows: ask again with the same
+  token, or look.
 - **A token holds in one zone**: another zone needs another token, or a definite error first.
 - **describe** knows a VM from the moment that launch returned, in the process that launched it; for others it may take
   `visibility_s`. `GoneError` after the cloud has forgotten it.
