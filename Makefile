@@ -52,8 +52,9 @@ backtest: install-dev  ## hold the models against public measurements beside the
 chaos: install-dev  ## train while processes are killed and stopped at random; about three minutes
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py
 
-simulate: install-dev  ## 20,000 schedules of the elastic protocol under chaos; a few minutes
+simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of provisioning under chaos; minutes
 	$(BIN)/python -m tests.elastic.simulate
+	$(BIN)/python -m tests.provisioning.simulate
 
 clean:  ## remove what the other commands made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
+from scavenger.domain.intent import Ending, IntentState
 from scavenger.domain.report import JobState
 from scavenger.store.records import (
     LIVE_STATES,
@@ -44,16 +45,20 @@ __all__ = [
     "VERSION_TABLE",
     "Base",
     "ConvergenceRow",
+    "DesiredRow",
     "EventRow",
     "FingerprintRow",
+    "InstallationRow",
+    "IntentRow",
     "JobRow",
+    "LeaseRow",
     "MeasurementRow",
     "ModelRow",
     "OperationRow",
     "ProcessRow",
 ]
 
-REVISION = "0002"
+REVISION = "0003"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -271,6 +276,80 @@ class OperationRow(Base):
     requested_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
+
+
+class InstallationRow(Base):
+    """Who this store's VMs belong to: one row, the tag that tells them from others'."""
+
+    __tablename__ = "installation"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+
+
+class LeaseRow(Base):
+    """See `scavenger.domain.intent.Lease`."""
+
+    __tablename__ = "leases"
+    __table_args__ = (*_positive("token"), *_not_negative("beats"))
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    holder: Mapped[str]
+    token: Mapped[int]
+    beats: Mapped[int]
+
+
+class DesiredRow(Base):
+    """See `scavenger.domain.intent.Desired`, whose other fields are in `document`."""
+
+    __tablename__ = "desired"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    provider: Mapped[str] = mapped_column(primary_key=True)
+    region: Mapped[str] = mapped_column(primary_key=True)
+    document: Mapped[dict[str, Any]]
+
+
+class IntentRow(Base):
+    """See `scavenger.domain.intent.Intent`; a job that has any cannot be deleted."""
+
+    __tablename__ = "intents"
+    __table_args__ = (
+        UniqueConstraint("id"),
+        UniqueConstraint("job_id", "slot", "generation"),
+        _one_of("state", get_args(IntentState)),
+        _one_of("ending", get_args(Ending)),
+        CheckConstraint("(ending = '') = (state IN ('PLAN', 'UP'))", name="ended"),
+        CheckConstraint("state != 'UP' OR instance_id != ''", name="up"),
+        CheckConstraint("asked OR instance_id = ''", name="asked"),
+        *_positive("price_usd_per_hour", "attempt"),
+        *_not_negative("slot", "generation", "reserved_usd", "acks", "billed_s", "spent_usd"),
+        Index(None, "state", "provider", "region"),
+    )
+
+    number: Mapped[int] = mapped_column(primary_key=True)
+    id: Mapped[str]
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    slot: Mapped[int]
+    generation: Mapped[int]
+    provider: Mapped[str]
+    region: Mapped[str]
+    request: Mapped[dict[str, Any]]
+    price_usd_per_hour: Mapped[float]
+    reserved_usd: Mapped[float]
+    attempt: Mapped[int]
+    state: Mapped[str]
+    asked: Mapped[bool]
+    instance_id: Mapped[str]
+    acks: Mapped[int]
+    billed_s: Mapped[float]
+    spent_usd: Mapped[float]
+    charged_at: Mapped[datetime | None]
+    launched_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    ending: Mapped[str]
+    reason: Mapped[str]
+    created_at: Mapped[datetime]
+    last_ack_at: Mapped[datetime | None]
 
 
 class MeasurementRow(Base):

@@ -11,6 +11,7 @@ from typing import Self
 
 from scavenger.errors import StoreError
 from scavenger.store.database import Database, default_url
+from scavenger.store.intents import Intents
 from scavenger.store.jobs import Jobs
 from scavenger.store.migrate import revision_of, upgrade
 from scavenger.store.models import Models
@@ -25,8 +26,8 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-class Store(Jobs, Progress, Operations, Models):
-    """Jobs, what they are asked to do, measurements, fitted models and finished runs, in one SQL database.
+class Store(Jobs, Progress, Operations, Models, Intents):
+    """Jobs, what they are asked to do, measurements, fitted models, finished runs and VMs, in one SQL database.
 
     Threads may share a store, and processes a database; a forked process must open its own. Every method call
     is one transaction.

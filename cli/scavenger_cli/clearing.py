@@ -1,0 +1,37 @@
+"""`scavenger gc`: its words and options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from scavenger_cli.options import DryRunOption, Output, OutputOption, StoreOption, YesOption, finish
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(gc)
+
+
+def gc(
+    regions: Annotated[
+        list[str] | None,
+        typer.Option("--in", metavar="CLOUD/REGION", help="Look there too; repeat for several."),
+    ] = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """End VMs that are paid for and serve no job."""
+
+    def command() -> int:
+        from scavenger_cli.commands.gc import collect
+
+        as_json = output is Output.JSON
+        return collect(regions or [], yes=yes, dry_run=dry_run, store_url=store, as_json=as_json)
+
+    finish(output, command)

@@ -1,0 +1,97 @@
+"""`gc`: ends VMs that are paid for and serve nobody."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from scavenger.control import providers
+from scavenger.control.clearing import Clearing, Leftover
+from scavenger.errors import CleanupError, CloudError, ConfigurationError
+from scavenger.store import Store
+from scavenger_cli import console, render
+from scavenger_cli.formatting import clean, plural, when
+
+__all__ = ["collect"]
+
+
+def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
+    """List the VMs of this installation that no living job stands behind, and end them after asking.
+
+    Args:
+        regions: `gcp/us-central1`, beside those that the store has ever asked for VMs in.
+
+    Returns:
+        0, or 8 where something is left or may be: a line each on stderr.
+
+    Raises:
+        ConfigurationError: There is something to end, and neither `yes` nor a terminal to ask on.
+    """
+    with Store.open(store_url) as store:
+        wanted = sorted({*store.vm_regions(), *map(_region, regions)})
+        found: list[Leftover] = []
+        left: list[str] = []
+        clearings: list[tuple[Clearing, tuple[Leftover, ...]]] = []
+        for provider, region in wanted:
+            try:
+                clearing = Clearing(store, providers.open_provider(provider, region))
+                clearings.append((clearing, clearing.find()))
+            except (CloudError, ConfigurationError) as error:
+                left.append(f"{provider}/{region} cannot be looked at: {error}")
+                continue
+            found += clearings[-1][1]
+        if not as_json:
+            _show(found, wanted)
+        agreed = not dry_run and (not found or yes or _agreed(found))
+        if agreed:
+            for clearing, leftovers in clearings:
+                left += clearing.end(leftovers)
+    if as_json:
+        console.emit_json(
+            {
+                "schema_version": console.SCHEMA_VERSION,
+                "dry_run": dry_run,
+                "regions": [f"{provider}/{region}" for provider, region in wanted],
+                "leftovers": console.plain(found),
+                "ended": agreed,
+                "left": left,
+            }
+        )
+    elif agreed and found and not left:
+        console.emit(Text(f"ended {plural(len(found), 'VM')}"))
+    for line in left:
+        console.note(f"left behind: {line}")
+    return CleanupError.exit_code if left else 0
+
+
+def _region(text: str) -> tuple[str, str]:
+    provider, slash, region = text.partition("/")
+    if not (provider and slash and region):
+        raise ConfigurationError(f"--in {text}: write CLOUD/REGION, such as gcp/us-central1")
+    return provider, region
+
+
+def _agreed(found: list[Leftover]) -> bool:
+    vms = plural(len(found), "VM")
+    if not console.is_interactive():
+        raise ConfigurationError(f"there is no terminal to ask on: use --yes to end {vms}")
+    if console.ask(f"End {vms}?"):
+        return True
+    console.note("nothing was ended")
+    return False
+
+
+def _show(found: list[Leftover], regions: list[tuple[str, str]]) -> None:
+    if not found:
+        looked = ", ".join(f"{provider}/{region}" for provider, region in regions)
+        places = f" in {looked}" if looked else "; no job has asked for any in this store"
+        console.emit(Text(f"No VM is left over{places}."))
+        return
+    grid = render.table(
+        ("VM", "left"), ("type", "left"), ("zone", "left"), ("since", "left"), ("why it is left over", "left")
+    )
+    for one in found:
+        since = "-" if one.vm.launched_at is None else when(one.vm.launched_at)
+        grid.add_row(
+            clean(one.vm.instance_id), clean(one.vm.vm), clean(one.vm.zone), since, clean(one.reason)
+        )
+    console.emit(grid)

@@ -1,0 +1,73 @@
+"""What the reconciler needs of the store, and how its calls are made: one by one, by whoever drives it.
+
+A look yields every call to the store and the cloud before it is made. `perform` makes them; a simulation puts crashes,
+stalls and lost answers between them, around the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, Mapping
+from datetime import datetime
+from typing import Any, Protocol, TypeVar, cast
+
+from scavenger.domain.intent import Ending, Fence, Intent, Lease, Situation
+from scavenger.domain.vm import VmSeen
+
+__all__ = ["IntentStore", "Steps", "ask", "lease_name", "perform"]
+
+T = TypeVar("T")
+Call = Callable[[], Any]
+Steps = Generator[Call, Any, T]
+"""Something done call by call: yields each before it is made, is sent what it returned."""
+
+
+class IntentStore(Protocol):
+    """What is needed of the store; see `scavenger.store.intents.Intents`."""
+
+    def lease(self, name: str) -> Lease | None: ...
+    def take_lease(self, name: str, holder: str, seen: Lease | None) -> Lease | None: ...
+    def release_lease(self, fence: Fence) -> None: ...
+    def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> Situation: ...
+    def write_intent(self, fence: Fence, intent: Intent) -> bool: ...
+    def ask_again(self, fence: Fence, intent_id: str) -> Intent | None: ...
+    def never_asked(self, fence: Fence, intent_id: str) -> Intent | None: ...
+    def mark_up(self, fence: Fence, intent_id: str, vm: VmSeen) -> Intent | None: ...
+    def mark_deleting(self, fence: Fence, intent_id: str, ending: Ending, reason: str) -> Intent | None: ...
+    def mark_gone(
+        self,
+        fence: Fence | None,
+        intent_id: str,
+        ending: Ending,
+        reason: str,
+        vm: VmSeen | None,
+        *,
+        never: bool,
+    ) -> Intent | None: ...
+    def charge(self, fence: Fence, added: Mapping[str, tuple[float, float]], at: datetime) -> bool: ...
+    def is_clean(self, job_id: str) -> bool: ...
+    def intents(self, job_id: str | None = None, *, living: bool = False) -> tuple[Intent, ...]: ...
+
+
+def ask(call: Callable[[], T]) -> Steps[T]:
+    """One call, as a step."""
+    return cast(T, (yield call))
+
+
+def perform(steps: Steps[T]) -> T:
+    """Make every call of the steps, and return what they return."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                answer = call()
+            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+                call = steps.throw(error)
+            else:
+                call = steps.send(answer)
+    except StopIteration as end:
+        return cast(T, end.value)
+
+
+def lease_name(provider: str, region: str) -> str:
+    """Of the lease of whoever acts in a region: one at a time, for all jobs of the store."""
+    return f"{provider}/{region}"

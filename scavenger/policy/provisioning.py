@@ -1,0 +1,395 @@
+"""What to do next so that the VMs there are become the VMs that are wanted: values in, actions out.
+
+Level-triggered: nothing follows from what was decided before, everything from what is seen now, so it may be asked
+again after any crash. What is decided of one intent, the first that fits:
+
+========================  ==================================================  ================================
+state                     seen                                                action
+========================  ==================================================  ================================
+any, VM not known         a living VM with its token                          Adopt
+any                       its VM, gone                                        MarkGone
+UP, DELETING              a listing without its VM                            Look: missing is not gone
+PLAN, never asked for     not wanted                                          MarkGone
+PLAN, UP                  not wanted, replaced, or no money left              Drain
+PLAN                      not answered in `register_s`                        Drain
+UP                        not joined in `register_s`; joined and silent       Drain
+DELETING, VM known        -                                                   Terminate, again and again
+DELETING, VM not known    a listing begun `settle_s` later without it         MarkGone
+PLAN                      wanted                                              Retry, with the same token
+UP                        wanted, heard of, and its driver too                Renew
+========================  ==================================================  ================================
+
+Vacant slots get a `Create`. VMs of ours that no living intent speaks for get a `Sweep`: at once after `visibility_s`
+where their intent has ended, after `quarantine_s` where the store knows nothing of them (it may be an old copy).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, zip_longest
+from random import Random
+from uuid import UUID
+
+from scavenger.domain.intent import Desired, Ending, Intent, Past, Place, Situation
+from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.policy.provisioning_actions import (
+    Action,
+    Adopt,
+    Alarm,
+    Create,
+    Drain,
+    Listing,
+    Look,
+    MarkGone,
+    Renew,
+    Retry,
+    Sweep,
+    Terminate,
+)
+from scavenger.policy.provisioning_memory import Memory, Terms
+from scavenger.policy.provisioning_money import Account, money, reserve_usd
+
+__all__ = ["CALLS", "DENIED", "THROTTLE", "Decider", "decide", "ending_of"]
+
+THROTTLE = ("throttle",)
+"""The wait that every call shares: clouds count an account's calls, not a job's."""
+
+DENIED = ("denied",)
+"""The wait of every launch after one that the cloud does not let us do."""
+
+_ORDER: tuple[type, ...] = (Renew, MarkGone, Adopt, Drain, Terminate, Sweep, Look, Retry, Create, Alarm)
+"""What keeps VMs alive first, then what is known, then what saves money, then what costs some."""
+
+_LAUNCHES = (Create, Retry)
+CALLS = (Terminate, Sweep, Look, *_LAUNCHES)
+"""What asks the cloud for something."""
+
+
+def decide(
+    situation: Situation,
+    listing: Listing | None,
+    memory: Memory,
+    terms: Terms,
+    *,
+    owner: str,
+    now_s: float,
+    rng: Random,
+) -> tuple[Action, ...]:
+    """The next actions, in the order to do them.
+
+    Args:
+        situation: Read after `listing` was taken: every VM listed has its intent in it.
+        listing: None where none was due, or none could be had.
+        memory: Has noted both.
+        owner: Of this installation.
+        now_s: Monotonic.
+        rng: Of the ids of new intents too.
+    """
+    return Decider(situation, listing, memory, terms, owner, now_s, rng).actions()
+
+
+def ending_of(intent: Intent, vm: VmSeen | None) -> tuple[Ending, str]:
+    """Why an intent whose VM is gone has ended, and in which words: its own, or else the cloud's."""
+    if intent.ending:
+        return intent.ending, intent.reason
+    words = vm.reason if vm is not None and vm.reason else "the cloud has it no more"
+    taken = any(sign in words.lower() for sign in ("preempt", "spotinstancetermination", "spot interruption"))
+    return ("preempted" if taken else "died"), words
+
+
+class Decider:
+    """One decision; see `decide`."""
+
+    def __init__(
+        self,
+        situation: Situation,
+        listing: Listing | None,
+        memory: Memory,
+        terms: Terms,
+        owner: str,
+        now_s: float,
+        rng: Random,
+    ) -> None:
+        self._situation, self._listing, self._memory, self._terms = situation, listing, memory, terms
+        self._owner, self._now_s, self._rng = owner, now_s, rng
+        self._desired = {desired.job_id: desired for desired in situation.desired}
+        self._vms = {vm.instance_id: vm for vm in listing.vms} if listing is not None else {}
+        self._by_token = {vm.token: vm for vm in self._vms.values() if vm.token and vm.state != "gone"}
+        for vm in self._vms.values():
+            if vm.token:
+                self._by_token.setdefault(vm.token, vm)
+        self._least = {
+            desired.job_id: {wish.slot: wish.generation for wish in desired.wishes}
+            for desired in situation.desired
+        }
+        self._accounts = {job_id: Account(situation, job_id, terms) for job_id in self._desired}
+        self._broke = {key for key, one in self._desired.items() if self._accounts[key].is_over(one)}
+        self._many_silent = self._is_silence_ours()
+
+    def actions(self) -> tuple[Action, ...]:
+        """Everything that is to be done, within what one look may do."""
+        found: list[Action] = []
+        for intent in self._situation.intents:
+            found += self._of_intent(intent)
+        found += self._sweeps()
+        found += self._creates()
+        found += self._alarms()
+        found.sort(key=lambda action: _ORDER.index(type(action)))
+        return tuple(self._bounded(found))
+
+    def _bounded(self, actions: list[Action]) -> Iterator[Action]:
+        counts: Counter[str] = Counter()
+        free = self._memory.is_due(THROTTLE, self._now_s)
+        for action in actions:
+            if isinstance(action, CALLS):
+                launch = isinstance(action, _LAUNCHES)
+                if not free or counts["call"] >= self._terms.calls_per_look:
+                    continue
+                if launch and counts["launch"] >= self._terms.creates_per_look:
+                    continue
+                counts["call"] += 1
+                counts["launch"] += launch
+            yield action
+
+    # ---- one intent ----------------------------------------------------------------------------------------
+
+    def _of_intent(self, intent: Intent) -> Iterator[Action]:
+        memory, terms = self._memory, self._terms
+        vm = self._vms.get(intent.instance_id) if intent.instance_id else self._by_token.get(intent.id)
+        if vm is not None and vm.state == "gone":
+            yield MarkGone(intent, *ending_of(intent, vm), vm)
+            return
+        if vm is not None and not intent.instance_id:
+            yield Adopt(intent, vm)
+            return
+        missing = self._listing is not None and vm is None and intent.instance_id
+        if missing and memory.is_due(("look", intent.id), self._now_s):
+            yield Look(intent)
+            return
+        if intent.state != "DELETING" and (ending := self._why_not(intent)) is not None:
+            if intent.asked:
+                yield Drain(intent, *ending)
+            else:
+                yield MarkGone(intent, *ending, never=True)
+        elif intent.state == "DELETING":
+            yield from self._on_deleting(intent)
+        elif intent.state == "PLAN":
+            if memory.is_due(("launch", intent.id), self._now_s) and memory.is_due(DENIED, self._now_s):
+                yield Retry(intent)
+        elif self._may_live(intent) and memory.is_due(("renew", intent.id), self._now_s):
+            yield Renew(intent)
+        if intent.state == "DELETING" and memory.times(("terminate", intent.id)) >= terms.alarm_after:
+            yield Alarm(
+                "undeletable", intent.id, f"{intent} cannot be ended, and may still cost money; still trying"
+            )
+
+    def _on_deleting(self, intent: Intent) -> Iterator[Action]:
+        if intent.instance_id:
+            if self._memory.is_due(("terminate", intent.id), self._now_s):
+                yield Terminate(intent)
+        elif self._listing is not None:
+            asked_s = self._memory.attended_s - self._memory.age_s("intent", intent.id)
+            if self._listing.began_s - asked_s >= self._terms.settle_s:
+                yield MarkGone(intent, *ending_of(intent, None))
+
+    def _why_not(self, intent: Intent) -> tuple[Ending, str] | None:
+        """Why this VM should not be; None where it should."""
+        desired = self._desired.get(intent.job_id)
+        if desired is None:
+            return "unwanted", "its job has ended"
+        least = self._least[intent.job_id].get(intent.slot)
+        if least is None:
+            return "unwanted", "its slot is not wanted any more"
+        if intent.generation < least:
+            return "unwanted", "its slot is to have another VM"
+        if intent.job_id in self._broke:
+            return "budget", f"the budget of {money(desired.budget_usd)} is used up"
+        waited_s = self._terms.register_s
+        if intent.state == "PLAN":
+            if self._memory.age_s("intent", intent.id) < waited_s:
+                return None
+            return "unanswered", f"its launch was not answered for {waited_s:g} s"
+        if not intent.acks and self._memory.age_s("intent", intent.id) >= waited_s:
+            return "never_joined", f"it was up for {waited_s:g} s and did not join"
+        if intent.acks and not self._many_silent and self._is_silent(intent):
+            return "silent", f"nothing was heard of it for {self._terms.silence_s:g} s"
+        return None
+
+    def _is_silent(self, intent: Intent) -> bool:
+        return self._memory.age_s("acks", intent.id) >= self._terms.silence_s
+
+    def _is_silence_ours(self) -> bool:
+        """Where most fall silent at once, it is likelier this side that hears nothing."""
+        joined = [intent for intent in self._situation.intents if intent.state == "UP" and intent.acks]
+        silent = sum(self._is_silent(intent) for intent in joined)
+        return silent > 1 and 2 * silent > len(joined)
+
+    def _is_driven(self, job_id: str) -> bool:
+        return self._memory.age_s("pulse", job_id) < self._terms.silence_s
+
+    def _may_live(self, intent: Intent) -> bool:
+        return bool(intent.acks) and not self._is_silent(intent) and self._is_driven(intent.job_id)
+
+    # ---- the sweep -----------------------------------------------------------------------------------------
+
+    def _sweeps(self) -> Iterator[Action]:
+        living = {intent.id: intent for intent in self._situation.intents}
+        for vm in self._vms.values():
+            if vm.owner != self._owner or vm.state == "gone":
+                continue
+            age_s, intent = self._memory.age_s("vm", vm.instance_id), living.get(vm.token)
+            if intent is not None and intent.instance_id in ("", vm.instance_id):
+                continue
+            if age_s < self._terms.visibility_s:
+                continue
+            if intent is not None:
+                reason = f"intent {intent.id} has another VM, {intent.instance_id}"
+            elif vm.token in self._situation.ended:
+                reason = f"intent {vm.token} has ended"
+            elif age_s < self._terms.quarantine_s:
+                yield Alarm(
+                    "unknown_vm",
+                    vm.instance_id,
+                    f"VM {vm.instance_id} in {vm.zone} has the tags of this installation, but the store knows nothing "
+                    f"of it; it is ended in {self._terms.quarantine_s - age_s:.0f} s, or at once by `scavenger gc`",
+                )
+                continue
+            else:
+                reason = "the store knows nothing of it"
+            if self._memory.is_due(("terminate", vm.instance_id), self._now_s):
+                yield Sweep(vm, reason)
+            if self._memory.times(("terminate", vm.instance_id)) >= self._terms.alarm_after:
+                message = (
+                    f"VM {vm.instance_id} in {vm.zone} belongs to nobody and cannot be ended; still trying"
+                )
+                yield Alarm("undeletable", vm.instance_id, message)
+
+    # ---- vacant slots --------------------------------------------------------------------------------------
+
+    def _creates(self) -> Iterator[Action]:
+        """Each job's next, then each job's second, so that no job waits for all of another's."""
+        jobs = list(self._desired.values())
+        self._rng.shuffle(jobs)
+        turns = zip_longest(*(list(self._of_job(desired)) for desired in jobs))
+        return (action for action in chain.from_iterable(turns) if action is not None)
+
+    def _of_job(self, desired: Desired) -> Iterator[Action]:
+        job_id, memory = desired.job_id, self._memory
+        living = [intent for intent in self._situation.intents if intent.job_id == job_id]
+        filled = {intent.slot for intent in living if intent.state != "DELETING"}
+        vacant = [wish for wish in desired.wishes if wish.slot not in filled]
+        if not vacant or job_id in self._broke or not self._is_driven(job_id):
+            return
+        if (alarm := self._loop(desired)) is not None:
+            yield alarm
+            return
+        if not all(memory.is_due(key, self._now_s) for key in (("create", job_id), DENIED)):
+            return
+        past = self._situation.past.get(job_id, Past())
+        if past.drained:  # what ending them gave back would pay for a start and little more
+            yield Alarm("budget", job_id, f"the budget of {money(desired.budget_usd)} is used up")
+            return
+        left_usd = desired.budget_usd - self._accounts[job_id].committed_usd
+        room = desired.vms_max - len(living)
+        for wish in vacant[: max(0, room)]:
+            place = next((one for one in desired.places if memory.is_open(one, self._now_s)), None)
+            if place is None:
+                yield self._no_place(desired)
+                return
+            intent = self._intent(
+                desired, place, wish.slot, max(past.generations.get(wish.slot, -1) + 1, wish.generation)
+            )
+            left_usd -= intent.reserved_usd
+            if left_usd < self._accounts[job_id].tick_usd(place.price_usd_per_hour):
+                yield Alarm(
+                    "budget",
+                    job_id,
+                    f"the rest of the budget of {money(desired.budget_usd)} does not carry another {place} "
+                    f"to its end ({money(intent.reserved_usd)})",
+                )
+                return
+            yield Create(intent)
+
+    def _intent(self, desired: Desired, place: Place, slot: int, generation: int) -> Intent:
+        token = str(UUID(int=self._rng.getrandbits(128), version=4))
+        request = VmRequest(
+            token=token,
+            owner=self._owner,
+            job_id=desired.job_id,
+            slot=slot,
+            generation=generation,
+            vm=place.vm,
+            zone=place.zone,
+            spot=place.spot,
+            run_max_s=desired.run_max_s,
+            user_data=desired.user_data,
+            image=desired.image,
+            disk_gib=desired.disk_gib,
+            labels=desired.labels,
+        )
+        return Intent(
+            id=token,
+            job_id=desired.job_id,
+            slot=slot,
+            generation=generation,
+            provider=desired.provider,
+            region=desired.region,
+            request=request,
+            price_usd_per_hour=place.price_usd_per_hour,
+            reserved_usd=reserve_usd(place.price_usd_per_hour, desired.drain_s, self._terms),
+            attempt=desired.attempt,
+        )
+
+    def _loop(self, desired: Desired) -> Alarm | None:
+        """Past that, more of the same would only cost money."""
+        health = self._situation.past.get(desired.job_id, Past()).health[: self._terms.health_last]
+        bad = sum(not joined for joined in health)
+        if bad < self._terms.health_least or bad <= self._terms.unhealthy_max * len(health):
+            return None
+        return Alarm(
+            "loop",
+            desired.job_id,
+            f"{bad} of the last {len(health)} VMs ended before they joined: no more are started; look at their image "
+            "and start-up log, then resume the job",
+        )
+
+    def _no_place(self, desired: Desired) -> Alarm:
+        barred = [self._memory.bars(place) for place in desired.places]
+        if all(barred):
+            return Alarm(
+                "no_place", desired.job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}"
+            )
+        places = ", ".join(str(place) for place, bar in zip(desired.places, barred, strict=True) if not bar)
+        return Alarm("no_place", desired.job_id, f"sold out, to be tried again later: {places}")
+
+    # ---- what a person should know -------------------------------------------------------------------------
+
+    def _alarms(self) -> Iterator[Alarm]:
+        memory = self._memory
+        for job_id, desired in self._desired.items():
+            if desired.wishes and self._has_living(job_id) and self._accounts[job_id].is_near(desired):
+                yield Alarm(
+                    "budget",
+                    job_id,
+                    f"the budget of {money(desired.budget_usd)} is about to be used up: its VMs end in "
+                    f"{desired.drain_s:g} s",
+                )
+        for barred, words in memory.barred.items():
+            about = " ".join(str(part) for part in barred[1:])
+            yield Alarm("quota" if barred[0] == "quota" else "refused", about, words)
+        for what, words in memory.denied.items():
+            yield Alarm("credentials", what, words)
+        if memory.times(("list",)) >= self._terms.alarm_after:
+            yield Alarm(
+                "blind", self._owner, "the cloud does not list its VMs: what runs there cannot be seen"
+            )
+        if self._many_silent:
+            yield Alarm(
+                "silence",
+                self._owner,
+                "most VMs fell silent at once; those that cannot be reached end themselves",
+            )
+
+    def _has_living(self, job_id: str) -> bool:
+        return any(intent.job_id == job_id for intent in self._situation.intents)

@@ -1,0 +1,184 @@
+"""`scavenger gc`: what serves nobody is listed and ended, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from cli_fake import Run
+
+from scavenger.control import clearing, providers
+from scavenger.domain.intent import Desired, Fence, Intent, Place, Wish
+from scavenger.domain.vm import VmRequest
+from scavenger.errors import CredentialsError
+from scavenger.store import Store
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+
+from fake import FakeProvider, Fault
+
+WHERE = "fake/fake-1"
+
+
+class Scene:
+    """A cloud, and a store with one job that this process drives."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.cloud = store, FakeProvider(stop_s=0.0)
+        self.owner = store.installation()
+        self.job_id = store.create_job("digits", spec={}, job_file="job.yaml").id
+        lease = store.take_lease(WHERE, "service", None)
+        assert lease is not None
+        self.fence = Fence(WHERE, lease.token)
+        place, wishes = Place("small", "fake-1a", False, 0.36), tuple(Wish(slot) for slot in range(4))
+        store.want_vms(
+            Desired(self.job_id, "fake", "fake-1", wishes, (place,), 4, float("inf"), run_max_s=3600.0)
+        )
+
+    def launch(self, slot: int = 0, *, owner: str = "", written: bool = True, up: bool = True) -> str:
+        token = str(uuid4())
+        request = VmRequest(
+            token, owner or self.owner, self.job_id, slot, 0, "small", "fake-1a", False, 3600.0
+        )
+        intent = Intent(token, self.job_id, slot, 0, "fake", "fake-1", request, 0.36, 0.1)
+        if written:
+            assert self.store.write_intent(self.fence, intent)
+        if up:
+            vm = self.cloud.launch(request)
+            if written:
+                self.store.mark_up(self.fence, token, vm)
+        return token
+
+    def end_job(self) -> None:
+        self.store.finish_job(self.job_id, state="interrupted", report=None, exit_code=130)
+
+    def alive(self) -> set[str]:
+        return {fact.token for fact in self.cloud.truth() if fact.alive}
+
+
+@pytest.fixture
+def scene(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with Store.open(store_url) as store:
+        made = Scene(store)
+        monkeypatch.setitem(providers.PROVIDERS, "fake", lambda region, environment: made.cloud)
+        monkeypatch.setattr(clearing, "LIMIT_S", 0.0)
+        monkeypatch.setattr(clearing, "POLL_S", 0.0)
+        yield made
+
+
+def test_what_serves_nobody_is_ended_and_what_a_living_job_has_is_not(scavenger: Run, scene: Scene) -> None:
+    kept, unknown = scene.launch(0), scene.launch(1, written=False)
+    ended = scene.launch(2)
+    scene.store.mark_gone(scene.fence, ended, "died", "so it seemed", None, never=False)
+    foreign = scene.launch(3, owner="somebody", written=False)
+
+    code, out, err = scavenger("gc", "--yes")
+    assert (code, err) == (0, "")
+    assert scene.alive() == {kept, foreign}
+    assert "the store knows nothing of it" in out
+    assert "its intent has ended" in out
+    assert out.endswith("ended 2 VMs\n")
+    assert unknown not in scene.alive()
+
+
+def test_a_dry_run_lists_and_does_nothing(scavenger: Run, scene: Scene) -> None:
+    token = scene.launch()
+    scene.end_job()
+    code, out, _ = scavenger("gc", "--dry-run")
+
+    assert code == 0
+    assert f"nobody drives its job {scene.job_id[:8]}" in out
+    assert scene.alive() == {token}
+    assert not scene.store.is_clean(scene.job_id)
+
+
+def test_without_a_terminal_or_consent_nothing_is_ended(scavenger: Run, scene: Scene) -> None:
+    token = scene.launch(written=False)
+    code, _, err = scavenger("gc")
+
+    assert (code, scene.alive()) == (2, {token})
+    assert "use --yes to end 1 VM" in err
+
+
+@pytest.mark.parametrize(("answer", "ended"), [(True, True), (False, False)])
+def test_on_a_terminal_it_asks(
+    scavenger: Run, scene: Scene, monkeypatch: pytest.MonkeyPatch, answer: bool, ended: bool
+) -> None:
+    from scavenger_cli import console
+
+    scene.launch(written=False)
+    monkeypatch.setattr(console, "is_interactive", lambda: True)
+    monkeypatch.setattr(console, "ask", lambda question: answer)
+    code, _, _ = scavenger("gc")
+
+    assert code == 0
+    assert (scene.alive() == set()) is ended
+
+
+def test_jobs_that_nobody_drives_are_clean_afterwards(scavenger: Run, scene: Scene) -> None:
+    scene.launch(0)
+    forgotten = scene.launch(1)
+    fact = next(fact for fact in scene.cloud.truth() if fact.token == forgotten)
+    scene.cloud.delete_by_hand(fact.instance_id)
+    scene.end_job()
+    code, out, _ = scavenger("gc", "--yes", "-o", "json")
+
+    assert code == 0
+    document = json.loads(out)
+    assert (document["ended"], document["left"], len(document["leftovers"])) == (True, [], 1)
+    assert scene.store.is_clean(scene.job_id)
+    assert scene.cloud.remove_leftovers(scene.owner) == ()
+
+
+def test_a_launch_that_may_still_come_to_a_vm_is_not_called_clean(
+    scavenger: Run, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.launch(up=False)
+    scene.end_job()
+    code, _, err = scavenger("gc", "--yes")
+    assert code == 8
+    assert "asked for a moment ago" in err
+
+    monkeypatch.setattr(clearing, "SETTLED", timedelta(0))
+    assert scavenger("gc", "--yes")[0] == 0
+    assert scene.store.is_clean(scene.job_id)
+
+
+def test_what_cannot_be_ended_has_a_line_each_and_exit_code_8(scavenger: Run, scene: Scene) -> None:
+    for _ in range(2):
+        scene.launch(written=False)
+    scene.cloud.script("terminate", *[Fault(CredentialsError("not\x1b[2J yours"))] * 2)
+    code, _, err = scavenger("gc", "--yes")
+
+    lines = err.splitlines()
+    assert (code, len(lines)) == (8, 2)
+    assert all(line.startswith("left behind: fake VM fake-0000") for line in lines)
+    assert all("yours" in line and "\x1b" not in line for line in lines)
+
+
+def test_a_cloud_that_does_not_answer_may_have_something_left(scavenger: Run, scene: Scene) -> None:
+    scene.cloud.deny()
+    code, _, err = scavenger("gc", "--yes")
+
+    assert code == 8
+    assert err.startswith("left behind: fake/fake-1 cannot be looked at: fake-1: access denied")
+
+
+@pytest.mark.parametrize(
+    ("where", "complaint"), [("gcp", "write CLOUD/REGION"), ("moon/crater", "cannot be looked at")]
+)
+def test_a_region_that_is_none_is_named(scavenger: Run, store_url: str, where: str, complaint: str) -> None:
+    code, _, err = scavenger("gc", "--in", where)
+
+    assert code == (2 if "/" not in where else 8)
+    assert complaint in err
+
+
+def test_with_no_cloud_ever_asked_there_is_nothing_to_do(scavenger: Run, store_url: str) -> None:
+    code, out, _ = scavenger("gc")
+    assert (code, out) == (0, "No VM is left over; no job has asked for any in this store.\n")

@@ -1,0 +1,102 @@
+"""One service, one job, one scripted cloud, and one clock for all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from scavenger.control.reconciler import Reconciler
+from scavenger.domain.intent import Desired, Intent, Place, Wish
+from scavenger.errors import CloudUnavailableError
+from scavenger.policy.provisioning_actions import Alarm
+from scavenger.policy.provisioning_memory import Terms
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+
+from fake import FakeProvider
+
+OWNER = "scavenger-me"
+NO_ANSWER = CloudUnavailableError("no answer")
+
+
+class Bench:
+    """One service, one job, one cloud, one clock."""
+
+    def __init__(self, open_store: Callable[[Callable[[], datetime]], Any], job_id: str = "job") -> None:
+        self.cloud = FakeProvider()
+        self.wall_jump_s = 0.0
+        self.store = open_store(self.wall)
+        self.owner, self.job_id = OWNER, job_id
+        self.alarms: list[Alarm] = []
+        self.renewed: list[str] = []
+        self.silent: set[str] = set()
+        self.deaf = False
+        self.terms = Terms(self.cloud.visibility_s)
+        self.service = self.start("first")
+        self.desired = Desired(
+            self.job_id,
+            self.cloud.name,
+            self.cloud.region,
+            (Wish(0), Wish(1)),
+            (Place("small", "fake-1a", True, 0.36), Place("small", "fake-1b", True, 0.40)),
+            4,
+            float("inf"),
+            run_max_s=36_000.0,
+        )
+        self.store.want_vms(self.desired)
+
+    def wall(self) -> datetime:
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.cloud.now_s + self.wall_jump_s)
+
+    def start(self, holder: str, **more: Any) -> Reconciler:
+        return Reconciler(
+            self.store,
+            self.cloud,
+            owner=self.owner,
+            holder=holder,
+            renew=self._renew,
+            alarm=self.alarms.append,
+            terms=self.terms,
+            clock=lambda: self.cloud.now_s,
+            wall=self.wall,
+            rng=Random(1),
+            **more,
+        )
+
+    def _renew(self, intent: Intent, seconds: float) -> bool:
+        self.renewed.append(intent.id)
+        return True
+
+    def want(self, **more: Any) -> None:
+        self.desired = replace(self.desired, **more)
+        self.store.want_vms(self.desired)
+
+    def pass_(self, seconds: float) -> None:
+        """Looks every 5 s, while the job hears of its VMs."""
+        until_s = self.cloud.now_s + seconds
+        while self.cloud.now_s < until_s:
+            self.service.look()
+            self.cloud.advance(5.0)
+            self.store.heartbeat(self.job_id)
+            alive = {fact.token for fact in self.cloud.truth() if fact.alive}
+            for intent in self.living():
+                if intent.id in alive - self.silent and not self.deaf:
+                    self.store.acknowledge_vm(intent.id)
+
+    def living(self) -> tuple[Intent, ...]:
+        found: tuple[Intent, ...] = self.store.intents(self.job_id, living=True)
+        return found
+
+    def alive(self) -> list[str]:
+        return sorted(fact.token for fact in self.cloud.truth() if fact.alive)
+
+    def calls(self, operation: str) -> list[str]:
+        return [what for name, what in self.cloud.calls if name == operation]
+
+    def kinds(self) -> list[str]:
+        return [alarm.kind for alarm in self.alarms]

@@ -1,0 +1,393 @@
+"""What is decided of VMs, case by case; the simulation in `tests/provisioning` has all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.domain.intent import Desired, Intent, Past, Place, Situation, Wish
+from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.policy.provisioning import DENIED, THROTTLE, decide, ending_of
+from scavenger.policy.provisioning_actions import (
+    Action,
+    Adopt,
+    Alarm,
+    Create,
+    Drain,
+    Listing,
+    Look,
+    MarkGone,
+    Renew,
+    Retry,
+    Sweep,
+    Terminate,
+)
+from scavenger.policy.provisioning_memory import Backoff, Memory, Terms
+from scavenger.policy.provisioning_money import charges
+
+OWNER = "me"
+TERMS = Terms(visibility_s=30.0)
+A, B = Place("small", "a", True, 0.36), Place("small", "b", False, 1.2)
+WANTED = Desired("job", "sim", "r", (Wish(0), Wish(1)), (A, B), 4, float("inf"), 3600.0)
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def intent(token: str = "t0", state: Any = "UP", *, slot: int = 0, **more: Any) -> Intent:
+    request = VmRequest(token, OWNER, "job", slot, 0, "small", "a", True, 3600.0)
+    ending = "unwanted" if state == "DELETING" else ""
+    known = {"instance_id": "" if state == "PLAN" else f"i-{token}", "ending": ending}
+    return Intent(token, "job", slot, 0, "sim", "r", request, 0.36, 0.1, state=state, **(known | more))
+
+
+def vm(token: str = "t0", state: Any = "running", **more: Any) -> VmSeen:
+    given = {"instance_id": f"i-{token}", "owner": OWNER, "token": token} | more
+    return VmSeen(vm="small", zone="a", spot=True, state=state, **given)
+
+
+def past(*health: bool, **more: Any) -> dict[str, Past]:
+    return {"job": Past(health=health, **more)}
+
+
+class Scene:
+    """A situation that is looked at from time to time; `decide` is asked at the last look."""
+
+    def __init__(self, *intents: Intent, terms: Terms = TERMS, **more: Any) -> None:
+        given: dict[str, Any] = {"desired": (WANTED,), "ended": frozenset(), "past": past()}
+        self.situation = Situation(intents=intents, **(given | more))
+        self.terms, self.memory, self.now_s = terms, Memory(), 0.0
+
+    def look(self, listed: Iterable[VmSeen] | None = None, *, after_s: float = 0.0) -> tuple[Action, ...]:
+        """So many attended seconds after the look before."""
+        steps = max(1, round(after_s / TERMS.look_s))
+        for _ in range(steps):
+            self.now_s += after_s / steps
+            self.memory.attend(self.now_s, self.terms.gap_max_s)
+            pulse = Past(**{**_fields(self.situation.past["job"]), "pulse": str(self.now_s)})
+            self.situation = replace(self.situation, past={"job": pulse})
+            listing = None if listed is None else Listing(tuple(listed), self.memory.attended_s)
+            self.memory.note(self.situation, listing)
+        return decide(
+            self.situation, listing, self.memory, self.terms, owner=OWNER, now_s=self.now_s, rng=Random(1)
+        )
+
+    def change(self, *intents: Intent, **more: Any) -> None:
+        self.situation = replace(self.situation, intents=intents or self.situation.intents, **more)
+
+
+def _fields(one: Any) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in type(one).__dataclass_fields__}
+
+
+def kinds(actions: Iterable[Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def only(actions: Iterable[Action], kind: type[Any]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+class TestCreating:
+    def test_each_vacant_slot_gets_an_intent_in_the_first_place_that_is_open(self) -> None:
+        created = [one.intent for one in only(Scene().look(), Create)]
+
+        assert [(one.slot, one.generation, one.place) for one in created] == [(0, 0, A), (1, 0, A)]
+        assert all(one.id == one.request.token and one.request.owner == OWNER for one in created)
+        assert len({one.id for one in created}) == 2
+
+    def test_the_reservation_is_the_price_times_the_time_to_drain(self) -> None:
+        (first, _) = only(Scene().look(), Create)
+
+        assert first.intent.reserved_usd == pytest.approx(0.36 * TERMS.reserved_s(WANTED.drain_s) / 3600)
+
+    def test_a_slot_is_filled_again_by_the_next_generation(self) -> None:
+        scene = Scene(intent(), past=past(generations={0: 0, 1: 6}))
+        assert [one.intent.generation for one in only(scene.look(), Create)] == [7]
+
+    def test_a_wish_for_a_later_generation_replaces_the_vm_there_is(self) -> None:
+        wishes = (Wish(0, 3),)
+        scene = Scene(intent(), desired=(replace(WANTED, wishes=wishes),), past=past(generations={0: 0}))
+        assert kinds(scene.look()) == ["Drain"]
+
+        scene.change(intent(state="DELETING"))
+        assert [one.intent.generation for one in only(scene.look(), Create)] == [3]
+
+    def test_vms_that_are_to_end_count_for_the_cap(self) -> None:
+        wanted = replace(WANTED, vms_max=2)
+        scene = Scene(intent("t0", "DELETING"), intent("t1", "DELETING", slot=1), desired=(wanted,))
+        assert not only(scene.look(), Create)
+
+    def test_one_look_starts_a_few_and_no_job_waits_for_all_of_another(self) -> None:
+        many = tuple(Wish(slot) for slot in range(9))
+        jobs = tuple(replace(WANTED, job_id=f"job-{n}", wishes=many, vms_max=9) for n in range(4))
+        created = only(Scene(desired=jobs).look(), Create)
+
+        assert len(created) == TERMS.creates_per_look
+        assert {one.intent.job_id for one in created} == {one.job_id for one in jobs}
+
+    def test_a_place_that_is_sold_out_is_passed_over_and_with_none_left_it_is_said(self) -> None:
+        scene = Scene()
+        scene.look()
+        scene.memory.wait(("park", *A.key), TERMS.parking, scene.now_s, Random(0))
+        assert {one.intent.place for one in only(scene.look(), Create)} == {B}
+
+        scene.memory.wait(("park", *B.key), TERMS.parking, scene.now_s, Random(0))
+        (alarm,) = scene.look()
+        assert alarm == Alarm(
+            "no_place", "job", "sold out, to be tried again later: small (spot) in a, small in b"
+        )
+        assert only(scene.look(after_s=2 * TERMS.parking.base_s), Create)
+
+    def test_a_quota_bars_its_type_in_every_zone_until_a_vm_of_it_ends(self) -> None:
+        both = (A, replace(A, zone="b"))
+        scene = Scene(desired=(replace(WANTED, places=both),))
+        scene.memory.barred["quota", A.vm, A.spot] = "quota CPUS in r is used up"
+        for _ in range(3):
+            actions = scene.look(after_s=3600.0)
+            assert not only(actions, Create)
+            assert "no more VMs can be had: quota CPUS in r is used up" in {
+                one.message for one in only(actions, Alarm)
+            }
+
+        scene.memory.freed(both[1])
+        assert only(scene.look(), Create)
+
+    @pytest.mark.parametrize("key", [DENIED, ("create", "job")], ids=str)
+    def test_nothing_is_created_while_it_has_to_wait(self, key: tuple[str, ...]) -> None:
+        scene = Scene()
+        scene.memory.wait(key, Backoff(60.0, 60.0), 0.0, Random(0))
+        assert not scene.look()
+        assert only(scene.look(after_s=90.0), Create)
+
+    @pytest.mark.parametrize(
+        ("health", "stops"),
+        [
+            ([False] * 4, False),
+            ([False] * 5, True),
+            ([True] * 6 + [False] * 4, False),
+            ([True] * 5 + [False] * 5, True),
+            ([True] * 10 + [False] * 9, False),
+        ],
+    )
+    def test_a_loop_of_creating_and_dying_ends(self, health: list[bool], stops: bool) -> None:
+        actions = Scene(past=past(*health)).look()
+        assert bool(only(actions, Create)) is not stops
+        assert [one.kind for one in only(actions, Alarm)] == ["loop"] * stops
+
+    def test_a_job_that_nobody_drives_gets_no_vms(self) -> None:
+        scene = Scene()
+        scene.look()
+        for _ in range(round(TERMS.silence_s / TERMS.look_s) + 1):
+            scene.now_s += TERMS.look_s
+            scene.memory.attend(scene.now_s, TERMS.gap_max_s)
+            scene.memory.note(scene.situation, None)
+        assert not decide(
+            scene.situation, None, scene.memory, TERMS, owner=OWNER, now_s=scene.now_s, rng=Random(1)
+        )
+
+
+class TestEvidence:
+    def test_a_vm_with_the_token_of_a_plan_is_adopted(self) -> None:
+        seen = vm()
+        assert Adopt(intent(state="PLAN"), seen) in Scene(intent(state="PLAN")).look([seen])
+
+    def test_a_launch_without_an_answer_is_repeated_with_its_token(self) -> None:
+        assert Retry(intent(state="PLAN")) in Scene(intent(state="PLAN")).look([])
+
+    @pytest.mark.parametrize("state", ["UP", "DELETING"])
+    def test_a_vm_that_is_not_listed_is_looked_at_and_not_taken_for_gone(self, state: str) -> None:
+        actions = Scene(intent(state=state)).look([])
+        assert Look(intent(state=state)) in actions
+        assert not only(actions, MarkGone)
+
+    def test_a_vm_that_is_seen_gone_is_gone(self) -> None:
+        seen = vm(state="gone", reason="compute.instances.preempted")
+        assert MarkGone(intent(), "preempted", seen.reason, seen) in Scene(intent()).look([seen])
+
+    def test_an_unanswered_launch_that_nobody_wants_any_more_is_gone_only_after_it_would_have_shown(
+        self,
+    ) -> None:
+        plan = intent(state="PLAN")
+        scene = Scene(plan, desired=())
+        assert scene.look([]) == (Drain(plan, "unwanted", "its job has ended"),)
+
+        deleting = intent(state="DELETING", instance_id="")
+        scene.change(deleting)
+        scene.look([])
+        assert scene.look([], after_s=TERMS.settle_s - 5) == ()
+        assert kinds(scene.look([], after_s=5)) == ["MarkGone"]
+        assert kinds(scene.look([vm()])) == ["Adopt"]
+
+    def test_a_plan_that_was_never_asked_for_is_gone_at_once(self) -> None:
+        plan = intent(state="PLAN", asked=False)
+        gone = MarkGone(plan, "unwanted", "its job has ended", never=True)
+        assert Scene(plan, desired=()).look() == (gone,)
+
+    def test_an_ending_is_told_in_the_clouds_words_unless_it_was_ours(self) -> None:
+        assert ending_of(intent(), vm(reason="Server.SpotInstanceTermination"))[0] == "preempted"
+        assert ending_of(intent(), vm(reason="kernel panic")) == ("died", "kernel panic")
+        assert ending_of(intent(state="DELETING", ending="silent"), None)[0] == "silent"
+
+
+class TestEnding:
+    def test_a_vm_that_never_joins_is_ended_after_the_time_to_register(self) -> None:
+        scene = Scene(intent())
+        scene.look()
+        assert not only(scene.look(after_s=TERMS.register_s - 5), Drain)
+        (drain,) = only(scene.look(after_s=5), Drain)
+        assert drain.ending == "never_joined"
+
+    def test_one_that_falls_silent_is_ended_but_where_most_do_it_is_not_their_fault(self) -> None:
+        scene = Scene(intent("t0", acks=1), intent("t1", acks=1, slot=1))
+        scene.look()
+        actions = scene.look(after_s=TERMS.silence_s)
+        assert not only(actions, Drain)
+        assert [one.kind for one in only(actions, Alarm)] == ["silence"]
+        assert not only(actions, Renew)
+
+        scene.change(intent("t0", acks=1), intent("t1", acks=2, slot=1))
+        (drain,) = only(scene.look(), Drain)
+        assert (drain.intent.id, drain.ending) == ("t0", "silent")
+
+    def test_time_that_nobody_attended_to_makes_nothing_expire(self) -> None:
+        scene = Scene(intent("t0", acks=1), intent("t1", slot=1))
+        scene.look()
+        scene.now_s += 1e6
+        scene.memory.attend(scene.now_s, TERMS.gap_max_s)
+
+        assert not only(scene.look(), Drain)
+
+    def test_an_end_is_asked_for_again_until_it_is_seen_and_an_alarm_is_raised(self) -> None:
+        scene = Scene(intent(state="DELETING"), desired=())
+        for _ in range(TERMS.alarm_after):
+            assert Terminate(intent(state="DELETING")) in scene.look(after_s=2 * TERMS.ending.cap_s)
+            scene.memory.wait(("terminate", "t0"), TERMS.ending, scene.now_s, Random(0))
+            assert not only(scene.look(), Terminate)
+        assert [one.kind for one in only(scene.look(), Alarm)] == ["undeletable"]
+
+    def test_only_vms_that_joined_and_are_heard_of_live_on(self) -> None:
+        scene = Scene(intent("t0"), intent("t1", acks=1, slot=1))
+        assert [one.intent.id for one in only(scene.look(), Renew)] == ["t1"]
+
+
+class TestSweeping:
+    def test_a_vm_whose_intent_has_ended_is_swept_once_it_is_old_enough(self) -> None:
+        scene = Scene(desired=(), ended=frozenset({"t9"}))
+        assert scene.look([vm("t9")]) == ()
+        assert scene.look([vm("t9")], after_s=TERMS.visibility_s) == (Sweep(vm("t9"), "intent t9 has ended"),)
+
+    def test_one_that_the_store_knows_nothing_of_is_told_of_for_a_while_first(self) -> None:
+        scene = Scene(desired=())
+        scene.look([vm("t9")])
+        assert kinds(scene.look([vm("t9")], after_s=TERMS.visibility_s)) == ["Alarm"]
+        assert kinds(scene.look([vm("t9")], after_s=TERMS.quarantine_s)) == ["Sweep"]
+
+    def test_a_second_vm_of_an_intent_is_swept(self) -> None:
+        double = vm(instance_id="i-other")
+        scene = Scene(intent(acks=1))
+        scene.look([vm(), double])
+        assert [one.vm for one in only(scene.look([vm(), double], after_s=TERMS.visibility_s), Sweep)] == [
+            double
+        ]
+
+    @pytest.mark.parametrize("owner", ["", "you", "me2"])
+    def test_a_foreign_vm_is_never_touched(self, owner: str) -> None:
+        scene = Scene(desired=(), ended=frozenset({"t9"}))
+        for _ in range(3):
+            assert scene.look([vm("t9", owner=owner)], after_s=TERMS.quarantine_s) == ()
+
+
+class TestMoney:
+    def test_no_vm_is_started_that_the_rest_of_the_budget_would_not_carry_to_its_end(self) -> None:
+        need = 0.36 * TERMS.reserved_s(WANTED.drain_s) / 3600
+        actions = Scene(desired=(replace(WANTED, budget_usd=1.5 * need),)).look()
+
+        assert len(only(actions, Create)) == 1
+        assert [one.kind for one in only(actions, Alarm)] == ["budget"]
+
+    def test_at_the_budget_it_is_told_first_and_the_vms_end_when_the_job_had_its_time(self) -> None:
+        drain_usd = 0.36 * WANTED.drain_s / 3600
+        one = intent(acks=1, spent_usd=0.5)
+        told = Scene(one, desired=(replace(WANTED, wishes=(Wish(0),), budget_usd=0.6),)).look()
+        assert kinds(told) == ["Renew", "Alarm"]
+
+        over = replace(WANTED, wishes=(Wish(0),), budget_usd=0.6 - drain_usd)
+        (drain, *_) = Scene(one, desired=(over,)).look()
+        assert (type(drain), drain.ending) == (Drain, "budget")
+
+    def test_a_budget_that_was_used_up_is_not_picked_at_again(self) -> None:
+        actions = Scene(past=past(drained=True), desired=(replace(WANTED, budget_usd=9.0),)).look()
+        assert [one.kind for one in actions if isinstance(one, Alarm)] == ["budget"]
+        assert len(actions) == 1
+
+    def test_a_price_that_jumps_is_charged_from_then_on(self) -> None:
+        scene, memory = Scene(intent(charged_at=AT)), Memory()
+        memory.charged_s = {"t0": 0.0}
+        assert charges(scene.situation, memory, 3600.0, AT, 900.0) == {"t0": (3600.0, pytest.approx(0.36))}
+
+        dearer = replace(WANTED, places=(replace(A, price_usd_per_hour=1.0),))
+        scene.change(desired=(dearer,))
+        assert charges(scene.situation, memory, 3600.0, AT, 900.0) == {"t0": (3600.0, pytest.approx(1.0))}
+
+    @given(st.integers(-10_000_000, 10_000_000) | st.integers(-1, 901))
+    def test_what_nobody_attended_to_is_charged_by_the_wall_unless_that_cannot_be(self, gap_s: int) -> None:
+        scene = Scene(intent(charged_at=AT))
+        wall = AT + timedelta(seconds=gap_s)
+        ((seconds, _),) = charges(scene.situation, Memory(), 5.0, wall, 900.0).values()
+
+        assert seconds == (gap_s if 0 <= gap_s <= 900 else 900.0)
+
+    @pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf")])
+    def test_a_price_that_is_none_is_refused(self, price: float) -> None:
+        with pytest.raises(ValueError, match="has no price"):
+            Place("small", "a", True, price)
+
+
+class TestThrottling:
+    def test_while_it_lasts_nobody_calls_but_what_is_known_is_written(self) -> None:
+        scene = Scene(intent("t0", "DELETING"), intent("t1", "PLAN", slot=1))
+        scene.memory.wait(THROTTLE, Backoff(60.0, 60.0), 0.0, Random(0))
+        assert scene.look([vm("t0", "gone"), vm("t1")]) == (
+            MarkGone(intent("t0", "DELETING"), "unwanted", "", vm("t0", "gone")),
+            Adopt(intent("t1", "PLAN", slot=1), vm("t1")),
+        )
+
+    @given(st.integers(1, 10_000), st.integers(0, 2**32))
+    def test_waits_grow_to_their_cap_and_no_two_keep_step(self, times: int, seed: int) -> None:
+        backoff = Backoff(2.0, 60.0)
+        wait_s = backoff.wait_s(times, Random(seed))
+        assert 0.5 * min(60.0, 2.0 ** min(times, 6)) <= wait_s <= 1.5 * 60.0
+        assert backoff.wait_s(times, Random(seed + 1)) != wait_s
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"register_s": 900.0}, {"silence_s": 400.0}, {"call_limit_s": 61.0}, {"creates_per_look": 0}],
+    ids=str,
+)
+def test_terms_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"must|needs|fit"):
+        replace(TERMS, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"wishes": (Wish(0), Wish(0))},
+        {"places": ()},
+        {"vms_max": 1},
+        {"budget_usd": float("nan")},
+        {"budget_usd": -1.0},
+        {"run_max_s": 0.0},
+    ],
+    ids=str,
+)
+def test_wishes_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"wished|budget|runs"):
+        replace(WANTED, **wrong)
