@@ -110,7 +110,7 @@ def profile(
                 f"{configuration.workers} workers could not be kept alive"
             )
             return
-        if len(search.tried) < count and (reason := enough()):
+        if len(plan.configurations) <= len(search.tried) < count and (reason := enough()):
             search.ended_because = reason
             return
 

@@ -125,9 +125,12 @@ def test_a_search_that_is_overtaken_by_the_end_of_training_stops(tmp_path: Path)
     assert len(search.measurements) <= 1
 
 
-def test_a_search_ends_where_what_is_known_suffices(tmp_path: Path) -> None:
+def test_a_search_ends_where_what_is_known_suffices_unless_all_was_asked_for(tmp_path: Path) -> None:
     search, _ = searched(Scripted(epoch_steps=10**6), tmp_path, enough="it would not pay")
+    assert tuple(m.configuration for m in search.measurements) == PLAN.configurations
 
+    partial = SearchPlan("partial", "asked for", SPACE.configurations()[:1], 5, points=3)
+    search, _ = searched(Scripted(epoch_steps=10**6), tmp_path, partial, enough="it would not pay")
     assert (len(search.measurements), search.ended_because) == (1, "it would not pay")
 
 

@@ -188,12 +188,12 @@ def test_a_damaged_stored_model_is_refused(path: tuple[str | int, ...], value: o
 def test_a_fit_takes_less_than_a_tenth_of_a_second() -> None:
     seen = profile(((1, 64), (1, 1024), (2, 1024), (2, 64), (8, 1024), (8, 64)))
     fit(seen)
-    started = time.perf_counter()
+    started = time.process_time()
     for _ in range(3):
         fit(seen)
 
     # Three times the promise: the machine may be busy with something else.
-    assert (time.perf_counter() - started) / 3 < 0.3
+    assert (time.process_time() - started) / 3 < 0.3
 
 
 def slowed(factor: float, epochs: float) -> JobModel:

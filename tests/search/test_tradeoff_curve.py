@@ -155,9 +155,9 @@ def test_a_mere_bound_on_the_epochs_is_carried_to_the_curve() -> None:
 
 def test_a_hundred_thousand_configurations_take_less_than_a_second() -> None:
     space = SearchSpace((CLOUD,), tuple(range(1, 101)), tuple(range(100, 100_100, 100)))
-    started = time.perf_counter()
+    started = time.process_time()
     curve = build_curve(MODEL, space)
-    taken = time.perf_counter() - started
+    taken = time.process_time() - started
 
     assert len(curve) == 100_000
     # Three times the promise: the machine may be busy with something else.
