@@ -25,7 +25,8 @@ def _gcp(region: str, environment: Mapping[str, str]) -> Provider:
 
     if not (project := environment.get(GCP_PROJECT)):
         raise ConfigurationError(f"no Google Cloud project is named: set {GCP_PROJECT}")
-    return GcpProvider(project, region, environment=environment)
+    # Below the reconciler's limit of a call: what takes longer is asked for again with the same token.
+    return GcpProvider(project, region, environment=environment, operation_timeout_s=45.0)
 
 
 PROVIDERS: dict[str, Callable[[str, Mapping[str, str]], Provider]] = {"aws": _aws, "gcp": _gcp}
