@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test install install-dev check format bench backtest chaos simulate clean
+.PHONY: help demo test install install-dev check format bench backtest chaos proofs simulate clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -51,6 +51,10 @@ backtest: install-dev  ## hold the models against public measurements beside the
 
 chaos: install-dev  ## train while processes are killed and stopped at random; about three minutes
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py
+
+proofs: install-dev  ## every failpoint crossed with every fault, and what else takes long; half an hour
+	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest -m long tests
+	SCAVENGER_EVERYTHING=1 $(BIN)/python -m pytest tests/train/test_recovery.py
 
 simulate: install-dev  ## 20,000 schedules each of the elastic protocol and of provisioning under chaos; minutes
 	$(BIN)/python -m tests.elastic.simulate

@@ -49,6 +49,7 @@ def test_whoever_shares_memory_with_whom_the_weights_are_those_of_one_process(
         assert report.metrics["loss"] == pytest.approx(mean, rel=1e-5)
 
 
+@pytest.mark.long
 def test_no_bit_tells_whether_memory_was_shared(tmp_path: Path) -> None:
     runs = []
     for remote in ((), WORKERS):

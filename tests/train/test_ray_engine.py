@@ -327,6 +327,7 @@ def bridge() -> Iterator[list[str]]:
 @pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make networks")
+@pytest.mark.long
 def test_a_host_with_an_address_of_its_own_runs_processes_and_is_told_of_when_it_is_lost(
     ray_folder: str, bridge: list[str], tmp_path: Path
 ) -> None:

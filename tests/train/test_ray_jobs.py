@@ -117,6 +117,7 @@ _CUT_S = 4.0
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make networks")
+@pytest.mark.long
 def test_a_host_whose_link_is_cut_in_mid_step_is_done_without_and_heard_no_more(
     ray_folder: str,  # noqa: F811
     bridge: list[str],  # noqa: F811

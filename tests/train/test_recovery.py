@@ -2,7 +2,7 @@
 
 Each case arms one failpoint, in a job of two workers and two aggregators, whose process kills or stops itself at
 a step in the midst of an epoch. An ordinary run tries those in which most is at stake; with
-`SCAVENGER_EVERY_FAILPOINT=1` in the environment every failpoint is crossed with both faults and every process.
+`SCAVENGER_EVERYTHING=1` in the environment every failpoint is crossed with both faults and every process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scavenger.errors import WorkersLostError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-EVERY = bool(os.environ.get("SCAVENGER_EVERY_FAILPOINT"))
+EVERY = bool(os.environ.get("SCAVENGER_EVERYTHING"))
 NAME, DATASET, B, EPOCHS = "adam", 170, 34, 4
 STEPS = EPOCHS * DATASET // B
 LIMIT_S = 60.0
@@ -177,6 +177,7 @@ def test_a_worker_that_wakes_after_it_was_given_up_is_refused(tmp_path: Path) ->
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
+@pytest.mark.long
 def test_a_coordinator_that_wakes_after_another_leads_changes_nothing(tmp_path: Path) -> None:
     with Run("small:slow", tmp_path, aggregators=2) as run:
         run.begin(2, B, LIMIT_S)
