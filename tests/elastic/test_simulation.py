@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 from mutants import MUTANTS
+from schedules import kept
 from simulation import RULES, ViolationError, World
 
 SEEDS = 500
-_FOUND = [
-    (int(seed), mutant.strip())
-    for seed, mutant in (
-        line.split(maxsplit=1)
-        for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    )
-]
+_FOUND = kept(Path(__file__).parent / "seeds.txt")
 
 
 def complains(seed: int, mutant: str) -> str:

@@ -10,16 +10,10 @@ import pytest
 from provisioning_cloud import ViolationError
 from provisioning_mutants import MUTANTS
 from provisioning_world import World
+from schedules import kept
 
 SEEDS = 500
-_FOUND = [
-    (int(seed), mutant.strip())
-    for seed, mutant in (
-        line.split(maxsplit=1)
-        for line in (Path(__file__).parent / "seeds.txt").read_text().splitlines()
-        if line and not line.startswith("#")
-    )
-]
+_FOUND = kept(Path(__file__).parent / "seeds.txt")
 
 
 def complaint(seed: int, mutant: str) -> str:

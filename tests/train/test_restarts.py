@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import zmq
+from processes import eventually
 from stubs import manifest
 
 from scavenger.elastic.membership import Membership
@@ -68,10 +69,18 @@ def test_one_that_got_the_address_of_the_one_before_is_connected_to_and_initiali
 
 
 def _bound(context: Any, keys: Keys, address: str) -> Router:
-    """A router at a port that another one had."""
+    """A router at a port that another one had, as soon as that is free."""
     router = Router(context, keys)
     router.socket.unbind(router.address)
-    router.socket.bind(address)
+
+    def bound() -> bool:
+        try:
+            router.socket.bind(address)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    assert eventually(bound)
     return router
 
 
@@ -91,7 +100,6 @@ def test_what_was_said_to_the_one_before_does_not_arrive_at_one_with_its_port(
     assert router.socket.poll(WITHIN_MS)
     router.close()
     late.send(m.Pull(1, 1))  # waits for the connection to come back
-    time.sleep(0.1)  # until the port is free
     router = _bound(context, keys(after), place)
     assert not router.socket.poll(SILENCE_MS), "who has not heard of the new one does not reach it"
     late.close()
@@ -110,15 +118,6 @@ def _seats() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == NAME]
 
 
-def _until(condition: Callable[[], object], within_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def test_a_seat_in_a_pool_is_given_up_when_its_job_is_gone_without_a_word(
     tmp_path: Path, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,14 +129,14 @@ def test_a_seat_in_a_pool_is_given_up_when_its_job_is_gone_without_a_word(
     serving = zmq.Context()
     PoolSeats(serving).serve(msgspec.json.encode(boot))
     assert hub.socket.poll(WITHIN_MS)
-    assert _until(lambda: any(isinstance(said, m.AggregatorReady) for _, said, _ in hub.receive()))
+    assert eventually(lambda: any(isinstance(said, m.AggregatorReady) for _, said, _ in hub.receive()))
     time.sleep(0.5)
     assert len(_seats()) == 1, "as long as the job is there, so is its seat"
 
     hub.close()
     os.close(block)
 
-    assert _until(lambda: not _seats())
+    assert eventually(lambda: not _seats(), within_s=10.0)
     serving.destroy(linger=0)
 
 
@@ -154,6 +153,6 @@ def test_a_seat_for_what_is_no_block_is_refused_and_its_job_told(tmp_path: Path,
     assert peer == NAME
     assert isinstance(said, m.Failed)
     assert "PermissionError" in said.message
-    assert _until(lambda: not _seats())
+    assert eventually(lambda: not _seats(), within_s=10.0)
     hub.close()
     serving.destroy(linger=0)
