@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.report import RunReport
 from scavenger_cli.formatting import clean, duration, duration_range, money, money_range, quantity
-from scavenger_cli.plots import curve_svg, describe
+from scavenger_cli.plots import Panel, describe_panels, panels_svg
 from scavenger_cli.render import relative_note
 
-__all__ = ["curve_csv", "curve_html"]
+__all__ = ["curve_csv", "curve_html", "panels_html"]
 
 _FORMULA = ("=", "+", "-", "@")
 """A cell that begins so is run as a formula by spreadsheets."""
@@ -64,27 +65,46 @@ def curve_html(report: RunReport, curve: TradeoffCurve) -> str:
     """
     choice = report.choice if isinstance(report.choice, Choice) else None
     title = f"{clean(report.job_name)}: predicted time and cost"
-    svg = curve_svg(curve, choice, title=title)
-    notes = [*([relative_note] if curve.relative_only else []), *map(clean, curve.notes)]
-    chosen = "" if choice is None else f"Chosen: {clean(choice.configuration)}: {clean(choice.reason)}."
-    return "\n".join(
-        (
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width,initial-scale=1">',
-            '<meta http-equiv="Content-Security-Policy" '
-            "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-            f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>",
-            f"<h1>{escape(title)}</h1>",
-            f"<figure>{svg}<figcaption>{escape(describe(curve, choice))}</figcaption></figure>",
-            f"<p>{escape(chosen)}</p>" if chosen else "",
-            f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>" if notes else "",
-            f'<div class="wide" tabindex="0" role="region" aria-label="Every configuration">'
-            f"{_html_table(curve, choice)}</div>",
-            "</main></body></html>",
-            "",
+    return panels_html([(title, curve, choice)], title=title)
+
+
+def panels_html(panels: Sequence[Panel], *, title: str) -> str:
+    """One page: curves of the same configurations side by side, and each one's choice and points.
+
+    Raises:
+        ConfigurationError: If matplotlib is not installed.
+    """
+    svg = panels_svg(panels, title=title)
+    first = panels[0][1]
+    notes = [*([relative_note] if first.relative_only else []), *map(clean, first.notes)]
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width,initial-scale=1">',
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        f"<title>{escape(title)}</title><style>{_CSS}</style></head><body><main>",
+        f"<h1>{escape(title)}</h1>",
+        f"<figure>{svg}<figcaption>{escape(describe_panels(panels))}</figcaption></figure>",
+    ]
+    chosen = [_chosen(choice) for _, _, choice in panels]
+    if len(panels) == 1:
+        parts.append(chosen[0])
+    parts.append(f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>" if notes else "")
+    for words, (name, curve, choice) in zip(chosen, panels, strict=True):
+        if len(panels) > 1:
+            parts += [f"<h2>{escape(clean(name))}</h2>", words]
+        parts.append(
+            '<div class="wide" tabindex="0" role="region" aria-label="Every configuration">'
+            f"{_html_table(curve, choice)}</div>"
         )
-    )
+    return "\n".join((*parts, "</main></body></html>", ""))
+
+
+def _chosen(choice: Choice | None) -> str:
+    if choice is None:
+        return ""
+    return f"<p>{escape(f'Chosen: {clean(choice.configuration)}: {clean(choice.reason)}.')}</p>"
 
 
 def _html_table(curve: TradeoffCurve, choice: Choice | None) -> str:

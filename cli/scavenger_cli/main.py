@@ -13,7 +13,7 @@ import typer
 
 from scavenger import __version__
 from scavenger.errors import Interrupted, ScavengerError
-from scavenger_cli import catalog, clearing, console, modelling, operating
+from scavenger_cli import catalog, clearing, console, costing, modelling, operating
 from scavenger_cli.options import (
     AuditOption,
     BudgetOption,
@@ -29,6 +29,7 @@ from scavenger_cli.options import (
     Output,
     OutputOption,
     PriceOption,
+    Pricing,
     StoreOption,
     Strategy,
     StrategyOption,
@@ -170,6 +171,26 @@ def curves(
     objective: ObjectiveOption = None,
     budget: BudgetOption = None,
     deadline: DeadlineOption = None,
+    pricing: Annotated[
+        Pricing | None,
+        typer.Option(help="Price workers by the VM, by their size (vCPU and GiB), or both side by side."),
+    ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATES", help="For sizes: cpu=$,gib=$ per hour, or a family of Google Cloud's (e2)."
+        ),
+    ] = None,
+    cpus: Annotated[
+        float | None, typer.Option(metavar="N", help="For sizes: vCPUs of a worker, if not known.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GIB[+GIB]",
+            help="For sizes: a worker's memory, and that for each sample, if not measured.",
+        ),
+    ] = None,
     out: OutOption = None,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
@@ -178,18 +199,20 @@ def curves(
 
     def command() -> int:
         from scavenger_cli.commands import curves as drawing
+        from scavenger_cli.commands.pricing import Sizes
 
         ending = None if out is None else out.suffix.removeprefix(".").lower()
         meant = next((one for one in CurveFormat if one == ending), CurveFormat.TERMINAL)
         wanted = (CurveFormat.JSON if output is Output.JSON else form or meant).value
         limits = drawing.Limits.of(None if objective is None else objective.value, budget, deadline)
+        sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
         if not sources:
             drawing.refuse_limits_of_a_job(limits)
-            return drawing.show(job, form=wanted, out=out, store_url=store)
+            return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes)
         from scavenger.control.imported import Terms
 
         terms = Terms(price, workload, dataset_size)
-        return drawing.show_imported(sources, terms, limits, form=wanted, out=out)
+        return drawing.show_imported(sources, terms, limits, form=wanted, out=out, sizes=sizes)
 
     finish(output, command)
 
@@ -208,6 +231,7 @@ def status(job: JobKey = None, store: StoreOption = None, output: OutputOption =
 
 operating.register(app)
 clearing.register(app)
+costing.register(app)
 
 
 @app.command()

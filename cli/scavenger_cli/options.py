@@ -29,6 +29,7 @@ __all__ = [
     "Output",
     "OutputOption",
     "PriceOption",
+    "Pricing",
     "RunningJob",
     "StepTimesOption",
     "StoreOption",
@@ -66,6 +67,14 @@ class Strategy(StrEnum):
     EXTREMES = "extremes"
     NONE = "none"
     UNIVERSAL = "universal"
+
+
+class Pricing(StrEnum):
+    """How workers are priced."""
+
+    VM = "vm"
+    SIZE = "size"
+    BOTH = "both"
 
 
 class CurveFormat(StrEnum):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["INK", "curve_figure", "curve_svg", "describe", "landmarks"]
+__all__ = [
+    "INK",
+    "Panel",
+    "curve_figure",
+    "curve_svg",
+    "describe",
+    "describe_panels",
+    "landmarks",
+    "panels_figure",
+    "panels_svg",
+]
 
 INK = "#010203"
 """Stands for `currentColor`, which matplotlib cannot say; no data has this colour."""
@@ -89,8 +99,21 @@ def describe(curve: TradeoffCurve, choice: Choice | None) -> str:
     return text
 
 
+Panel = tuple[str, TradeoffCurve, Choice | None]
+"""A title, a curve, and what was chosen of it."""
+
+
 def curve_figure(curve: TradeoffCurve, choice: Choice | None, *, title: str) -> Figure:
     """Draw every point: time across, cost up, one line per batch size and VM type over K.
+
+    Raises:
+        ConfigurationError: If matplotlib is not installed.
+    """
+    return panels_figure([(title, curve, choice)])
+
+
+def panels_figure(panels: Sequence[Panel]) -> Figure:
+    """As `curve_figure`, for curves of the same configurations side by side, with one legend.
 
     Raises:
         ConfigurationError: If matplotlib is not installed.
@@ -104,26 +127,34 @@ def curve_figure(curve: TradeoffCurve, choice: Choice | None, *, title: str) -> 
             "(or use --format terminal, csv or json)"
         ) from error
     with rc_context(_STYLE):
-        figure: Figure = MakeFigure(figsize=(8.0, 5.4), layout="constrained")
+        width = 8.0 if len(panels) == 1 else 6.2 * len(panels)
+        figure: Figure = MakeFigure(figsize=(width, 5.4), layout="constrained")
         figure.patch.set_alpha(0.0)
-        axes = figure.add_subplot()
-        axes.patch.set_alpha(0.0)
-        shown = np.isfinite(curve.time_s) & np.isfinite(curve.cost_usd)
-        axes.set_title(clean(title), loc="left", fontweight="bold")
-        if not shown.any():
-            axes.text(0.5, 0.5, describe(curve, choice), ha="center", transform=axes.transAxes)
-            return figure
-        scale, unit = _time_unit(float(curve.time_s[shown].max()))
-        _axes(axes, curve, shown, scale, unit)
-        colours = _colours(curve, figure, axes)
-        _points(axes, curve, shown, scale, colours)
-        _front(axes, curve, shown, scale)
-        names = landmarks(curve, choice)
-        _ring(axes, curve, names, scale)
-        _legend(axes, curve, shown, scale, colours)
+        drawn = []
+        for axes, (title, curve, choice) in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+        ):
+            axes.patch.set_alpha(0.0)
+            shown = np.isfinite(curve.time_s) & np.isfinite(curve.cost_usd)
+            axes.set_title(clean(title), loc="left", fontweight="bold")
+            if not shown.any():
+                axes.text(0.5, 0.5, describe(curve, choice), ha="center", transform=axes.transAxes)
+                continue
+            scale, unit = _time_unit(float(curve.time_s[shown].max()))
+            _axes(axes, curve, shown, scale, unit)
+            colours = _colours(curve, figure, axes)
+            _points(axes, curve, shown, scale, colours)
+            _front(axes, curve, shown, scale)
+            names = landmarks(curve, choice)
+            _ring(axes, curve, names, scale)
+            drawn.append((axes, curve, shown, names, scale, colours))
+        if drawn:
+            axes, curve, shown, _, scale, colours = drawn[0]
+            _legend(axes, curve, shown, scale, colours)
         figure.draw_without_rendering()  # labels are placed in pixels
-        points = np.column_stack([curve.time_s[shown] / scale, curve.cost_usd[shown]])
-        place_labels(axes, _labels(curve, shown, names, scale), points, colour=INK)
+        for axes, curve, shown, names, scale, _ in drawn:
+            points = np.column_stack([curve.time_s[shown] / scale, curve.cost_usd[shown]])
+            place_labels(axes, _labels(curve, shown, names, scale), points, colour=INK)
     return figure
 
 
@@ -326,7 +357,16 @@ def curve_svg(curve: TradeoffCurve, choice: Choice | None, *, title: str) -> str
     Raises:
         ConfigurationError: If matplotlib is not installed.
     """
-    figure = curve_figure(curve, choice, title=title)
+    return panels_svg([(title, curve, choice)], title=title)
+
+
+def panels_svg(panels: Sequence[Panel], *, title: str) -> str:
+    """As `curve_svg`, for curves of the same configurations side by side.
+
+    Raises:
+        ConfigurationError: If matplotlib is not installed.
+    """
+    figure = panels_figure(panels)
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
@@ -337,9 +377,16 @@ def curve_svg(curve: TradeoffCurve, choice: Choice | None, *, title: str) -> str
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     head = (
         f'<title id="scavenger-title">{escape(clean(title))}</title>'
-        f'<desc id="scavenger-desc">{escape(describe(curve, choice))}</desc>'
+        f'<desc id="scavenger-desc">{escape(describe_panels(panels))}</desc>'
         "<style>svg{color:#1b1b1b;color-scheme:light dark}"
         "@media(prefers-color-scheme:dark){svg{color:#ececec}}</style>"
     )
     start, rest = svg.split(">", 1)
     return f'{start} role="img" aria-labelledby="scavenger-title scavenger-desc">{head}{rest}'
+
+
+def describe_panels(panels: Sequence[Panel]) -> str:
+    """Several curves in words; one alone is not called by its title."""
+    if len(panels) == 1:
+        return describe(panels[0][1], panels[0][2])
+    return " ".join(f"{clean(title)}: {describe(curve, choice)}" for title, curve, choice in panels)

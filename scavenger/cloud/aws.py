@@ -28,8 +28,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from scavenger.cloud.aws_errors import error_code, translated
 from scavenger.cloud.aws_grounds import Grounds
-from scavenger.cloud.aws_user_data import user_data
 from scavenger.cloud.aws_values import OWNER_TAG, TOKEN_TAG, quotas_of, tags_of, vm_seen
+from scavenger.cloud.user_data import user_data
 from scavenger.domain.vm import Quota, VmRequest, VmSeen
 from scavenger.errors import (
     CloudUnavailableError,

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from google.cloud import compute_v1
 
 from scavenger.cloud.gcp_names import custom_type, instance_name, labels_of, tags_of
+from scavenger.cloud.user_data import user_data
 from scavenger.domain.vm import VmRequest, VmSeen, VmState
 from scavenger.errors import ConfigurationError
 
@@ -90,11 +91,8 @@ def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instanc
         ],
         network_interfaces=[_interface(settings)],
         scheduling=_scheduling(request, settings, accelerated=accelerated),
+        metadata=compute_v1.Metadata(items=[compute_v1.Items(key="user-data", value=user_data(request))]),
     )
-    if request.user_data:
-        instance.metadata = compute_v1.Metadata(
-            items=[compute_v1.Items(key="user-data", value=request.user_data)]
-        )
     if settings.service_account:
         instance.service_accounts = [
             compute_v1.ServiceAccount(

@@ -14,25 +14,26 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from scavenger.domain.vm import Notice
-from scavenger.errors import CloudUnavailableError, NotSupportedError
+from scavenger.errors import CloudUnavailableError, ConfigurationError, NotSupportedError
 
 __all__ = ["NOTICE_DELAY_MAX_S", "Reply", "Transport", "http_transport", "watch"]
 
-NOTICE_DELAY_MAX_S = 5.0
+NOTICE_DELAY_MAX_S = 3.0
 """From the cloud's notice to ours, while the metadata service answers."""
 ADDRESS = "169.254.169.254"
 """Of the metadata service on every VM of both clouds."""
 _ANSWER_MAX_S = 0.5
 """The service is on the VM's own host; two pages and a new token fit in what the poll leaves of the delay."""
-_POLL_S = 3.0
+_POLL_S = 1.0
 _HANG_S = 20
 """How long the server holds a request open; so long a watch may take to end."""
 _HANG_GRACE_S = 5.0
@@ -40,7 +41,7 @@ _REPEAT_S = 1.0
 """Between two held requests, should the server not hold them."""
 _TOKEN_S = 21_600
 """The longest that a session token may live."""
-_FAILURES_MAX = 20
+_FAILURES_MAX = 60
 """Then a watch that sees nothing says so."""
 _GCE_NOTICE = timedelta(seconds=30)
 _INTERRUPTION = "/latest/meta-data/spot/instance-action"
@@ -148,6 +149,7 @@ class _Gce:
         return (self._notice,) if self._notice else ()
 
 
+_VARIABLES = {"aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT", "gcp": "GCE_METADATA_HOST"}
 _SOURCES: Mapping[str, Callable[[Transport, Callable[[], datetime]], _Source]] = {"aws": _Ec2, "gcp": _Gce}
 
 
@@ -156,6 +158,7 @@ def watch(
     *,
     stopped: Callable[[], bool],
     transport: Transport | None = None,
+    environment: Mapping[str, str] = os.environ,
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     sleep: Callable[[float], None] = time.sleep,
@@ -165,20 +168,37 @@ def watch(
     Args:
         provider: `aws` or `gcp`.
         stopped: Asked before each look: no more of them.
-        transport: To the metadata service.
+        transport: To the metadata service; by HTTP where its address tells, without.
+        environment: Where the cloud's own variables for that address are looked up:
+            `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `GCE_METADATA_HOST`.
         clock, now, sleep: Monotonic seconds, the time of day, and pauses.
 
     Raises:
         NotSupportedError: At once, if the provider's VMs are told nothing.
-        CloudUnavailableError: From the iterator, if the service has not answered some 20 times in a row: this VM is
+        ConfigurationError: At once, if the variable for the address holds none.
+        CloudUnavailableError: From the iterator, if the service has not answered some 60 times in a row: this VM is
             not at that cloud, or will not be told.
     """
     if provider not in _SOURCES:
         raise NotSupportedError(
             f"no notices are known of VMs of {provider!r}; they are of {', '.join(sorted(_SOURCES))}"
         )
-    source = _SOURCES[provider](transport or http_transport(), now)
+    source = _SOURCES[provider](transport or http_transport(*_address(provider, environment)), now)
     return _watched(provider, source, stopped, clock, sleep)
+
+
+def _address(provider: str, environment: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port of the metadata service, by the variables that the clouds' own libraries heed."""
+    variable = _VARIABLES[provider]
+    text = environment.get(variable, "") or ADDRESS
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:
+        host, port = None, 0
+    if not host or parts.scheme != "http":
+        raise ConfigurationError(f"{variable} must be the address of a metadata service, not {text!r}")
+    return host, port
 
 
 def _watched(

@@ -8,6 +8,7 @@ from pathlib import Path
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
 from scavenger.control.limits import Limits
+from scavenger.control.meter import Meter, WorkerMeter
 from scavenger.control.resumption import Resumption
 from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import SearchSpace
@@ -16,6 +17,7 @@ from scavenger.domain.report import Observer
 from scavenger.policy import learning_rate_scale
 from scavenger.train.bodies import CheckpointPlan, Restore
 from scavenger.train.crew import Crew
+from scavenger.train.engine_base import Engine
 from scavenger.train.ray_engine import engine_maker
 from scavenger.train.source import JobSource, Timeouts
 
@@ -30,11 +32,13 @@ def crew_of(
     work_dir: Path,
     checkpoints: str,
     resumed: bool,
+    engine: Callable[[Path, int], Engine] | None,
     clock: Callable[[], float],
 ) -> Crew:
     """The job's processes, not started yet.
 
     Args:
+        engine: None for the one that the job file names.
         folder: That the training module is in.
         work_dir: The job's own.
         checkpoints: Where they go, as a URL.
@@ -48,7 +52,7 @@ def crew_of(
         aggregators=job.elastic.aggregators,
         restore=Restore(checkpoints) if resumed else None,
         checkpoint=CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0),
-        engine=engine_maker(job.engine),
+        engine=engine or engine_maker(job.engine),
         clock=clock,
     )
 
@@ -65,14 +69,20 @@ def trainer_of(
     started_at: float,
     on_tick: Callable[[], None],
     resumed: Resumption | None,
+    meter: Meter | None,
     clock: Callable[[], float],
 ) -> Trainer:
-    """What drives the crew, within the job's limits; see `Trainer` for the arguments."""
+    """What drives the crew, within the job's limits; see `Trainer` for the arguments.
+
+    Args:
+        meter: None where workers are what is paid for.
+    """
     reference = space.global_batch_sizes[0]
     return Trainer(
         crew,
         goal=goal,
-        offer=space.offers[0],
+        offers=space.offers,
+        meter=meter or WorkerMeter(crew, {offer.vm: offer for offer in space.offers}),
         limits=Limits(job.constraints.deadline, job.constraints.budget),
         journal=journal,
         observer=observer,

@@ -108,6 +108,7 @@ def choose_now(
         spent_time_s=spent_s,
         spent_usd=spent_usd,
         remaining=remaining,
+        costs=trainer.terms(),
     )
     choice = choose(
         curve,
@@ -135,9 +136,9 @@ def why_measure_no_more(
     chosen, there = curve.index(choice.configuration), curve.index(next_)
     assert chosen is not None
     assert there is not None
-    missing = max(0, next_.workers - trainer.crew.ready)
+    missing = max(0, next_.workers - trainer.ready_on(next_.vm))
     setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
-    price_s = trainer.offer.price_usd_per_hour / 3600.0
+    price_s = trainer.price_usd_per_hour(next_.vm) / 3600.0
     steps = search.plan.steps_per_configuration
     steps_s = steps * float(curve.step_time_s[there])
     # What the steps train need not be trained again.

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from scavenger.cloud.base import Cloud
+from scavenger.cloud.local import LocalCloud
 from scavenger.control.assembly import crew_of, trainer_of
 from scavenger.control.audit import AUDIT_FILE
 from scavenger.control.driver import Confirm, Driver
+from scavenger.control.fleet import Fleet
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
 from scavenger.control.limits import CLOSE_S
 from scavenger.control.operator import Operator
 from scavenger.control.outcome import NOTHING_SEARCHED, actual_of, search_outcome
 from scavenger.control.recorder import Recorder, refuse_second_run
+from scavenger.control.renting import Renting, address_of
 from scavenger.control.resumption import Resumption, checkpoint_url
-from scavenger.control.space import check_supported, check_training_module, open_cloud, search_space
+from scavenger.control.space import check_supported, check_training_module, search_space
 from scavenger.control.trainer import Trainer
 from scavenger.domain.job import JobSpec
-from scavenger.domain.report import JobState, Observer, PhaseChanged, RunReport
+from scavenger.domain.report import JobState, Noted, Observer, PhaseChanged, RunReport
 from scavenger.errors import CleanupError, Interrupted, LimitReachedError, ScavengerError
 from scavenger.store import Store
 from scavenger.train.crew import Crew
@@ -68,8 +72,15 @@ class JobRun:
         self._run, self._confirm, self._clock = run, confirm, clock
         self._resumed, self._audited = resumed, audit
         self._folder = check_training_module(job, job_file)
-        self._cloud: Cloud = open_cloud(job)
-        self._space = search_space(job, self._cloud)
+        self._renting: Renting | None = None
+        self._cloud: Cloud
+        if job.infra.provider == "local":
+            self._cloud = LocalCloud()
+            self._space = search_space(job, self._cloud)
+        else:
+            address_of(os.environ)
+            self._renting = Renting(job)
+            self._cloud, self._space = self._renting.cloud, self._renting.space
         self._goal = Goal(job.goal)
         self._observer = observer
         self._trainer: Trainer | None = None
@@ -82,6 +93,7 @@ class JobRun:
         self._stop_reason: str | None = None
         self._save_wanted = True
         self._operator: Operator | None = None
+        self._fleet: Fleet | None = None
         self._checkpoint_url = ""
 
     # ---- from outside --------------------------------------------------------------------------------------
@@ -96,6 +108,11 @@ class JobRun:
     def processes(self) -> int:
         """How many processes of the job live; safe from signal handlers."""
         return 0 if self._crew is None else len(self._crew.engine.running)
+
+    @property
+    def vms(self) -> int:
+        """How many VMs are paid for, as of the last look; safe from signal handlers."""
+        return 0 if self._fleet is None else sum(one.state != "GONE" for one in self._fleet.vms)
 
     def kill_now(self) -> None:
         """SIGKILL to every process of the job; safe from signal handlers."""
@@ -181,6 +198,8 @@ class JobRun:
         self._checkpoint_url = (
             checkpoint_url(job.checkpoint, self._folder, work_dir) if resumed is None else resumed.url
         )
+        if self._renting is not None:
+            self._fleet = self._rented(self._renting, recorder)
         self._crew = crew_of(
             job,
             self._space,
@@ -188,6 +207,7 @@ class JobRun:
             work_dir=work_dir,
             checkpoints=self._checkpoint_url,
             resumed=resumed is not None,
+            engine=None if self._fleet is None else self._fleet.engine,
             clock=self._clock,
         )
         self._trainer = trainer_of(
@@ -201,8 +221,11 @@ class JobRun:
             started_at=started_at,
             on_tick=lambda: self._tick(recorder),
             resumed=resumed,
+            meter=self._fleet,
             clock=self._clock,
         )
+        if (renting := self._renting) is not None:
+            self._trainer.terms = lambda trainer=self._trainer: renting.terms(trainer)  # type: ignore[misc]
         self._driver = Driver(
             self._trainer,
             job,
@@ -232,10 +255,32 @@ class JobRun:
         recorder.watch(self._crew)
         return self._driver, self._operator
 
+    def _rented(self, renting: Renting, recorder: Recorder) -> Fleet:
+        """The fleet of a job that runs on a cloud's VMs."""
+
+        def note(message: str) -> None:
+            if self._trainer is not None:
+                self._trainer.note(message)
+            else:
+                recorder.on_event(Noted("warning", message))
+
+        for told in renting.offered.notes:
+            recorder.on_event(Noted("info", told))
+        return renting.fleet(
+            self._store,
+            recorder.record,
+            folder=self._folder,
+            outputs=self._folder / self._job.output,
+            note=note,
+            clock=self._clock,
+        )
+
     def _tick(self, recorder: Recorder) -> None:
         trainer = self._trainer
         assert trainer is not None
         recorder.tick(trainer)
+        if self._fleet is not None:
+            self._fleet.tick()
         self._tell_of_checkpoint(recorder)
         if self._operator is not None:
             self._operator.look()
@@ -283,9 +328,15 @@ class JobRun:
             recorder.checkpointed(self._checkpoint_url)
 
     def _close(self, *, in_haste: bool) -> None:
-        if self._crew is not None:
-            self._closed = True
-            self._crew.close(**({"grace_s": CLOSE_S / 2} if in_haste else {}))
+        try:
+            if self._crew is not None:
+                self._closed = True
+                self._crew.close(**({"grace_s": CLOSE_S / 2} if in_haste else {}))
+        finally:
+            if self._fleet is not None:
+                if count := self.vms:
+                    self._observer.on_event(PhaseChanged("ending", "1 VM" if count == 1 else f"{count} VMs"))
+                self._fleet.close()
 
     def _report(self, recorder: Recorder, state: JobState, error: str, exit_code: int) -> RunReport:
         trainer, driver = self._trainer, self._driver

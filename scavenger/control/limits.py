@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scavenger.errors import LimitReachedError
 from scavenger.train.bodies import Manifest
@@ -22,12 +22,29 @@ _COPIES = 4
 _BYTES = {"float16": 2, "int16": 2, "float32": 4, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
 
-@dataclass(frozen=True, slots=True)
+WARNED_AT = 0.8
+"""Share of a limit at which the user is told."""
+
+
+@dataclass(slots=True)
 class Limits:
     """What the run must not exceed; None where there is no limit."""
 
     deadline_s: float | None
     budget_usd: float | None
+    _told: set[str] = field(default_factory=set)
+
+    def near(self, *, elapsed_s: float, cost_usd: float) -> tuple[str, ...]:
+        """Of which limit four fifths are used up, each told once."""
+        found = []
+        for name, limit, used, words in (
+            ("deadline", self.deadline_s, elapsed_s, f"{elapsed_s:.0f} s of the deadline of {{:g}} s"),
+            ("budget", self.budget_usd, cost_usd, f"${cost_usd:.4f} of the budget of ${{:g}}"),
+        ):
+            if limit is not None and name not in self._told and used >= WARNED_AT * limit:
+                self._told.add(name)
+                found.append(f"{words.format(limit)} are used up; the job is stopped before it is crossed")
+        return tuple(found)
 
     def hold(self, *, elapsed_s: float, cost_usd: float, drain_s: float, drain_usd: float) -> None:
         """Nothing, while there is still enough left to end in order, which takes `drain_s` and `drain_usd`.

@@ -58,21 +58,24 @@ def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
 def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
     """The whole run, as seen from here: what is spent, the start of missing workers, and what is left."""
     point = choice.point
-    price_s = trainer.offer.price_usd_per_hour / 3600.0
-    joining = point.configuration.workers > len(trainer.crew.alive)
-    # where no worker is ready yet, the first one has taken all the time so far, and one more takes no less
-    setup_s = 0.0
-    if joining:
-        setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else trainer.elapsed_s
-    now_s = trainer.elapsed_s + setup_s
-    now_usd = trainer.cost_usd + setup_s * price_s * point.configuration.workers
-    left = 1.0 - progress
+    there = point.configuration
+    setup_s = setup_usd = 0.0
+    if point.setup_s:
+        due_s = point.setup_s  # the curve knows of it, and what it costs
+        due_usd = due_s * point.cost_usd / point.time_s
+    else:
+        due_s = due_usd = 0.0
+        if there.workers > sum(trainer.crew.vm_of(name) == there.vm for name in trainer.crew.alive):
+            # where no worker is ready yet, the first one has taken all the time so far, and one more takes no less
+            setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else trainer.elapsed_s
+            setup_usd = setup_s * trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
+    now_s, now_usd, left = trainer.elapsed_s + setup_s, trainer.cost_usd + setup_usd, 1.0 - progress
 
     def time_at(value: float) -> float:
-        return now_s + left * value
+        return now_s + due_s + left * (value - due_s)
 
     def cost_at(value: float) -> float:
-        return now_usd + left * value
+        return now_usd + due_usd + left * (value - due_usd)
 
     return Predicted(
         time_s=time_at(point.time_s),

@@ -122,7 +122,7 @@ def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Con
         space,
         search.measurements,
         search.tried,
-        ready=trainer.crew.ready,
+        ready=trainer.ready_on(space.offers[0].vm),
         setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
     )
 

@@ -125,16 +125,20 @@ class Reconciler:
         """
         return perform(self.steps())
 
-    def run(self, stop: Event, failed: Callable[[Exception], None]) -> None:
+    def run(self, stop: Event, failed: Callable[[Exception], None], *, wake: Event | None = None) -> None:
         """Look again and again until told to stop, then give the lease back; for a thread of its own.
 
         Args:
             stop: Ends it.
             failed: Is told what went wrong with a look; the next one tries again.
+            wake: Has it look at once, as after a change of what is wanted; to be set with `stop` too.
         """
+        wake = wake or stop
         while not stop.is_set():
+            if wake is not stop:
+                wake.clear()
             self._attempt(self.look, failed)
-            stop.wait(self._terms.look_s * (0.75 + 0.5 * self._rng.random()))
+            wake.wait(self._terms.look_s * (0.75 + 0.5 * self._rng.random()))
         self._attempt(self.release, failed)
 
     def _attempt(self, action: Callable[[], object], failed: Callable[[Exception], None]) -> None:

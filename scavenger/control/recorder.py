@@ -229,7 +229,7 @@ class Recorder(Observer):
             return
         changed: dict[str, ProcessUpdate] = {}
         for process in self._crew.processes():
-            if self._known.get(process.name) != process:
+            if process.pid and self._known.get(process.name) != process:  # without, it waits for a host
                 self._known[process.name] = process
                 changed[process.name] = {
                     "role": cast(ProcessRole, process.role),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from scavenger.control.deciding import choose_now
 from scavenger.control.measuring import measure
@@ -123,10 +124,12 @@ class Replanning:
     def _decide(self, now: Configuration) -> Configuration:
         trainer, job, model = self._trainer, self._job, self._model
         remaining = 1.0 - progress_of(trainer, model)
-        curve, choice = choose_now(model, trainer, self._space, job)
+        # a job that trains stays on its type of VM: another would have to be paid for while all its VMs boot
+        space = replace(self._space, offers=(self._space.offer(now.vm),))
+        curve, choice = choose_now(model, trainer, space, job)
         if isinstance(choice, Infeasible):
             return now  # the limits themselves end the job when it comes to that
-        missing = max(0, choice.configuration.workers - trainer.crew.ready)
+        missing = max(0, choice.configuration.workers - trainer.ready_on(now.vm))
         setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
         # Training goes on meanwhile: what is lost is the gain, for as long as new workers start, and their pay.
         switch = Switch(0.0, missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0)

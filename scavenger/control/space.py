@@ -6,15 +6,14 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = ["CLOUDS", "check_supported", "check_training_module", "fit_to_data", "open_cloud", "search_space"]
+__all__ = ["check_supported", "check_training_module", "fit_to_data", "search_space"]
 
-CLOUDS = {"local": LocalCloud}
+_VM_CLOUDS = ("aws", "gcp")
 
 
 def check_supported(job: JobSpec) -> None:
@@ -25,24 +24,26 @@ def check_supported(job: JobSpec) -> None:
     """
     refused: list[tuple[bool, str]] = [
         (
-            job.infra.provider not in CLOUDS,
-            f"infra: {job.infra} cannot be provisioned by this version; use local",
+            job.infra.provider not in ("local", *_VM_CLOUDS),
+            f"infra: {job.infra} cannot be provisioned by this version; use local, gcp/REGION or aws/REGION",
+        ),
+        (
+            job.infra.provider != "local" and job.engine != "process",
+            f"engine: {job.engine} runs on hosts that are there; with infra: {job.infra} Scavenger starts its own",
         ),
         (
             not isinstance(job.objective, str) and job.utility is None,
             "objective: a utility as an expression is not evaluated by this version; give its worth by time, as "
             "{utility: {linear: {worth: $50, until: 8h}}}",
         ),
-        (job.spot != "never", f"spot: {job.spot} needs a cloud that has spot VMs; use never"),
+        (
+            job.spot != "never" and job.infra.provider not in _VM_CLOUDS,
+            f"spot: {job.spot} needs a cloud that has spot VMs; use never",
+        ),
     ]
     for wrong, message in refused:
         if wrong:
             raise NotSupportedError(message)
-
-
-def open_cloud(job: JobSpec) -> Cloud:
-    """The cloud that a job names."""
-    return CLOUDS[job.infra.provider]()
 
 
 def check_training_module(job: JobSpec, job_file: Path) -> Path:
@@ -63,17 +64,18 @@ def check_training_module(job: JobSpec, job_file: Path) -> Path:
     return folder
 
 
-def search_space(job: JobSpec, cloud: Cloud) -> SearchSpace:
-    """The configurations of a job before its data is known.
+def search_space(job: JobSpec, cloud: LocalCloud) -> SearchSpace:
+    """The configurations of a job on this machine before its data is known.
 
     Raises:
-        ConfigurationError: If the cloud has no VM type that will do.
+        ConfigurationError: If it has no VM type that will do.
     """
-    return SearchSpace(_select(job, cloud), job.worker_counts, job.batch_sizes)
+    offers = _select(job, cloud.offers(workers_max=job.worker_counts[-1]))
+    return SearchSpace(offers, job.worker_counts, job.batch_sizes)
 
 
-def _select(job: JobSpec, cloud: Cloud) -> tuple[Offer, ...]:
-    offers = cloud.offers(workers_max=job.worker_counts[-1])
+def _select(job: JobSpec, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+    """Those that the job file names, or the first that will do."""
     wanted = job.resources
     if wanted is None:
         return offers[:1]
@@ -84,22 +86,18 @@ def _select(job: JobSpec, cloud: Cloud) -> tuple[Offer, ...]:
             raise ConfigurationError(
                 f"resources: {job.infra} has no VM type {missing[0]!r}; it has {', '.join(by_name)}"
             )
-        chosen = tuple(by_name[vm] for vm in wanted.vms)
-    else:
-        chosen = tuple(
-            offer
-            for offer in offers
-            if (wanted.cpus is None or wanted.cpus.admits(offer.cpus))
-            and (wanted.memory is None or wanted.memory.admits(offer.memory_bytes / 2**30))
-        )[:1]
-        if not chosen:
-            raise ConfigurationError(
-                f"resources: {job.infra} has no VM type with cpus {wanted.cpus or 'any'} and memory "
-                f"{wanted.memory or 'any'} GiB; it has {', '.join(o.vm for o in offers)}"
-            )
-    if len(chosen) > 1:
-        raise NotSupportedError(
-            "resources.any_of: choosing between VM types is not supported yet; name one vm"
+        return tuple(by_name[vm] for vm in wanted.vms)
+    chosen = tuple(
+        offer
+        for offer in offers
+        if (wanted.cpus is None or wanted.cpus.admits(offer.cpus))
+        and (wanted.memory is None or wanted.memory.admits(offer.memory_bytes / 2**30))
+        and wanted.accelerators is None
+    )[:1]
+    if not chosen:
+        raise ConfigurationError(
+            f"resources: {job.infra} has no VM type with cpus {wanted.cpus or 'any'}, memory {wanted.memory or 'any'} "
+            f"GiB and accelerators {wanted.accelerators or 'none'}; it has {', '.join(o.vm for o in offers)}"
         )
     return chosen
 

@@ -75,6 +75,10 @@ class Steering:
         self._looked_at = trainer.elapsed_s
         if trainer.configuration is None or not trainer.crew.settled:
             return
+        if at_risk := [name for name in sorted(trainer.at_risk) if name in trainer.crew.workers("training")]:
+            trainer.at_risk.clear()
+            trainer.replace(at_risk, "the cloud says that they are at risk", kind="eviction")
+            return
         trainer.follow_noise()
         match self._policy.decide(self.snapshot()):
             case Hold():

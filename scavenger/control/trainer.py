@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -13,7 +13,9 @@ from scavenger.control.course import Before, Course
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
 from scavenger.control.limits import CLOSE_S, Limits, reserve_s
+from scavenger.control.meter import Meter
 from scavenger.domain.configuration import Configuration, Offer
+from scavenger.domain.cost import CostTerms
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded, Event, Noted, Observer, StepDone, ViewChanged, WorkerChanged
 from scavenger.domain.snapshot import Departure, WorkerSnapshot
@@ -21,7 +23,7 @@ from scavenger.errors import Interrupted, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
 from scavenger.train.crew import Crew
-from scavenger.train.crew_events import Leaving, Lost, Recovered, RolledBack, Started, Warned
+from scavenger.train.crew_events import Doomed, Leaving, Lost, Recovered, RolledBack, Started, Warned
 
 __all__ = ["Trainer"]
 
@@ -46,7 +48,8 @@ class Trainer:
 
     Args:
         crew: Not started yet; `start` does.
-        offer: What a worker costs.
+        offers: The types of VM that may be gone to; the first is begun on.
+        meter: Tells what the job costs.
         started_at: Clock reading at the job's beginning.
         on_tick: Called about once a second, for whoever records that the job lives.
         before: What earlier attempts at the job have come to.
@@ -64,7 +67,8 @@ class Trainer:
         crew: Crew,
         *,
         goal: Goal,
-        offer: Offer,
+        offers: Sequence[Offer],
+        meter: Meter,
         limits: Limits,
         journal: Journal,
         observer: Observer,
@@ -76,7 +80,9 @@ class Trainer:
         replacements_max: int = REPLACEMENTS_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.crew, self.goal, self.offer, self.limits = crew, goal, offer, limits
+        self.crew, self.goal, self.limits = crew, goal, limits
+        self._offers, self._meter = {offer.vm: offer for offer in offers}, meter
+        self.offer = offers[0]
         self.journal, self._observer, self._on_tick, self._clock = journal, observer, on_tick, clock
         self._started_at = started_at
         self.course, self._audit = Course(goal, before), audit
@@ -90,10 +96,14 @@ class Trainer:
         self.finished = False
         self.reached = False
         self.progress: Callable[[], float | None] = lambda: None
+        self.terms: Callable[[], CostTerms | None] = lambda: None
         self.wanted, self._keeping = 0, False
         self.checkpoint_step = 0
         self._checkpoint_failures: set[str] = set()
         self._replaced = self._crashed = 0
+        self._asked: tuple[int, int] | None = None
+        self.at_risk: set[str] = set()
+        self._evicted: set[str] = set()
         self._view: m.ViewBody | None = None
         self._view_steps = 0
         self._stop_reason: str | None = None
@@ -107,10 +117,16 @@ class Trainer:
 
     @property
     def cost_usd(self) -> float:
-        """What the workers have cost so far, from their launch on."""
-        return (
-            self.course.before.cost_usd + self.crew.worker_seconds() * self.offer.price_usd_per_hour / 3600.0
-        )
+        """What the job has cost so far."""
+        return self.course.before.cost_usd + self._meter.spent_usd()
+
+    def price_usd_per_hour(self, vm: str) -> float:
+        """Of a type of VM that may be gone to."""
+        return self._offers[vm].price_usd_per_hour
+
+    def ready_on(self, vm: str) -> int:
+        """Workers on a type of VM that train or could."""
+        return sum(self.crew.vm_of(name) == vm for name in self.crew.workers("ready", "training"))
 
     @property
     def workers_max(self) -> int | None:
@@ -130,7 +146,7 @@ class Trainer:
         left = []
         if self.limits.deadline_s is not None:
             left.append(self.limits.deadline_s - self.elapsed_s)
-        rate = self.crew.existing * self.offer.price_usd_per_hour / 3600.0
+        rate = self._meter.usd_per_hour() / 3600.0
         if self.limits.budget_usd is not None and rate > 0.0:
             left.append((self.limits.budget_usd - self.cost_usd) / rate)
         return max(0.0, min(left) - CLOSE_S) if left else None
@@ -167,9 +183,9 @@ class Trainer:
 
     def start(self, workers: int) -> None:
         """Start the job's processes, unless that alone would cross a limit."""
-        self._hold_limits(workers)
+        self._hold_limits({self.offer.vm: workers})
         self.wanted = workers
-        self.crew.start(workers)
+        self.crew.start(workers, self.offer.vm, threads=self.offer.cpus)
 
     def move(
         self,
@@ -192,27 +208,34 @@ class Trainer:
             Whether it is there: not where training finished or it was given up before, nor where workers were
             lost that could not be replaced, so that there are fewer.
         """
-        self.wanted, self._keeping = target.workers, keep
-        missing = target.workers - len(self.crew.alive)
+        # those on another type of VM train on until all have come
+        others = self._others(target.vm)
+        goal = self.wanted = target.workers + len(others)
+        self._keeping = keep
+        missing = goal - len(self.crew.alive)
         if missing > 0:
             now = self.configuration
             if meanwhile is not None and (now is None or now.global_batch_size != meanwhile):
                 workers = len(self.crew.alive) if now is None else now.workers
                 self._resize(min(workers, meanwhile), meanwhile, "while workers start")
-            self._launch(missing)
+            self._launch(missing, target.vm)
         self.until(lambda: self.crew.ready >= self.wanted or give_up())
-        if not self.finished and self.crew.ready < self.wanted:
+        short = self.crew.ready < self.wanted or (others and self.wanted < goal)
+        if self.finished or short:
             # those that still start are let go once they are ready, unless they are wanted by then
             self.wanted = max(1, len(self.crew.workers("training")))
             return False
-        if self.finished:
-            return False
-        workers = min(target.workers, self.wanted)
-        self._resize(workers, max(workers, target.global_batch_size), reason)
+        self.offer = self._offers[target.vm]
+        self.wanted = workers = min(target.workers, self.wanted)
+        self._resize(workers, max(workers, target.global_batch_size), reason, without=self._others(target.vm))
         self.until(lambda: self.crew.settled)
         self._release()
         self.until(lambda: not self.crew.ending)
         return not self.finished and self.wanted == target.workers
+
+    def _others(self, vm: str) -> tuple[str, ...]:
+        """Workers on other types of VM."""
+        return tuple(name for name in self.crew.alive if self.crew.vm_of(name) != vm)
 
     def replace(self, workers: Collection[str], reason: str, *, kind: Literal["eviction", "failure"]) -> bool:
         """Put new workers in the place of these, in one change of view: nobody leaves before all have come.
@@ -225,7 +248,7 @@ class Trainer:
             return False
         size, batch = self.wanted, self.configuration.global_batch_size
         self.wanted = size + len(leaving)
-        self._launch(self.wanted - len(self.crew.alive))
+        self._launch(self.wanted - len(self.crew.alive), self.offer.vm)
         self.until(lambda: self.crew.ready >= self.wanted or self.wanted < size + len(leaving))
         came = self.crew.ready >= size + len(leaving)
         if came and not self.finished:
@@ -265,16 +288,16 @@ class Trainer:
             self._resize(now.workers, now.global_batch_size, f"learning rate x {scale:.3g}")
 
     def _resize(self, workers: int, batch: int, reason: str, *, without: Collection[str] = ()) -> None:
+        self._asked = (workers, batch)
         self._lr_scale = self._lr_scale_of(batch, self.course.noise)
         self.crew.resize(workers, batch, reason, without=without, lr_scale=self._lr_scale)
 
     def _release(self) -> None:
         """Let workers go beyond those wanted, so that nobody pays for them."""
-        if not self._keeping:
-            self.crew.release(self.wanted)
+        self.crew.release(max(self.wanted, len(self.crew.alive)) if self._keeping else self.wanted)
 
-    def _launch(self, workers: int) -> None:
-        for worker in self.crew.launch(workers):
+    def _launch(self, workers: int, vm: str) -> None:
+        for worker in self.crew.launch(workers, vm, threads=self._offers[vm].cpus):
             self._tell(WorkerChanged(worker, "starting"))
 
     # ---- the loop ------------------------------------------------------------------------------------------
@@ -294,6 +317,8 @@ class Trainer:
                     self._tell(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))
                 case Warned():
                     self.note(event.message)
+                case Doomed():
+                    self._doomed(event)
                 case Leaving():
                     self.course.left(event.worker)
                     self._tell(WorkerChanged(event.worker, "leaving"))
@@ -317,7 +342,7 @@ class Trainer:
                     self._checkpoint_failed(event)
         self._release()
         self.heed_stop()
-        self._hold_limits(self.crew.existing)
+        self._hold_limits()
         now = self._clock()
         if now - self._ticked_at >= _TICK_S:
             self._ticked_at = now
@@ -346,7 +371,8 @@ class Trainer:
         if self._view is not None and view.number <= self._view.number:
             return  # said again
         self._view, self._view_steps = view, 0
-        self.configuration = Configuration(self.offer.vm, len(view.members), view.global_batch_size)
+        vm = self.crew.vm_of(view.members[0].worker)
+        self.configuration = Configuration(vm, len(view.members), view.global_batch_size)
         for member in view.members:
             self._joined_at.setdefault(member.worker, self.elapsed_s)
         if self.first_view_at_s is None:
@@ -415,6 +441,8 @@ class Trainer:
 
     def _lost(self, event: Lost) -> None:
         self._tell(WorkerChanged(event.worker, "lost", event.cause))
+        if event.worker in self._evicted:
+            return  # its VM ended before it had left; another was started at the notice
         if self.course.steps_of(event.worker) >= HEALTHY_STEPS:
             self._replaced = 0  # it has done its part before: no loop of workers that die as they come
         self._departed(event.worker, "failure")
@@ -425,13 +453,13 @@ class Trainer:
             # what it computed may have done it, which is being found out: that takes some more deaths
             self._crashed += 1
             self.note(f"{event.worker} {event.cause}; its samples are tried again apart, and it is replaced")
-            self._launch(self.wanted - alive)
+            self._launch(self.wanted - alive, self.crew.vm_of(event.worker))
         elif self._replaced < self._replacements_max:
             self._replaced += 1
             self.note(
                 f"{event.worker} {event.cause}; its samples were computed by the others, and it is replaced"
             )
-            self._launch(self.wanted - alive)
+            self._launch(self.wanted - alive, self.crew.vm_of(event.worker))
         elif alive:
             self._replaced += 1
             self.wanted = alive
@@ -444,6 +472,24 @@ class Trainer:
                 f"{event.worker} {event.cause}, as did {self._replacements_max} replacements; "
                 f"see {self.crew.engine.log(event.worker)}"
             )
+
+    def _doomed(self, event: Doomed) -> None:
+        """A worker's host will end: it leaves at the next step boundary, and another is started meanwhile."""
+        worker = event.name
+        self._tell(WorkerChanged(worker, "doomed", event.reason))
+        if event.in_s is None:
+            self.at_risk.add(worker)
+            return
+        self.at_risk.discard(worker)
+        if worker not in self.crew.alive:
+            return
+        self.note(f"{worker} leaves: {event.reason}; it is replaced")
+        if self._asked is not None:
+            # whoever is there goes on with the same batch, and the next one joins once it is ready
+            self._resize(*self._asked, f"{worker} leaves: {event.reason}", without=(worker,))
+        self._departed(worker, "eviction")
+        self._evicted.add(worker)
+        self._launch(1, self.crew.vm_of(worker))
 
     def _quarantined(self, event: m.Quarantined) -> None:
         self.journal.add("quarantined", msgspec.structs.asdict(event))
@@ -467,15 +513,17 @@ class Trainer:
             self._checkpoint_failures.add(event.message)
             self.note(f"the checkpoint of step {event.step} could not be written: {event.message}")
 
-    def _hold_limits(self, workers: int) -> None:
-        """Stop while there is still enough left for so many workers to end in order."""
+    def _hold_limits(self, joining: Mapping[str, int] | None = None) -> None:
+        """Stop while there is still enough left for all workers, and those that join, to end in order."""
         drain_s = self.drain_s
         self.limits.hold(
             elapsed_s=self.elapsed_s,
             cost_usd=self.cost_usd,
             drain_s=drain_s,
-            drain_usd=workers * drain_s * self.offer.price_usd_per_hour / 3600.0,
+            drain_usd=drain_s * self._meter.usd_per_hour(joining) / 3600.0,
         )
+        for warning in self.limits.near(elapsed_s=self.elapsed_s, cost_usd=self.cost_usd):
+            self.note(warning)
 
     def _departed(self, worker: str, kind: Literal["failure", "eviction"]) -> None:
         host = self.crew.engine.host(worker)

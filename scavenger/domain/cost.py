@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -12,6 +13,7 @@ __all__ = [
     "BilledVm",
     "CostEstimate",
     "CostItem",
+    "CostTerms",
     "Ledger",
     "Price",
     "PricedPoint",
@@ -86,6 +88,46 @@ class SpotRisk:
     def __post_init__(self) -> None:
         for name in ("interruptions_per_hour", "pause_s", "redo_s", "replace_s"):
             _require(name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTerms:
+    """What a job pays beside the training of its workers, and what holds it up; by default nothing.
+
+    Attributes:
+        aggregators: VMs that hold the master copy; on demand, all the time.
+        usd_per_aggregator_hour: Of one of them; None only where there is none.
+        disk_gib: Of the boot disk of each VM.
+        usd_per_gib_hour: Of disk; None where it is not known, which is then said.
+        setup_s: From the launch of a VM to the first step of its worker; it is paid for.
+        risks: By VM type, of those whose workers are spot VMs; one that is missing is not known, which is then said.
+        ready: VMs of each type whose set-up is behind.
+    """
+
+    aggregators: int = 0
+    usd_per_aggregator_hour: float | None = None
+    disk_gib: float = 0.0
+    usd_per_gib_hour: float | None = None
+    setup_s: float = 0.0
+    risks: Mapping[str, SpotRisk] = field(default_factory=dict)
+    ready: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.aggregators and self.usd_per_aggregator_hour is None:
+            raise ValueError("aggregators need a price: unknown is not 0")
+        for name in ("aggregators", "usd_per_aggregator_hour", "disk_gib", "usd_per_gib_hour", "setup_s"):
+            if (value := getattr(self, name)) is not None:
+                _require(name, value)
+
+    @property
+    def disk_usd_per_hour(self) -> float:
+        """Of one VM; 0 where it is not known."""
+        return self.disk_gib * (self.usd_per_gib_hour or 0.0)
+
+    @property
+    def fixed_usd_per_hour(self) -> float:
+        """However many workers there are: the aggregators, with their disks."""
+        return self.aggregators * ((self.usd_per_aggregator_hour or 0.0) + self.disk_usd_per_hour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

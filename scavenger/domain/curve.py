@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from scavenger.domain.configuration import Configuration
 
-__all__ = ["Choice", "CurvePoint", "Infeasible", "Objective", "TradeoffCurve"]
+__all__ = ["Choice", "CurvePoint", "Infeasible", "Objective", "TradeoffCurve", "paid_share", "rest"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -18,6 +18,22 @@ BoolArray = npt.NDArray[np.bool_]
 
 Objective = str
 """`time`, `cost`, `knee` or `utility`."""
+
+
+def rest(whole: FloatArray, once: FloatArray | None, remaining: float) -> FloatArray:
+    """What is to come of times or costs where a share `remaining` of the way is left, `(whole - once) r + once`.
+
+    Args:
+        whole: From the beginning, shape `(n,)`; may be infinite.
+        once: The part that is due whatever is left, shape `(n,)`; None: none is.
+    """
+    return whole * remaining if once is None else np.asarray((whole - once) * remaining + once)
+
+
+def paid_share(cost_usd: FloatArray, time_s: FloatArray, of_s: FloatArray) -> FloatArray:
+    """What a part of the time costs at the rate of the whole, shape `(n,)`; 0 where the whole never ends."""
+    ends = np.isfinite(time_s) & (time_s > 0.0)
+    return np.where(ends, of_s / np.where(ends, time_s, 1.0) * np.where(ends, cost_usd, 0.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +52,12 @@ class CurvePoint:
     extrapolated: bool
     excluded: str
     """Why a constraint rules it out; empty where none does."""
+    setup_s: float = 0.0
+    """Of `time_s`: until VMs that are not there yet train; due whatever share of the way is left."""
+
+    def rest_s(self, remaining: float) -> float:
+        """Time to come where a share `remaining` of the way is left."""
+        return (self.time_s - self.setup_s) * remaining + self.setup_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +82,8 @@ class TradeoffCurve:
             mean something, absolute figures do not.
         notes: What the reader must know: what is not counted, assumed or extrapolated.
         knee: Index of the knee among the points; None where the front has none.
+        setup_s: Of `time_s`, shape `(n,)`: until VMs that are not there yet train. It is due whatever share of the
+            way is left, and paid for at the same rate as the rest. None where it is not counted.
     """
 
     vms: tuple[str, ...]
@@ -82,6 +106,7 @@ class TradeoffCurve:
     relative_only: bool = False
     notes: tuple[str, ...] = field(default=())
     knee: int | None = None
+    setup_s: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.time_s)
@@ -102,7 +127,18 @@ class TradeoffCurve:
             measured=bool(self.measured[i]),
             extrapolated=bool(self.extrapolated[i]),
             excluded=self.reasons[self.excluded[i]],
+            setup_s=0.0 if self.setup_s is None else float(self.setup_s[i]),
         )
+
+    def rest_s(self, remaining: float) -> FloatArray:
+        """Time to come at each point where a share `remaining` of the way is left, shape `(n,)`."""
+        return rest(self.time_s, self.setup_s, remaining)
+
+    def rest_usd(self, remaining: float) -> FloatArray:
+        """Cost to come at each point where a share `remaining` of the way is left, shape `(n,)`."""
+        if self.setup_s is None:
+            return rest(self.cost_usd, None, remaining)
+        return rest(self.cost_usd, paid_share(self.cost_usd, self.time_s, self.setup_s), remaining)
 
     def __iter__(self) -> Iterator[CurvePoint]:
         return (self[i] for i in range(len(self)))

@@ -13,11 +13,18 @@ from typing import Any
 import numpy as np
 
 from scavenger.domain.configuration import Configuration
+from scavenger.domain.cost import CostEstimate, CostItem
 from scavenger.domain.curve import Choice, CurvePoint, Infeasible, TradeoffCurve
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, SearchOutcome
 
-__all__ = ["SCHEMA_VERSION", "curve_from_document", "report_document", "report_from_document"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "curve_from_document",
+    "estimate_from_document",
+    "report_document",
+    "report_from_document",
+]
 
 SCHEMA_VERSION = 1
 """Rises when a field changes its meaning or goes; new fields do not raise it."""
@@ -31,7 +38,7 @@ def report_document(report: RunReport) -> Document:
     Returns:
         `schema_version`, `job`, `search`, `choice` (null where `infeasible` says why), `curve` with one entry
         per configuration, `curve_info`, `predicted`, `actual` (null for a plan), `metric`, `steps`,
-        `model_path`, `measurements_path`, `warnings`, `quarantined`, `error` and `exit_code`.
+        `model_path`, `measurements_path`, `warnings`, `quarantined`, `estimate`, `error` and `exit_code`.
     """
     chosen = report.choice if isinstance(report.choice, Choice) else None
     infeasible = report.choice if isinstance(report.choice, Infeasible) else None
@@ -72,6 +79,7 @@ def report_document(report: RunReport) -> Document:
         "measurements_path": report.measurements_path,
         "warnings": list(report.warnings),
         "quarantined": list(report.quarantined),
+        "estimate": None if report.estimate is None else _estimate(report.estimate),
         "error": report.error,
         "exit_code": report.exit_code,
     }
@@ -156,6 +164,31 @@ def _predicted(predicted: Predicted) -> Document:
         "step_time_s": _finite(predicted.step_time_s),
         "epochs": _finite(predicted.epochs),
     }
+
+
+def _estimate(estimate: CostEstimate) -> Document:
+    return {
+        "time_s": _finite(estimate.time_s),
+        "total_usd": _finite(estimate.total_usd),
+        "items": [{"name": i.name, "usd": _finite(i.usd), "how": i.how} for i in estimate.items],
+        "not_counted": list(estimate.not_counted),
+    }
+
+
+def estimate_from_document(document: Mapping[str, Any]) -> CostEstimate | None:
+    """The itemised estimate of a report's document; None where it has none.
+
+    Raises:
+        ValueError: If it is malformed.
+    """
+    estimate = document.get("estimate")
+    if estimate is None:
+        return None
+    try:
+        items = tuple(CostItem(str(i["name"]), _number(i["usd"]), str(i["how"])) for i in estimate["items"])
+        return CostEstimate(_number(estimate["time_s"]), items, tuple(map(str, estimate["not_counted"])))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not an estimate: {type(error).__name__} at {error}") from error
 
 
 def _search(search: SearchOutcome) -> Document:
@@ -359,6 +392,7 @@ def _read_report(document: Mapping[str, Any]) -> RunReport:
         measurements_path=document["measurements_path"],
         warnings=tuple(str(warning) for warning in document["warnings"]),
         quarantined=tuple(int(sample) for sample in document.get("quarantined", ())),
+        estimate=estimate_from_document(document),
         error=str(document["error"]),
         exit_code=int(document["exit_code"]),
     )

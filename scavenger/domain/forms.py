@@ -268,6 +268,25 @@ class Infra:
     provider: str = "local"
     place: str = ""
 
+    @property
+    def region(self) -> str:
+        """Of Google Cloud or AWS; empty elsewhere."""
+        return self.place.removesuffix(self._zone_letter).removesuffix("-") if self._is_cloud else ""
+
+    @property
+    def zone(self) -> str:
+        """The one zone named; empty where any of the region's will do."""
+        return self.place if self._is_cloud and self._zone_letter else ""
+
+    @property
+    def _is_cloud(self) -> bool:
+        return self.provider in ("gcp", "aws")
+
+    @property
+    def _zone_letter(self) -> str:
+        """`a` of `us-east-1a` and `us-central1-a`."""
+        return self.place[-1:] if self.place[-1:].isalpha() else ""
+
     def __str__(self) -> str:
         return f"{self.provider}/{self.place}" if self.place else self.provider
 

@@ -80,10 +80,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One VM is wanted in a slot, of this generation or a later one: raise it to have the VM replaced."""
+    """One VM is wanted in a slot, of this generation or a later one: raise it to have the VM replaced.
+
+    Attributes:
+        places: Where and what it may be, in the order to try; none: those of the job.
+    """
 
     slot: int
     generation: int = 0
+    places: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +97,13 @@ class Desired:
 
     Attributes:
         wishes: One per slot.
-        places: Where and what its VMs may be, in the order to try.
+        places: Where and what its VMs may be, in the order to try, unless their wish says so.
         vms_max: Never more VMs than that, those included that are still to end.
         budget_usd: What its VMs may cost in all, past ones included; infinite where there is no limit.
         drain_s: What the job needs to save itself; reserved for each VM beside what it takes to end it.
         run_max_s, user_data, image, disk_gib, labels: As in `VmRequest`.
+        boot_key: From which the keys are derived that VMs join with, once each; whoever acts for the region needs it,
+            so it is kept as long as the job wants VMs. Hexadecimal.
         attempt: Raised when the job is resumed: neither VMs that died in an earlier attempt nor a budget that was
             used up then are held against it.
     """
@@ -114,13 +121,23 @@ class Desired:
     image: str = ""
     disk_gib: int = 20
     labels: tuple[tuple[str, str], ...] = field(default=())
+    boot_key: str = field(default="", repr=False)
     attempt: int = 1
+
+    def places_of(self, wish: Wish) -> tuple[Place, ...]:
+        """Where and what the VM of a wish may be."""
+        return wish.places or self.places
+
+    @property
+    def all_places(self) -> tuple[Place, ...]:
+        """Those of the job and of every wish, each once."""
+        return tuple(dict.fromkeys((*self.places, *(one for wish in self.wishes for one in wish.places))))
 
     def __post_init__(self) -> None:
         slots = [wish.slot for wish in self.wishes]
         if len(set(slots)) != len(slots):
             raise ValueError(f"a slot is wished for twice: {slots}")
-        if self.wishes and not self.places:
+        if not self.places and not all(wish.places for wish in self.wishes):
             raise ValueError("VMs are wished for, but no place to have them is named")
         if self.vms_max < len(slots):
             raise ValueError(f"{len(slots)} VMs are wished for, and at most {self.vms_max} allowed")

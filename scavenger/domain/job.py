@@ -33,6 +33,7 @@ from scavenger.domain.forms import (
 )
 from scavenger.domain.ranges import (
     CONFIGURATIONS_MAX,
+    AcceleratorsText,
     Amount,
     BatchSizes,
     CpuAmount,
@@ -109,7 +110,7 @@ class ResourcesSpec(FrozenModel):
             "oneOf": [
                 {"required": ["vm"]},
                 {"required": ["any_of"]},
-                {"anyOf": [{"required": ["cpus"]}, {"required": ["memory"]}]},
+                {"anyOf": [{"required": ["cpus"]}, {"required": ["memory"]}, {"required": ["accelerators"]}]},
             ]
         }
     )
@@ -122,12 +123,17 @@ class ResourcesSpec(FrozenModel):
     memory: MemoryAmount | None = Field(
         default=None, description="Memory of each VM in GiB: 16 for exactly, 16+ for at least."
     )
+    accelerators: AcceleratorsText | None = Field(
+        default=None,
+        description="GPUs of each VM, one worker on each: T4, or T4:4 for four. Not on this machine.",
+        examples=["T4:1"],
+    )
 
     @model_validator(mode="after")
     def _check(self) -> ResourcesSpec:
-        sized = self.cpus is not None or self.memory is not None
+        sized = not (self.cpus is None and self.memory is None and self.accelerators is None)
         if (self.vm is not None) + (self.any_of is not None) + sized != 1:
-            raise fault("must have exactly one of: vm, any_of, or a size by cpus and memory")
+            raise fault("must have exactly one of: vm, any_of, or a size by cpus, memory and accelerators")
         return self
 
     @property

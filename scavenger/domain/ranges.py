@@ -18,6 +18,8 @@ __all__ = [
     "BATCH_MAX",
     "CONFIGURATIONS_MAX",
     "WORKERS_MAX",
+    "Accelerators",
+    "AcceleratorsText",
     "Amount",
     "BatchRange",
     "BatchSizes",
@@ -84,6 +86,37 @@ CpuAmount = Annotated[
 ]
 MemoryAmount = Annotated[
     Amount, *_amount(NUMBER, 1_000_000, "memory in GiB: 16 (exactly) or 16+ (at least)", whole=False)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerators:
+    """So many accelerators of a kind, on each VM."""
+
+    name: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.count}"
+
+
+_ACCELERATORS = r"[A-Za-z0-9][A-Za-z0-9-]{0,31}(?::[1-9][0-9]{0,2})?"
+
+
+def _parse_accelerators(value: object) -> Accelerators:
+    if isinstance(value, Accelerators):
+        return value
+    if not (isinstance(value, str) and re.fullmatch(_ACCELERATORS, value)):
+        raise fault(f"must be accelerators such as T4 (one on each VM) or T4:4, not {shown(value)}")
+    name, _, count = value.partition(":")
+    return Accelerators(name, int(count or 1))
+
+
+AcceleratorsText = Annotated[
+    Accelerators,
+    PlainValidator(_parse_accelerators),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "pattern": f"^{_ACCELERATORS}$"}),
 ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from scavenger.domain.configuration import Configuration
+from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
 
@@ -55,7 +56,7 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChanged:
-    """A process of the job: `starting`, `ready`, `training`, `leaving`, `lost`, `failed`, `gone`."""
+    """A process of the job: `starting`, `ready`, `training`, `doomed`, `leaving`, `lost`, `failed`, `gone`."""
 
     process: str
     state: str
@@ -193,6 +194,7 @@ class RunReport:
         exit_code: What the command ends with (see `scavenger.errors`).
         quarantined: Samples that were left out, by their indices: workers died of them. The job is whole only
             where there is none.
+        estimate: What the chosen configuration costs from nothing, item by item; None where nothing was chosen.
     """
 
     job_id: str
@@ -211,3 +213,4 @@ class RunReport:
     error: str = ""
     exit_code: int = 0
     quarantined: tuple[int, ...] = ()
+    estimate: CostEstimate | None = None

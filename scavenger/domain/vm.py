@@ -23,9 +23,10 @@ class VmRequest:
         zone: Where; a launch tries one place.
         image: The cloud's own name of it; empty for the cloud's default.
         user_data: For cloud-init; holds no lasting secret.
-        run_max_s: After that the platform itself ends the VM.
+        run_max_s: After that the VM ends, whoever renews it: by the platform where it has such a limit, and by itself.
         disk_gib: Of the boot disk.
         labels: More tags.
+        life_s: The VM ends itself so long after its start, or after its life was last renewed.
     """
 
     token: str
@@ -41,6 +42,7 @@ class VmRequest:
     image: str = ""
     disk_gib: int = 20
     labels: tuple[tuple[str, str], ...] = field(default=())
+    life_s: float = 900.0
 
 
 @dataclass(frozen=True, slots=True)

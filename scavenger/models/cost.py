@@ -1,4 +1,4 @@
-"""What a job costs: by the VM, by vCPU and GiB, on spot VMs, and what was paid in the end.
+"""What a job costs: by the VM, by vCPU and GiB, on spot VMs, beside its workers, and what was paid in the end.
 
 Notation: K workers on n VMs at p dollars per VM and hour, T seconds of undisturbed training, λ interruptions per VM and
 hour, d seconds lost at each.
@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
-from scavenger.domain.configuration import Configuration
+import numpy as np
+
+from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.cost import (
     BilledVm,
     CostEstimate,
     CostItem,
+    CostTerms,
     Ledger,
     PricedPoint,
     PricingCurves,
@@ -22,6 +26,7 @@ from scavenger.domain.cost import (
     ResourceRates,
     SpotRisk,
 )
+from scavenger.domain.curve import CurvePoint, FloatArray, IntArray
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 
@@ -30,13 +35,17 @@ __all__ = [
     "NEVER_COUNTED",
     "VmPrices",
     "estimate",
+    "estimate_of",
     "expected_interruptions",
     "expected_time_s",
     "hourly_rate_of_monthly",
     "ledger",
     "loss_per_interruption_s",
     "pricing_curves",
+    "scatter_of_interruptions",
     "size_price",
+    "slowdowns",
+    "terms_notes",
 ]
 
 _HOUR_S = 3600.0
@@ -84,17 +93,45 @@ def loss_per_interruption_s(vms: int, risk: SpotRisk) -> float:
     return risk.pause_s + risk.redo_s + risk.replace_s / vms
 
 
-def expected_time_s(work_s: float, vms: int, risk: SpotRisk) -> float:
-    """Expected time of work under interruptions, `T / (1 - λ n d / 3600)`.
+def slowdowns(vms: IntArray, risk: SpotRisk) -> FloatArray:
+    """How many times longer work takes under interruptions, `1 / (1 - λ n d / 3600)`.
 
     Interruptions come at a constant rate to each of n VMs, during what they make necessary as well: E[time] =
     T + d λ n E[time] / 3600 (Wald's equation), which solves to this.
 
+    Args:
+        vms: n, shape `(k,)`.
+
+    Returns:
+        At least 1, shape `(k,)`; infinite where interruptions cost more than the time between them.
+    """
+    lost_s = (risk.pause_s + risk.redo_s) * vms + risk.replace_s
+    share = np.minimum(risk.interruptions_per_hour / _HOUR_S * lost_s, 1.0)
+    with np.errstate(divide="ignore"):
+        return np.asarray(1.0 / (1.0 - share))
+
+
+def expected_time_s(work_s: float, vms: int, risk: SpotRisk) -> float:
+    """Expected time of work under interruptions; see `slowdowns`.
+
     Returns:
         Seconds, at least `work_s`; infinite where interruptions cost more than the time between them.
     """
-    share = risk.interruptions_per_hour / _HOUR_S * vms * loss_per_interruption_s(vms, risk)
-    return work_s / (1 - share) if share < 1 else math.inf
+    times = float(slowdowns(np.array([vms]), risk)[0])
+    return work_s * times if math.isfinite(times) else math.inf
+
+
+def scatter_of_interruptions(work_s: FloatArray, vms: IntArray, risk: SpotRisk) -> FloatArray:
+    """Standard deviation of the time that interruptions add, relative to the work, `d sqrt(λ n / (3600 T))`.
+
+    Their number over T is Poisson's, with mean and variance λ n T / 3600, and each adds d seconds.
+
+    Args:
+        work_s: T, shape `(k,)`, above 0.
+        vms: n, shape `(k,)`.
+    """
+    loss_s = risk.pause_s + risk.redo_s + risk.replace_s / vms
+    return np.asarray(loss_s * np.sqrt(risk.interruptions_per_hour / _HOUR_S * vms / work_s))
 
 
 def expected_interruptions(time_s: float, vms: int, risk: SpotRisk) -> float:
@@ -150,6 +187,71 @@ def estimate(rental: Rental) -> CostEstimate:
     if rental.spot and risk is None:
         not_counted.append("interruptions of spot VMs: how often they come is not known")
     return CostEstimate(time_s, tuple(items), (*not_counted, *NEVER_COUNTED))
+
+
+def estimate_of(
+    point: CurvePoint, offer: Offer, terms: CostTerms, *, changes: int = 0, change_s: float = 0.0
+) -> CostEstimate:
+    """What a predicted configuration costs under these terms, item by item.
+
+    Args:
+        point: Of a curve that was built under the same terms; without changes, the estimate adds up to its cost.
+        offer: Of its VM type.
+        terms: What is paid beside the workers.
+        changes: As in `Rental`; a curve knows of none.
+        change_s: As in `Rental`.
+
+    Raises:
+        NoFeasiblePlanError: If interruptions cost more time than lies between them.
+    """
+    workers = point.configuration.workers
+    risk = terms.risks.get(offer.vm) if offer.spot else None
+    rental = Rental(
+        workers=workers,
+        train_s=0.0,
+        usd_per_vm_hour=offer.price_usd_per_hour,
+        workers_per_vm=offer.workers_per_vm,
+        spot=offer.spot,
+        risk=risk,
+        setup_s=point.setup_s,
+        changes=changes,
+        change_s=change_s,
+        aggregators=terms.aggregators,
+        usd_per_aggregator_hour=terms.usd_per_aggregator_hour,
+        disk_gib=terms.disk_gib,
+        usd_per_gib_hour=terms.usd_per_gib_hour,
+    )
+    longer = 1.0 if risk is None else float(slowdowns(np.array([rental.vms]), risk)[0])
+    if math.isfinite(longer):
+        rental = replace(rental, train_s=(point.time_s - point.setup_s) / longer)
+    return estimate(rental)
+
+
+def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
+    """What curves under these terms count beside the workers, and what they leave out, for the reader."""
+    counted = []
+    if terms.setup_s:
+        counted.append(f"set-up ({terms.setup_s:.0f} s of every VM that is not there yet)")
+    if terms.aggregators and terms.usd_per_aggregator_hour is not None:
+        vms = "VM" if terms.aggregators == 1 else "VMs"
+        hourly = f"${terms.usd_per_aggregator_hour:.6g} per hour"
+        counted.append(f"{terms.aggregators} aggregator {vms} on demand ({hourly})")
+    if terms.disk_gib and terms.usd_per_gib_hour is not None:
+        counted.append(f"boot disks ({terms.disk_gib:g} GiB)")
+    spot = [offer for offer in offers if offer.spot]
+    risks = [(offer.vm, terms.risks[offer.vm]) for offer in spot if offer.vm in terms.risks]
+    if risks:
+        rates = ", ".join(f"{vm} {risk.interruptions_per_hour:.2g}" for vm, risk in risks)
+        counted.append(f"expected interruptions of spot VMs (per VM and hour: {rates})")
+    omitted = [f"interruptions of {offer.vm}: not known" for offer in spot if offer.vm not in terms.risks]
+    if terms.disk_gib and terms.usd_per_gib_hour is None:
+        omitted.append("boot disks: their price is not known")
+    if not terms.setup_s:
+        omitted.append("starting the workers")
+    if not terms.aggregators:
+        omitted.append("aggregators")
+    words = (f"counted beside the workers' time: {'; '.join(counted)}",) if counted else ()
+    return (*words, f"not counted: {'; '.join((*omitted, *NEVER_COUNTED))}")
 
 
 def pricing_curves(

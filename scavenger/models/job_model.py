@@ -10,7 +10,13 @@ p        price of one VM, US dollars per hour
 =======  ===========================================================================
 
 T = e (ceil(D / B) τ + v) and C = T K p / 3600: eq. 3-5 of Tyagi and Sharma, "Scavenger", with whole steps
-and the evaluation counted. Starting the workers, aggregators, storage and traffic are not.
+and the evaluation counted. Under `CostTerms` (`domain/cost.py`) both also hold what a cloud adds: work takes
+w = 1 / (1 - λ n d / 3600) times longer on n spot VMs, set-up u comes before it, and beside the n VMs, at q for the
+disk of each, F dollars per hour are paid for aggregators:
+
+    T' = u + w T   and   C' = T' (n (p + q) + F) / 3600
+
+Without terms, starting the workers, aggregators, storage and traffic are not counted.
 """
 
 from __future__ import annotations
@@ -26,8 +32,10 @@ from pydantic import TypeAdapter
 from scipy.optimize import nnls
 
 from scavenger.domain.configuration import Offer, SearchSpace
+from scavenger.domain.cost import CostTerms
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve
 from scavenger.domain.measurement import Measurement, Profile
+from scavenger.models.cost import scatter_of_interruptions, slowdowns, terms_notes
 from scavenger.models.noise import NoiseReading
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.statistical import StatisticalModel, fit_statistical
@@ -43,6 +51,7 @@ __all__ = [
     "Prediction",
     "VmModel",
     "contention_of",
+    "fit_memory",
     "step_times",
 ]
 
@@ -51,6 +60,9 @@ SCHEMA_VERSION = 2
 TRANSFER_MAX = 3
 """Configurations up to which a VM type's step times are those of another one, corrected by what was measured: so
 few do not show how compute and synchronisation depend on K and B."""
+
+NOT_COUNTED = "starting the workers, aggregators, storage and traffic are not counted"
+"""What a curve without `CostTerms` leaves out; models carry it as a note."""
 
 LOG_SD_MAX = 3.0
 """A factor of 140 either way says already that nothing is known; a wider interval only overflows."""
@@ -76,6 +88,8 @@ class Prediction:
     epochs: FloatArray
     extrapolated: BoolArray
     measured: BoolArray
+    setup_s: FloatArray
+    """Of `time_s`: until VMs that are not there yet train."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +191,7 @@ class JobModel:
             noise=noise,
         )
         evaluation = _fit_evaluation(profile, offers[vms[0].vm], prior, notes)
-        notes.append("starting the workers, aggregators, storage and traffic are not counted")
+        notes.append(NOT_COUNTED)
         return cls(profile.dataset_size, statistical, tuple(vms), evaluation, float(max_epochs), tuple(notes))
 
     @property
@@ -185,10 +199,18 @@ class JobModel:
         """Ratios between predictions mean something, absolute figures do not."""
         return self.statistical.relative_only
 
-    def all_notes(self) -> tuple[str, ...]:
-        """Those of the job, of the epochs and of every VM type, each once."""
+    def all_notes(self, costs: CostTerms | None = None, offers: Sequence[Offer] = ()) -> tuple[str, ...]:
+        """Those of the job, of the epochs and of every VM type, each once.
+
+        Args:
+            costs: What is counted beside the workers, in the words of which the notes then say what is not.
+            offers: Whose interruptions `costs` speaks of.
+        """
         parallel = [note for vm in self.vms for note in vm.parallel.notes]
-        return tuple(dict.fromkeys((*self.notes, *self.statistical.notes, *parallel)))
+        notes = dict.fromkeys((*self.notes, *self.statistical.notes, *parallel))
+        if costs is None:
+            return tuple(notes)
+        return (*(note for note in notes if note != NOT_COUNTED), *terms_notes(costs, offers))
 
     def knows(self, offer: Offer) -> bool:
         """Whether steps were measured on this VM type; elsewhere they are carried over by processor count."""
@@ -207,12 +229,15 @@ class JobModel:
         global_batch_size: IntArray,
         *,
         epochs: tuple[FloatArray, FloatArray] | None = None,
+        costs: CostTerms | None = None,
     ) -> Prediction:
         """Time and cost of configurations of one offer; eq. 3-5, see the module.
 
         Args:
             workers, global_batch_size: K and B, shape `(n,)`, with `1 <= K <= B`.
             epochs: What `statistical.predict` says at each B, where it was asked already.
+            costs: What is paid and lost beside the workers' training; None: nothing. Its intervals hold how the
+                number of interruptions scatters, and not how far the rate that it is told may be off.
 
         Raises:
             ValueError: If the shapes differ or a configuration gives nothing to some workers.
@@ -232,21 +257,36 @@ class JobModel:
         time_s = mean_epochs * (
             steps_per_epoch * step_time_s + self.evaluation.evaluation_s(count, contention)
         )
-        margin = np.exp(INTERVAL_Z * np.minimum(np.hypot(step_log_sd, epochs_log_sd), LOG_SD_MAX))
-        usd_per_second = -(-count // offer.workers_per_vm) * offer.price_usd_per_hour / 3600.0
+        log_sd = np.hypot(step_log_sd, epochs_log_sd)
+        vms = -(-count // offer.workers_per_vm)
+        usd_per_second = vms * offer.price_usd_per_hour / 3600.0
+        setup_s = np.zeros(len(count))
+        if costs is not None:
+            usd_per_second = (
+                usd_per_second + (vms * costs.disk_usd_per_hour + costs.fixed_usd_per_hour) / 3600.0
+            )
+            setup_s = np.where(vms > costs.ready.get(offer.vm, 0), costs.setup_s, 0.0)
+            if offer.spot and (risk := costs.risks.get(offer.vm)) is not None:
+                log_sd = np.hypot(log_sd, scatter_of_interruptions(time_s, vms, risk))
+                time_s = time_s * slowdowns(vms, risk)
+        margin = np.exp(INTERVAL_Z * np.minimum(log_sd, LOG_SD_MAX))
+        low_s, high_s = time_s / margin, time_s * margin
+        if costs is not None:
+            time_s, low_s, high_s = time_s + setup_s, low_s + setup_s, high_s + setup_s
         outside = (count < parallel.workers_min) | (count > parallel.workers_max)
         outside |= (batch < self.statistical.batch_min) | (batch > self.statistical.batch_max)
         return Prediction(
             time_s=time_s,
-            time_low_s=time_s / margin,
-            time_high_s=time_s * margin,
+            time_low_s=low_s,
+            time_high_s=high_s,
             cost_usd=time_s * usd_per_second,
-            cost_low_usd=time_s / margin * usd_per_second,
-            cost_high_usd=time_s * margin * usd_per_second,
+            cost_low_usd=low_s * usd_per_second,
+            cost_high_usd=high_s * usd_per_second,
             step_time_s=step_time_s,
             epochs=mean_epochs,
             extrapolated=outside | (not self.knows(offer)),
             measured=parallel.is_measured(count, batch),
+            setup_s=setup_s,
         )
 
     def ratio_log_sd(self, space: SearchSpace, curve: TradeoffCurve, index: int) -> FloatArray:
@@ -341,7 +381,7 @@ def _fit_vms(
     base: ParallelModel | None = None
     found: dict[str, VmModel] = {}
     for offer in (most, *(offer for offer in offers if offer is not most)):
-        here, own, memory = counts[offer.vm], times[offer.vm], _fit_memory(measured[offer.vm])
+        here, own, memory = counts[offer.vm], times[offer.vm], fit_memory(measured[offer.vm])
         if offer.vm in stored and here == 0:
             notes.append(f"step times on {offer.vm} are from stored models, not from this job")
             found[offer.vm] = stored[offer.vm]
@@ -379,7 +419,8 @@ def step_times(offer: Offer, measurement: Measurement) -> StepTimes:
     )
 
 
-def _fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:
+def fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:
+    """The line through the highest of what workers took; None where no memory was measured."""
     rows = [(m.configuration.local_batch_size, m.memory_bytes) for m in measurements if m.memory_bytes > 0]
     if not rows:
         return None

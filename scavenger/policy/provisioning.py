@@ -26,7 +26,7 @@ where their intent has ended, after `quarantine_s` where the store knows nothing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
 from random import Random
 from uuid import UUID
@@ -167,7 +167,9 @@ class Decider:
         if missing and memory.is_due(("look", intent.id), self._now_s):
             yield Look(intent)
             return
-        if intent.state != "DELETING" and (ending := self._why_not(intent)) is not None:
+        if intent.state != "DELETING" and vm is not None and vm.state == "stopping":
+            yield Drain(intent, *ending_of(intent, vm))  # nobody asked it to: it is as good as lost
+        elif intent.state != "DELETING" and (ending := self._why_not(intent)) is not None:
             if intent.asked:
                 yield Drain(intent, *ending)
             else:
@@ -292,18 +294,22 @@ class Decider:
             return
         left_usd = desired.budget_usd - self._accounts[job_id].committed_usd
         room = desired.vms_max - len(living)
+        told: set[tuple[Place, ...]] = set()
         for wish in vacant[: max(0, room)]:
-            place = next((one for one in desired.places if memory.is_open(one, self._now_s)), None)
+            places = desired.places_of(wish)
+            place = next((one for one in places if memory.is_open(one, self._now_s)), None)
             if place is None:
-                yield self._no_place(desired)
-                return
+                if places not in told:
+                    told.add(places)
+                    yield self._no_place(job_id, places)
+                continue
             intent = self._intent(
                 desired, place, wish.slot, max(past.generations.get(wish.slot, -1) + 1, wish.generation)
             )
             left_usd -= intent.reserved_usd
             if left_usd < self._accounts[job_id].tick_usd(place.price_usd_per_hour):
                 yield Alarm(
-                    "budget",
+                    "unaffordable",
                     job_id,
                     f"the rest of the budget of {money(desired.budget_usd)} does not carry another {place} "
                     f"to its end ({money(intent.reserved_usd)})",
@@ -327,6 +333,7 @@ class Decider:
             image=desired.image,
             disk_gib=desired.disk_gib,
             labels=desired.labels,
+            life_s=self._terms.life_s,
         )
         return Intent(
             id=token,
@@ -354,14 +361,12 @@ class Decider:
             "and start-up log, then resume the job",
         )
 
-    def _no_place(self, desired: Desired) -> Alarm:
-        barred = [self._memory.bars(place) for place in desired.places]
+    def _no_place(self, job_id: str, wanted: Sequence[Place]) -> Alarm:
+        barred = [self._memory.bars(place) for place in wanted]
         if all(barred):
-            return Alarm(
-                "no_place", desired.job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}"
-            )
-        places = ", ".join(str(place) for place, bar in zip(desired.places, barred, strict=True) if not bar)
-        return Alarm("no_place", desired.job_id, f"sold out, to be tried again later: {places}")
+            return Alarm("no_place", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}")
+        places = ", ".join(str(place) for place, bar in zip(wanted, barred, strict=True) if not bar)
+        return Alarm("no_place", job_id, f"sold out, to be tried again later: {places}")
 
     # ---- what a person should know -------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ class Renew:
 
 AlarmKind = Literal[
     "budget",
+    "unaffordable",
     "loop",
     "no_place",
     "quota",
@@ -132,6 +133,7 @@ class Alarm:
     """Something that a person should know; told once for as long as it holds.
 
     Attributes:
+        kind: `budget`: its VMs are ended now. `unaffordable`: it goes on with those that it has.
         about: A job's id, a VM's id or a place: what tells two alarms of one kind apart.
     """
 

@@ -62,7 +62,7 @@ def charges(
     prices = {
         (desired.job_id, *place.key): place.price_usd_per_hour
         for desired in situation.desired
-        for place in desired.places
+        for place in desired.all_places
     }
     added: dict[str, tuple[float, float]] = {}
     for intent in situation.intents:

@@ -18,14 +18,17 @@ import numpy as np
 from kneed import KneeLocator
 
 from scavenger.domain.configuration import SearchSpace
-from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve
+from scavenger.domain.cost import CostTerms
+from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve, paid_share, rest
 from scavenger.models.job_model import JobModel, Prediction
 from scavenger.models.parallel import local_batch_sizes
 
-__all__ = ["OVER_BUDGET", "PAST_DEADLINE", "build_curve", "find_knee", "pareto_front"]
+__all__ = ["OVER_BUDGET", "PAST_DEADLINE", "build_curve", "find_knee", "pareto_front", "repriced"]
 
 PAST_DEADLINE, OVER_BUDGET = "past the deadline", "over the budget"
 """How the reasons begin that rule out a configuration that could run."""
+
+NEVER_DONE = "interrupted faster than work gets done"
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
 """A local batch that nothing limits."""
@@ -49,6 +52,7 @@ def build_curve(
     spent_time_s: float = 0.0,
     spent_usd: float = 0.0,
     remaining: float = 1.0,
+    costs: CostTerms | None = None,
 ) -> TradeoffCurve:
     """Predict every configuration of the space and apply the constraints, by point prediction.
 
@@ -57,7 +61,8 @@ def build_curve(
         workers_max: The largest cluster, if less than the space's.
         spent_time_s, spent_usd: Already spent, counted against the limits but not in the curve.
         remaining: Share of the way to the target that is still to go, in [0, 1]: the curve is of the whole
-            way, the limits are held against this share.
+            way, the limits are held against this share, and against all of the set-up that is still due.
+        costs: What is paid and lost beside the workers' training; None: that is not counted.
 
     Returns:
         One point per configuration, in the order of `space.configurations()`. Memory and cluster size exclude
@@ -71,7 +76,7 @@ def build_curve(
     for index, offer in enumerate(space.offers):
         here = vm_index == index
         known = (epochs[0][place[here]], epochs[1][place[here]])
-        parts.append(model.predict(offer, workers[here], batch[here], epochs=known))
+        parts.append(model.predict(offer, workers[here], batch[here], epochs=known, costs=costs))
         if (fits := model.local_batch_max(offer)) is not None:
             memory_max[here] = min(fits, NO_LIMIT)
     predicted = Prediction(
@@ -95,21 +100,25 @@ def build_curve(
     # What was profiled has fitted, whatever the law of memory makes of it.
     too_large = (local_batch_sizes(workers, batch) > memory_max) & ~predicted.measured
     exclude(too_large, "local batch too large for a worker's memory")
-    notes = list(model.all_notes())
+    exclude(~np.isfinite(predicted.time_s), NEVER_DONE)
+    notes = list(model.all_notes(costs, space.offers))
+    setup_s = setup_usd = None
+    if costs is not None:
+        setup_s = predicted.setup_s
+        setup_usd = paid_share(predicted.cost_usd, predicted.time_s, setup_s)
     if deadline_s is not None:
-        exclude(
-            predicted.time_s * remaining + spent_time_s > deadline_s, f"{PAST_DEADLINE} of {deadline_s:.6g} s"
-        )
+        rest_s = rest(predicted.time_s, setup_s, remaining)
+        exclude(rest_s + spent_time_s > deadline_s, f"{PAST_DEADLINE} of {deadline_s:.6g} s")
     if budget_usd is not None:
-        exclude(
-            predicted.cost_usd * remaining + spent_usd > budget_usd, f"{OVER_BUDGET} of ${budget_usd:.6g}"
-        )
+        rest_usd = rest(predicted.cost_usd, setup_usd, remaining)
+        exclude(rest_usd + spent_usd > budget_usd, f"{OVER_BUDGET} of ${budget_usd:.6g}")
     allowed = excluded == 0
-    for limit, high, spent, name in (
-        (deadline_s, predicted.time_high_s, spent_time_s, "deadline"),
-        (budget_usd, predicted.cost_high_usd, spent_usd, "budget"),
+    for limit, high, once, spent, name in (
+        (deadline_s, predicted.time_high_s, setup_s, spent_time_s, "deadline"),
+        (budget_usd, predicted.cost_high_usd, setup_usd, spent_usd, "budget"),
     ):
-        crossing = int(np.sum(allowed & (high * remaining + spent > limit))) if limit is not None else 0
+        over_limit = False if limit is None else rest(high, once, remaining) + spent > limit
+        crossing = int(np.sum(allowed & over_limit))
         if crossing:
             notes.append(
                 f"the {name} is within the 90 % interval of {crossing} of the {int(allowed.sum())} allowed "
@@ -150,6 +159,32 @@ def build_curve(
         relative_only=model.relative_only,
         notes=tuple(notes),
         knee=knee,
+        setup_s=setup_s,
+    )
+
+
+def repriced(curve: TradeoffCurve, cost_usd: FloatArray) -> TradeoffCurve:
+    """The same times at other costs: another way of pricing, with the front and the knee that it makes.
+
+    What was ruled out by a budget was so at the old prices, and counts again.
+
+    Args:
+        curve: Of n points.
+        cost_usd: Of each, shape `(n,)`.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        times = np.stack((curve.time_low_s, curve.time_high_s)) / curve.time_s
+    over = np.array([reason.startswith(OVER_BUDGET) for reason in curve.reasons])
+    excluded = np.where(over[curve.excluded], 0, curve.excluded)
+    front = pareto_front(curve.time_s, cost_usd, excluded == 0)
+    return dataclasses.replace(
+        curve,
+        cost_usd=cost_usd,
+        cost_low_usd=cost_usd * times[0],
+        cost_high_usd=cost_usd * times[1],
+        excluded=excluded,
+        on_front=front,
+        knee=find_knee(curve.time_s, cost_usd, front),
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -95,7 +96,7 @@ def desired_of(row: DesiredRow) -> Desired:
             job_id=row.job_id,
             provider=row.provider,
             region=row.region,
-            wishes=tuple(Wish(**one) for one in given.pop("wishes")),
+            wishes=tuple(_wish_of(one) for one in given.pop("wishes")),
             places=tuple(Place(**one) for one in given.pop("places")),
             budget_usd=float("inf") if budget is None else budget,
             labels=_pairs(given.pop("labels")),
@@ -103,6 +104,10 @@ def desired_of(row: DesiredRow) -> Desired:
         )
     except (TypeError, ValueError, KeyError) as error:
         raise StoreError(f"what job {row.job_id[:8]} wants cannot be read: {error}") from error
+
+
+def _wish_of(given: Mapping[str, Any]) -> Wish:
+    return Wish(**{**given, "places": tuple(Place(**one) for one in given.get("places", ()))})
 
 
 def intent_of(row: IntentRow) -> Intent:

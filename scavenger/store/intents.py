@@ -101,6 +101,12 @@ class Intents(Part):
             job_row(session, desired.job_id)
             session.merge(DesiredRow(**key, document=document))
 
+    def boot_key(self, job_id: str, provider: str, region: str) -> str:
+        """See `Desired.boot_key`; empty where the job wants nothing of the region."""
+        with self._database.reading() as session:
+            row = session.get(DesiredRow, (job_id, provider, region))
+            return "" if row is None else str(row.document.get("boot_key", ""))
+
     def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> Situation:
         """What is wanted and what was asked for in a region, in one moment.
 

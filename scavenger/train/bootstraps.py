@@ -38,8 +38,13 @@ class Bootstraps:
         self._memory_fd, self._admit = memory_fd, admit
         self._indices = {name: index for index, name in enumerate(aggregators)}
 
-    def of(self, role: str, name: str, *, token: int = 0) -> m.Bootstrap:
-        """For one process. `token`: the newest coordinator's."""
+    def of(self, role: str, name: str, *, token: int = 0, threads: int | None = None) -> m.Bootstrap:
+        """For one process.
+
+        Args:
+            token: The newest coordinator's.
+            threads: That it computes with; as the source says where None.
+        """
         public, secret = new_keys()
         self._admit(name, public.decode())
         data = new_keys() if name in self._indices else (b"", b"")
@@ -56,7 +61,7 @@ class Bootstraps:
             train=self._source.train if role in ("worker", "loop") else "",
             job_dir=str(self._source.job_dir.resolve()),
             seed=self._source.seed,
-            threads=self._source.threads,
+            threads=self._source.threads if threads is None else threads,
             data_public_key=data[0].decode(),
             data_secret_key=data[1].decode(),
         )

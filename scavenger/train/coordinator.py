@@ -57,6 +57,7 @@ class Coordinator:
         self._step_time_s = 0.0
         self._stepped: tuple[int, float] | None = None
         self._announced_at = 0.0
+        self._aggregators_at = 0.0
         self._watched_at = self._crew_at = 0.0
         self._roster: m.Roster | None = None
         self._running = True
@@ -322,8 +323,13 @@ class Coordinator:
     def _end_slow_starters(self, now: float) -> None:
         assert self._brief is not None
         limit = self._brief.start_s
+        if not self._founding.complete:
+            self._aggregators_at = (
+                now  # a worker that waits for aggregators, which may still boot, is not slow
+            )
         for worker in self._membership.workers(WorkerState.STARTING):
-            if now - self._launched_at[worker] > limit and worker not in self._expelled:
+            since = max(self._launched_at[worker], self._aggregators_at)
+            if now - since > limit and worker not in self._expelled:
                 cause = f"did not get ready within {limit:.0f} s (limits.start)"
                 # where others are ready, the code is not to blame
                 others = self._membership.count(WorkerState.STANDBY, WorkerState.TRAINING)

@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -127,15 +127,19 @@ class Crew:
 
     # ---- what the caller wants -----------------------------------------------------------------------------
 
-    def start(self, workers: int) -> None:
-        """Start the coordinator, the aggregators and the first workers."""
+    def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
+        """Start the coordinator, the aggregators and the first workers; see `launch`."""
         self._start_coordinator()
         for name in self._aggregators:
             self._start_aggregator(name)
-        self.launch(workers)
+        self.launch(workers, vm, threads=threads)
 
-    def launch(self, workers: int) -> tuple[str, ...]:
+    def launch(self, workers: int, vm: str = "", *, threads: int | None = None) -> tuple[str, ...]:
         """Start more workers; they warm up while the others train. Returns their names.
+
+        Args:
+            vm: The type of VM to run on, where the engine has several.
+            threads: That each computes with; as the source says where None.
 
         Raises:
             WorkersLostError: If the block has no place for so many.
@@ -143,11 +147,23 @@ class Crew:
         names = []
         for _ in range(workers):
             name = self._places.next_worker()
-            self.engine.launch(self._bootstraps.of("worker", name, token=self._book.token))
-            self._book.launched_at[name] = self._clock()
-            self._to_coordinator(m.Launched(name))
+            self.engine.launch(
+                self._bootstraps.of("worker", name, token=self._book.token, threads=threads), vm=vm
+            )
+            self._book.launched_at[name], self._book.vms[name] = self._clock(), vm
             names.append(name)
+        self._announce_placed()
         return tuple(names)
+
+    def _announce_placed(self) -> None:
+        """Tell the coordinator of workers once they have a host: its patience with them begins then."""
+        for name in self._book.unannounced:
+            if self.engine.pid(name):
+                self._announce(name)
+
+    def _announce(self, worker: str) -> None:
+        self._book.announced.add(worker)
+        self._to_coordinator(m.Launched(worker))
 
     def resize(
         self,
@@ -289,16 +305,20 @@ class Crew:
         return bool(self._book.quitting)
 
     @property
-    def existing(self) -> int:
-        """Workers that are paid for: also those that were let go but have not ended yet."""
+    def existing(self) -> Mapping[str, int]:
+        """Workers that are paid for, by the type of their VM: also those let go that have not ended yet."""
         return self._book.existing
+
+    def vm_of(self, worker: str) -> str:
+        """The type of VM that a worker was launched on."""
+        return self._book.vms[worker]
 
     def processes(self) -> tuple[ProcessState, ...]:
         """Every process that the job has had."""
         return self._book.processes()
 
-    def worker_seconds(self) -> float:
-        """Time that workers have existed, summed: what a cloud would charge for."""
+    def worker_seconds(self) -> Mapping[str, float]:
+        """Time that workers have existed, summed over those of each type of VM."""
         return self._book.worker_seconds()
 
     # ---- the loop ------------------------------------------------------------------------------------------
@@ -315,6 +335,12 @@ class Crew:
         self._hear()
         for ended in self.engine.poll():
             self._ended(ended)
+        self._announce_placed()
+        for doomed in self.engine.doomed():
+            if doomed.name in self._book.launched_at:
+                self._events.append(doomed)
+            else:
+                self._warn(f"{doomed.name}: {doomed.reason}; another takes its place when it is gone")
         self._watch()
         events, self._events = self._events, []
         return events
@@ -363,6 +389,8 @@ class Crew:
 
     def _from_process(self, peer: str, message: m.Message, body: bytes) -> None:
         sequencing = peer == self._aggregators[0]
+        if peer in self._book.launched_at and peer not in self._book.announced:
+            self._announce(peer)  # it speaks before its engine tells where it is
         match message:
             case m.Beat():
                 self._book.beat(peer.removesuffix(BEATING), message)
@@ -455,7 +483,7 @@ class Crew:
     def _brief(self) -> m.Brief:
         return m.Brief(
             token=self._book.token,
-            workers=self.alive,
+            workers=tuple(name for name in self.alive if name in self._book.announced),
             aggregators=self._aggregators,
             start_s=self._timeouts.start_s,
             step_s=self._timeouts.step_s,
@@ -505,7 +533,8 @@ class Crew:
         told_to_go = name in self._book.quitting or name in self._book.expelled
         kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=told_to_go)
         hosts = len({self.engine.host(worker) for worker in self._book.launched_at})
-        self._to_coordinator(m.Ended(name, m.DeathBody(name, self.engine.host(name), kind.value, hosts)))
+        if name in self._book.announced:
+            self._to_coordinator(m.Ended(name, m.DeathBody(name, self.engine.host(name), kind.value, hosts)))
         if self._book.quitting.pop(name, None) is not None:
             return
         self._events.append(Lost(name, cause, crashed=kind.blames_data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from scavenger.train import messages as m
@@ -23,6 +24,8 @@ class Book:
     Attributes:
         token: The newest coordinator's; 0 before the first.
         launched_at: When each worker was launched, in order.
+        vms: The type of VM that each worker was launched on.
+        announced: Workers that the coordinator has heard of: those that have been placed.
         ended_at: When each that is gone had ended.
         quitting: Workers that were let go and have not ended yet, and since when.
         expelled: Processes that are ended because they count as lost, and why they do.
@@ -38,6 +41,8 @@ class Book:
         self._engine, self._aggregators, self._clock = engine, aggregators, clock
         self.token = 0
         self.launched_at: dict[str, float] = {}
+        self.vms: dict[str, str] = {}
+        self.announced: set[str] = set()
         self.ended_at: dict[str, float] = {}
         self.quitting: dict[str, float] = {}
         self.expelled: dict[str, str] = {}
@@ -74,19 +79,27 @@ class Book:
             if name not in self.ended_at and name not in self.quitting and name not in self.expelled
         )
 
+    @property
+    def unannounced(self) -> tuple[str, ...]:
+        """Workers that live and that the coordinator has not heard of, in the order of their launch."""
+        waiting = self.launched_at.keys() - self.announced - self.ended_at.keys()
+        return tuple(sorted(waiting, key=self.launched_at.__getitem__))
+
     def workers(self, *states: str) -> tuple[str, ...]:
         """Names of living workers in any of the states `starting`, `ready` and `training`."""
         return tuple(name for name in self.alive if self._state(name) in states)
 
     @property
-    def existing(self) -> int:
-        """Workers that have not ended."""
-        return len(self.launched_at.keys() - self.ended_at.keys())
+    def existing(self) -> dict[str, int]:
+        """Workers that have not ended, by the type of their VM."""
+        return dict(Counter(self.vms[name] for name in self.launched_at.keys() - self.ended_at.keys()))
 
-    def worker_seconds(self) -> float:
-        """Time that workers have existed, summed."""
-        now = self._clock()
-        return sum(self.ended_at.get(name, now) - at for name, at in self.launched_at.items())
+    def worker_seconds(self) -> dict[str, float]:
+        """Time that workers have existed, summed over those of each type of VM."""
+        now, seconds = self._clock(), dict.fromkeys(self.vms.values(), 0.0)
+        for name, at in self.launched_at.items():
+            seconds[self.vms[name]] += self.ended_at.get(name, now) - at
+        return seconds
 
     def beat(self, name: str, beat: m.Beat) -> None:
         """A process lives. Views only grow: a restarted aggregator does not know yet which it is in."""

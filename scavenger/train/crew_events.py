@@ -5,8 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scavenger.train import messages as m
+from scavenger.train.engine_base import Doomed
 
-__all__ = ["Event", "Leaving", "Lost", "ProcessState", "Recovered", "RolledBack", "Started", "Warned"]
+__all__ = [
+    "Doomed",
+    "Event",
+    "Leaving",
+    "Lost",
+    "ProcessState",
+    "Recovered",
+    "RolledBack",
+    "Started",
+    "Warned",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,7 @@ Event = (
     | m.CheckpointWritten
     | m.CheckpointFailed
     | Started
+    | Doomed
     | Leaving
     | Lost
     | Recovered

@@ -22,7 +22,7 @@ import psutil
 from scavenger.errors import CleanupError
 from scavenger.train import reaper
 from scavenger.train.bodies import Bootstrap
-from scavenger.train.engine_base import GRACE_S, Engine, Exit, as_line
+from scavenger.train.engine_base import GRACE_S, Doomed, Engine, Exit, as_line
 
 __all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]
 
@@ -69,7 +69,9 @@ class ProcessEngine(Engine):
             start_new_session=True,
         )
 
-    def launch(self, boot: Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None) -> int:
+    def launch(
+        self, boot: Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None, vm: str = ""
+    ) -> int:
         """See `Engine.launch`; a process is up, with its id, when this returns."""
         if self._closed:
             raise RuntimeError("the engine is closed")
@@ -120,6 +122,10 @@ class ProcessEngine(Engine):
                 exits.append(Exit(name, process.popen.returncode))
                 self._bury(name, process)
         return exits
+
+    def doomed(self) -> tuple[Doomed, ...]:
+        """See `Engine.doomed`: nobody tells of this machine's end."""
+        return ()
 
     def pid(self, name: str) -> int:
         return self._processes[name].popen.pid

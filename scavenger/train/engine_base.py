@@ -14,7 +14,7 @@ from typing import Protocol
 
 from scavenger.train.bodies import Bootstrap
 
-__all__ = ["GRACE_S", "LINE_BYTES_MAX", "Engine", "Exit", "as_line"]
+__all__ = ["GRACE_S", "LINE_BYTES_MAX", "Doomed", "Engine", "Exit", "as_line"]
 
 GRACE_S = 5.0
 """How long `stop` waits for each of its steps, unless told."""
@@ -48,6 +48,21 @@ class Exit:
         return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """A process whose host has been told that it will end.
+
+    Attributes:
+        name: As in its `Bootstrap`.
+        in_s: Until then; None where no time is set, as at a mere risk.
+        reason: In words.
+    """
+
+    name: str
+    in_s: float | None
+    reason: str
+
+
 class Engine(Protocol):
     """Runs each role of a job as a process group of its own, on this host or on many.
 
@@ -65,13 +80,16 @@ class Engine(Protocol):
     A name that was never launched is a `KeyError` everywhere.
     """
 
-    def launch(self, boot: Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None) -> int:
+    def launch(
+        self, boot: Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None, vm: str = ""
+    ) -> int:
         """Start a process, which finds its bootstrap as the first line of its standard input.
 
         Args:
             boot: What the process is told. A name may be used again once `running` lacks it; its log goes on.
             env: Variables beside those that it inherits.
             host: The address, as `host` tells it, to run at; None: wherever there is room.
+            vm: The type of VM to run on; of no account to an engine whose hosts are all alike.
 
         Returns:
             Its id at its host, or 0 while it is still being placed: `pid` tells it later, and `poll` tells
@@ -89,6 +107,10 @@ class Engine(Protocol):
 
         Those that `stop` ended are not among them. Never waits.
         """
+        ...
+
+    def doomed(self) -> tuple[Doomed, ...]:
+        """Processes whose host has been told that it will end, each told once."""
         ...
 
     def kill(self, name: str) -> None:

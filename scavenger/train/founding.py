@@ -178,7 +178,8 @@ class Founding:
         return tuple(self._aggregators[index] for index in sorted(self._aggregators))
 
     @property
-    def _complete(self) -> bool:
+    def complete(self) -> bool:
+        """All aggregators can be connected to."""
         return self._brief is not None and len(self._aggregators) == len(self._brief.aggregators)
 
     def _check(self, worker: str, manifest: m.Manifest) -> None:
@@ -197,7 +198,7 @@ class Founding:
 
     def _prepare_greeted(self) -> None:
         """Let workers map the block and warm up: first one alone, whose initial weights become the job's."""
-        if not self._complete or self._manifest is None or not self.informed:
+        if not self.complete or self._manifest is None or not self.informed:
             return
         if not self._seeded and self._seeding is not None:
             return
@@ -211,7 +212,7 @@ class Founding:
 
     def _initialise(self) -> None:
         """Have aggregators take up their parts: new ones, and those that have been restarted."""
-        if not self._seeded or not self._complete or not self.informed or self._manifest is None:
+        if not self._seeded or not self.complete or not self.informed or self._manifest is None:
             return
         addresses = self._aggregators
         due = [i for i in addresses if i not in self._holding and self._asked.get(i) != addresses[i]]

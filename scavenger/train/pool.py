@@ -126,7 +126,9 @@ class PooledEngine(ProcessEngine):
         self._dead: list[Exit] = []
         pool.clients.append(self)
 
-    def launch(self, boot: m.Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None) -> int:
+    def launch(
+        self, boot: m.Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None, vm: str = ""
+    ) -> int:
         """See `Engine.launch`."""
         if boot.role != "aggregator":
             return super().launch(boot, env=env, host=host)

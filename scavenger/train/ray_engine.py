@@ -24,7 +24,7 @@ import msgspec
 from scavenger.errors import CleanupError, NotSupportedError, TransientError
 from scavenger.train.bodies import Bootstrap
 from scavenger.train.engine import cap_log
-from scavenger.train.engine_base import GRACE_S, Engine, Exit, as_line
+from scavenger.train.engine_base import GRACE_S, Doomed, Engine, Exit, as_line
 from scavenger.train.ray_host import Host, Placed, Report
 
 __all__ = ["RayEngine", "engine_maker"]
@@ -105,7 +105,9 @@ class RayEngine(Engine):
             runtime_env={"env_vars": _KEEP_CHILDREN},
         )(Host)
 
-    def launch(self, boot: Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None) -> int:
+    def launch(
+        self, boot: Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None, vm: str = ""
+    ) -> int:
         """See `Engine.launch`; always 0."""
         if self._closed:
             raise RuntimeError("the engine is closed")
@@ -137,6 +139,10 @@ class RayEngine(Engine):
                 self._lost(name, process, "found no host with room for it")
         exits, self._exits = self._exits, []
         return exits
+
+    def doomed(self) -> tuple[Doomed, ...]:
+        """See `Engine.doomed`: Ray tells of none."""
+        return ()
 
     def kill(self, name: str) -> None:
         """See `Engine.kill`."""

@@ -21,6 +21,7 @@ class Imds(MetadataServer):
         now: The VM's time.
         interrupted_at: When the VM is interrupted, once that is announced; None before.
         rebalance_at: When a rebalance was recommended; None before.
+        host: This machine's address that it is reached by.
     """
 
     def __init__(
@@ -28,12 +29,13 @@ class Imds(MetadataServer):
         now: Callable[[], datetime],
         interrupted_at: Callable[[], datetime | None],
         rebalance_at: Callable[[], datetime | None],
+        host: str = "127.0.0.1",
     ) -> None:
         self._now, self._interrupted_at, self._rebalance_at = now, interrupted_at, rebalance_at
         self._tokens: dict[str, float] = {}
         self.requests: list[str] = []
         self.down = False
-        super().__init__()
+        super().__init__(host)
 
     def forget_tokens(self) -> None:
         """As after the VM's host was serviced."""

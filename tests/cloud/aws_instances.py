@@ -17,10 +17,10 @@ from typing import Any
 from aws_imds import Imds
 from moto.ec2.models import ec2_backends
 
-__all__ = ["ACCOUNT", "REGION", "STATES", "STOP_S", "Instances", "Life", "limit_s"]
+__all__ = ["ACCOUNT", "REGION", "STATES", "Instances", "Life", "limit_s"]
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
-BOOT_S, STOP_S, FORGET_S = 40.0, 50.0, 3_600.0
+FORGET_S = 3_600.0
 STATES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 
 
@@ -43,7 +43,10 @@ class Instances:
 
     Attributes:
         now_s, began: The cloud's time since it began, and when that was.
+        boot_s, stop_s: How long a VM takes to be up, and to be gone.
     """
+
+    boot_s, stop_s = 40.0, 50.0
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -98,14 +101,14 @@ class Instances:
         """Tell a VM that it is at risk."""
         self._lives[instance_id].rebalance_s = self.now_s
 
-    def imds(self, instance_id: str) -> Imds:
+    def imds(self, instance_id: str, host: str = "127.0.0.1") -> Imds:
         """The metadata service as this VM sees it; the caller closes it."""
         life = self._lives[instance_id]
 
         def at(moment_s: float | None) -> datetime | None:
             return None if moment_s is None else self._at(moment_s)
 
-        return Imds(self.now, lambda: at(life.interrupted_s), lambda: at(life.rebalance_s))
+        return Imds(self.now, lambda: at(life.interrupted_s), lambda: at(life.rebalance_s), host)
 
     def _known(self) -> dict[str, Any]:
         backend = ec2_backends[ACCOUNT][REGION]
@@ -126,7 +129,7 @@ class Instances:
         backend = ec2_backends[ACCOUNT][REGION]
         for instance_id, instance in self._known().items():
             life = self._lives.setdefault(instance_id, Life(self.now_s, None))
-            up_s = life.born_s + BOOT_S
+            up_s = life.born_s + self.boot_s
             if life.asked_s is None and life.limit_s is not None and self.now_s >= up_s + life.limit_s:
                 if instance.instance_initiated_shutdown_behavior == "terminate":
                     self._shut_down(
@@ -140,15 +143,27 @@ class Instances:
                 self._shut_down(instance_id, "Server.SpotInstanceTermination", "Spot instance termination")
                 life.asked_s = life.interrupted_s
             if life.asked_s is None:
-                _set_state(instance, "running" if self.now_s >= up_s else "pending")
+                _set_state(instance, "running" if self._is_up(instance_id, life) else "pending")
                 continue
-            ended_s = life.asked_s + STOP_S
-            _set_state(instance, "terminated" if self.now_s >= ended_s else "shutting-down")
-            if self.now_s >= ended_s + FORGET_S:
+            over = self._is_over(instance_id, life)
+            _set_state(instance, "terminated" if over else "shutting-down")
+            if over and self.now_s >= life.asked_s + self.stop_s + FORGET_S:
                 self._forgotten[instance_id] = instance
                 for key, reservation in list(backend.reservations.items()):
                     if reservation.instances == [instance]:
                         del backend.reservations[key]
+
+    def _begin(self, instance: Any, user_data: str) -> None:
+        """A new VM's life; `user_data` in base64."""
+        self._lives[instance.id] = Life(self.now_s, limit_s(user_data))
+
+    def _is_up(self, instance_id: str, life: Life) -> bool:
+        return self.now_s >= life.born_s + self.boot_s
+
+    def _is_over(self, instance_id: str, life: Life) -> bool:
+        """Of one that is asked to end."""
+        assert life.asked_s is not None
+        return self.now_s >= life.asked_s + self.stop_s
 
     def _shut_down(self, instance_id: str, code: str, message: str) -> None:
         with self._lock:
@@ -174,7 +189,7 @@ def limit_s(encoded: str) -> float | None:
         if part.get_content_type() == "text/cloud-boothook":
             text = part.get_payload(decode=True)
             assert isinstance(text, bytes)
-            found = re.search(rb"^OnActiveSec=(\d+)$", text, re.MULTILINE)
-            if found and b"systemctl start --no-block scavenger-limit.timer" in text:
-                return float(found[1])
+            timers = re.findall(rb"^timer (\S+) '.*' (\d+)$", text, re.MULTILINE)
+            started = text[text.index(b"systemctl start") :].split()
+            return min((float(seconds) for timer, seconds in timers if timer in started), default=None)
     return None

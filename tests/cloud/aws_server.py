@@ -26,7 +26,7 @@ from email.utils import format_datetime
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
-from aws_instances import ACCOUNT, REGION, STATES, STOP_S, Instances, Life, limit_s
+from aws_instances import ACCOUNT, REGION, STATES, Instances
 from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
@@ -249,7 +249,9 @@ class AwsServer(Instances):
         for instance_id in re.findall(rb"<instanceId>([^<]+)</instanceId>", answer):
             instance = self._known()[instance_id.decode()]
             instance.launch_time = self._at(self.now_s)
-            self._lives[instance.id] = Life(self.now_s, limit_s(form.get("UserData", "")))
+            address = str(instance.private_ip)
+            self._begin(instance, form.get("UserData", ""))
+            answer = answer.replace(address.encode(), str(instance.private_ip).encode())
             if key[1]:
                 self._tokens[key] = Token(parameters, answer, instance.id)
         self._settle()
@@ -292,7 +294,7 @@ class AwsServer(Instances):
 
     def _remembers(self, token: Token) -> bool:
         life = self._lives[token.instance_id]
-        return life.asked_s is None or self.now_s < life.asked_s + STOP_S + TOKEN_KEPT_S
+        return life.asked_s is None or self.now_s < life.asked_s + self.stop_s + TOKEN_KEPT_S
 
     def _replay(self, token: Token) -> bytes:
         if self.replays == "original":

@@ -124,6 +124,7 @@ def make_request(world: World, name: object = 0, **changes: object) -> VmRequest
         zone=world.provider.zones(world.vm)[0],
         spot=False,
         run_max_s=30 * DAY_S,
+        life_s=30 * DAY_S,
         user_data="#!/bin/sh\necho ready\n",
         labels=(("team", "blue"),),
     )

@@ -26,7 +26,7 @@ class GceMetadata(MetadataServer):
         timeouts_s: The `timeout_sec` of each request that waited; the wait itself ends by `expire` or a change alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         self._changed = threading.Condition()
         self._preempted = False
         self._expired = 0
@@ -34,7 +34,7 @@ class GceMetadata(MetadataServer):
         self.timeouts_s: list[int] = []
         self.requests: list[str] = []
         self.down = False
-        super().__init__()
+        super().__init__(host)
 
     def preempt(self) -> None:
         """The value turns to TRUE."""

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 from gcp_discovery import Discovery, RefusedError
-from gcp_state import PROJECT, ROOT, TYPES, ZONES, Clock, Project, shape
+from gcp_state import PROJECT, ROOT, TYPES, ZONES, Project, shape
 
 __all__ = ["ComputeServer", "Faults"]
 
@@ -71,7 +71,7 @@ class ComputeServer:
         on_call: Called at each call.
     """
 
-    def __init__(self, clock: Clock, *, page_max: int = 5) -> None:
+    def __init__(self, clock: Callable[[], float], *, page_max: int = 5) -> None:
         self.page_max = page_max
         self.faults = Faults()
         self.reset(clock)
@@ -100,10 +100,10 @@ class ComputeServer:
         self.endpoint = f"http://127.0.0.1:{self._http.server_address[1]}"
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
 
-    def reset(self, clock: Clock) -> None:
+    def reset(self, clock: Callable[[], float]) -> None:
         """An empty project without faults; the same port, so that a module's tests need one description."""
         self.faults.let_go.set()
-        self.project, self.faults, self._clock = Project(clock), Faults(), clock
+        self.project, self.faults, self._clock = self._new_project(clock), Faults(), clock
         self.calls: Counter[str] = Counter()
         self.requests: list[tuple[str, Any]] = []
         self.faults_of_ours: list[str] = []
@@ -111,7 +111,10 @@ class ComputeServer:
         self.endless = False
         self.on_call: Callable[[], object] = lambda: None
 
-    def __enter__(self) -> ComputeServer:
+    def _new_project(self, clock: Callable[[], float]) -> Project:
+        return Project(clock)
+
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import Any, ClassVar
 from uuid import UUID
 
 from gcp_discovery import RefusedError
 
-__all__ = ["PROJECT", "REGION", "ROOT", "TYPES", "ZONES", "Clock", "Machine", "Project"]
+__all__ = ["EPOCH", "PROJECT", "REGION", "ROOT", "TYPES", "ZONES", "Clock", "Machine", "Operation", "Project"]
 
 PROJECT = "a-project"
 REGION = "us-central1"
@@ -30,9 +30,8 @@ NOT_IN = {("n2-standard-8", "us-central1-f"), ("e2-standard-2", "us-central1-b")
 ROOT = "https://www.googleapis.com/compute/v1"
 CPUS_MAX = 200.0
 
-STARTS_AFTER_S, UP_AFTER_S, DELETED_AFTER_S, PREEMPTED_AFTER_S = 1.0, 8.0, 60.0, 30.0
 REQUEST_ID_KEPT_S = 3600.0
-_EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 _ABROAD = timezone(timedelta(hours=-8))
 """Google tells times of the Pacific."""
 
@@ -58,13 +57,17 @@ class Machine:
     zone: str
     body: dict[str, Any]
     created_at: float
+    up_after_s: float = 8.0
     ends_at: float = float("inf")
     gone_at: float = float("inf")
     reason: str = ""
+    address: str = ""
+    off_at: float | None = None
+    """When it powered itself off: it is there still, and its disk is paid for."""
 
     @property
     def up_at(self) -> float:
-        return self.created_at + UP_AFTER_S
+        return self.created_at + self.up_after_s
 
     def end(self, at: float, after: float, reason: str = "") -> None:
         """Begin to end it, where that is not under way already."""
@@ -100,6 +103,11 @@ class Project:
         hidden_s: How long lists miss what is new.
         breaks: The codes that the next operations of an insert end with.
     """
+
+    starts_after_s: ClassVar[float] = 1.0
+    up_after_s: ClassVar[float] = 8.0
+    deleted_after_s: ClassVar[float] = 60.0
+    preempted_after_s: ClassVar[float] = 30.0
 
     clock: Callable[[], float]
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -154,17 +162,18 @@ class Project:
             raise RefusedError(409, "alreadyExists", f"The resource '{place}' already exists")
         error, status = self._trouble(zone)
         now = self.clock()
-        machine = Machine(next(self._ids), name, zone, body, now)
+        machine = Machine(next(self._ids), name, zone, body, now, self.up_after_s)
+        machine.address = f"10.128.0.{machine.id % 250 + 2}"
         if error is not None:
-            machine.end(now + UP_AFTER_S, 0.0)
+            machine.end(now + self.up_after_s, 0.0)
         else:
             limit = body.get("scheduling", {}).get("maxRunDuration")
             if limit is not None:
-                machine.end(machine.up_at + float(limit["seconds"]), DELETED_AFTER_S)
+                machine.end(machine.up_at + float(limit["seconds"]), self.deleted_after_s)
         self.machines[machine.id] = machine
         if error is None or self.leaves_disk:
             self.disks[name] = (zone, body["disks"][0]["initializeParams"].get("labels", {}))
-        operation = self._begin("insert", machine, UP_AFTER_S, request_id)
+        operation = self._begin("insert", machine, self.up_after_s, request_id)
         operation.error, operation.status = error, status
         return operation
 
@@ -172,13 +181,13 @@ class Project:
         if known := self._known(request_id):
             return known
         machine = self.find(zone, instance)
-        machine.end(self.clock(), DELETED_AFTER_S)
-        return self._begin("delete", machine, DELETED_AFTER_S, request_id)
+        machine.end(self.clock(), self.deleted_after_s)
+        return self._begin("delete", machine, self.deleted_after_s, request_id)
 
     def preempt(self, instance_id: int) -> None:
         machine = self.machines[instance_id]
-        machine.end(self.clock(), PREEMPTED_AFTER_S, "Instance was preempted.")
-        self._begin("compute.instances.preempted", machine, PREEMPTED_AFTER_S, "")
+        machine.end(self.clock(), self.preempted_after_s, "Instance was preempted.")
+        self._begin("compute.instances.preempted", machine, self.preempted_after_s, "")
 
     def _known(self, request_id: str) -> Operation | None:
         if not request_id:
@@ -237,7 +246,7 @@ class Project:
             "operationType": operation.kind,
             "targetLink": f"{zone}/instances/{operation.target}",
             "targetId": str(operation.target_id),
-            "status": "PENDING" if age < STARTS_AFTER_S else "RUNNING",
+            "status": "PENDING" if age < self.starts_after_s else "RUNNING",
             "progress": 0,
             "insertTime": stamp(operation.created_at),
             "user": "somebody@example.com",
@@ -262,12 +271,14 @@ class Project:
         if now >= machine.ends_at:
             status = "STOPPING"
         elif now < machine.up_at:
-            status = "PROVISIONING" if now < machine.created_at + STARTS_AFTER_S else "STAGING"
+            status = "PROVISIONING" if now < machine.created_at + self.starts_after_s else "STAGING"
+        elif machine.off_at is not None:
+            status = "TERMINATED"
         zone = f"{ROOT}/projects/{PROJECT}/zones/{machine.zone}"
         body = machine.body
         kind = body["machineType"].rpartition("/")[2]
         disk = {"boot": True, "autoDelete": True, "index": 0, "source": f"{zone}/disks/{machine.name}"}
-        address = {"networkIP": f"10.128.0.{machine.id % 250 + 2}"} if status != "PROVISIONING" else {}
+        address = {"networkIP": machine.address} if status != "PROVISIONING" else {}
         shown = {
             **body,
             "kind": "compute#instance",
@@ -282,11 +293,13 @@ class Project:
         }
         if status == "STOPPING" and machine.reason:
             shown["statusMessage"] = machine.reason
+        if machine.off_at is not None:
+            shown["lastStopTimestamp"] = stamp(machine.off_at)
         return shown
 
 
 def stamp(at: float) -> str:
-    return (_EPOCH + timedelta(seconds=at)).astimezone(_ABROAD).isoformat(timespec="milliseconds")
+    return (EPOCH + timedelta(seconds=at)).astimezone(_ABROAD).isoformat(timespec="milliseconds")
 
 
 def shape(kind: str, zone: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""An HTTP server on the loopback whose answers a function gives, for the metadata services of both clouds."""
+"""An HTTP server on this machine whose answers a function gives, for the metadata services of both clouds."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Answer = tuple[int, Mapping[str, str], str]
 
 
 class MetadataServer:
-    """A thread of its own; `port` on 127.0.0.1. Derived classes answer."""
+    """A thread of its own; `port` on the host's address. Derived classes answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -33,7 +33,7 @@ class MetadataServer:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, 0), Handler)
         self._server.daemon_threads = True
         self.port = self._server.server_port
         self._thread = threading.Thread(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from email import message_from_string
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from aws_server import ON_DEMAND_PRICES, REGION, AwsServer
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
 from conformance import OWNER, alive, make_request, token_of
 
-from scavenger.cloud.aws_user_data import RENEW_COMMAND, user_data
 from scavenger.cloud.aws_values import quota_name
 from scavenger.errors import (
     CloudUnavailableError,
@@ -136,24 +133,14 @@ def test_quotas_that_may_not_be_read_are_empty(aws: AwsWorld) -> None:
 # User data
 
 
-def test_user_data_sets_the_limit_before_anything_of_the_users(aws: AwsWorld) -> None:
-    request = make_request(aws, run_max_s=5_400.2, user_data="#!/bin/sh\necho grüße\n")
+def test_a_vm_that_nobody_renews_ends_after_its_life_and_not_after_the_longest_run(aws: AwsWorld) -> None:
+    aws.provider.launch(make_request(aws, life_s=900.0, run_max_s=7_200.0))
+    aws.advance(900.0)
+    assert len(alive(aws)) == 1
 
-    limit, script = [
-        (part.get_content_type(), str(cast("bytes", part.get_payload(decode=True)), "utf-8"))
-        for part in message_from_string(user_data(request)).walk()
-        if not part.is_multipart()
-    ]
+    aws.advance(120.0)
 
-    assert limit[0] == "text/cloud-boothook"
-    assert "\nOnActiveSec=5401\n" in limit[1]
-    assert RENEW_COMMAND.split()[-1] in limit[1]
-    subprocess.run(["sh", "-n"], input=limit[1], text=True, check=True, timeout=10)
-    assert script == ("text/x-shellscript", request.user_data)
-
-
-def test_the_same_request_has_the_same_user_data(aws: AwsWorld) -> None:
-    assert user_data(make_request(aws)) == user_data(make_request(aws))
+    assert alive(aws) == []
 
 
 @pytest.mark.parametrize(

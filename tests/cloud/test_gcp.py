@@ -74,7 +74,10 @@ def test_a_vm_keeps_nothing_and_may_do_nothing(world: GcpWorld) -> None:
     assert disk["autoDelete"] is True
     assert disk["initializeParams"]["diskSizeGb"] == "20"
     assert "serviceAccounts" not in body
-    assert body["metadata"] == {"items": [{"key": "user-data", "value": "#cloud-config\n"}]}
+    (item,) = body["metadata"]["items"]
+    assert item["key"] == "user-data"
+    assert "OnActiveSec" in item["value"]
+    assert "#cloud-config\n" in item["value"]
     assert body["shieldedInstanceConfig"] == {
         "enableSecureBoot": True,
         "enableVtpm": True,

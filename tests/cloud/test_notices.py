@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from scavenger.cloud.notices import NOTICE_DELAY_MAX_S, Reply, http_transport, watch
 from scavenger.domain.vm import Notice
-from scavenger.errors import CloudUnavailableError, NotSupportedError
+from scavenger.errors import CloudUnavailableError, ConfigurationError, NotSupportedError
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -284,3 +284,43 @@ def test_no_proxy_is_asked(vm: Vm, imds: Imds, monkeypatch: pytest.MonkeyPatch) 
     vm.interrupted_s = 0.0
 
     assert [notice.kind for _, notice in vm.heard(imds, until_s=1.0)] == ["preemption"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "variable", "address"),
+    [
+        ("aws", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:{}"),
+        ("aws", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:{}/"),
+        ("gcp", "GCE_METADATA_HOST", "127.0.0.1:{}"),
+    ],
+)
+def test_the_clouds_own_variables_name_another_metadata_service(
+    vm: Vm, imds: Imds, gce: GceMetadata, provider: str, variable: str, address: str
+) -> None:
+    vm.interrupted_s = 0.0
+    gce.preempt()
+    port = imds.port if provider == "aws" else gce.port
+
+    heard = watch(
+        provider,
+        stopped=lambda: vm.now_s > 5.0,
+        environment={variable: address.format(port)},
+        clock=vm.clock,
+        now=vm.now,
+        sleep=vm.sleep,
+    )
+
+    assert next(heard).kind == "preemption"
+
+
+@pytest.mark.parametrize(
+    ("provider", "variable", "address"),
+    [
+        ("aws", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "https://metadata.example.com"),
+        ("aws", "AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://"),
+        ("gcp", "GCE_METADATA_HOST", "metadata:eighty"),
+    ],
+)
+def test_a_variable_that_holds_no_address_is_told_at_once(provider: str, variable: str, address: str) -> None:
+    with pytest.raises(ConfigurationError, match=variable):
+        watch(provider, stopped=lambda: True, environment={variable: address})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from scavenger.control.course import Before
 from scavenger.control.goal import Goal
 from scavenger.control.journal import Journal
 from scavenger.control.limits import Limits
+from scavenger.control.meter import WorkerMeter
 from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Offer
 from scavenger.domain.job import GoalSpec
@@ -64,6 +66,8 @@ class Scripted:
     memory_bytes: dict[str, int] = field(default_factory=dict)
     verdicts: list[tuple[bool, bool]] = field(default_factory=list)
     launched: dict[str, float] = field(default_factory=dict)
+    vms: dict[str, str] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)
     gone: dict[str, float] = field(default_factory=dict)
     ending: bool = False
     late: list[m.StepReport] = field(default_factory=list)
@@ -83,7 +87,7 @@ class Scripted:
 
     @property
     def alive(self) -> tuple[str, ...]:
-        return self.membership.alive
+        return tuple(name for name in self.membership.alive if name not in self.leaving)
 
     def workers(self, *states: str) -> tuple[str, ...]:
         return tuple(name for name in self.alive if _WORDS[self.membership.state(name)] in states)
@@ -100,15 +104,18 @@ class Scripted:
     def settled(self) -> bool:
         return self.membership.settled
 
-    def start(self, workers: int) -> None:
-        self.launch(workers)
+    def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
+        self.launch(workers, vm)
 
-    def launch(self, workers: int) -> tuple[str, ...]:
+    def vm_of(self, worker: str) -> str:
+        return self.vms[worker]
+
+    def launch(self, workers: int, vm: str = "", *, threads: int | None = None) -> tuple[str, ...]:
         first = len(self.launched)
         names = tuple(worker_name(first + index) for index in range(workers))
         for name in names:
             self.membership.launch(name)
-            self.launched[name] = self.now_s
+            self.launched[name], self.vms[name] = self.now_s, vm
         return names
 
     def resize(
@@ -121,13 +128,15 @@ class Scripted:
         lr_scale: float = 1.0,
     ) -> None:
         self.lr_scales.append(lr_scale)
+        self.leaving.update(without)
         self.membership.resize(workers, global_batch_size, reason, without=without, lr_scale=lr_scale)
 
     def release(self, keep: int) -> None:
-        if not self.settled or len(self.alive) <= keep:
+        if not self.settled or (len(self.alive) <= keep and not self.leaving):
             return
         for worker in self.membership.spare(keep):
             self.membership.release(worker)
+            self.leaving.discard(worker)
             self.gone[worker] = self.now_s
             self.coming.append(Leaving(worker))
 
@@ -135,11 +144,14 @@ class Scripted:
         self.verdicts.append((stop, keep_best))
 
     @property
-    def existing(self) -> int:
-        return len(self.launched) - len(self.gone)
+    def existing(self) -> dict[str, int]:
+        return dict(Counter(self.vms[name] for name in self.launched.keys() - self.gone.keys()))
 
-    def worker_seconds(self) -> float:
-        return sum(self.gone.get(name, self.now_s) - at for name, at in self.launched.items())
+    def worker_seconds(self) -> dict[str, float]:
+        seconds = dict.fromkeys(self.vms.values(), 0.0)
+        for name, at in self.launched.items():
+            seconds[self.vms[name]] += self.gone.get(name, self.now_s) - at
+        return seconds
 
     def processes(self) -> tuple[ProcessState, ...]:
         view = self.membership.number
@@ -252,6 +264,7 @@ def trainer_of(
     goal: GoalSpec | None = None,
     shared_cpus: int | None = None,
     price: float = PRICE,
+    others: Sequence[Offer] = (),
     observer: Observer | None = None,
     on_tick: Callable[[], None] = lambda: None,
     before: Before | None = None,
@@ -259,10 +272,12 @@ def trainer_of(
     resumed_step: int | None = None,
     lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
 ) -> Trainer:
+    offers = (offer(shared_cpus=shared_cpus, price=price), *others)
     return Trainer(
         cast(Crew, scripted),
         goal=Goal(goal or GoalSpec(max_epochs=1000)),
-        offer=offer(shared_cpus=shared_cpus, price=price),
+        offers=offers,
+        meter=WorkerMeter(cast(Crew, scripted), {one.vm: one for one in offers}),
         limits=Limits(deadline_s, budget_usd),
         journal=Journal(folder / "measurements.jsonl", resumed_step=resumed_step, job_id="j"),
         observer=observer or Heard(),

@@ -26,7 +26,8 @@ def job(**sections: Any) -> JobSpec:
 @pytest.mark.parametrize(
     ("sections", "word"),
     [
-        ({"infra": "gcp/us-central1"}, "infra"),
+        ({"infra": "kubernetes"}, "infra"),
+        ({"infra": "gcp/us-central1", "engine": "ray"}, "engine"),
         ({"spot": "auto"}, "spot"),
         ({"objective": {"utility": "time * 2"}}, "objective"),
     ],
@@ -45,6 +46,8 @@ def test_what_this_version_does_not_do_is_refused_by_the_key_that_asks_for_it(
         {"elastic": {"min": 1, "max": 2, "policy": "throughput", "batch": "weak", "batch_max": 512}},
         {"elastic": {"straggler": {"rule": "edl"}, "lr_scaling": "adascale", "aggregators": 2}},
         {"checkpoint": {"path": "./c", "every_steps": 10}},
+        {"infra": "gcp/us-central1", "spot": "auto"},
+        {"infra": "aws/us-east-1a", "spot": "always", "resources": {"any_of": ["c5.large", "c5.xlarge"]}},
         {
             "objective": {"utility": {"linear": {"worth": "$50", "until": "8h"}}},
             "elastic": {"policy": "utility"},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import PRICE, STEP_S, Heard, Scripted, trainer_of
+from scripted import PRICE, STEP_S, Heard, Scripted, offer, trainer_of
 
 from scavenger.control.limits import DRAIN_S
 from scavenger.control.measuring import measure
@@ -21,6 +23,7 @@ from scavenger.domain.report import ViewChanged
 from scavenger.errors import Interrupted, LimitReachedError, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
+from scavenger.train.crew_events import Doomed
 
 LOSS = GoalSpec(metric="val_loss", target=0.5, max_epochs=5)
 
@@ -104,8 +107,8 @@ def test_workers_that_were_let_go_count_against_the_budget_until_they_have_ended
         """Nobody that is let go ever ends."""
 
         @property
-        def existing(self) -> int:
-            return len(self.launched)
+        def existing(self) -> dict[str, int]:
+            return dict(Counter(self.vms.values()))
 
     per_s = PRICE / 3600
     trainer = trainer_of(Lingering(epoch_steps=10**6), tmp_path, budget_usd=0.1)
@@ -344,3 +347,86 @@ def test_evaluation_is_told_by_the_worker_count_that_it_was_seen_at(tmp_path: Pa
     trainer.until(lambda: len(trainer.course.epochs) == 3)
 
     assert [workers for workers, _ in trainer.course.evaluation_s()] == [1, 2]
+
+
+def test_a_worker_whose_vm_will_end_leaves_at_once_and_is_replaced_beside_it(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(2)
+    trainer.move(at(2, 32), "test")
+    scripted.coming = [Doomed("w0", 30.0, "spot VM taken back")]
+    trainer.until(lambda: scripted.launched.keys() >= {"w2"})
+    view = scripted.membership.announced
+    assert view is not None
+    assert "w0" not in [member.worker for member in view.members]
+
+    trainer.until(lambda: "w0" in scripted.gone and trainer.crew.ready == 2)
+    trainer.until(lambda: trainer.configuration == at(2, 32))
+    assert trainer.crew.alive == ("w1", "w2")
+    assert [departure.kind for departure in trainer.course.departures] == ["eviction"]
+
+
+def test_the_only_worker_trains_on_until_its_vm_ends(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    step = trainer.step
+    scripted.coming = [Doomed("w0", 30.0, "spot VM taken back")]
+    trainer.until(lambda: trainer.crew.alive == ("w1",))
+    trainer.until(lambda: trainer.step > step + 3)
+
+    assert trainer.configuration == at(1, 32)
+
+
+def test_a_vm_that_is_only_at_risk_is_replaced_when_somebody_else_is_there(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(2)
+    trainer.move(at(2, 32), "test")
+    scripted.coming = [Doomed("w1", None, "rebalance recommended")]
+    trainer.pump()
+    assert trainer.at_risk == {"w1"}
+    assert trainer.crew.alive == ("w0", "w1")
+
+
+def test_a_change_of_vm_type_keeps_the_old_ones_until_all_new_ones_have_come(tmp_path: Path) -> None:
+    scripted = Scripted()
+    other = replace(offer(price=2 * PRICE), vm="local-2", cpus=2)
+    trainer = trainer_of(scripted, tmp_path, others=[other])
+    trainer.start(2)
+    trainer.move(at(2, 32), "test", keep=True)
+    there = Configuration("local-2", 3, 96)
+
+    assert trainer.move(there, "test", keep=True)
+    assert trainer.configuration == there
+    assert scripted.gone.keys() == {"w0", "w1"}
+    assert {scripted.vm_of(name) for name in trainer.crew.alive} == {"local-2"}
+    assert trainer.offer is other
+    spent = scripted.worker_seconds()
+    assert trainer.cost_usd == pytest.approx((spent["local-1"] + 2 * spent["local-2"]) * PRICE / 3600)
+
+
+def test_a_vm_type_that_cannot_be_kept_alive_is_not_gone_to(tmp_path: Path) -> None:
+    scripted = Scripted(doomed={f"w{n}" for n in range(2, 30)})
+    other = replace(offer(price=2 * PRICE), vm="local-2", cpus=2)
+    trainer = trainer_of(scripted, tmp_path, others=[other])
+    trainer.start(2)
+    trainer.move(at(2, 32), "test")
+
+    assert not trainer.move(Configuration("local-2", 2, 64), "test")
+    assert trainer.configuration == at(2, 32)
+    assert trainer.crew.alive == ("w0", "w1")
+
+
+def test_four_fifths_of_a_limit_are_told_once(tmp_path: Path) -> None:
+    scripted, heard = Scripted(), Heard()
+    trainer = trainer_of(scripted, tmp_path, deadline_s=60.0, observer=heard)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    with pytest.raises(LimitReachedError):
+        trainer.until(lambda: False)
+
+    told = [warning for warning in trainer.warnings if "used up" in warning]
+    assert len(told) == 1
+    assert "of the deadline of 60 s" in told[0]

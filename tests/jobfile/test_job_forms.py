@@ -225,6 +225,14 @@ def test_a_job_cannot_be_changed() -> None:
         job().seed = 3  # type: ignore[misc]
 
 
+def test_accelerators_are_part_of_a_size_and_one_where_no_number_is_given() -> None:
+    asked = [job(resources={"accelerators": text}).resources for text in ("T4", "T4:4")]
+
+    assert [one and str(one.accelerators) for one in asked] == ["T4:1", "T4:4"]
+    with pytest.raises(ValidationError, match="exactly one of"):
+        job(resources={"accelerators": "T4", "vm": "g4dn.xlarge"})
+
+
 @settings(max_examples=60)
 @given(
     st.fixed_dictionaries(

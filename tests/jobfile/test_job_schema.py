@@ -64,6 +64,7 @@ POOL: list[Any] = [
     *({"utility": {"linear": {"worth": 1, "until": 1}, "concave": {"worth": 1, "until": 1}}},),
     *({"utility": "x"}, {"utility": 3}, {"vm": "a"}, {"vm": 3}, {"any_of": ["a"]}, {"cpus": "4+"}),
     *({"cpus": 4, "memory": "16+"}, {"cpus": 2.5}, {"vm": "a", "cpus": 4}, {"vm": "a", "any_of": ["b"]}),
+    *({"accelerators": "T4:0"}, {"accelerators": "T4", "cpus": 4}, {"vm": "a", "accelerators": "T4:1"}),
     *({"path": "x"}, {"path": "x", "every": "10m"}, {"every": 3}, {"steps": 20}, {"max_epochs": 3}, {"x": 1}),
 ]
 PLACES = [
@@ -78,7 +79,7 @@ PLACES = [
     *(("elastic", "failures", key) for key in ("per_host", "give_up")),
     ("elastic", "failures", "cooldown"),
     ("objective", "utility"),
-    *(("resources", key) for key in ("vm", "any_of", "cpus", "memory")),
+    *(("resources", key) for key in ("vm", "any_of", "cpus", "memory", "accelerators")),
     *(("limits", key) for key in ("start", "step")),
 ]
 

@@ -309,7 +309,7 @@ class TestMoney:
         actions = Scene(desired=(replace(WANTED, budget_usd=1.5 * need),)).look()
 
         assert len(only(actions, Create)) == 1
-        assert [one.kind for one in only(actions, Alarm)] == ["budget"]
+        assert [one.kind for one in only(actions, Alarm)] == ["unaffordable"]
 
     def test_at_the_budget_it_is_told_first_and_the_vms_end_when_the_job_had_its_time(self) -> None:
         drain_usd = 0.36 * WANTED.drain_s / 3600

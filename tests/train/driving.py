@@ -49,7 +49,9 @@ class FaultyEngine(ProcessEngine):
         self.killed: list[tuple[str, bool]] = []
         self._launched: set[str] = set()
 
-    def launch(self, boot: m.Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None) -> int:
+    def launch(
+        self, boot: m.Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None, vm: str = ""
+    ) -> int:
         if boot.name in self.remote:
             boot = msgspec.structs.replace(boot, memory_fd=-1)
         faults = "" if boot.name in self._launched else self.faults

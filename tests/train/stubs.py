@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from scavenger.train import messages as m
 from scavenger.train.crew import Crew
-from scavenger.train.engine_base import Engine, Exit
+from scavenger.train.engine_base import Doomed, Engine, Exit
 from scavenger.train.source import JobSource, Timeouts
 
 
@@ -40,6 +40,12 @@ class StubEngine:
 
     def kill(self, name: str) -> None:
         """It does not die of that: a test says when."""
+
+    def pid(self, name: str) -> int:
+        return 1
+
+    def doomed(self) -> tuple[Doomed, ...]:
+        return ()
 
     def host(self, name: str) -> str:
         return self.leader_host

@@ -93,7 +93,7 @@ from driving import assert_same_weights, plain_keras
 from scavenger.train.ray_engine import RayEngine
 
 class Pinned(RayEngine):
-    def launch(self, boot, *, env=None, host=None):
+    def launch(self, boot, *, env=None, host=None, vm=""):
         return super().launch(boot, env=env, host=sys.argv[5] if boot.name == "w1" else sys.argv[4])
 
 with RayRun("slow", Path(sys.argv[2]), made=lambda log_dir, _: Pinned(log_dir, address=sys.argv[3])) as run:

@@ -116,7 +116,7 @@ def test_workers_that_no_view_needs_are_let_go_and_others_take_a_leaver_s_place(
         run.until(lambda: run.left == ["w0"])
         assert crew.ending
         run.until(lambda: not crew.ending)
-        assert (crew.alive, crew.existing, run.lost) == (("w1",), 1, [])
+        assert (crew.alive, dict(crew.existing), run.lost) == (("w1",), {"": 1}, [])
         run.train(3)
         got = run.finish()
 

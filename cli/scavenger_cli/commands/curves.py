@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,22 +15,35 @@ from scavenger.errors import ConfigurationError, StoreError
 from scavenger_cli import console
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from scavenger.control.imported import Terms
     from scavenger.store.records import JobRecord
     from scavenger.store.store import Store
+    from scavenger_cli.commands.pricing import Sizes
 
-__all__ = ["FORMATS", "Limits", "refuse_limits_of_a_job", "show", "show_imported"]
+__all__ = [
+    "FORMATS",
+    "Limits",
+    "plot_width",
+    "refuse_limits_of_a_job",
+    "show",
+    "show_imported",
+    "shown_or_text",
+]
 
 FORMATS = ("terminal", "svg", "html", "csv", "json")
 RECENT = 50
 """Jobs looked through for the latest that has a curve."""
 
 
-def show(key: str | None, *, form: str, out: Path | None, store_url: str | None) -> int:
-    """Write one job's curve to `out`, or stdout.
+def show(
+    key: str | None, *, form: str, out: Path | None, store_url: str | None, sizes: Sizes | None = None
+) -> int:
+    """Write one job's curve to `out`, or stdout; priced as `sizes` says.
 
     Raises:
-        ConfigurationError: No such job, no curve, or `out` cannot be written.
+        ConfigurationError: No such job, no curve, or `out` cannot be written; or what sizes cost is not known.
     """
     from scavenger.store import Store
 
@@ -39,13 +53,21 @@ def show(key: str | None, *, form: str, out: Path | None, store_url: str | None)
     if document is None or document.get("curve") is None:
         raise ConfigurationError(f"job {job.name} ({job.id[:8]}) has no curve: it is {job.state}")
     try:
-        return _put(_text(document, form, to_file=out is not None), out)
+        return _put(_text(document, form, to_file=out is not None, sizes=sizes), out)
     except ValueError as error:
         raise StoreError(f"the stored report of job {job.id[:8]} cannot be read: {error}") from error
 
 
-def show_imported(paths: list[Path], terms: Terms, limits: Limits, *, form: str, out: Path | None) -> int:
-    """Write the curve of past measurements to `out`, or stdout.
+def show_imported(
+    paths: list[Path],
+    terms: Terms,
+    limits: Limits,
+    *,
+    form: str,
+    out: Path | None,
+    sizes: Sizes | None = None,
+) -> int:
+    """Write the curve of past measurements to `out`, or stdout; priced as `sizes` says.
 
     Raises:
         ConfigurationError: As `read_sources`, or `out` cannot be written.
@@ -74,7 +96,7 @@ def show_imported(paths: list[Path], terms: Terms, limits: Limits, *, form: str,
         model_path=None,
         measurements_path=None,
     )
-    return _put(_text(report_document(report), form, to_file=out is not None), out)
+    return _put(_text(report_document(report), form, to_file=out is not None, sizes=sizes), out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +157,12 @@ def _latest(store: Store) -> JobRecord:
     raise ConfigurationError(f"{store.name} holds no job with a curve: run `scavenger plan JOB.yaml` first")
 
 
-def _text(document: dict[str, Any], form: str, *, to_file: bool) -> str | None:
+def _text(document: dict[str, Any], form: str, *, to_file: bool, sizes: Sizes | None) -> str | None:
     """The file's content; None when it went to the terminal as it was drawn."""
+    if sizes is not None:
+        from scavenger_cli.commands.pricing import priced_text
+
+        return priced_text(document, sizes, form, to_file=to_file)
     if form == "json":
         import json
 
@@ -160,14 +186,23 @@ def _text(document: dict[str, Any], form: str, *, to_file: bool) -> str | None:
     from scavenger_cli import render
     from scavenger_cli.terminal_plot import terminal_plot
 
-    screen = console.console(sys.stdout)
     parts = [
-        terminal_plot(curve, choice, width=console.PLAIN_WIDTH if to_file else screen.width),
+        terminal_plot(curve, choice, width=plot_width(to_file=to_file)),
         "",
         *render.curve_table(curve, choice),
         "",
         *render.choice_lines(report.choice, relative_only=curve.relative_only),
     ]
+    return shown_or_text(parts, to_file=to_file)
+
+
+def plot_width(*, to_file: bool) -> int:
+    """Columns of a plot."""
+    return console.PLAIN_WIDTH if to_file else console.console(sys.stdout).width
+
+
+def shown_or_text(parts: Sequence[RenderableType], *, to_file: bool) -> str | None:
+    """Print to the terminal, or give as text for a file."""
     if not to_file:
         console.emit(*parts)
         return None

@@ -32,6 +32,10 @@ class Stoppable(Protocol):
     def processes(self) -> int:
         """How many of its processes live; safe in a signal handler."""
 
+    @property
+    def vms(self) -> int:
+        """How many VMs it pays for; safe in a signal handler."""
+
     def request_stop(self, reason: str) -> None:
         """Ask it to end in order; safe in a signal handler."""
 
@@ -184,6 +188,11 @@ class Interrupts:
         if console.is_terminal(sys.stderr):
             _say("\x1b[?25h")  # the live display hides the cursor
         _say("\nscavenger: left at once; every process of this job was killed\n")
+        if self._job.vms:
+            _say(
+                f"scavenger: {self._job.vms} VMs of it may still be paid for, until they end themselves within some "
+                "15 minutes; to end them now: scavenger gc\n"
+            )
         os._exit(Interrupted.exit_code)
 
 

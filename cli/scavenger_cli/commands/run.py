@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,8 +66,13 @@ def execute(
     if dry_run:
         _show_dry_run(job, job_file, run=run, yes=yes, as_json=as_json)
         return 0
-    if run:
+    rents = job.infra.provider != "local"
+    if run or rents:
         refuse_to_ask_nobody(yes=yes)
+    if rents and not yes:
+        _show_dry_run(job, job_file, run=run, yes=yes, as_json=False, renting_now=True)
+        if not console.ask("Rent VMs to profile on?"):
+            return 0
     from scavenger.control.jobs import JobRun
 
     return drive(
@@ -79,13 +85,27 @@ def execute(
     )
 
 
-def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json: bool) -> None:
-    """Everything that is checked before a job starts is checked here too."""
-    from scavenger.control.space import check_supported, check_training_module, open_cloud, search_space
+def _show_dry_run(
+    job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json: bool, renting_now: bool = False
+) -> None:
+    """Everything that is checked before a job starts is checked here too.
+
+    Args:
+        renting_now: It is shown before the first VM is paid for, and a question follows.
+    """
+    from scavenger.cloud.local import LocalCloud
+    from scavenger.control.space import check_supported, check_training_module, search_space
 
     check_supported(job)
     check_training_module(job, job_file)
-    space = search_space(job, open_cloud(job))
+    renting = None
+    if job.infra.provider == "local":
+        space = search_space(job, LocalCloud())
+    else:
+        from scavenger.control.renting import Renting
+
+        renting = Renting(job)
+        space = renting.space
     count = len(space.configurations())
     document = {
         "schema_version": console.SCHEMA_VERSION,
@@ -99,9 +119,18 @@ def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json
                 "region": offer.region,
                 "price_usd_per_hour": offer.price_usd_per_hour,
                 "price_source": offer.price_source,
+                "spot": offer.spot,
             }
             for offer in space.offers
         ],
+        "aggregators": None
+        if renting is None
+        else {
+            "vm": renting.aggregators.vm,
+            "price_usd_per_hour": renting.aggregators.price_usd_per_hour,
+            "price_source": renting.aggregators.price_source,
+        },
+        "notes": [] if renting is None else list(renting.offered.notes),
         "profile": {
             "steps": job.profile.steps,
             "max_time_s": job.profile.max_time,
@@ -114,9 +143,9 @@ def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json
     if as_json:
         console.emit_json(console.plain(document))
         return
-    grid = render.table(
-        ("Would " + ("optimize" if run else "plan"), "left"), (f"{job.name} ({job_file})", "left")
-    )
+    verb = "optimize" if run else "plan"
+    title = f"About to {verb}" if renting_now else f"Would {verb}"
+    grid = render.table((title, "left"), (f"{job.name} ({job_file})", "left"))
     workers, batches = space.workers, space.global_batch_sizes
     grid.add_row(
         "search",
@@ -125,7 +154,16 @@ def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json
     )
     for offer in space.offers:
         price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
-        grid.add_row("on", f"{clean(offer.vm)} ({job.infra}), {price}")
+        kind = ", spot" if offer.spot else ""
+        grid.add_row("on", f"{clean(offer.vm)} ({job.infra}{kind}), {price}")
+    if renting is not None:
+        beside = renting.aggregators
+        grid.add_row(
+            "beside",
+            f"1 {clean(beside.vm)} on demand for the aggregators, {money(beside.price_usd_per_hour)} an hour",
+        )
+        for note in renting.offered.notes:
+            grid.add_row("", clean(note))
     profiling = _limits(job.profile.max_time, job.profile.max_cost)
     grid.add_row(
         "profile",
@@ -139,8 +177,9 @@ def _show_dry_run(job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json
     grid.add_row(
         "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
     )
-    grid.add_row("", "Nothing was started, and nothing was spent.")
-    console.emit(grid)
+    if not renting_now:
+        grid.add_row("", "Nothing was started, and nothing was spent.")
+    console.emit(grid, stream=sys.stderr if renting_now else None)
 
 
 def _goal(job: JobSpec) -> str:

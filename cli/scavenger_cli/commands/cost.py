@@ -1,0 +1,164 @@
+"""`cost`: what jobs were predicted to cost, and what was paid, item by item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from scavenger.control.costing import JobCost, VmCost, job_cost
+from scavenger.errors import ConfigurationError
+from scavenger.store import Store
+from scavenger_cli import console, render
+from scavenger_cli.formatting import clean, difference, duration, money, money_range, when
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from scavenger.domain.cost import CostItem
+    from scavenger.domain.intent import Intent
+    from scavenger.store.records import JobRecord
+
+__all__ = ["show_cost"]
+
+JOBS_SHOWN = 20
+VMS_SHOWN = 30
+"""Of one job, as text; `-o json` has them all."""
+
+
+def show_cost(key: str | None, *, store_url: str | None, as_json: bool, now: datetime | None = None) -> int:
+    """One job's costs; or those of the latest jobs, with the items of the last.
+
+    Raises:
+        ConfigurationError: If there is no such job.
+    """
+    at = now or datetime.now(UTC)
+    with Store.open(store_url) as store:
+        if key is not None:
+            found = _of(store, store.job(key), at)
+            if as_json:
+                console.emit_json({"schema_version": console.SCHEMA_VERSION, "job": _document(found)})
+            else:
+                console.emit(*_one(found))
+            return 0
+        jobs = [(listed, _of(store, store.job(listed.id), at)) for listed in store.jobs(JOBS_SHOWN)]
+    if as_json:
+        rows = [_document(cost) for _, cost in jobs]
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "jobs": rows})
+    elif not jobs:
+        console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
+    else:
+        console.emit(*_all(jobs), Text(), *_one(jobs[0][1]))
+    return 0
+
+
+def _of(store: Store, job: JobRecord, at: datetime) -> JobCost:
+    intents = store.intents(job.id)
+    return job_cost(job, intents, at=at, disk_prices=_disk_prices(intents))
+
+
+def _disk_prices(intents: Iterable[Intent]) -> dict[tuple[str, str], float | None]:
+    """Of the places that VMs were asked for in; what the catalogue cannot say is not known."""
+    places = {(intent.provider, intent.region) for intent in intents}
+    if not places:
+        return {}
+    from scavenger.control.prices import open_catalog
+
+    try:
+        catalog = open_catalog()
+    except ConfigurationError as error:
+        console.note(f"disks are not counted: {error}")
+        return {}
+    prices = {place: catalog.disk_price(*place) for place in places}
+    return {place: None if price is None else price.usd_per_hour for place, price in prices.items()}
+
+
+def _document(cost: JobCost) -> dict[str, Any]:
+    document: dict[str, Any] = console.plain(cost)
+    if cost.estimate is not None:
+        document["estimate"]["total_usd"] = cost.estimate.total_usd
+    return document
+
+
+def _all(jobs: Iterable[tuple[JobRecord, JobCost]]) -> Iterator[RenderableType]:
+    grid = render.table(
+        ("id", "left"),
+        ("name", "left"),
+        ("state", "left"),
+        ("predicted", "right"),
+        ("actual", "right"),
+        ("off by", "right"),
+        ("began", "left"),
+    )
+    for job, cost in jobs:
+        predicted = "-" if cost.predicted is None else money(cost.predicted.cost_usd)
+        actual = "-" if cost.actual_usd is None else money(cost.actual_usd)
+        began = when(job.created_at)[5:16]
+        state = cost.state.replace("_", " ")
+        grid.add_row(
+            cost.job_id[:8], clean(cost.name), state, predicted, actual, _off(cost, job.ended), began
+        )
+    yield grid
+
+
+def _off(cost: JobCost, ended: bool) -> str:
+    """A prediction is of the whole run: there is nothing to hold it against before the end."""
+    if cost.predicted is None or cost.actual_usd is None or not ended:
+        return "-"
+    return difference(cost.predicted.cost_usd, cost.actual_usd)
+
+
+def _one(cost: JobCost) -> Iterator[RenderableType]:
+    facts = render.table(("Job", "left"), (f"{clean(cost.name)} ({cost.job_id})", "left"))
+    facts.add_row("state", cost.state.replace("_", " "))
+    if cost.predicted is not None:
+        low, high = cost.predicted.cost_interval_usd
+        facts.add_row("predicted", f"{money(cost.predicted.cost_usd)}, 90 %: {money_range(low, high)}")
+    if cost.actual_usd is not None:
+        ended = cost.state not in ("starting", "profiling", "running", "paused")
+        off = _off(cost, ended)
+        beside = "" if off == "-" else f"; the prediction was off by {off}"
+        facts.add_row("actual", f"{money(cost.actual_usd)}{'' if ended else ' so far'}{beside}")
+    facts.add_row("known", cost.how)
+    yield facts
+    if cost.estimate is not None:
+        total = money(cost.estimate.total_usd)
+        yield Text(f"\nThe chosen configuration, from nothing to the target: {total}", style="bold")
+        yield _items(cost.estimate.items)
+    if cost.items:
+        yield Text("\nPaid" if cost.vms else "\nCounted", style="bold")
+        yield _items(cost.items)
+    if cost.vms:
+        yield Text()
+        yield from _vms(cost.vms)
+    for words in cost.not_counted:
+        yield Text(f"not counted: {clean(words)}")
+
+
+def _items(items: Iterable[CostItem]) -> RenderableType:
+    grid = render.table(("item", "left"), ("cost", "right"), ("", "left"))
+    for item in items:
+        grid.add_row(clean(item.name), money(item.usd), clean(item.how))
+    return grid
+
+
+def _vms(vms: tuple[VmCost, ...]) -> Iterator[RenderableType]:
+    grid = render.table(
+        ("VM", "left"),
+        ("type", "left"),
+        ("", "left"),
+        ("", "left"),
+        ("paid", "right"),
+        ("cost", "right"),
+        ("", "left"),
+    )
+    for vm in vms[:VMS_SHOWN]:
+        end = vm.ending if vm.ended else "not ended"
+        kind = "spot" if vm.spot else "on demand"
+        name = clean(vm.instance_id) or "(no answer)"
+        grid.add_row(name, clean(vm.vm), vm.role, kind, duration(vm.billed_s), money(vm.usd), clean(end))
+    yield grid
+    if len(vms) > VMS_SHOWN:
+        yield Text(f"and {len(vms) - VMS_SHOWN} more: -o json has them")

@@ -1,0 +1,249 @@
+"""`curves --pricing`: the same configurations priced by the VM and by vCPU and GiB."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.text import Text
+
+from scavenger.domain.cost import ResourceRates
+from scavenger.domain.curve import Choice, TradeoffCurve
+from scavenger.domain.document import report_document, report_from_document
+from scavenger.domain.report import RunReport
+from scavenger.errors import ConfigurationError
+from scavenger_cli.commands.curves import plot_width, shown_or_text
+from scavenger_cli.formatting import quantity
+
+__all__ = ["Sizes", "priced_text"]
+
+FAMILY = "e2"
+REGION = "us-central1"
+"""Of the rates where none are named: Google's list prices for the VMs of Scavenger (Tyagi and Sharma), section V."""
+_MEMORY = re.compile(r"([0-9.]+)(?:\+([0-9.]+))?")
+_RATES = re.compile(r"cpu=([0-9.e-]+),gib=([0-9.e-]+)")
+_LOCAL = re.compile(r"local-([0-9]+)")
+_NAMES = {"vm": "by the VM", "size": "by vCPU and GiB"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How workers are priced.
+
+    Attributes:
+        kinds: `vm`, `size`, or both.
+        rates: Of a vCPU and a GiB.
+        rates_from: Who says so.
+        cpus: Of a worker; None: as its VM type tells.
+        memory_gib: Of a worker, and for each sample; None: as was measured.
+        usd_per_vm_hour: Of a worker's VM; None: as the curve says.
+    """
+
+    kinds: tuple[str, ...]
+    rates: ResourceRates
+    rates_from: str
+    cpus: float | None = None
+    memory_gib: tuple[float, float] | None = None
+    usd_per_vm_hour: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        pricing: str | None,
+        rates: str | None,
+        cpus: float | None,
+        memory: str | None,
+        price: float | None,
+    ) -> Sizes | None:
+        """From the command line's words; None where nothing is asked for.
+
+        Raises:
+            ConfigurationError: If they are no rates or no memory, or a family whose rates are not known.
+        """
+        if pricing is None:
+            if not (rates is None and cpus is None and memory is None):
+                raise ConfigurationError(
+                    "--rates, --cpus and --memory go with --pricing size or --pricing both"
+                )
+            return None
+        if cpus is not None and not (math.isfinite(cpus) and cpus > 0):
+            raise ConfigurationError(f"--cpus: a worker has some vCPUs, not {cpus:g}")
+        if price is not None and not (math.isfinite(price) and price > 0):
+            raise ConfigurationError(f"--price: a price is above 0 US dollars per hour, not {price:g}")
+        kinds = ("vm", "size") if pricing == "both" else (pricing,)
+        found, source = _rates(rates) if "size" in kinds else (ResourceRates(0.0, 0.0), "")
+        return cls(kinds, found, source, cpus, None if memory is None else _memory(memory), price)
+
+
+def _rates(text: str | None) -> tuple[ResourceRates, str]:
+    match = None if text is None else _RATES.fullmatch(text)
+    if match is not None:
+        try:
+            return ResourceRates(float(match[1]), float(match[2])), "given"
+        except ValueError as error:
+            raise ConfigurationError(f"--rates {text}: {error}") from None
+    if text is not None and not re.fullmatch(r"[a-z0-9_]+", text):
+        raise ConfigurationError(f"--rates {text}: write cpu=0.0219,gib=0.0029, or a family such as e2")
+    from scavenger.control.prices import open_catalog
+
+    family = text or FAMILY
+    return open_catalog().rates(REGION, family), f"{family} in gcp/{REGION}"
+
+
+def _memory(text: str) -> tuple[float, float]:
+    match = _MEMORY.fullmatch(text)
+    try:
+        if match is not None:
+            return float(match[1]), float(match[2] or 0.0)
+    except ValueError:
+        pass
+    raise ConfigurationError(
+        f"--memory {text}: write GiB of a worker, and of each sample of its batch: 1.5+0.01"
+    )
+
+
+def priced_text(document: dict[str, Any], sizes: Sizes, form: str, *, to_file: bool) -> str | None:
+    """The curve of a report under one way of pricing or both, as a file's content; None when it was shown.
+
+    Raises:
+        ConfigurationError: If vCPUs or memory of a worker are not known.
+        ValueError: If the document is no report.
+    """
+    report = report_from_document(document)
+    curve = report.curve
+    assert curve is not None
+    cpus, memory, words = _sizes_of(report, curve, sizes)
+    reports = {
+        kind: one for kind, one in _priced(report, curve, sizes, cpus, memory, words) if kind in sizes.kinds
+    }
+    if form == "json":
+        kept = ("choice", "infeasible", "curve", "curve_info")
+        priced = {kind: _part(report_document(one), kept) for kind, one in reports.items()}
+        head = {"schema_version": document["schema_version"], "job": document["job"]}
+        terms = {
+            "usd_per_cpu_hour": sizes.rates.usd_per_cpu_hour,
+            "usd_per_gib_hour": sizes.rates.usd_per_gib_hour,
+            "rates": sizes.rates_from,
+        }
+        whole = {**head, "rates": terms, "pricing": priced}
+        return json.dumps(whole, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
+    if form == "csv":
+        from scavenger_cli.curve_files import curve_csv
+
+        rows = [
+            {"pricing": kind, **row} for kind, one in reports.items() for row in report_document(one)["curve"]
+        ]
+        return curve_csv(rows)
+    title = f"{report.job_name}: predicted time and cost"
+    panels = [
+        (f"{title if len(reports) == 1 else 'priced'} {_NAMES[kind]}", one.curve, _choice(one))
+        for kind, one in reports.items()
+        if one.curve is not None
+    ]
+    if form == "svg":
+        from scavenger_cli.plots import panels_svg
+
+        return panels_svg(panels, title=title)
+    if form == "html":
+        from scavenger_cli.curve_files import panels_html
+
+        return panels_html(panels, title=title)
+    from scavenger_cli import render
+    from scavenger_cli.terminal_plot import terminal_plot
+
+    parts: list[Any] = []
+    for name, priced_curve, choice in panels:
+        parts += [
+            Text(name[0].upper() + name[1:], style="bold"),
+            terminal_plot(priced_curve, choice, width=plot_width(to_file=to_file)),
+            "",
+            *render.curve_table(replace(priced_curve, notes=priced_curve.notes[-1:]), choice),
+            "",
+            *render.choice_lines(choice, relative_only=priced_curve.relative_only),
+            "",
+        ]
+    return shown_or_text(parts[:-1], to_file=to_file)
+
+
+def _part(document: Mapping[str, Any], kept: tuple[str, ...]) -> dict[str, Any]:
+    return {name: document[name] for name in kept}
+
+
+def _choice(report: RunReport) -> Choice | None:
+    return report.choice if isinstance(report.choice, Choice) else None
+
+
+def _priced(
+    report: RunReport,
+    curve: TradeoffCurve,
+    sizes: Sizes,
+    cpus: Callable[[str], float],
+    memory: Callable[[float], float],
+    words: str,
+) -> list[tuple[str, RunReport]]:
+    """The report with either curve and what its objective, or the knee, chooses of it."""
+    from scavenger.control.costing import priced_both
+    from scavenger.search.choose import OBJECTIVES, choose
+
+    asked = report.choice.objective if isinstance(report.choice, Choice) else "knee"
+    objective = asked if asked in OBJECTIVES else "knee"
+    both = priced_both(
+        curve, usd_per_vm_hour=sizes.usd_per_vm_hour, rates=sizes.rates, cpus=cpus, memory_gib=memory
+    )
+    by_vm = "priced by the VM" + (
+        ", as predicted"
+        if sizes.usd_per_vm_hour is None
+        else f": each worker's at ${sizes.usd_per_vm_hour:g} per hour"
+    )
+    made = []
+    for kind, one, note in zip(("vm", "size"), both, (by_vm, words), strict=True):
+        noted = replace(one, notes=(*one.notes, note))
+        made.append((kind, replace(report, curve=noted, choice=choose(noted, objective))))
+    return made
+
+
+def _sizes_of(
+    report: RunReport, curve: TradeoffCurve, sizes: Sizes
+) -> tuple[Callable[[str], float], Callable[[float], float], str]:
+    """vCPUs of a worker by VM type, its memory by its local batch, and both in words."""
+    if "size" not in sizes.kinds:
+        return (lambda vm: 0.0), (lambda batch: 0.0), ""
+    by_vm = {vm: _cpus(vm) if sizes.cpus is None else sizes.cpus for vm in curve.vms}
+    base, slope = _measured_memory(report) if sizes.memory_gib is None else sizes.memory_gib
+    known = "measured" if sizes.memory_gib is None else "given"
+    counts = ", ".join(f"{quantity(count)}" for count in dict.fromkeys(by_vm.values()))
+    rates = sizes.rates
+    words = (
+        f"priced by size: {counts} vCPU at ${rates.usd_per_cpu_hour:.6g} and {base:.4g} + {slope:.4g} GiB per sample "
+        f"({known}) at ${rates.usd_per_gib_hour:.6g} per hour, of each worker ({sizes.rates_from})"
+    )
+    return by_vm.__getitem__, (lambda batch: base + slope * batch), words
+
+
+def _cpus(vm: str) -> float:
+    if match := _LOCAL.fullmatch(vm):
+        return float(match[1])
+    from scavenger.cloud.catalog import DEFAULT_REGIONS
+    from scavenger.control.prices import open_catalog
+
+    catalog = open_catalog()
+    for provider, region in DEFAULT_REGIONS.items():
+        try:
+            return float(catalog.listing(provider, region, vm).machine.cpus)
+        except ConfigurationError:
+            continue
+    raise ConfigurationError(f"the vCPUs of {vm} are not known: give --cpus")
+
+
+def _measured_memory(report: RunReport) -> tuple[float, float]:
+    """GiB of a worker, and for each sample, by the law that the job's own measurements give."""
+    from scavenger.models.job_model import fit_memory
+
+    law = fit_memory(report.search.profiled)
+    if law is None:
+        raise ConfigurationError("the memory of a worker was not measured: give --memory, such as 1.5+0.01")
+    return law.base_bytes / 2**30, law.per_sample_bytes / 2**30

@@ -1,0 +1,40 @@
+"""What a job has cost in this attempt, and what it costs as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from scavenger.domain.configuration import Offer
+from scavenger.train.crew import Crew
+
+__all__ = ["Meter", "WorkerMeter"]
+
+
+class Meter(Protocol):
+    """Tells both at any time."""
+
+    def spent_usd(self) -> float:
+        """Since this attempt began."""
+
+    def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
+        """Of all that is paid for now, and of workers that are to join, by the type of their VM."""
+
+
+class WorkerMeter:
+    """Where a worker is what is paid for: from its launch until its process has ended."""
+
+    def __init__(self, crew: Crew, offers: Mapping[str, Offer]) -> None:
+        self._crew, self._offers = crew, offers
+
+    def spent_usd(self) -> float:
+        """See `Meter.spent_usd`."""
+        return sum(seconds * self._price(vm) for vm, seconds in self._crew.worker_seconds().items()) / 3600.0
+
+    def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
+        """See `Meter.usd_per_hour`."""
+        counts = [*self._crew.existing.items(), *(joining or {}).items()]
+        return sum(count * self._price(vm) for vm, count in counts)
+
+    def _price(self, vm: str) -> float:
+        return self._offers[vm].price_usd_per_hour

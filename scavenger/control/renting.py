@@ -1,0 +1,186 @@
+"""Opens what a job needs to run on a cloud's VMs: where they join, where they may be, and the fleet."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import socket
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from scavenger.cloud.base import Provider
+from scavenger.cloud.boot import package_of
+from scavenger.control.cloud_offers import CatalogCloud, ChangeCosts
+from scavenger.control.fleet import Fleet, new_boot_key
+from scavenger.control.providers import open_provider
+from scavenger.control.trainer import Trainer
+from scavenger.domain.configuration import Offer, SearchSpace
+from scavenger.domain.cost import CostTerms
+from scavenger.domain.intent import Place
+from scavenger.domain.job import JobSpec
+from scavenger.errors import ConfigurationError
+from scavenger.store import Store
+from scavenger.store.records import JobRecord
+from scavenger.train.vm_hosts import Hosts
+
+__all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "Renting", "address_of"]
+
+ADDRESS_VARIABLE = "SCAVENGER_ADDRESS"
+"""Where VMs reach this machine: `HOST` or `HOST:PORT`."""
+IMAGE_VARIABLE = "SCAVENGER_IMAGE"
+"""What VMs start from, in the cloud's own words, in place of its newest Ubuntu; needs cloud-init."""
+DISK_GIB = 20
+"""Of each VM's boot disk: an Ubuntu with TensorFlow takes 6."""
+_METADATA = ("169.254.169.254", 80)
+
+
+def address_of(environment: Mapping[str, str]) -> tuple[str, int]:
+    """The address at which VMs join, and its port; 0: any free one.
+
+    Raises:
+        ConfigurationError: If none is named, or it is none of this machine's.
+    """
+    text = environment.get(ADDRESS_VARIABLE, "")
+    if not text:
+        raise ConfigurationError(
+            f"VMs must reach this machine: set {ADDRESS_VARIABLE} to its address in their network{_guess()}, with "
+            "`:PORT` where only some ports are open"
+        )
+    host, _, port = text.rpartition(":") if ":" in text else (text, "", "0")
+    try:
+        address = str(ipaddress.IPv4Address(socket.gethostbyname(host)))
+        number = int(port)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((address, number))
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{ADDRESS_VARIABLE}={text}: this machine cannot listen there ({error}); it must be an address of its own"
+        ) from None
+    return address, number
+
+
+def _guess() -> str:
+    """By which address this machine would speak to others; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+            way.connect(_METADATA)
+            return f" (perhaps {way.getsockname()[0]})"
+    except OSError:
+        return ""
+
+
+class Renting:
+    """What a job rents of a cloud.
+
+    Args:
+        environment: Where addresses, prices and images are looked up.
+
+    Attributes:
+        cloud: Its catalogue.
+        offered: What the search is over, and what the user should know of it.
+
+    Raises:
+        ConfigurationError: If a VM type does not exist, or a price is not known.
+    """
+
+    def __init__(self, job: JobSpec, environment: Mapping[str, str] = os.environ) -> None:
+        self._job, self._environment = job, environment
+        self.cloud = CatalogCloud(
+            job.infra.provider, job.infra.region, spot=job.spot, environment=environment
+        )
+        workers = job.worker_counts
+        self.offered = self.cloud.offers_for(
+            job.resources, workers=(workers[0], workers[-1]), deadline_s=job.constraints.deadline
+        )
+
+    @property
+    def aggregators(self) -> Offer:
+        """What the VM of the aggregators is."""
+        return self.cloud.on_demand_offer(self.offered.offers[0].vm)
+
+    @property
+    def space(self) -> SearchSpace:
+        """The configurations of the job before its data is known."""
+        return SearchSpace(self.offered.offers, self._job.worker_counts, self._job.batch_sizes)
+
+    def terms(self, trainer: Trainer) -> CostTerms:
+        """What the job pays beside its workers, as far as that is known by now."""
+        setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else ChangeCosts().replace_s
+        ready = {
+            offer.vm: -(-trainer.ready_on(offer.vm) // offer.workers_per_vm) for offer in self.offered.offers
+        }
+        return self.cloud.terms(self.offered, disk_gib=DISK_GIB, setup_s=setup_s, ready=ready)
+
+    def fleet(
+        self,
+        store: Store,
+        record: JobRecord,
+        *,
+        folder: Path,
+        outputs: Path,
+        note: Callable[[str], None],
+        clock: Callable[[], float],
+    ) -> Fleet:
+        """The job's VMs, of which there are none yet.
+
+        Args:
+            folder: With the training module; VMs get a copy.
+            outputs: Where jobs write to, which no VM needs.
+
+        Raises:
+            ConfigurationError: If a VM type is not to be had there, or no address for VMs is named.
+            CloudError: If the cloud does not answer, or there are no credentials.
+        """
+        job, offers = self._job, self.offered.offers
+        provider = open_provider(job.infra.provider, job.infra.region, self._environment)
+        beside = self.aggregators
+        zones = {vm: _zones(job, provider, vm) for vm in {beside.vm, *(offer.vm for offer in offers)}}
+        host, port = address_of(self._environment)
+        hosts = Hosts(host, folder, port=port, boot_key=new_boot_key(), leave_out=(outputs,), clock=clock)
+        try:
+            return Fleet(
+                store,
+                provider,
+                hosts,
+                job_id=record.id,
+                attempt=record.attempts,
+                places={offer.vm: self._places(offer, zones[offer.vm]) for offer in offers},
+                aggregators=tuple(
+                    Place(beside.vm, zone, False, beside.price_usd_per_hour) for zone in zones[beside.vm]
+                ),
+                offers=offers,
+                threads={offer.vm: offer.cpus for offer in (beside, *offers)},
+                workers_max=max(job.worker_counts[-1], job.elastic_range[1]),
+                budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
+                deadline_s=job.constraints.deadline,
+                package=package_of(self._environment),
+                disk_gib=DISK_GIB,
+                image=self._environment.get(IMAGE_VARIABLE, ""),
+                note=note,
+                clock=clock,
+            )
+        except BaseException:
+            hosts.close()
+            raise
+
+    def _places(self, offer: Offer, zones: tuple[str, ...]) -> tuple[Place, ...]:
+        """In the order to try: where spot VMs are wanted but not insisted on, those on demand come after them."""
+        places = [Place(offer.vm, zone, offer.spot, offer.price_usd_per_hour) for zone in zones]
+        if offer.spot and self._job.spot == "auto":
+            price = self.cloud.price_usd_per_hour(offer.vm, spot=False)
+            places += [Place(offer.vm, zone, False, price) for zone in zones]
+        return tuple(places)
+
+
+def _zones(job: JobSpec, provider: Provider, vm: str) -> tuple[str, ...]:
+    zones = provider.zones(vm)
+    if not job.infra.zone:
+        return zones
+    if job.infra.zone not in zones:
+        raise ConfigurationError(
+            f"infra: {vm} is not to be had in {job.infra.zone}; it is in {', '.join(zones)}"
+        )
+    return (job.infra.zone,)

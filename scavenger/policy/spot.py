@@ -1,0 +1,163 @@
+"""Whether workers should be spot VMs: what they save, against what interruptions cost.
+
+Notation: n VMs at p dollars per hour on demand and s as spot VMs; F dollars per hour for what is on demand in either
+case (aggregators, disks); λ interruptions per VM and hour, each of which takes d = pause + redo + replace / n seconds
+from the whole job. A unit of work costs, relative to one on demand,
+
+    f(n) = (n s + F) / (n p + F) / (1 - λ n d / 3600)
+
+What is published of λ is neither a rate nor a promise, so the decision is made at one that is meant to be too high.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from scavenger.domain.cost import SpotRisk
+from scavenger.models.cost import slowdowns
+
+__all__ = ["RATE_UNKNOWN", "SpotDecision", "SpotMode", "SpotTerms", "decide_spot", "hourly_rate_bound"]
+
+SpotMode = Literal["never", "auto", "always"]
+
+DAY_H = 24.0
+RATE_UNKNOWN = 0.5
+"""Interruptions per VM and hour where nothing bounds them: above the worst of two public traces of spot clusters on EC2
+(0.43 with g4dn.xlarge, 0.13 with p2.xlarge, November 2020; Thorpe et al., "Bamboo", NSDI 2023)."""
+SAVING_MIN = 0.1
+"""Least part of the cost that spot VMs must save: their prices move while a job runs, and interruptions that come
+together, when a zone runs out, are not foreseen."""
+DELAY_MAX = 0.02
+"""Delay that is no risk to a deadline whose distance is not known yet: well within the error of any predicted time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotTerms:
+    """What is known of one VM type.
+
+    Attributes:
+        spot_usd_per_hour: None where it is not known.
+        interrupted_monthly: At most this part of its spot VMs was interrupted in a month; None where nothing bounds it.
+        pause_s, redo_s, replace_s: As in `SpotRisk`: measured, or assumed.
+        fixed_usd_per_hour: F.
+        workers_per_vm: Most workers on one VM.
+    """
+
+    vm: str
+    on_demand_usd_per_hour: float
+    spot_usd_per_hour: float | None
+    interrupted_monthly: float | None
+    pause_s: float
+    replace_s: float
+    redo_s: float = 0.0
+    fixed_usd_per_hour: float = 0.0
+    workers_per_vm: int = 1
+
+    def __post_init__(self) -> None:
+        prices = [self.on_demand_usd_per_hour]
+        prices += [] if self.spot_usd_per_hour is None else [self.spot_usd_per_hour]
+        if not all(math.isfinite(price) and price > 0 for price in prices):
+            raise ValueError(f"{self.vm}: a price is above 0: {prices}")
+        if not (math.isfinite(self.fixed_usd_per_hour) and self.fixed_usd_per_hour >= 0):
+            raise ValueError(f"what is paid in either case is 0 or more: {self.fixed_usd_per_hour}")
+
+
+@dataclass(frozen=True, slots=True)
+class SpotDecision:
+    """Whether the workers on a VM type are to be spot VMs.
+
+    Attributes:
+        reason: In words, with the numbers.
+        price_factor: Highest f(n) over the cluster sizes; None where the spot price is not known.
+        risk: That estimates are to count; None where the VMs are on demand.
+    """
+
+    vm: str
+    spot: bool
+    reason: str
+    price_factor: float | None
+    risk: SpotRisk | None
+
+
+def hourly_rate_bound(interrupted_monthly: float | None) -> float:
+    """A rate that is meant to be too high, of a part of the VMs interrupted in a month, `-ln(1 - f) / 24`.
+
+    What is published counts VMs that lived for less than the month, so that a rate that makes it happen within a month
+    is too low (`hourly_rate_of_monthly`). This makes it happen within a day.
+    """
+    return RATE_UNKNOWN if interrupted_monthly is None else -math.log1p(-interrupted_monthly) / DAY_H
+
+
+def decide_spot(
+    terms: SpotTerms,
+    *,
+    mode: SpotMode,
+    workers: tuple[int, int],
+    deadline_s: float | None = None,
+    work_s: float | None = None,
+) -> SpotDecision:
+    """Spot VMs, where at every cluster size they save enough and the deadline does not suffer.
+
+    Args:
+        terms: Of the VM type.
+        mode: `auto` decides; `always` and `never` do not, and say what it means.
+        workers: Fewest and most of them.
+        deadline_s: From now; None where there is none.
+        work_s: Longest that the job is predicted to take from now without interruptions; None where nothing is known.
+
+    Raises:
+        ValueError: If spot VMs are demanded whose price nobody knows.
+    """
+    if mode == "never":
+        return SpotDecision(terms.vm, False, f"{terms.vm}: on demand, as the job asks", None, None)
+    price = terms.spot_usd_per_hour
+    if price is None:
+        if mode == "always":
+            raise ValueError(f"the spot price of {terms.vm} is not known")
+        words = f"{terms.vm}: on demand, as its spot price is not known"
+        return SpotDecision(terms.vm, False, words, None, None)
+    rate = hourly_rate_bound(terms.interrupted_monthly)
+    risk = SpotRisk(rate, pause_s=terms.pause_s, redo_s=terms.redo_s, replace_s=terms.replace_s)
+    vms = np.arange(-(-workers[0] // terms.workers_per_vm), -(-workers[1] // terms.workers_per_vm) + 1)
+    fixed = terms.fixed_usd_per_hour
+    slower = slowdowns(vms, risk)
+    factors = (vms * price + fixed) / (vms * terms.on_demand_usd_per_hour + fixed) * slower
+    worst = int(np.argmax(factors))
+    factor, delay = float(factors[worst]), float(slower.max()) - 1.0
+    numbers = _numbers(terms, price, rate, factor, int(vms[worst]), delay)
+    against = "" if mode == "always" else _against(factor, delay, deadline_s, work_s)
+    if against:
+        return SpotDecision(terms.vm, False, f"{terms.vm}: on demand, as {against}: {numbers}", factor, None)
+    head = "spot, as the job asks" if mode == "always" else "spot"
+    return SpotDecision(terms.vm, True, f"{terms.vm}: {head}: {numbers}", factor, risk)
+
+
+def _against(factor: float, delay: float, deadline_s: float | None, work_s: float | None) -> str:
+    """What speaks against spot VMs; empty where nothing does."""
+    if not math.isfinite(factor):
+        return "interruptions might come faster than work gets done"
+    if factor > 1.0 - SAVING_MIN:
+        return f"spot VMs do not surely save {100 * SAVING_MIN:.0f} %"
+    if deadline_s is None:
+        return ""
+    if work_s is None:
+        return "interruptions may cost the deadline" if delay > DELAY_MAX else ""
+    # A job that misses its deadline on demand is not helped by paying more.
+    return "interruptions may cost the deadline" if work_s <= deadline_s < work_s * (1.0 + delay) else ""
+
+
+def _numbers(terms: SpotTerms, price: float, rate: float, factor: float, vms: int, delay: float) -> str:
+    bound = terms.interrupted_monthly
+    known = "unknown, taken as" if bound is None else f"up to {100 * bound:.3g} % a month, taken as"
+    ends = math.isfinite(factor) and math.isfinite(delay)
+    worst = (
+        f"{100 * factor:.0f} % of the cost on demand, {100 * delay:.2g} % slower" if ends else "it never ends"
+    )
+    return (
+        f"${price:.6g} instead of ${terms.on_demand_usd_per_hour:.6g} per hour; interruptions {known} "
+        f"{rate:.2g} per VM and hour; at worst ({vms} VM{'' if vms == 1 else 's'}) {worst}"
+    )

@@ -1,0 +1,135 @@
+"""The folder of a job on its way to VMs: one archive that is the same to the byte wherever it is made."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO
+
+from scavenger.errors import ConfigurationError
+
+__all__ = ["BYTES_MAX", "Archive", "unpack"]
+
+BYTES_MAX = 512 << 20
+"""Of the files in a folder: every VM fetches them before it trains; larger data belongs where VMs can read it."""
+_NAMED_MAX = 3
+_LEFT_OUT = frozenset({"__pycache__", "runs", "checkpoints"})
+"""What Python, and jobs beside their training code, write."""
+
+
+class Archive:
+    """A job's folder, packed.
+
+    Left out are hidden files, folders named `__pycache__`, `runs` and `checkpoints`, and links that lead out of the
+    folder, which `left_out` names. The rest has neither times nor owners.
+
+    Args:
+        folder: What is packed.
+        leave_out: Further folders and files, as paths.
+        bytes_max: Of all files.
+
+    Attributes:
+        sha256: Of the archive, hexadecimal.
+        bytes: Its size.
+        left_out: Links that lead elsewhere, relative to the folder.
+
+    Raises:
+        ConfigurationError: If the files are too large (the largest are named), or one cannot be read.
+    """
+
+    def __init__(self, folder: Path, *, leave_out: Collection[Path] = (), bytes_max: int = BYTES_MAX) -> None:
+        self._folder = folder.resolve()
+        self._out = {path.resolve() for path in leave_out} - {self._folder}
+        left_out: list[str] = []
+        paths = list(self._walk(self._folder, left_out))
+        self.left_out = tuple(left_out)
+        self._check_size(paths, bytes_max)
+        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="scavenger-")  # noqa: SIM115 - closed with this
+        try:
+            with tarfile.open(fileobj=self._file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+                for path in paths:
+                    self._add(tar, path)
+        except (OSError, tarfile.TarError) as error:
+            self._file.close()
+            raise ConfigurationError(f"the folder of the training code cannot be packed: {error}") from error
+        self.bytes = self._file.tell()
+        self._file.seek(0)
+        self.sha256 = hashlib.file_digest(self._file, "sha256").hexdigest()
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A part of the archive; empty behind its end."""
+        self._file.seek(offset)
+        return self._file.read(size)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _walk(self, folder: Path, left_out: list[str]) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith(".") or path.name in _LEFT_OUT or path in self._out:
+                continue
+            if path.is_symlink():
+                if self._inside(path):
+                    yield path
+                else:
+                    left_out.append(str(path.relative_to(self._folder)))
+            elif path.is_dir():
+                yield path
+                yield from self._walk(path, left_out)
+            elif path.is_file():
+                yield path
+
+    def _inside(self, link: Path) -> bool:
+        try:
+            target = link.resolve(strict=True)
+        except (OSError, RuntimeError):  # a link to nowhere, or in a circle
+            return False
+        return target.is_relative_to(self._folder) and target != self._folder
+
+    def _check_size(self, paths: list[Path], bytes_max: int) -> None:
+        sizes = {path: path.lstat().st_size for path in paths if path.is_file() and not path.is_symlink()}
+        total = sum(sizes.values())
+        if total <= bytes_max:
+            return
+        largest = sorted(sizes, key=lambda path: sizes[path], reverse=True)[:_NAMED_MAX]
+        named = ", ".join(f"{path.relative_to(self._folder)} ({sizes[path] >> 20} MiB)" for path in largest)
+        raise ConfigurationError(
+            f"{self._folder}: {total >> 20} MiB are too much to send to every VM, at most {bytes_max >> 20} MiB; "
+            f"the largest files: {named}; have the training code read them from where VMs reach them"
+        )
+
+    def _add(self, tar: tarfile.TarFile, path: Path) -> None:
+        info = tarfile.TarInfo(path.relative_to(self._folder).as_posix())
+        status = path.lstat()
+        info.mode = 0o755 if stat.S_ISDIR(status.st_mode) or status.st_mode & 0o100 else 0o644
+        if path.is_symlink():
+            info.type = tarfile.SYMTYPE
+            info.linkname = os.path.relpath(path.resolve(), path.parent)
+            tar.addfile(info)
+        elif path.is_dir():
+            info.type = tarfile.DIRTYPE
+            tar.addfile(info)
+        else:
+            with path.open("rb") as file:
+                info.size = os.fstat(file.fileno()).st_size
+                tar.addfile(info, file)
+
+
+def unpack(archive: Path, sha256: str, folder: Path) -> None:
+    """Unpack what `Archive` packed, into an existing folder; nothing is written outside of it.
+
+    Raises:
+        ValueError: If it is not what it should be, and then nothing is unpacked.
+        OSError, tarfile.TarError: If it cannot be.
+    """
+    with archive.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
+            raise ValueError("the job's folder did not arrive as it was sent")
+        file.seek(0)
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            tar.extractall(folder, filter="data")

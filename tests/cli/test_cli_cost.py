@@ -1,0 +1,136 @@
+"""`scavenger cost`: what was predicted and what was paid, item by item."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+from cli_fake import Run
+from cli_samples import make_report
+
+from scavenger.domain.cost import CostEstimate, CostItem
+from scavenger.domain.document import report_document, report_from_document
+from scavenger.domain.intent import Desired, Fence, Intent, Place, Wish
+from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.store import Store
+
+ESTIMATE = CostEstimate(
+    5400.0,
+    (
+        CostItem("training", 0.201, "2 VMs x 3600 s at $0.1005 per hour"),
+        CostItem("interruptions", 0.004, "0.21 expected, 2 VMs x 72 s at $0.1005 per hour"),
+    ),
+    ("network traffic",),
+)
+
+
+@pytest.fixture
+def store(store_url: str) -> Store:
+    return Store.open(store_url)
+
+
+def finished(store: Store, *, vms: int = 0) -> str:
+    """A job that has ended, on this machine or on so many VMs, the first of them with the aggregators."""
+    report = replace(make_report(), estimate=ESTIMATE)
+    job_id = store.create_job(report.job_name, spec={}, job_file="job.yaml").id
+    if vms:
+        lease = store.take_lease("aws/us-east-1", "me", store.lease("aws/us-east-1"))
+        assert lease is not None
+        fence = Fence("aws/us-east-1", lease.token)
+        place = Place("c5.xlarge", "us-east-1a", True, 0.0748)
+        wishes = tuple(Wish(slot) for slot in range(vms))
+        store.want_vms(
+            Desired(job_id, "aws", "us-east-1", wishes, (place,), vms, float("inf"), run_max_s=3600.0)
+        )
+        began = datetime(2026, 7, 1, tzinfo=UTC)
+        for slot in range(vms):
+            token, spot = str(uuid4()), slot > 0
+            price = 0.0748 if spot else 0.17
+            request = VmRequest(token, "me", job_id, slot, 0, "c5.xlarge", "us-east-1a", spot, 3600.0)
+            intent = Intent(token, job_id, slot, 0, "aws", "us-east-1", request, price, 0.01)
+            assert store.write_intent(fence, intent)
+            end = began + timedelta(hours=1)
+            name = f"i-{slot:017x}"
+            vm = VmSeen(name, "c5.xlarge", "us-east-1a", spot, "gone", launched_at=began, ended_at=end)
+            store.mark_up(fence, token, vm)
+            store.mark_gone(fence, token, "unwanted", "done", vm, never=False)
+    assert report.actual is not None
+    assert report.predicted is not None
+    store.finish_job(
+        job_id,
+        state="succeeded",
+        report=report_document(report),
+        exit_code=0,
+        predicted=report.predicted,
+        actual=report.actual,
+        cost_usd=report.actual.cost_usd,
+    )
+    return job_id
+
+
+def test_one_job_on_vms_is_shown_by_vm_within_eighty_columns(store: Store, scavenger: Run) -> None:
+    job_id = finished(store, vms=3)
+    code, out, _ = scavenger("cost", job_id)
+
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    for words in (
+        "workers, spot",
+        "aggregators, on demand",
+        "$0.17 ",
+        "$0.0748",
+        "interruptions",
+        "unwanted",
+    ):
+        assert words in out
+    assert "off by" in out
+    assert out.count("i-0000") == 3
+
+
+def test_one_job_as_a_document_has_every_item_and_says_how_it_is_known(store: Store, scavenger: Run) -> None:
+    job_id = finished(store, vms=3)
+    code, out, _ = scavenger("cost", job_id, "-o", "json")
+    document = json.loads(out)
+
+    assert (code, document["schema_version"]) == (0, 1)
+    job = document["job"]
+    disks = sum(vm["disk_usd"] or 0.0 for vm in job["vms"])
+    assert job["actual_usd"] == pytest.approx(0.17 + 2 * 0.0748 + disks)
+    assert job["estimate"]["total_usd"] == pytest.approx(0.205)
+    assert [vm["role"] for vm in job["vms"]] == ["aggregator", "worker", "worker"]
+    assert {vm["basis"] for vm in job["vms"]} == {"cloud"}
+    assert job["not_counted"]
+
+
+def test_without_a_job_the_latest_are_listed_and_the_last_is_itemised(store: Store, scavenger: Run) -> None:
+    assert "No jobs yet" in scavenger("cost")[1]
+    first, last = finished(store, vms=2), finished(store)
+    code, out, _ = scavenger("cost")
+
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert first[:8] in out
+    assert last in out
+    assert "worker-hours at $0.134 per hour" in " ".join(out.split())
+    assert len(json.loads(scavenger("cost", "-o", "json")[1])["jobs"]) == 2
+
+
+def test_an_unknown_job_is_refused(store: Store, scavenger: Run) -> None:
+    finished(store)
+    code, _, err = scavenger("cost", "nothing-of-the-kind")
+
+    assert code == 2
+    assert "there is no job" in err
+
+
+def test_a_report_keeps_its_estimate_through_its_document() -> None:
+    report = replace(make_report(), estimate=ESTIMATE)
+    document = report_document(report)
+
+    assert report_from_document(document).estimate == ESTIMATE
+    document["estimate"]["items"] = [{"name": "training"}]
+    with pytest.raises(ValueError, match="not an estimate"):
+        report_from_document(document)

@@ -1,0 +1,114 @@
+"""What a search on a cloud is offered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import spot_prices
+
+from scavenger.control.cloud_offers import TYPES_MAX, CatalogCloud, ChangeCosts
+from scavenger.domain.job import ResourcesSpec
+from scavenger.errors import ConfigurationError
+
+
+def cloud(spot: Any = "never", **more: Any) -> CatalogCloud:
+    return CatalogCloud("aws", spot_prices.REGION, spot=spot, catalog=spot_prices.catalog(), **more)
+
+
+def asked(**resources: Any) -> ResourcesSpec:
+    return ResourcesSpec.model_validate(resources)
+
+
+def names(of: CatalogCloud, resources: ResourcesSpec | None) -> list[str]:
+    return [offer.vm for offer in of.offers_for(resources, workers=(1, 8)).offers]
+
+
+def test_a_job_that_asks_for_nothing_gets_the_cheapest_plain_type_of_four_processors() -> None:
+    (offer,) = cloud().offers(workers_max=8)
+
+    assert (offer.vm, offer.price_usd_per_hour, offer.spot) == ("c5.xlarge", 0.17, False)
+    assert offer.price_source == "AWS price list, 2026-07-20"
+
+
+def test_named_types_come_in_the_users_order_with_all_their_caveats() -> None:
+    assert names(cloud(), asked(any_of=["m5.xlarge", "t3.xlarge"])) == ["m5.xlarge", "t3.xlarge"]
+    with pytest.raises(ConfigurationError, match="did you mean"):
+        cloud().offers_for(asked(vm="m5.xlage"), workers=(1, 2))
+
+
+def test_a_size_gets_what_fits_cheapest_first_and_accelerators_only_where_they_are_asked_for() -> None:
+    assert names(cloud(), asked(cpus=4)) == ["c5.xlarge", "m5.xlarge"]
+    assert names(cloud(), asked(cpus="8+")) == ["c5.2xlarge", "c5.4xlarge"]
+    assert names(cloud(), asked(accelerators="t4")) == ["g4dn.xlarge", "g4dn.2xlarge"]
+    assert names(cloud(), asked(accelerators="T4:4")) == ["g4dn.12xlarge"]
+    with pytest.raises(ConfigurationError, match="3 T4 on each"):
+        names(cloud(), asked(accelerators="T4:3"))
+
+
+def test_of_too_many_types_the_cheapest_are_searched_and_that_is_said() -> None:
+    many = [spot_prices.listing(f"x{i}.xlarge", 64, 64.0, 0, 9.0 - i * 0.1, None, "") for i in range(12)]
+    big = CatalogCloud("aws", spot_prices.REGION, catalog=spot_prices.catalog(*many))
+    offered = big.offers_for(asked(cpus=64), workers=(1, 2))
+
+    assert [offer.vm for offer in offered.offers] == [f"x{i}.xlarge" for i in range(11, 3, -1)]
+    assert len(offered.offers) == TYPES_MAX
+    assert offered.notes[0].startswith("resources: 12 VM types of aws/us-east-1 would do; the 8 cheapest")
+
+
+def test_auto_takes_spot_where_it_pays_and_says_why_for_every_type() -> None:
+    offered = cloud("auto").offers_for(
+        asked(any_of=["c5.large", "m5.xlarge", "g4dn.12xlarge"]), workers=(1, 8)
+    )
+
+    assert [offer.spot for offer in offered.offers] == [True, True, False]
+    assert [offer.price_usd_per_hour for offer in offered.offers] == [0.03485, 0.06528, 3.912]
+    assert set(offered.risks) == {"c5.large", "m5.xlarge"}
+    assert [note.split(":")[0] for note in offered.notes] == ["c5.large", "m5.xlarge", "g4dn.12xlarge"]
+    assert "its spot price is not known" in offered.notes[2]
+
+
+def test_slow_replacement_or_a_deadline_keep_a_risky_type_on_demand() -> None:
+    """g4dn.2xlarge: nothing bounds how often it is taken."""
+    slow = cloud("auto", changes=ChangeCosts(pause_s=600.0, replace_s=1800.0))
+    assert not slow.offers_for(asked(vm="g4dn.2xlarge"), workers=(1, 16)).offers[0].spot
+
+    quick = cloud("auto")
+    assert quick.offers_for(asked(vm="g4dn.2xlarge"), workers=(1, 16)).offers[0].spot
+    limited = quick.offers_for(asked(vm="g4dn.2xlarge"), workers=(1, 16), deadline_s=3600.0)
+    assert not limited.offers[0].spot
+    assert "deadline" in limited.notes[0]
+
+
+def test_always_leaves_out_types_without_a_spot_price_and_refuses_them_by_name() -> None:
+    assert names(cloud("always"), asked(accelerators="T4")) == ["g4dn.xlarge", "g4dn.2xlarge"]
+    with pytest.raises(ConfigurationError, match=r"spot price of g4dn\.12xlarge"):
+        names(cloud("always"), asked(vm="g4dn.12xlarge"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "aggregators"),
+    [
+        ("c5.xlarge", "c5.xlarge"),
+        ("c5.4xlarge", "c5.large"),
+        ("g4dn.xlarge", "c5.large"),
+        ("t3.xlarge", "t3.xlarge"),
+    ],
+)
+def test_aggregators_get_the_workers_type_unless_it_is_large_or_has_gpus(
+    workers: str, aggregators: str
+) -> None:
+    offer = cloud("always").on_demand_offer(workers)
+
+    assert (offer.vm, offer.spot) == (aggregators, False)
+
+
+def test_the_terms_hold_all_that_is_paid_beside_the_workers() -> None:
+    here = cloud("auto")
+    offered = here.offers_for(asked(vm="g4dn.xlarge"), workers=(1, 8))
+    terms = here.terms(offered, disk_gib=30.0, setup_s=150.0)
+
+    assert (terms.aggregators, terms.usd_per_aggregator_hour) == (1, 0.085)
+    assert terms.fixed_usd_per_hour == pytest.approx(0.085 + 30 * spot_prices.DISK_USD_PER_GIB_HOUR)
+    assert terms.setup_s == 150.0
+    assert terms.risks["g4dn.xlarge"].interruptions_per_hour > 0

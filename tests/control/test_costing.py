@@ -1,0 +1,158 @@
+"""What a job has cost: by the cloud's times where it tells them, by what was counted where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.control.costing import job_cost, paid_for
+from scavenger.domain.intent import Intent
+from scavenger.domain.report import Actual
+from scavenger.domain.vm import VmRequest
+from scavenger.models.cost import NEVER_COUNTED
+from scavenger.store.records import JobRecord, Owner
+
+START = datetime(2026, 7, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+NOW = START + 10 * HOUR
+DISKS = {("aws", "us-east-1"): 1e-4}
+
+
+def intent(slot: int = 1, *, spot: bool = True, **more: Any) -> Intent:
+    request = VmRequest(f"token-{slot}", "me", "job", slot, 0, "c5.large", "us-east-1a", spot, 3600.0)
+    given_: dict[str, Any] = {
+        "state": "GONE",
+        "instance_id": f"i-{slot}",
+        "launched_at": START,
+        "ended_at": START + HOUR,
+        "billed_s": 3600.0,
+        "spent_usd": 0.035,
+        "ending": "preempted",
+    }
+    return Intent(
+        f"token-{slot}", "job", slot, 0, "aws", "us-east-1", request, 0.035, 0.01, **(given_ | more)
+    )
+
+
+def job(**more: Any) -> JobRecord:
+    given_: dict[str, Any] = {
+        "id": "0198c0de",
+        "name": "digits",
+        "state": "succeeded",
+        "phase": "",
+        "detail": "",
+        "spec": {},
+        "job_file": "job.yaml",
+        "owner": Owner(1, "here", 0.0),
+        "heartbeat_at": START,
+        "created_at": START,
+        "started_at": START,
+        "ended_at": NOW,
+        "step": 10,
+        "cost_usd": 0.5,
+        "fingerprint": None,
+        "chosen": None,
+        "predicted": None,
+        "actual": None,
+        "report": None,
+        "error": "",
+        "exit_code": 0,
+        "model_path": None,
+        "measurements_path": None,
+    }
+    return JobRecord(**(given_ | more))
+
+
+def test_a_vm_that_has_ended_costs_what_the_clouds_times_make_of_the_price_that_was_charged() -> None:
+    (vm,) = paid_for([intent()], at=NOW, disk_prices=DISKS).vms
+
+    assert (vm.billed_s, vm.usd, vm.basis, vm.ended, vm.ending) == (3600.0, 0.035, "cloud", True, "preempted")
+    assert vm.disk_usd == pytest.approx(20 * 1e-4)
+
+
+def test_a_vm_that_runs_is_billed_up_to_now_by_the_clouds_launch() -> None:
+    running = intent(state="UP", ended_at=None, billed_s=10.0, spent_usd=0.0001, ending="")
+    (vm,) = paid_for([running], at=START + 2 * HOUR).vms
+
+    assert (vm.billed_s, vm.usd, vm.basis, vm.ended) == (7200.0, 0.07, "cloud", False)
+
+
+def test_where_the_cloud_tells_no_times_what_was_counted_stands_and_is_named() -> None:
+    forgotten = intent(ended_at=None, billed_s=1800.0, spent_usd=0.0175)
+    paid = paid_for([forgotten], at=NOW)
+
+    assert (paid.vms[0].usd, paid.vms[0].basis) == (0.0175, "counted")
+    assert any(words.startswith("i-1: the cloud did not tell") for words in paid.not_counted)
+
+
+def test_a_launch_that_came_to_nothing_is_no_vm_and_one_that_nobody_answered_is_kept() -> None:
+    refused = intent(2, instance_id="", launched_at=None, ended_at=None, billed_s=0.0, spent_usd=0.0)
+    open_ = intent(3, instance_id="", launched_at=None, ended_at=None, state="PLAN", spent_usd=0.001)
+
+    assert [vm.usd for vm in paid_for([refused, open_], at=NOW).vms] == [0.001]
+
+
+def test_aggregators_and_workers_on_demand_and_spot_are_told_apart() -> None:
+    paid = paid_for(
+        [intent(0, spot=False), intent(1), intent(2), intent(3, spot=False)], at=NOW, disk_prices=DISKS
+    )
+
+    assert {item.name: round(item.usd, 6) for item in paid.items} == {
+        "workers, on demand": 0.035,
+        "workers, spot": 0.07,
+        "aggregators, on demand": 0.035,
+        "disks": round(4 * 20 * 1e-4, 6),
+    }
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 3), st.booleans(), st.sampled_from(["UP", "DELETING", "GONE"]), st.floats(0, 100)
+        ),
+        max_size=8,
+    )
+)
+def test_the_total_is_the_sum_over_the_vms_and_never_falls_as_time_goes_on(
+    rows: list[tuple[int, bool, str, float]],
+) -> None:
+    intents = [
+        intent(
+            slot, spot=spot, state=state, spent_usd=usd, ended_at=START + HOUR if state == "GONE" else None
+        )
+        for slot, spot, state, usd in rows
+    ]
+    early, late = (paid_for(intents, at=at, disk_prices=DISKS) for at in (NOW, NOW + HOUR))
+
+    assert early.total_usd == pytest.approx(sum(vm.usd + (vm.disk_usd or 0.0) for vm in early.vms))
+    assert late.total_usd >= early.total_usd
+
+
+def test_a_job_on_vms_costs_what_they_did_whatever_it_counted_itself() -> None:
+    cost = job_cost(job(cost_usd=9.9), [intent(), intent(0, spot=False)], at=NOW)
+
+    assert cost.actual_usd == pytest.approx(0.07)
+    assert "cloud's own timestamps" in cost.how
+    assert "boot disks whose price is not known" in cost.not_counted
+    assert set(NEVER_COUNTED) <= set(cost.not_counted)
+
+
+def test_a_job_on_this_machine_costs_what_it_counted_and_says_at_what_price() -> None:
+    place = {"vm": "local-1", "workers": 2, "global_batch_size": 64}
+    report = {"choice": place, "curve": [{**place, "time_s": 3600.0, "cost_usd": 0.268}]}
+    local = job(actual=Actual(1800.0, 0.134, 0.1, 3.0), report=report)
+    cost = job_cost(local, [], at=NOW)
+
+    assert cost.actual_usd == 0.134
+    assert [item.how for item in cost.items] == ["1 worker-hours at $0.134 per hour"]
+    assert any("aggregators and coordinator" in words for words in cost.not_counted)
+
+    blind = job_cost(replace(local, report=None), [], at=NOW)
+    assert blind.actual_usd == 0.134
+    assert "$" not in blind.items[0].how
+    assert job_cost(job(cost_usd=None), [], at=NOW).actual_usd is None

@@ -1,0 +1,105 @@
+"""Which VMs a job asks for, keeps and gives back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scavenger.policy.slots import IDLE_S, LAST_S, Slot, SlotSeen, plan_slots
+
+PLACES = {"": 64, "small": 1, "large": 2}
+TYPES = st.sampled_from(sorted(PLACES))
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[list[SlotSeen], dict[str, int], int]:
+    seen = []
+    for number in range(draw(st.integers(0, 8))):
+        vm = draw(TYPES)
+        joined = draw(st.booleans())
+        busy = draw(st.integers(0, PLACES[vm])) if joined else 0
+        ends_in_s = draw(st.none() | st.floats(-5.0, 120.0)) if joined else None
+        idle_s = 0.0 if busy else draw(st.floats(0.0, 30.0))
+        seen.append(SlotSeen(Slot(number, vm, PLACES[vm]), joined, busy, idle_s, ends_in_s))
+    busy_by_type = {vm: sum(one.busy for one in seen if one.slot.vm == vm) for vm in PLACES}
+    needs = {vm: busy_by_type[vm] + draw(st.integers(0, 5)) for vm in PLACES}
+    return seen, needs, len(seen)
+
+
+@given(situations())
+def test_a_vm_that_works_and_stays_is_never_given_up(
+    case: tuple[list[SlotSeen], dict[str, int], int],
+) -> None:
+    seen, needs, first = case
+    wanted = plan_slots(seen, needs, PLACES, first)
+
+    assert all(one.slot in wanted for one in seen if one.busy and one.stays)
+
+
+@given(situations())
+def test_there_is_a_place_for_every_process(case: tuple[list[SlotSeen], dict[str, int], int]) -> None:
+    seen, needs, first = case
+    wanted = plan_slots(seen, needs, PLACES, first)
+    ending = {one.slot.number for one in seen if not one.stays}
+
+    for vm, count in needs.items():
+        there = sum(one.busy for one in seen if one.slot.vm == vm and not one.stays)
+        room = sum(slot.places for slot in wanted if slot.vm == vm and slot.number not in ending)
+        assert room >= count - there
+
+
+@given(situations())
+def test_only_what_is_needed_is_asked_for(case: tuple[list[SlotSeen], dict[str, int], int]) -> None:
+    seen, needs, first = case
+    wanted = plan_slots(seen, needs, PLACES, first)
+    known = {one.slot for one in seen}
+
+    for vm in PLACES:
+        new = [slot for slot in wanted if slot.vm == vm and slot not in known]
+        free = [one for one in seen if one.slot.vm == vm and one.stays and not one.busy]
+        assert not new or all(one.slot in wanted for one in free)
+
+
+@given(situations())
+def test_a_slots_number_is_never_given_twice(case: tuple[list[SlotSeen], dict[str, int], int]) -> None:
+    seen, needs, first = case
+    wanted = plan_slots(seen, needs, PLACES, first)
+    known = {one.slot for one in seen}
+
+    assert len({slot.number for slot in wanted}) == len(wanted)
+    assert all(slot.number >= first for slot in wanted if slot not in known)
+
+
+@given(situations())
+def test_what_was_wished_for_is_wished_for_again_while_nothing_changes(
+    case: tuple[list[SlotSeen], dict[str, int], int],
+) -> None:
+    seen, needs, first = case
+    seen = [one for one in seen if one.stays or not one.busy or (one.ends_in_s or 0.0) > LAST_S]
+    wanted = plan_slots(seen, needs, PLACES, first)
+    by_slot = {one.slot: one for one in seen}
+    again = [by_slot.get(slot, SlotSeen(slot)) for slot in wanted]
+
+    assert plan_slots(again, needs, PLACES, first + len(wanted)) == wanted
+
+
+def test_of_idle_vms_those_that_have_not_joined_are_given_up_at_once() -> None:
+    seen = [SlotSeen(Slot(0, "small")), SlotSeen(Slot(1, "small"), True, 0, 1.0)]
+
+    assert plan_slots(seen, {"small": 0}, PLACES, 2) == (Slot(1, "small"),)
+    assert plan_slots([SlotSeen(Slot(1, "small"), True, 0, IDLE_S)], {}, PLACES, 2) == ()
+
+
+def test_a_vm_that_ends_is_followed_by_another_while_it_still_works() -> None:
+    ending = SlotSeen(Slot(0, "small"), True, 1, 0.0, 60.0)
+
+    # the worker on it, and the one that takes its place
+    assert plan_slots([ending], {"small": 2}, PLACES, 1) == (Slot(0, "small"), Slot(1, "small"))
+
+
+def test_a_vm_that_ends_is_let_go_once_nothing_runs_there_or_its_time_has_come() -> None:
+    idle = SlotSeen(Slot(0, "small"), True, 0, 0.0, 60.0)
+    late = SlotSeen(Slot(0, "small"), True, 1, 0.0, 1.0)
+
+    assert plan_slots([idle], {}, PLACES, 1) == ()
+    assert plan_slots([late], {"small": 1}, PLACES, 1) == ()

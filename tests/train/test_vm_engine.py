@@ -1,0 +1,240 @@
+"""Processes on VMs: here, agents on this machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from engine_conformance import (
+    PATIENCE_S,
+    SLEEP,
+    EngineConformance,
+    Start,
+    boot,
+    command,
+    exits,
+    running,
+    said,
+)
+from processes import alive, eventually
+from vm_driving import SOME_TYPE, Stage
+
+from scavenger.train.engine_base import Doomed
+from scavenger.train.vm_engine import Needs, VmEngine
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path / "stage", lost_s=2.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(stage: Stage, tmp_path: Path) -> Iterator[Start]:
+    engines: list[VmEngine] = []
+
+    def started(program: str) -> VmEngine:
+        if not engines:
+            stage.add("vm-0")
+        engines.append(VmEngine(tmp_path / "logs", stage.hosts, command=command(program)))
+        engines[-1].launch(boot("w0"))
+        return engines[-1]
+
+    yield started
+    for engine in engines:
+        engine.kill_all()
+        engine.close()
+
+
+@pytest.mark.slow
+class TestVmEngine(EngineConformance):
+    ends_within_s = 15.0
+    leader = f"""
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from vm_driving import Stage
+from scavenger.train.bodies import Bootstrap
+from scavenger.train.vm_engine import VmEngine
+stage = Stage(Path(sys.argv[1]) / "stage", silent_s=2.0, poweroff_s=4.0)
+stage.add("vm-0")
+engine = VmEngine(Path(sys.argv[1]), stage.hosts, command=(sys.executable, "-c", sys.argv[2]))
+engine.launch(Bootstrap("worker", "w0", "", "", "", "", memory_fd=-1))
+while not engine.pid("w0"):
+    engine.poll()
+    time.sleep(0.02)
+print("up", flush=True)
+while True:
+    engine.poll()
+    time.sleep(0.02)
+"""
+
+    def test_a_process_waits_for_a_vm_of_its_role_and_type_and_takes_the_first_that_comes(
+        self, stage: Stage, start: Start
+    ) -> None:
+        engine = start(SLEEP)
+        assert isinstance(engine, VmEngine)
+        running(engine, "w0")
+        engine.launch(boot("w1"), vm="m5.large")
+        aggregator = msgspec.structs.replace(boot("aggregator-0"), role="aggregator")
+        engine.launch(aggregator, vm="whatever its type")
+        assert [engine.pid(name) for name in ("w1", "aggregator-0")] == [0, 0]
+        assert engine.needs() == Needs({"": 1, "m5.large": 1}, 1)
+
+        stage.add("vm-1", vm="m5.large")
+        stage.add("vm-2", "aggregator")
+
+        running(engine, "w1")
+        running(engine, "aggregator-0")
+        assert {vm.intent: vm.processes for vm in stage.hosts.vms()} == {
+            "vm-0": ("w0",),
+            "vm-1": ("w1",),
+            "vm-2": ("aggregator-0",),
+        }
+        engine.kill_all()
+        exits(engine, 3)
+        assert engine.needs() == Needs({}, 0)
+
+    def test_no_vm_gets_more_processes_than_it_has_places(self, stage: Stage, tmp_path: Path) -> None:
+        stage.add("vm-0", places=1)
+        stage.joined("vm-0")
+        engine = VmEngine(tmp_path / "logs", stage.hosts, command=command(SLEEP))
+        try:
+            for name in ("w0", "w1"):
+                engine.launch(boot(name))
+            running(engine, "w0")
+            engine.kill("w0")
+            exits(engine)
+            assert running(engine, "w1")
+            assert stage.hosts.vms()[0].processes == ("w1",)
+        finally:
+            engine.kill_all()
+            engine.close()
+
+    def test_who_waits_too_long_for_a_vm_has_ended(self, stage: Stage, tmp_path: Path) -> None:
+        now = [0.0]
+        engine = VmEngine(tmp_path, stage.hosts, place_max_s=60.0, command=command(""), clock=lambda: now[0])
+        engine.launch(boot("w0"), vm=SOME_TYPE)
+        now[0] = 59.0
+        assert engine.poll() == []
+        now[0] = 61.0
+
+        (ended,) = engine.poll()
+
+        assert ended.cause == "no VM could be had for it within 60 s"
+        engine.close()
+
+    def test_the_coordinator_runs_beside_the_leader(self, stage: Stage, tmp_path: Path) -> None:
+        engine = VmEngine(tmp_path, stage.hosts, command=command("print('here')"))
+        pid = engine.launch(msgspec.structs.replace(boot("coordinator-1"), role="coordinator"))
+
+        (ended,) = exits(engine)
+
+        assert pid > 0
+        assert (ended.name, engine.log("coordinator-1").read_text()) == ("coordinator-1", "here\n")
+        assert engine.host("coordinator-1") == engine.leader_host
+        assert engine.needs() == Needs({}, 0)
+        engine.close()
+
+    def test_a_host_that_is_none_of_the_vms_is_refused(self, start: Start) -> None:
+        engine = start(SLEEP)
+        running(engine, "w0")
+
+        with pytest.raises(ValueError, match="no VM at"):
+            engine.launch(boot("w1"), host="192.0.2.1")
+        engine.launch(boot("w1"), host=engine.host("w0"))
+
+        assert running(engine, "w1")
+
+    def test_what_was_told_before_a_process_had_a_vm_reaches_it(self, stage: Stage, tmp_path: Path) -> None:
+        engine = VmEngine(tmp_path, stage.hosts, command=command("print(sys.stdin.readline())"))
+        engine.launch(boot("w0"))
+        engine.tell("w0", b"early")
+        stage.add("vm-0")
+
+        assert said(engine) == "early"
+        engine.close()
+
+    def test_processes_of_a_vm_that_falls_silent_are_lost_and_it_may_come_back_without_them(
+        self, stage: Stage, start: Start
+    ) -> None:
+        engine = start(SLEEP)
+        pid = running(engine, "w0")
+        agent = stage.agents["vm-0"]
+        agent.send_signal(signal.SIGSTOP)
+
+        (ended,) = exits(engine)
+        assert "has been silent for 2 s" in ended.cause
+        engine.launch(boot("w1"))
+        assert engine.poll() == []
+        assert engine.pid("w1") == 0
+        assert alive(pid), "nobody can have ended it yet"
+        agent.send_signal(signal.SIGCONT)
+
+        assert running(engine, "w1")
+        assert eventually(lambda: not alive(pid))
+        assert engine.poll() == []
+
+    def test_processes_of_a_vm_that_is_seen_to_be_gone_are_lost_with_its_reason(
+        self, stage: Stage, start: Start
+    ) -> None:
+        engine = start(SLEEP)
+        running(engine, "w0")
+
+        stage.kill("vm-0")
+        stage.hosts.gone("vm-0", "the cloud took it")
+
+        assert [ended.cause for ended in exits(engine)] == ["the cloud took it"]
+        assert stage.hosts.vms() == ()
+
+    def test_what_a_vm_is_told_of_its_end_is_known_within_a_second_and_it_gets_no_more_processes(
+        self, stage: Stage, start: Start
+    ) -> None:
+        engine = start(SLEEP)
+        running(engine, "w0")
+        found: list[Doomed] = []
+
+        def doomed() -> bool:
+            engine.poll()
+            found.extend(engine.doomed())
+            return bool(found)
+
+        stage.agents["vm-0"].send_signal(signal.SIGUSR2)
+        assert eventually(doomed, within_s=1.0)
+
+        assert found == [Doomed("w0", 120.0, "the cloud takes its VM back")]
+        assert engine.doomed() == ()
+        (vm,) = stage.hosts.vms()
+        assert vm.doomed is not None
+        assert vm.doomed.in_s is not None
+        assert 100.0 < vm.doomed.in_s <= 120.0
+        engine.launch(boot("w1"))
+        engine.poll()
+        assert engine.pid("w1") == 0
+
+    def test_a_vm_that_is_shut_down_ends_its_processes_and_tells(self, stage: Stage, start: Start) -> None:
+        engine = start(SLEEP)
+        pid = running(engine, "w0")
+
+        stage.agents["vm-0"].terminate()
+
+        assert [ended.cause for ended in exits(engine)] == ["its VM is being shut down"]
+        assert not alive(pid)
+        assert stage.agents["vm-0"].wait(PATIENCE_S) == 0
+        assert stage.names() == []
+
+    def test_an_engine_that_is_closed_leaves_its_vms_to_the_next(
+        self, stage: Stage, start: Start, tmp_path: Path
+    ) -> None:
+        engine = start(SLEEP)
+        running(engine, "w0")
+        engine.close()
+
+        again = start(SLEEP)
+
+        assert running(again, "w0") != engine.pid("w0")
+        assert stage.names() == ["vm-0"]

@@ -1,0 +1,123 @@
+"""VMs for tests: agents as processes of this machine, each with the powers of a VM's and none of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from processes import eventually
+
+from scavenger.train.vm_hosts import Hosts
+from scavenger.train.vm_values import Role
+
+AGENT = """
+import signal, sys
+from pathlib import Path
+from scavenger.train.vm_agent import Agent, read_ticket
+agent = Agent(
+    read_ticket(Path(sys.argv[1])), Path(sys.argv[2]), silent_s=float(sys.argv[3]), poweroff_s=float(sys.argv[4])
+)
+signal.signal(signal.SIGTERM, lambda *_: agent.end("its VM is being shut down"))
+signal.signal(signal.SIGUSR2, lambda *_: agent.doom(120.0, "the cloud takes its VM back"))
+sys.exit(agent.run())
+"""
+SOME_TYPE = "c5.large"
+
+
+class Stage:
+    """A leader's VMs.
+
+    Args:
+        folder: For the files of all.
+        job_dir: What VMs get; an empty one unless told.
+        silent_s, poweroff_s, lost_s: See `Agent` and `Hosts`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        job_dir: Path | None = None,
+        silent_s: float = 120.0,
+        poweroff_s: float = 300.0,
+        lost_s: float = 15.0,
+    ) -> None:
+        self.folder, self._limits = folder, (silent_s, poweroff_s)
+        folder.mkdir(parents=True, exist_ok=True)
+        empty = folder / "nothing"
+        empty.mkdir()
+        self.hosts = Hosts("127.0.0.1", job_dir or empty, lost_s=lost_s)
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def ticket(self, intent: str, secret: str, **more: str) -> Path:
+        """A join file, as user data writes it."""
+        path = self.folder / f"{intent}.json"
+        path.write_text(
+            json.dumps(
+                {
+                    "endpoint": self.hosts.endpoint,
+                    "server_key": self.hosts.server_key,
+                    "intent": intent,
+                    "secret": secret,
+                    "provider": "local",
+                    "renew": f"touch {self.folder}/{intent}.renewed",
+                    "poweroff": f"touch {self.folder}/{intent}.off",
+                    **more,
+                }
+            )
+        )
+        return path
+
+    def expect(self, intent: str, role: Role = "worker", vm: str = SOME_TYPE, places: int = 8) -> str:
+        return self.hosts.expect(intent, role=role, vm=vm, threads=places, places=places)
+
+    def add(
+        self, intent: str, role: Role = "worker", *, vm: str = SOME_TYPE, places: int = 8, **more: str
+    ) -> None:
+        """Have a VM boot; `joined` waits until it has."""
+        ticket = self.ticket(intent, self.expect(intent, role, vm, places), **more)
+        place = self.folder / f"{intent}.tmp"
+        place.mkdir()
+        with (self.folder / f"{intent}.out").open("wb") as output:
+            self.agents[intent] = subprocess.Popen(
+                [sys.executable, "-c", AGENT, str(ticket), str(place), *map(str, self._limits)],
+                start_new_session=True,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def joined(self, *intents: str) -> None:
+        """Wait until these VMs have joined."""
+        assert eventually(lambda: set(intents) <= set(self.names()), within_s=20.0), self.hosts.vms()
+
+    def names(self) -> Sequence[str]:
+        return [vm.intent for vm in self.hosts.vms() if vm.joined]
+
+    def kill(self, intent: str) -> None:
+        """The VM is gone from one moment to the next."""
+        self.agents[intent].kill()
+        self.agents[intent].wait()
+
+    def said(self, intent: str) -> str:
+        """What an agent has written to its output."""
+        return (self.folder / f"{intent}.out").read_text()
+
+    def close(self) -> None:
+        self.hosts.close()
+        for agent in self.agents.values():
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10.0
+        for agent in self.agents.values():
+            try:
+                agent.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                os.kill(agent.pid, signal.SIGKILL)
+                agent.wait()
+                raise
