@@ -56,7 +56,7 @@ RUN_MAX_S = 14 * 86_400.0
 """The platform's own limit on a VM, the last net, where the job has no deadline."""
 RUN_MARGIN_S = 3_600.0
 REFUSING_S = 10.0
-"""For so long after it was told that no more VMs can be had, those that are asked for in place of others are refused."""
+"""So long after it was told that no more VMs can be had, those asked for in place of others are refused, too."""
 
 
 class Fleet:
@@ -161,9 +161,9 @@ class Fleet:
 
     # ---- what the job sees ---------------------------------------------------------------------------------
 
-    def engine(self, log_dir: Path, memory_fd: int) -> Engine:
-        """The job's engine, whose processes run on these VMs."""
-        self._engine = VmEngine(log_dir, self._hosts)
+    def engine(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] | None = None) -> Engine:
+        """The job's engine, whose processes run on these VMs; for `command` see `VmEngine`."""
+        self._engine = VmEngine(log_dir, self._hosts, command=command)
         self._begin()
         return self._engine
 

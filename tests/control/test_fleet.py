@@ -1,0 +1,343 @@
+"""A job's VMs, from the first process that waits for one to the last that is seen gone.
+
+The cloud is scripted, its VMs are agents: processes of this machine that join as user data tells them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scavenger.control.fleet import Fleet
+from scavenger.domain.configuration import Offer
+from scavenger.domain.intent import Place
+from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.errors import (
+    CleanupError,
+    CloudUnavailableError,
+    CredentialsError,
+    LimitReachedError,
+    TransientError,
+)
+from scavenger.policy.provisioning_memory import Backoff, Terms
+from scavenger.store import Store
+from scavenger.train.bodies import Bootstrap
+from scavenger.train.engine_base import Engine
+from scavenger.train.vm_hosts import Hosts
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+
+from fake import FakeProvider, Fault
+from processes import eventually
+from vm_driving import AGENT
+
+WORK = [sys.executable, "-c", "import sys, time; sys.stdin.readline(); time.sleep(600)"]
+OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32)
+QUICK = Backoff(0.1, 0.2)
+TERMS = Terms(
+    0.3,
+    look_s=0.1,
+    list_every_s=0.2,
+    launching=QUICK,
+    ending=QUICK,
+    parking=QUICK,
+    throttling=QUICK,
+    failing=QUICK,
+    denied=QUICK,
+)
+
+
+@dataclass(slots=True)
+class AgentCloud(FakeProvider):
+    """Its VMs are agents; those of `mute` tokens never come up."""
+
+    folder: Path = Path()
+    agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    tickets: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def launch(self, request: VmRequest) -> VmSeen:
+        seen = FakeProvider.launch(self, request)
+        if request.token not in self.agents:
+            found = re.search(r"^\{.*\}$", request.user_data, re.MULTILINE)
+            assert found is not None
+            ticket = self.tickets[request.token] = json.loads(found[0])
+            path = self.folder / f"{request.token}.json"
+            path.write_text(json.dumps({**ticket, "renew": "true", "poweroff": "true"}))
+            (self.folder / request.token).mkdir()
+            arguments = [str(path), str(self.folder / request.token), "60", "120"]
+            self.agents[request.token] = subprocess.Popen(
+                [sys.executable, "-c", AGENT, *arguments], stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        return seen
+
+    def terminate(self, instance_id: str, zone: str) -> None:
+        FakeProvider.terminate(self, instance_id, zone)
+        self.kill(self.describe(instance_id, zone).token)
+
+    def kill(self, token: str) -> None:
+        if token in self.agents:
+            self.agents[token].kill()
+            self.agents[token].wait()
+
+
+@dataclass
+class Scene:
+    """One store and one cloud, for as many jobs as a test has."""
+
+    store: Store
+    cloud: AgentCloud
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    fleets: list[Fleet] = field(default_factory=list)
+    engines: list[Engine] = field(default_factory=list)
+    count: int = 0
+
+    def job(self) -> str:
+        job = self.store.create_job("job", spec={}, job_file=self.folder / "job.yaml")
+        return job.id
+
+    def fleet(self, job_id: str, *, budget_usd: float = math.inf, attempt: int = 1, **more: Any) -> Fleet:
+        number, self.count = self.count, self.count + 1
+        code = self.folder / f"code-{number}"
+        code.mkdir()
+        small = tuple(Place("small", zone, False, 0.36) for zone in self.cloud.places)
+        fleet = Fleet(
+            self.store,
+            self.cloud,
+            Hosts("127.0.0.1", code),
+            job_id=job_id,
+            attempt=attempt,
+            places={"small": small},
+            aggregators=small,
+            offers=[OFFER],
+            threads={"small": 2},
+            workers_max=4,
+            budget_usd=budget_usd,
+            deadline_s=None,
+            package="scavenger-ml",
+            disk_gib=20,
+            image="",
+            note=self.notes.append,
+            terms=TERMS,
+            **more,
+        )
+        self.fleets.append(fleet)
+        self.engines.append(fleet.engine(self.folder / f"logs-{number}", -1, command=WORK))
+        return fleet
+
+    def launch(self, *names: str, fleet: int = -1) -> None:
+        for name in names:
+            role = "aggregator" if name.startswith("aggregator") else "worker"
+            self.engines[fleet].launch(
+                Bootstrap(role, name, "tcp://nowhere", "", "", "", memory_fd=-1), vm="small"
+            )
+
+    def until(self, condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
+        def turned() -> bool:
+            for fleet, engine in zip(self.fleets, self.engines, strict=True):
+                engine.poll()
+                fleet._looked_at = -math.inf
+                fleet.tick()
+            return condition()
+
+        assert eventually(turned, within_s=within_s), (self.notes, self.store.intents())
+
+    def placed(self, *names: str, fleet: int = -1) -> None:
+        engine = self.engines[fleet]
+        self.until(lambda: all(engine.pid(name) for name in names))
+
+    def close(self) -> None:
+        for fleet, engine in zip(self.fleets, self.engines, strict=True):
+            engine.close()
+            fleet.close(limit_s=20.0)
+
+    def alive(self) -> list[str]:
+        return [fact.token for fact in self.cloud.truth() if fact.alive]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    cloud = AgentCloud(boot_s=0.0, stop_s=0.0, visibility_s=0.3, folder=tmp_path)
+    with Store.open(f"sqlite:///{tmp_path / 'store.db'}") as store:
+        scene = Scene(store, cloud, tmp_path)
+        try:
+            yield scene
+        finally:
+            for engine in scene.engines:
+                engine.kill_all()
+            for fleet in scene.fleets:
+                cloud.deny(on=False)
+                fleet.close(limit_s=20.0)
+            for token in cloud.agents:
+                cloud.kill(token)
+
+
+def test_vms_come_with_the_processes_and_go_with_them(scene: Scene) -> None:
+    fleet = scene.fleet(scene.job())
+    scene.launch("aggregator-0", "aggregator-1", "w0", "w1")
+    scene.placed("aggregator-0", "aggregator-1", "w0", "w1")
+    # the aggregators share one VM, each worker has its own
+    assert len(scene.alive()) == 3
+    assert fleet.usd_per_hour() == pytest.approx(3 * 0.36)
+
+    scene.close()
+    assert scene.alive() == []
+    assert all(intent.state == "GONE" for intent in scene.store.intents())
+
+
+def test_no_two_vms_join_by_the_same_key_and_no_key_is_kept(scene: Scene) -> None:
+    job = scene.job()
+    fleet = scene.fleet(job)
+    scene.launch("w0", "w1")
+    scene.placed("w0", "w1")
+    secrets = {ticket["secret"] for ticket in scene.cloud.tickets.values()}
+    assert len(secrets) == 2
+    assert not any(secret in str(scene.store.intents()) for secret in secrets)
+
+    scene.engines[0].close()
+    fleet.close()
+    assert scene.store.boot_key(job, "fake", "fake-1") == ""
+
+
+def test_a_vm_that_is_lost_takes_its_worker_along_and_another_comes_for_the_next_one(scene: Scene) -> None:
+    scene.fleet(scene.job())
+    scene.launch("w0")
+    scene.placed("w0")
+    (token,) = scene.alive()
+    (fact,) = scene.cloud.truth()
+    scene.cloud.kill(token)
+    scene.cloud.preempt(fact.instance_id)
+    scene.until(lambda: "w0" not in scene.engines[0].running)
+    scene.launch("w1")
+    scene.placed("w1")
+
+    assert len(scene.alive()) == 1
+
+
+def test_workers_train_on_where_the_budget_carries_no_further_vm(scene: Scene) -> None:
+    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    scene.fleet(scene.job(), budget_usd=1.5 * need)
+    scene.launch("w0")
+    scene.placed("w0")
+    scene.launch("w1")
+    scene.until(lambda: "w1" not in scene.engines[0].running)
+
+    assert scene.engines[0].running == ("w0",)
+    assert len(scene.alive()) == 1
+    assert any("does not carry another" in note for note in scene.notes)
+
+
+def test_a_budget_that_carries_no_vm_at_all_ends_the_job_before_one_is_started(scene: Scene) -> None:
+    scene.fleet(scene.job(), budget_usd=0.01)
+    scene.launch("w0")
+    with pytest.raises(LimitReachedError, match="does not carry another"):
+        scene.until(lambda: False)
+    assert scene.alive() == []
+
+
+def test_a_budget_that_is_used_up_ends_the_job_in_order(scene: Scene) -> None:
+    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    # what is left beside the reserve buys some three seconds
+    scene.fleet(scene.job(), budget_usd=need + 0.36 * 3.0 / 3600)
+    scene.launch("w0")
+    scene.placed("w0")
+    with pytest.raises(LimitReachedError, match="about to be used up"):
+        scene.until(lambda: False, within_s=30.0)
+    assert len(scene.alive()) == 1  # there is time to save what was learned
+
+
+@pytest.mark.parametrize(
+    ("deny", "error"),
+    [(True, CredentialsError), (False, TransientError)],
+)
+def test_a_job_that_gets_no_vm_says_why(scene: Scene, deny: bool, error: type[Exception]) -> None:
+    scene.cloud.deny(on=deny)
+    scene.cloud.types = ("vast",)
+    scene.fleet(scene.job())
+    scene.launch("w0")
+    with pytest.raises(error):
+        scene.until(lambda: False)
+    assert scene.alive() == []
+
+
+def test_what_is_sold_out_is_waited_for(scene: Scene) -> None:
+    for zone in scene.cloud.places:
+        scene.cloud.stock_out(zone)
+    scene.fleet(scene.job())
+    scene.launch("w0")
+    scene.until(lambda: any("sold out" in note for note in scene.notes))
+    scene.cloud.stock_out("fake-1b", on=False)
+    scene.placed("w0")
+
+
+def test_one_that_acts_for_the_region_starts_the_vms_of_others_which_join_their_own_leader(
+    scene: Scene,
+) -> None:
+    first, second = scene.job(), scene.job()
+    scene.fleet(first)
+    scene.launch("w0")
+    scene.placed("w0")
+    scene.fleet(second)
+    scene.launch("w0")
+    scene.placed("w0")
+    assert len(scene.alive()) == 2
+    endpoints = [ticket["endpoint"] for ticket in scene.cloud.tickets.values()]
+    assert len(set(endpoints)) == 2
+
+    # the one that acts ends, and the other takes over
+    scene.engines[0].close()
+    scene.fleets[0].close()
+    del scene.fleets[0], scene.engines[0]
+    assert len(scene.alive()) == 1
+    scene.launch("w1")
+    scene.placed("w1")
+    assert scene.fleets[0]._reconciler.acts
+
+
+def test_the_next_attempt_ends_what_the_one_before_has_left(scene: Scene) -> None:
+    job = scene.job()
+    before = scene.fleet(job)
+    scene.launch("w0")
+    scene.placed("w0")
+    # its process dies: no looks any more, nothing is given back
+    before._stop.set()
+    before._wake.set()
+    before._thread.join()
+    before._closed = True
+    left = scene.alive()
+    scene.engines[0].close()
+    del scene.fleets[0], scene.engines[0]
+    before._hosts.close()
+
+    after = scene.fleet(job, attempt=2)
+    scene.launch("w0")
+    scene.placed("w0")
+    scene.until(lambda: not set(scene.alive()) & set(left))
+    assert len(scene.alive()) == 1
+    assert after.spent_usd() >= 0.0
+
+
+def test_a_vm_that_cannot_be_ended_is_told_at_the_end(scene: Scene) -> None:
+    fleet = scene.fleet(scene.job())
+    scene.launch("w0")
+    scene.placed("w0")
+    scene.engines[0].close()
+    fault = Fault(CloudUnavailableError("no answer"))
+    scene.cloud.script("terminate", *[fault] * 100)
+    with pytest.raises(CleanupError, match=r"scavenger gc"):
+        fleet.close(limit_s=1.0)
+    assert len(scene.alive()) == 1
+    for token in scene.alive():
+        scene.cloud.kill(token)
+    for fact in scene.cloud.truth():
+        scene.cloud.delete_by_hand(fact.instance_id)
