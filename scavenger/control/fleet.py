@@ -178,9 +178,17 @@ class Fleet:
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
         """See `Meter.usd_per_hour`."""
-        living = sum(one.price_usd_per_hour for one in self._intents if one.state != "GONE" and one.asked)
+        living = sum(one.price_usd_per_hour for one in self._paid_for())
         coming = sum(count * self._offers[vm].price_usd_per_hour for vm, count in (joining or {}).items())
         return living + coming
+
+    def shared_usd_per_hour(self) -> float:
+        """See `Meter.shared_usd_per_hour`: the aggregators' VM."""
+        aggregators = {number for number, vm in self._types.items() if vm == AGGREGATORS}
+        return sum(one.price_usd_per_hour for one in self._paid_for() if one.slot in aggregators)
+
+    def _paid_for(self) -> list[Intent]:
+        return [one for one in self._intents if one.state != "GONE" and one.asked]
 
     def reserve_usd(self, workers: int, vm: str) -> float:
         """What is set aside of the budget for the end of so many workers' VMs and the aggregators'."""
@@ -219,16 +227,20 @@ class Fleet:
         self._spent_usd = max(0.0, spent)
         for intent in self._intents:
             if intent.slot in self._types:
-                self._admit(intent, self._types[intent.slot])
+                self._admit(intent, self._types[intent.slot], vms.get(intent.id))
         self._acknowledge(now)
         self._let_live(vms, now)
-        slots = plan_slots(self._seen(vms, now), self._needs(), self._room, self._first)
+        slots = plan_slots(self._seen(vms, now), self._needs(vms), self._room, self._first)
         if slots != self._slots:
             self._want(slots)
         self._note_alarms()
 
-    def _admit(self, intent: Intent, vm: str) -> None:
-        """Let a VM join once it is asked for, and tell of its end."""
+    def _admit(self, intent: Intent, vm: str, host: Vm | None) -> None:
+        """Let a VM join once it is asked for, and tell of its end.
+
+        One that the cloud shows as ending without having been asked to is as good as gone, unless it was told of its
+        end: then its worker is on its way out.
+        """
         if intent.state in ("PLAN", "UP"):
             self._hosts.expect(
                 intent.id,
@@ -237,7 +249,9 @@ class Fleet:
                 threads=self._threads[intent.request.vm],
                 places=self._room[vm],
             )
-        elif intent.state == "GONE" and intent.id not in self._told_gone:
+            return
+        taken = intent.ending in ("preempted", "died") and (host is None or host.doomed is None)
+        if (intent.state == "GONE" or taken) and intent.id not in self._told_gone:
             self._told_gone.add(intent.id)
             self._hosts.gone(intent.id, intent.reason or "its VM has ended")
 
@@ -257,10 +271,15 @@ class Fleet:
             if lives and self._hosts.renew(intent.id, self._terms.life_s):
                 self._renewed[intent.id] = now
 
-    def _needs(self) -> dict[str, int]:
+    def _needs(self, vms: Mapping[str, Vm]) -> dict[str, int]:
+        """Processes that are, or wait for, a VM that stays: those that go down with theirs need no other."""
         assert self._engine is not None
         needs = self._engine.needs()
-        return {**needs.workers, AGGREGATORS: needs.aggregators}
+        found = {**needs.workers, AGGREGATORS: needs.aggregators}
+        for intent in self._intents:
+            if intent.state in ("DELETING", "GONE") and intent.id in vms:
+                found[self._types[intent.slot]] -= len(vms[intent.id].processes)
+        return found
 
     def _seen(self, vms: Mapping[str, Vm], now: float) -> list[SlotSeen]:
         latest = {one.slot: one for one in self._intents if one.state in ("PLAN", "UP")}
@@ -275,6 +294,8 @@ class Fleet:
                 self._idle_since.pop(intent.id, None)
             since = now if vm.processes else self._idle_since.setdefault(intent.id, now)
             ends_in_s = None if vm.doomed is None else vm.doomed.in_s
+            if vm.doomed is not None and ends_in_s is None and not vm.processes:
+                ends_in_s = 0.0  # at risk, so that nothing is placed there any more
             found.append(SlotSeen(slot, True, len(vm.processes), now - since, ends_in_s))
         return found
 

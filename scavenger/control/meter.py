@@ -20,6 +20,9 @@ class Meter(Protocol):
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
         """Of all that is paid for now, and of workers that are to join, by the type of their VM."""
 
+    def shared_usd_per_hour(self) -> float:
+        """Of what is paid for whatever the number of workers."""
+
 
 class WorkerMeter:
     """Where a worker is what is paid for: from its launch until its process has ended."""
@@ -35,6 +38,10 @@ class WorkerMeter:
         """See `Meter.usd_per_hour`."""
         counts = [*self._crew.existing.items(), *(joining or {}).items()]
         return sum(count * self._price(vm) for vm, count in counts)
+
+    def shared_usd_per_hour(self) -> float:
+        """See `Meter.shared_usd_per_hour`."""
+        return 0.0
 
     def _price(self, vm: str) -> float:
         return self._offers[vm].price_usd_per_hour

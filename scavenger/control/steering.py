@@ -109,6 +109,7 @@ class Steering:
             reference=self._reference,
             workers=trainer.worker_snapshots(),
             price_usd_per_hour=trainer.offer.price_usd_per_hour,
+            shared_usd_per_hour=trainer.shared_usd_per_hour,
             throughput=self._throughput(),
             departures=tuple(trainer.course.departures),
             cost_usd=trainer.cost_usd,

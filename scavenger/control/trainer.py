@@ -120,6 +120,11 @@ class Trainer:
         """What the job has cost so far."""
         return self.course.before.cost_usd + self._meter.spent_usd()
 
+    @property
+    def shared_usd_per_hour(self) -> float:
+        """What the job pays whatever its number of workers."""
+        return self._meter.shared_usd_per_hour()
+
     def price_usd_per_hour(self, vm: str) -> float:
         """Of a type of VM that may be gone to."""
         return self._offers[vm].price_usd_per_hour
