@@ -303,6 +303,8 @@ def report_text(report: RunReport, *, with_curve: bool = True) -> Iterator[Rende
     yield Text(outcome + (f"; {_metric(report.metric)}" if report.metric and known else ""), style="bold")
     if searched:
         yield from paths((("model", report.model_path), ("measurements", report.measurements_path)))
+        if report.estimate is not None and report.actual is not None:
+            yield from paths((("every VM", f"scavenger cost {report.job_id[:8]}"),))
     for warning in report.warnings:
         yield Text(f"warning: {clean(warning)}", style="yellow")
 

@@ -14,6 +14,7 @@ from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import GoalSpec, JobSpec
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.errors import ConfigurationError
+from scavenger.models.cost import estimate_of
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.search import replan as search_more
@@ -89,6 +90,9 @@ def decide(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace
     search.curve, search.choice = choose_now(model, trainer, space, job)
     if isinstance(search.choice, Choice):
         search.predicted = predict_run(trainer, search.choice, search.progress)
+        if (terms := trainer.terms()) is not None:
+            offer = space.offer(search.choice.configuration.vm)
+            search.estimate = estimate_of(search.choice.point, offer, terms)
 
 
 def choose_now(
@@ -143,10 +147,12 @@ def why_measure_no_more(
     steps_s = steps * float(curve.step_time_s[there])
     # What the steps train need not be trained again.
     share = steps * next_.global_batch_size / (float(curve.epochs[there]) * model.dataset_size)
+    waiting = _waiting(curve, choice, trainer.configuration, setup_s)
     measuring = Switch(
-        max(0.0, steps_s - share * choice.point.time_s),
+        max(0.0, steps_s - share * choice.point.time_s) + waiting.time_s,
         max(0.0, next_.workers * steps_s * price_s - share * choice.point.cost_usd)
-        + missing * setup_s * price_s,
+        + missing * setup_s * price_s
+        + waiting.cost_usd,
     )
     return search_more.why_measure_no_more(
         curve,
@@ -154,6 +160,18 @@ def why_measure_no_more(
         model.ratio_log_sd(space, curve, chosen),
         remaining=1.0 - progress_of(trainer, model),
         measuring=measuring,
+    )
+
+
+def _waiting(curve: TradeoffCurve, choice: Choice, now: Configuration | None, setup_s: float) -> Switch:
+    """What is lost by training on where the job is, and not at the choice, while workers that are missing start."""
+    here = None if now is None else curve.index(now)
+    if here is None or not setup_s:
+        return Switch(0.0, 0.0)
+    time_s, cost_usd = float(curve.time_s[here]), float(curve.cost_usd[here])
+    done = setup_s / time_s  # of the way, meanwhile
+    return Switch(
+        max(0.0, done * (time_s - choice.point.time_s)), max(0.0, done * (cost_usd - choice.point.cost_usd))
     )
 
 

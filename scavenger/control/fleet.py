@@ -13,13 +13,14 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from scavenger.cloud.base import Provider
 from scavenger.control.booting import BootingProvider, boot_document
 from scavenger.control.clearing import LIMIT_S
+from scavenger.control.costing import AGGREGATOR_SLOT
 from scavenger.control.holder import holder_name, is_known_dead
 from scavenger.control.reconciler import Reconciler
 from scavenger.domain.configuration import Offer
@@ -35,7 +36,6 @@ from scavenger.errors import (
 )
 from scavenger.policy.provisioning_actions import Alarm
 from scavenger.policy.provisioning_memory import Terms
-from scavenger.policy.provisioning_money import reserve_usd
 from scavenger.policy.slots import Slot, SlotSeen, plan_slots
 from scavenger.store import Store
 from scavenger.train.engine_base import Engine
@@ -46,7 +46,7 @@ from scavenger.train.vm_values import Vm
 __all__ = ["Fleet"]
 
 AGGREGATORS = ""
-"""Stands for the type of the aggregators' VM among those of the workers."""
+"""Stands for the type of the aggregators' VM among those of the workers; it has a slot of its own."""
 AGGREGATORS_PER_VM = 64
 """All of a job's are on one VM."""
 LOOK_S = 1.0
@@ -75,6 +75,7 @@ class Fleet:
         deadline_s: Of the whole job; None where there is none.
         package: What a VM installs, see `cloud.boot.package_of`.
         disk_gib: Of each VM's boot disk.
+        disk_usd_per_hour: What that costs; 0 where it is not known.
         image: That VMs start from; empty for the cloud's default.
         note: Is told what the user should know.
         terms: None for the defaults.
@@ -97,6 +98,7 @@ class Fleet:
         deadline_s: float | None,
         package: str,
         disk_gib: int,
+        disk_usd_per_hour: float,
         image: str,
         note: Callable[[str], None],
         terms: Terms | None = None,
@@ -125,10 +127,14 @@ class Fleet:
             attempt=attempt,
         )
         past = [intent for intent in store.intents(job_id) if intent.attempt < attempt]
-        self._first = 1 + max((intent.slot for intent in store.intents(job_id)), default=-1)
-        self._before_usd = sum(intent.spent_usd for intent in past if intent.state == "GONE")
+        self._first = 1 + max((intent.slot for intent in past), default=AGGREGATOR_SLOT)
+        # a VM of an earlier attempt knows nothing of this one
+        self._generation = 1 + max((i.generation for i in past if i.slot == AGGREGATOR_SLOT), default=-1)
+        self._disk_usd_per_hour = disk_usd_per_hour
+        self._before_usd = self._charged(intent for intent in past if intent.state == "GONE")
         self._slots: tuple[Slot, ...] = ()
-        self._types: dict[int, str] = {}
+        self._aggregating = False
+        self._types: dict[int, str] = {AGGREGATOR_SLOT: AGGREGATORS}
         self._engine: VmEngine | None = None
         self._intents: tuple[Intent, ...] = ()
         self._looked_at = -LOOK_S
@@ -178,23 +184,28 @@ class Fleet:
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
         """See `Meter.usd_per_hour`."""
-        living = sum(one.price_usd_per_hour for one in self._paid_for())
+        living = sum(map(self._rate_of, self._paid_for()))
         coming = sum(count * self._offers[vm].price_usd_per_hour for vm, count in (joining or {}).items())
         return living + coming
 
     def shared_usd_per_hour(self) -> float:
         """See `Meter.shared_usd_per_hour`: the aggregators' VM."""
-        aggregators = {number for number, vm in self._types.items() if vm == AGGREGATORS}
-        return sum(one.price_usd_per_hour for one in self._paid_for() if one.slot in aggregators)
+        return sum(self._rate_of(one) for one in self._paid_for() if one.slot == AGGREGATOR_SLOT)
+
+    def _rate_of(self, intent: Intent) -> float:
+        return intent.price_usd_per_hour + self._disk_usd_per_hour
 
     def _paid_for(self) -> list[Intent]:
         return [one for one in self._intents if one.state != "GONE" and one.asked]
 
-    def reserve_usd(self, workers: int, vm: str) -> float:
-        """What is set aside of the budget for the end of so many workers' VMs and the aggregators'."""
-        prices = [self._offers[vm].price_usd_per_hour] * -(-workers // self._room[vm])
-        prices.append(self._places[AGGREGATORS][0].price_usd_per_hour)
-        return sum(reserve_usd(price, self._desired.drain_s, self._terms) for price in prices)
+    @property
+    def reserve_s(self) -> float:
+        """For how long all VMs are paid for from what is set aside of the budget."""
+        return self._terms.reserved_s(self._desired.drain_s)
+
+    def _charged(self, intents: Iterable[Intent]) -> float:
+        """What VMs have cost with their disks, which the budget's own sums leave out."""
+        return sum(one.spent_usd + one.billed_s / 3600.0 * self._disk_usd_per_hour for one in intents)
 
     @property
     def vms(self) -> tuple[Intent, ...]:
@@ -223,16 +234,17 @@ class Fleet:
         vms = {vm.intent: vm for vm in self._hosts.vms()}
         self._intents = self._store.intents(self._job_id)
         self._looked_at = now
-        spent = sum(intent.spent_usd for intent in self._intents) - self._before_usd
-        self._spent_usd = max(0.0, spent)
+        self._spent_usd = max(0.0, self._charged(self._intents) - self._before_usd)
         for intent in self._intents:
-            if intent.slot in self._types:
+            if intent.slot in self._types and intent.attempt == self._desired.attempt:
                 self._admit(intent, self._types[intent.slot], vms.get(intent.id))
         self._acknowledge(now)
         self._let_live(vms, now)
-        slots = plan_slots(self._seen(vms, now), self._needs(vms), self._room, self._first)
-        if slots != self._slots:
-            self._want(slots)
+        needs = self._needs(vms)
+        aggregators = needs.pop(AGGREGATORS) > 0
+        slots = plan_slots(self._seen(vms, now), needs, self._room, self._first)
+        if (slots, aggregators) != (self._slots, self._aggregating):
+            self._want(slots, aggregators=aggregators)
         self._note_alarms()
 
     def _admit(self, intent: Intent, vm: str, host: Vm | None) -> None:
@@ -299,10 +311,12 @@ class Fleet:
             found.append(SlotSeen(slot, True, len(vm.processes), now - since, ends_in_s))
         return found
 
-    def _want(self, slots: tuple[Slot, ...]) -> None:
-        wishes = tuple(Wish(slot.number, places=self._places[slot.vm]) for slot in slots)
-        self._store.want_vms(replace(self._desired, wishes=wishes))
-        self._slots = slots
+    def _want(self, slots: tuple[Slot, ...], *, aggregators: bool) -> None:
+        wishes = [Wish(slot.number, places=self._places[slot.vm]) for slot in slots]
+        if aggregators:  # they come first: without them, no worker has anything to do
+            wishes.insert(0, Wish(AGGREGATOR_SLOT, self._generation, self._places[AGGREGATORS]))
+        self._store.want_vms(replace(self._desired, wishes=tuple(wishes)))
+        self._slots, self._aggregating = slots, aggregators
         self._types |= {slot.number: slot.vm for slot in slots}
         self._first = max((self._first, *(slot.number + 1 for slot in slots)))
         self._wake.set()
@@ -379,7 +393,7 @@ class Fleet:
             with contextlib.suppress(ScavengerError):
                 self._intents = self._store.intents(self._job_id)
                 self._looked_at = self._clock()
-                self._spent_usd = sum(intent.spent_usd for intent in self._intents) - self._before_usd
+                self._spent_usd = self._charged(self._intents) - self._before_usd
 
     def _wait_until_clean(self, limit_s: float) -> None:
         if not self._store.is_clean(self._job_id):

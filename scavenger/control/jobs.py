@@ -25,6 +25,7 @@ from scavenger.control.renting import Renting, address_of
 from scavenger.control.resumption import Resumption, checkpoint_url
 from scavenger.control.space import check_supported, check_training_module, search_space
 from scavenger.control.trainer import Trainer
+from scavenger.domain.cost import CostTerms
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import JobState, Noted, Observer, PhaseChanged, RunReport
 from scavenger.errors import CleanupError, Interrupted, LimitReachedError, ScavengerError
@@ -224,8 +225,7 @@ class JobRun:
             meter=self._fleet,
             clock=self._clock,
         )
-        if (renting := self._renting) is not None:
-            self._trainer.terms = lambda trainer=self._trainer: renting.terms(trainer)  # type: ignore[misc]
+        self._trainer.terms = self._terms
         self._driver = Driver(
             self._trainer,
             job,
@@ -274,6 +274,12 @@ class JobRun:
             note=note,
             clock=self._clock,
         )
+
+    def _terms(self) -> CostTerms | None:
+        """What the job pays beside its workers, as far as that is known by now; None where it rents nothing."""
+        if self._renting is None or self._fleet is None or self._trainer is None:
+            return None
+        return replace(self._renting.terms(self._trainer), reserve_s=self._fleet.reserve_s)
 
     def _tick(self, recorder: Recorder) -> None:
         trainer = self._trainer
@@ -364,6 +370,7 @@ class JobRun:
             curve=None if search is None else search.curve,
             choice=None if search is None else search.choice,
             predicted=None if search is None else search.predicted,
+            estimate=None if search is None else search.estimate,
             actual=actual,
             metric=None if trainer is None else self._goal.outcome(trainer.course.epochs),
             steps=0 if trainer is None else trainer.step,

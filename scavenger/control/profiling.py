@@ -10,6 +10,7 @@ from scavenger.control.measuring import measure
 from scavenger.control.recorder import Recorder
 from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import ProfileSpec
 from scavenger.domain.measurement import Measurement
@@ -27,6 +28,7 @@ class Search:
 
     Attributes:
         tried: Configurations that were gone to, measured or not.
+        estimate: What the chosen configuration costs, itemised; None where nothing is paid beside workers.
         progress: Share of the way to the target that lay behind when the choice was made.
         ended_because: Why fewer configurations were profiled than the plan allows; empty where none was left out.
     """
@@ -40,6 +42,7 @@ class Search:
     curve: TradeoffCurve | None = None
     choice: Choice | Infeasible | None = None
     predicted: Predicted | None = None
+    estimate: CostEstimate | None = None
     ended_s: float | None = None
     ended_usd: float | None = None
     progress: float = 0.0

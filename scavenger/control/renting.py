@@ -158,6 +158,9 @@ class Renting:
                 deadline_s=job.constraints.deadline,
                 package=package_of(self._environment),
                 disk_gib=DISK_GIB,
+                disk_usd_per_hour=self.cloud.terms(
+                    self.offered, disk_gib=DISK_GIB, setup_s=0.0
+                ).disk_usd_per_hour,
                 image=self._environment.get(IMAGE_VARIABLE, ""),
                 note=note,
                 clock=clock,

@@ -131,8 +131,10 @@ class Replanning:
             return now  # the limits themselves end the job when it comes to that
         missing = max(0, choice.configuration.workers - trainer.ready_on(now.vm))
         setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
-        # Training goes on meanwhile: what is lost is the gain, for as long as new workers start, and their pay.
-        switch = Switch(0.0, missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0)
+        # Training goes on meanwhile: what is lost is the gain, for as long as new workers start, and their pay, unless
+        # the curve has counted it.
+        pay_usd = missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0
+        switch = Switch(0.0, 0.0 if choice.point.setup_s else pay_usd)
         utility, elapsed_s = job.utility, trainer.elapsed_s
         worth = None if utility is None else (lambda left_s: utility.worth_at(elapsed_s + left_s))
         move = worth_moving(curve, choice, now, remaining=remaining, switch=switch, worth=worth)

@@ -102,6 +102,7 @@ class CostTerms:
         setup_s: From the launch of a VM to the first step of its worker; it is paid for.
         risks: By VM type, of those whose workers are spot VMs; one that is missing is not known, which is then said.
         ready: VMs of each type whose set-up is behind.
+        reserve_s: Of the budget, what all VMs cost for so long is kept for their end, and cannot be planned with.
     """
 
     aggregators: int = 0
@@ -111,11 +112,19 @@ class CostTerms:
     setup_s: float = 0.0
     risks: Mapping[str, SpotRisk] = field(default_factory=dict)
     ready: Mapping[str, int] = field(default_factory=dict)
+    reserve_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.aggregators and self.usd_per_aggregator_hour is None:
             raise ValueError("aggregators need a price: unknown is not 0")
-        for name in ("aggregators", "usd_per_aggregator_hour", "disk_gib", "usd_per_gib_hour", "setup_s"):
+        for name in (
+            "aggregators",
+            "usd_per_aggregator_hour",
+            "disk_gib",
+            "usd_per_gib_hour",
+            "setup_s",
+            "reserve_s",
+        ):
             if (value := getattr(self, name)) is not None:
                 _require(name, value)
 

@@ -19,7 +19,7 @@ class Slot:
     """A place for one VM, whose number is never given twice.
 
     Attributes:
-        vm: Its type; empty for aggregators, whose VM is of one type in all the job.
+        vm: Its type.
         places: Workers that its VM holds.
     """
 

@@ -116,8 +116,8 @@ def _by_utility(
         so_far: Seconds and dollars spent, and the share of the way that is left.
     """
     spent_s, spent_usd, remaining = so_far
-    cost_usd = curve.cost_usd[allowed] * remaining + spent_usd
-    worths = np.array([worth(float(time_s)) for time_s in curve.time_s[allowed] * remaining + spent_s])
+    cost_usd = curve.rest_usd(remaining)[allowed] + spent_usd
+    worths = np.array([worth(float(time_s)) for time_s in curve.rest_s(remaining)[allowed] + spent_s])
     best = int(np.lexsort((cost_usd, cost_usd - worths))[0])
     return int(allowed[best]), (
         f"worth most above its cost, of {len(allowed)}: ${worths[best]:.4g} for ${cost_usd[best]:.4g}"
@@ -168,7 +168,7 @@ def _infeasible(
     """Names the point with the smallest factor over its limits, among those that can run at all."""
     if not len(curve):
         return Infeasible("the search space has no configuration with a sample for every worker", None)
-    time_s, cost_usd = curve.time_s * remaining + spent_time_s, curve.cost_usd * remaining + spent_usd
+    time_s, cost_usd = curve.rest_s(remaining) + spent_time_s, curve.rest_usd(remaining) + spent_usd
     over_time, over_cost = _over(time_s, deadline_s), _over(cost_usd, budget_usd)
     miss = np.maximum(over_time, over_cost)
     soft = np.array([reason.startswith((PAST_DEADLINE, OVER_BUDGET)) for reason in curve.reasons])

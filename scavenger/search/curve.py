@@ -111,6 +111,9 @@ def build_curve(
         exclude(rest_s + spent_time_s > deadline_s, f"{PAST_DEADLINE} of {deadline_s:.6g} s")
     if budget_usd is not None:
         rest_usd = rest(predicted.cost_usd, setup_usd, remaining)
+        if costs is not None and costs.reserve_s:
+            kept_s = np.full(len(workers), costs.reserve_s)
+            rest_usd = rest_usd + paid_share(predicted.cost_usd, predicted.time_s, kept_s)
         exclude(rest_usd + spent_usd > budget_usd, f"{OVER_BUDGET} of ${budget_usd:.6g}")
     allowed = excluded == 0
     for limit, high, once, spent, name in (

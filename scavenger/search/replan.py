@@ -63,15 +63,18 @@ def why_measure_no_more(
     if choice.objective == "utility":
         return ""  # what is worth something may be worth nothing later: no ratio of step times bounds that
     loss = _loss_of(choice.objective, curve)
-    least = loss(choice.point.time_s * remaining, choice.point.cost_usd * remaining)
+    rest_s, rest_usd = curve.rest_s(remaining), curve.rest_usd(remaining)
+    chosen = curve.index(choice.configuration)
+    assert chosen is not None
+    least = loss(rest_s[chosen], rest_usd[chosen])
     price = loss(measuring.time_s, measuring.cost_usd)
     if not (least > 0.0 and np.isfinite(least)):
         return ""
-    losses = np.asarray(loss(curve.time_s, curve.cost_usd))
+    losses = np.asarray(loss(rest_s, rest_usd))
     allowed = (curve.excluded == 0) & (ratio_log_sd > 0.0) & (losses > 0.0)
     if not np.any(allowed):
         return ""
-    above = np.log(losses[allowed] * remaining / least)
+    above = np.log(losses[allowed] / least)
     sd = ratio_log_sd[allowed]
     z = above / sd
     gain = float(np.max(sd * np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi) - above * ndtr(-z)))
@@ -108,9 +111,11 @@ def worth_moving(
     here = curve.index(now)
     if here is None or choice.configuration == now:
         return None
-    before_s, before_usd = float(curve.time_s[here]) * remaining, float(curve.cost_usd[here]) * remaining
-    after_s = choice.point.time_s * remaining + switch.time_s
-    after_usd = choice.point.cost_usd * remaining + switch.cost_usd
+    there = curve.index(choice.configuration)
+    assert there is not None
+    rest_s, rest_usd = curve.rest_s(remaining), curve.rest_usd(remaining)
+    before_s, before_usd = float(rest_s[here]), float(rest_usd[here])
+    after_s, after_usd = float(rest_s[there]) + switch.time_s, float(rest_usd[there]) + switch.cost_usd
     if choice.objective == "utility" and worth is not None:
         before, after = before_usd - worth(before_s), after_usd - worth(after_s)
     else:

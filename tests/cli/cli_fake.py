@@ -64,7 +64,7 @@ class FakeRun:
             return replace(report, state="interrupted", exit_code=130)
         return report
 
-    processes = 2
+    processes, vms = 2, 0
 
     def request_stop(self, reason: str) -> None:
         self._stop = reason

@@ -391,6 +391,8 @@ def test_the_fake_driver_takes_what_the_real_one_takes() -> None:
     assert all(taken[name].default is not inspect.Parameter.empty for name in taken.keys() - fake.keys())
     for method in ("run", "request_stop", "kill_now"):
         assert callable(getattr(real, method))
+    for name in ("processes", "vms"):
+        assert isinstance(getattr(real, name), property)
 
 
 def test_console_records_become_json() -> None:

@@ -126,6 +126,7 @@ class Scene:
             deadline_s=None,
             package="scavenger-ml",
             disk_gib=20,
+            disk_usd_per_hour=0.0,
             image="",
             note=self.notes.append,
             terms=TERMS,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scavenger.policy.slots import IDLE_S, LAST_S, Slot, SlotSeen, plan_slots
 
-PLACES = {"": 64, "small": 1, "large": 2}
+PLACES = {"huge": 64, "small": 1, "large": 2}
 TYPES = st.sampled_from(sorted(PLACES))
 
 

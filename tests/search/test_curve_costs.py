@@ -170,3 +170,17 @@ def test_another_price_makes_another_front_and_lifts_what_the_budget_ruled_out()
     assert by_size.on_front.any()
     ratio = by_size.cost_high_usd / by_size.cost_usd
     assert ratio == pytest.approx(curve.cost_high_usd / curve.cost_usd)
+
+
+def test_what_is_kept_of_the_budget_for_the_end_of_the_vms_cannot_be_planned_with() -> None:
+    whole = build_curve(MODEL, SPACE, costs=TERMS)
+    dearest = int(np.argmax(whole.cost_usd))
+    # what it costs, and what it costs for a quarter of an hour more
+    rate = whole.cost_usd[dearest] / whole.time_s[dearest]
+    for budget_usd, ruled_out in (
+        (whole.cost_usd[dearest] + 910.0 * rate, False),
+        (whole.cost_usd[dearest] + 890.0 * rate, True),
+    ):
+        curve = build_curve(MODEL, SPACE, costs=replace(TERMS, reserve_s=900.0), budget_usd=float(budget_usd))
+        assert curve[dearest].excluded.startswith("over the budget") is ruled_out
+        assert curve.cost_usd[dearest] == whole.cost_usd[dearest]
