@@ -62,7 +62,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
             joins.append(_change(training, 2))
             leaves.append(_change(training, 1))
             training.crew.release(1)
-            training.until(lambda: training.crew.existing == 1)
+            training.until(lambda: sum(training.crew.existing.values()) == 1)
     rows = []
     figures: dict[str, object] = {"parameters": parameters("mlp")}
     for name, changes in (("a worker joins, K 1 to 2", joins), ("a worker leaves, K 2 to 1", leaves)):

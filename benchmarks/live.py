@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from scavenger.cloud.local import LocalCloud
 from scavenger.control.goal import Goal
 from scavenger.control.jobfile import load_job
 from scavenger.control.journal import Journal
 from scavenger.control.limits import Limits
-from scavenger.control.space import open_cloud, search_space
+from scavenger.control.meter import WorkerMeter
+from scavenger.control.space import search_space
 from scavenger.control.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import EPOCHS_MAX, GoalSpec
@@ -51,7 +53,7 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
     """
     file = job_file(example)
     job = load_job(file)
-    offer = search_space(job, open_cloud(job)).offers[0]
+    offer = search_space(job, LocalCloud()).offers[0]
     crew = Crew(
         JobSource(str(job.train), file.parent, job.seed, offer.cpus),
         work_dir=work_dir,
@@ -62,7 +64,8 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
         trainer = Trainer(
             crew,
             goal=Goal(GoalSpec(max_epochs=EPOCHS_MAX)),
-            offer=offer,
+            offers=[offer],
+            meter=WorkerMeter(crew, {offer.vm: offer}),
             limits=Limits(None, None),
             journal=journal,
             observer=_NoLoss(),

@@ -264,7 +264,8 @@ class JobRun:
             else:
                 recorder.on_event(Noted("warning", message))
 
-        for told in renting.offered.notes:
+        self._space, left_out = renting.within_quotas()
+        for told in (*renting.offered.notes, *left_out):
             recorder.on_event(Noted("info", told))
         return renting.fleet(
             self._store,

@@ -8,10 +8,13 @@ import os
 import socket
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot import package_of
+from scavenger.cloud.quotas import vms_left
 from scavenger.control.cloud_offers import CatalogCloud, ChangeCosts
 from scavenger.control.fleet import Fleet, new_boot_key
 from scavenger.control.providers import open_provider
@@ -20,7 +23,7 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import Place
 from scavenger.domain.job import JobSpec
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, QuotaError
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.vm_hosts import Hosts
@@ -106,6 +109,51 @@ class Renting:
         """The configurations of the job before its data is known."""
         return SearchSpace(self.offered.offers, self._job.worker_counts, self._job.batch_sizes)
 
+    @cached_property
+    def provider(self) -> Provider:
+        """The cloud.
+
+        Raises:
+            ConfigurationError, CloudError: If it cannot be opened.
+        """
+        return open_provider(self._job.infra.provider, self._job.infra.region, self._environment)
+
+    def within_quotas(self) -> tuple[SearchSpace, tuple[str, ...]]:
+        """The space without what the account's quotas do not allow by now, and a note where something is left out.
+
+        Raises:
+            QuotaError: If nothing is left.
+            CloudError: If the cloud does not say.
+        """
+        space, quotas, beside = self.space, self.provider.quotas(), self.aggregators
+        offers, most, notes = [], space.workers[-1], []
+        error: QuotaError | None = None
+        for offer in space.offers:
+            left = vms_left(self.provider.name, quotas, offer.vm, offer.cpus, spot=offer.spot)
+            if left is None:
+                offers.append(offer)
+                continue
+            count, quota = left
+            # the aggregators' VM comes first, and on demand
+            same = vms_left(self.provider.name, (quota,), beside.vm, beside.cpus, spot=False) is not None
+            room = max(0, count - (-(-beside.cpus // offer.cpus) if same else 0)) * offer.workers_per_vm
+            words = (
+                f"quota {quota.name} in {quota.region} ({quota.used:g} of {quota.limit:g} used) leaves room for "
+                f"{room} workers on {offer.vm}"
+            )
+            if room < space.workers[0]:
+                notes.append(f"{words}: {offer.vm} is left out")
+                error = QuotaError(words, quota=quota.name, region=quota.region)
+                continue
+            offers.append(offer)
+            if room < space.workers[-1]:
+                notes.append(f"{words}: larger clusters are left out")
+            most = min(most, room)
+        if error is not None and not offers:
+            raise error
+        workers = tuple(k for k in space.workers if k <= most)
+        return replace(space, offers=tuple(offers), workers=workers), tuple(notes)
+
     def terms(self, trainer: Trainer) -> CostTerms:
         """What the job pays beside its workers, as far as that is known by now."""
         setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else ChangeCosts().replace_s
@@ -135,7 +183,7 @@ class Renting:
             CloudError: If the cloud does not answer, or there are no credentials.
         """
         job, offers = self._job, self.offered.offers
-        provider = open_provider(job.infra.provider, job.infra.region, self._environment)
+        provider = self.provider
         beside = self.aggregators
         zones = {vm: _zones(job, provider, vm) for vm in {beside.vm, *(offer.vm for offer in offers)}}
         host, port = address_of(self._environment)

@@ -1,0 +1,46 @@
+"""How many VMs of a type a region's quotas still allow: asked while a job is planned, not when a launch is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+
+from scavenger.cloud.aws_values import quota_name
+from scavenger.domain.vm import Quota
+
+__all__ = ["vms_left"]
+
+_Share = Callable[[Quota, str, int, bool], float]
+
+
+def _aws(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
+    return float(cpus) if quota.name == quota_name(vm, spot=spot) else 0.0
+
+
+def _gcp(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
+    """Families with a quota of their own count against that one as well; a preemptible quota of 0 is none."""
+    if quota.name == "INSTANCES":
+        return 1.0
+    if quota.name == "PREEMPTIBLE_CPUS":
+        return float(cpus) if spot and quota.limit > 0 else 0.0
+    family = vm.partition("-")[0].upper()
+    return float(cpus) if not spot and quota.name in ("CPUS", f"{family}_CPUS") else 0.0
+
+
+_SHARES: Mapping[str, _Share] = {"aws": _aws, "gcp": _gcp}
+
+
+def vms_left(
+    provider: str, quotas: Iterable[Quota], vm: str, cpus: int, *, spot: bool
+) -> tuple[int, Quota] | None:
+    """How many more VMs of a type may be started, and the quota that says so; None where none is known to bear on it.
+
+    What other quotas say (of the whole project, of a family's newer generations) is told when they are met.
+    """
+    share = _SHARES[provider]
+    found = [
+        (max(0, math.floor((quota.limit - quota.used) / taken)), quota)
+        for quota in quotas
+        if (taken := share(quota, vm, cpus, spot)) > 0.0
+    ]
+    return min(found, key=lambda pair: pair[0], default=None)

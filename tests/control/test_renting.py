@@ -1,0 +1,105 @@
+"""What a job rents: the address that VMs need, and what quotas leave of a search."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scavenger.cloud.quotas import vms_left
+from scavenger.control.renting import ADDRESS_VARIABLE, Renting, address_of
+from scavenger.domain.job import JobSpec
+from scavenger.domain.vm import Quota
+from scavenger.errors import ConfigurationError, QuotaError
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+
+from fake import FakeProvider
+
+STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
+STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"
+
+
+def renting(quotas: tuple[Quota, ...], **sections: Any) -> Renting:
+    job = JobSpec.model_validate(
+        {
+            "version": 1,
+            "name": "tiny",
+            "train": "train:job",
+            "goal": {"max_epochs": 2},
+            "infra": "aws/us-east-1",
+            "resources": {"any_of": ["c5.large", "c5.2xlarge"]},
+            "search": {"workers": "1..8", "batch_size": [64]},
+            **sections,
+        }
+    )
+
+    class Limited(FakeProvider):
+        def quotas(self) -> tuple[Quota, ...]:
+            return quotas
+
+    found = Renting(job, {})
+    found.__dict__["provider"] = Limited(name="aws", region="us-east-1")
+    return found
+
+
+def test_without_an_address_vms_cannot_come_and_with_a_strangers_neither() -> None:
+    with pytest.raises(ConfigurationError, match=ADDRESS_VARIABLE):
+        address_of({})
+    with pytest.raises(ConfigurationError, match="cannot listen there"):
+        address_of({ADDRESS_VARIABLE: "192.0.2.77"})
+    for text in ("127.0.0.1:x", "127.0.0.1:99999999", "127.0.0.1:", "no.such.host.invalid"):
+        with pytest.raises(ConfigurationError, match=ADDRESS_VARIABLE):
+            address_of({ADDRESS_VARIABLE: text})
+
+    assert address_of({ADDRESS_VARIABLE: "127.0.0.1"}) == ("127.0.0.1", 0)
+    assert address_of({ADDRESS_VARIABLE: "localhost:0"}) == ("127.0.0.1", 0)
+
+
+def test_where_quotas_leave_room_the_search_is_whole() -> None:
+    space, notes = renting((Quota(STANDARD, "us-east-1", 1000, 0),)).within_quotas()
+    assert (len(space.offers), space.workers, notes) == (2, tuple(range(1, 9)), ())
+    assert renting(()).within_quotas()[0] == space
+
+
+def test_clusters_that_a_quota_does_not_allow_are_left_out_and_said() -> None:
+    # 4 of 16 vCPUs are used: five of c5.large beside the aggregators' VM, and no c5.2xlarge
+    space, notes = renting((Quota(STANDARD, "us-east-1", 16, 4),)).within_quotas()
+    assert (space.workers, [offer.vm for offer in space.offers]) == ((1, 2, 3, 4, 5), ["c5.large"])
+    assert [note.partition(" leaves")[2] for note in notes] == [
+        " room for 5 workers on c5.large: larger clusters are left out",
+        " room for 0 workers on c5.2xlarge: c5.2xlarge is left out",
+    ]
+
+
+def test_a_quota_that_allows_nothing_ends_the_job_before_a_vm_is_asked_for() -> None:
+    with pytest.raises(QuotaError, match="leaves room for 0 workers") as found:
+        renting((Quota(STANDARD, "us-east-1", 2, 0),)).within_quotas()
+    assert found.value.quota == STANDARD
+    assert found.value.exit_code == 7
+
+
+@pytest.mark.parametrize(
+    ("provider", "quota", "vm", "cpus", "spot", "left"),
+    [
+        ("aws", Quota(STANDARD, "r", 10, 3), "m5.xlarge", 4, False, 1),
+        ("aws", Quota(STANDARD, "r", 10, 3), "m5.xlarge", 4, True, None),
+        ("aws", Quota(STANDARD_SPOT, "r", 10, 3), "m5.xlarge", 4, True, 1),
+        ("aws", Quota(STANDARD, "r", 10, 3), "g4dn.xlarge", 4, False, None),
+        ("gcp", Quota("CPUS", "r", 24, 4), "e2-standard-4", 4, False, 5),
+        ("gcp", Quota("CPUS", "r", 24, 40), "e2-standard-4", 4, False, 0),
+        ("gcp", Quota("N2_CPUS", "r", 8, 0), "n2-standard-4", 4, False, 2),
+        ("gcp", Quota("N2_CPUS", "r", 8, 0), "n2d-standard-4", 4, False, None),
+        ("gcp", Quota("PREEMPTIBLE_CPUS", "r", 8, 0), "n2-standard-4", 4, True, 2),
+        ("gcp", Quota("PREEMPTIBLE_CPUS", "r", 0, 0), "n2-standard-4", 4, True, None),
+        ("gcp", Quota("INSTANCES", "r", 8, 5), "n2-standard-4", 4, True, 3),
+        ("gcp", Quota("IN_USE_ADDRESSES", "r", 1, 1), "n2-standard-4", 4, False, None),
+    ],
+)
+def test_what_a_quota_leaves(
+    provider: str, quota: Quota, vm: str, cpus: int, spot: bool, left: int | None
+) -> None:
+    found = vms_left(provider, [Quota("NETWORKS", "r", 0, 0), quota], vm, cpus, spot=spot)
+    assert (None if found is None else found[0]) == left
