@@ -43,7 +43,9 @@ class _Engine(ProcessEngine):
         self._elsewhere = elsewhere
         self._other_fd = create_block()
 
-    def launch(self, boot: m.Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None) -> int:
+    def launch(
+        self, boot: m.Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None, vm: str = ""
+    ) -> int:
         if boot.name in self._elsewhere:
             block = f"/proc/{os.getpid()}/fd/{self._other_fd}"
             boot = msgspec.structs.replace(boot, memory_fd=-1, memory=block)
