@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from scavenger.cloud.base import Provider
-from scavenger.control.reconciler import Reconciler
-from scavenger.control.reconciler_ports import IntentStore
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmSeen
-from scavenger.errors import CleanupError, CloudError, CloudUnavailableError, GoneError, ThrottledError
+from scavenger.errors import CloudError, CloudUnavailableError, GoneError, ThrottledError
 from scavenger.store import Store
 
-__all__ = ["Clearing", "Leftover", "wait_until_clean"]
+__all__ = ["LIMIT_S", "Clearing", "Leftover"]
 
 POLL_S = 3.0
 LIMIT_S = 300.0
@@ -173,30 +171,3 @@ class Clearing:
 
     def _is_driven(self, job_id: str) -> bool:
         return self._store.is_alive(self._store.job(job_id))
-
-
-def wait_until_clean(
-    reconciler: Reconciler,
-    store: IntentStore,
-    job_id: str,
-    *,
-    limit_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-    every_s: float = 2.0,
-) -> None:
-    """Look until no VM of a job can be left; it has said that it wants none any more, or has ended.
-
-    Raises:
-        CleanupError: Some may be left after `limit_s`; a line for each.
-    """
-    until_s = clock() + limit_s
-    while True:
-        reconciler.look()
-        if store.is_clean(job_id):
-            return
-        if clock() >= until_s:
-            break
-        sleep(every_s)
-    left = "; ".join(f"{intent}: {intent.reason}" for intent in store.intents(job_id, living=True))
-    raise CleanupError(f"not seen to end within {limit_s:g} s: {left}; run `scavenger gc`")

@@ -38,7 +38,6 @@ __all__ = [
     "estimate_of",
     "expected_interruptions",
     "expected_time_s",
-    "hourly_rate_of_monthly",
     "ledger",
     "loss_per_interruption_s",
     "pricing_curves",
@@ -49,8 +48,6 @@ __all__ = [
 ]
 
 _HOUR_S = 3600.0
-MONTH_H = 730.0
-"""Hours of the mean month (365 x 24 / 12), which the clouds' monthly prices are for."""
 BILLED_MIN_S = 60.0
 """Both Compute Engine and EC2 (Linux) bill by the second, from one minute on."""
 
@@ -68,20 +65,6 @@ VmPrices = Mapping[tuple[str, str, bool], float]
 def size_price(cpus: float, memory_gib: float, rates: ResourceRates) -> float:
     """US dollars per hour of a VM that is priced by its size, `c p_cpu + m p_gib`."""
     return cpus * rates.usd_per_cpu_hour + memory_gib * rates.usd_per_gib_hour
-
-
-def hourly_rate_of_monthly(fraction: float) -> float:
-    """Interruptions of a VM per hour, where a fraction of all VMs is interrupted within a month.
-
-    With a constant rate, `1 - exp(-λ 730)` of the VMs are interrupted in a month. What a cloud publishes counts VMs
-    that lived shorter than the month, too, so that the true rate is at least this.
-
-    Raises:
-        ValueError: If the fraction is not in [0, 1).
-    """
-    if not 0 <= fraction < 1:
-        raise ValueError(f"a fraction of VMs interrupted must be in [0, 1), not {fraction}")
-    return -math.log1p(-fraction) / MONTH_H
 
 
 def loss_per_interruption_s(vms: int, risk: SpotRisk) -> float:

@@ -87,7 +87,7 @@ def hourly_rate_bound(interrupted_monthly: float | None) -> float:
     """A rate that is meant to be too high, of a part of the VMs interrupted in a month, `-ln(1 - f) / 24`.
 
     What is published counts VMs that lived for less than the month, so that a rate that makes it happen within a month
-    is too low (`hourly_rate_of_monthly`). This makes it happen within a day.
+    is too low. This makes it happen within a day.
     """
     return RATE_UNKNOWN if interrupted_monthly is None else -math.log1p(-interrupted_monthly) / DAY_H
 

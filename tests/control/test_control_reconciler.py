@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from scavenger.control.clearing import wait_until_clean
 from scavenger.control.holder import holder_name, is_known_dead
 from scavenger.domain.intent import Wish
-from scavenger.errors import CleanupError, ConfigurationError, StoreBusyError
+from scavenger.errors import ConfigurationError, StoreBusyError
 from scavenger.store import Store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
@@ -290,28 +289,6 @@ def test_it_runs_until_it_is_told_to_stop_and_outlives_a_store_that_is_held(
     lease = bench.store.lease("fake/fake-1")
     assert lease is not None
     assert lease.holder == ""
-
-
-def test_waiting_until_a_job_is_clean_ends_when_it_is_or_names_what_is_left(bench: Bench) -> None:
-    bench.pass_(60)
-    bench.want(wishes=())
-
-    def wait(limit_s: float) -> None:
-        wait_until_clean(
-            bench.service,
-            bench.store,
-            bench.job_id,
-            limit_s=limit_s,
-            clock=lambda: bench.cloud.now_s,
-            sleep=bench.cloud.advance,
-        )
-
-    bench.cloud.fail(10_000)
-    with pytest.raises(CleanupError, match=r"fake-000001 .*run `scavenger gc`"):
-        wait(30)
-    bench.cloud.fail(0)
-    wait(300)
-    assert bench.alive() == []
 
 
 def test_a_process_is_known_to_be_dead_only_where_it_ran() -> None:

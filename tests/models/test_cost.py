@@ -21,7 +21,6 @@ from scavenger.models.cost import (
     NEVER_COUNTED,
     estimate,
     expected_time_s,
-    hourly_rate_of_monthly,
     ledger,
     loss_per_interruption_s,
     pricing_curves,
@@ -171,13 +170,6 @@ def test_a_job_that_is_interrupted_faster_than_it_recovers_is_refused() -> None:
     assert expected_time_s(60.0, 4, risk) == math.inf
     with pytest.raises(NoFeasiblePlanError, match="never finish"):
         estimate(Rental(workers=4, train_s=60.0, usd_per_vm_hour=1.0, spot=True, risk=risk))
-
-
-def test_a_monthly_fraction_is_that_of_its_hourly_rate() -> None:
-    assert hourly_rate_of_monthly(0.0) == 0.0
-    assert 1 - math.exp(-730 * hourly_rate_of_monthly(0.2)) == pytest.approx(0.2)
-    with pytest.raises(ValueError, match=r"\[0, 1\)"):
-        hourly_rate_of_monthly(1.0)
 
 
 # The two ways of pricing: Scavenger, figures 10 and 12.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.models.cost import expected_time_s, hourly_rate_of_monthly
+from scavenger.models.cost import expected_time_s
 from scavenger.policy.spot import RATE_UNKNOWN, SpotTerms, decide_spot, hourly_rate_bound
 
 C5 = SpotTerms(
@@ -59,7 +60,7 @@ def test_an_unknown_rate_is_bounded_by_the_worst_that_was_seen_and_said() -> Non
 
 
 def test_the_bound_is_above_what_the_month_tells() -> None:
-    assert hourly_rate_of_monthly(0.2) < hourly_rate_bound(0.2) < RATE_UNKNOWN
+    assert -math.log1p(-0.2) / 730 < hourly_rate_bound(0.2) < RATE_UNKNOWN
 
 
 def test_an_unknown_spot_price_is_never_taken_for_a_good_one() -> None:
