@@ -27,6 +27,7 @@ from scavenger.errors import ConfigurationError, QuotaError
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.vm_hosts import Hosts
+from scavenger.train.wire import is_own
 
 __all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "Renting", "address_of"]
 
@@ -40,29 +41,31 @@ _METADATA = ("169.254.169.254", 80)
 
 
 def address_of(environment: Mapping[str, str]) -> tuple[str, int]:
-    """The address at which VMs join, and its port; 0: any free one.
+    """The address at which VMs join, and the first of its two ports; 0: any free ones.
 
     Raises:
-        ConfigurationError: If none is named, or it is none of this machine's.
+        ConfigurationError: If none is named, this machine cannot listen there, or it is another's (a router's that
+            passes ports on to this machine) and no port is named.
     """
     text = environment.get(ADDRESS_VARIABLE, "")
     if not text:
         raise ConfigurationError(
             f"VMs must reach this machine: set {ADDRESS_VARIABLE} to its address in their network{_guess()}, with "
-            "`:PORT` where only some ports are open"
+            "`:PORT` where only some ports are open (that one and the next are listened at)"
         )
     host, _, port = text.rpartition(":") if ":" in text else (text, "", "0")
     try:
-        address = str(ipaddress.IPv4Address(socket.gethostbyname(host)))
-        number = int(port)
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((address, number))
+        address, first = str(ipaddress.IPv4Address(socket.gethostbyname(host))), int(port)
+        own = is_own(address)
+        if not (own or first):
+            raise ValueError("it is not this machine's own: name the port that leads here, as HOST:PORT")
+        for number in (first, first + 1) if first else (0,):
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                trial.bind((address if own else "", number))
     except (OSError, ValueError, OverflowError) as error:
-        raise ConfigurationError(
-            f"{ADDRESS_VARIABLE}={text}: this machine cannot listen there ({error}); it must be an address of its own"
-        ) from None
-    return address, number
+        raise ConfigurationError(f"{ADDRESS_VARIABLE}={text}: VMs cannot join there: {error}") from None
+    return address, first
 
 
 def _guess() -> str:

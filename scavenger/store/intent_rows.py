@@ -29,10 +29,14 @@ PLAIN = tuple(one.name for one in fields(Intent) if one.name not in ("request", 
 
 
 def settle(row: IntentRow) -> None:
-    """Replace the seconds that were counted by the cloud's own, at the mean price that was charged."""
-    if row.launched_at is None or row.ended_at is None:
-        return
-    seconds = max(BILLED_MIN_S, (row.ended_at - row.launched_at).total_seconds())
+    """Replace the seconds that were counted by the cloud's own where it tells them, at the mean price that was charged.
+
+    What was counted stands where it does not, or a minute if that is more.
+    """
+    seconds = row.billed_s
+    if row.launched_at is not None and row.ended_at is not None:
+        seconds = (row.ended_at - row.launched_at).total_seconds()
+    seconds = max(BILLED_MIN_S, seconds)
     mean = row.spent_usd / row.billed_s if row.billed_s > 0 else row.price_usd_per_hour / 3600.0
     row.billed_s, row.spent_usd = seconds, mean * seconds
 

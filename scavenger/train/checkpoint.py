@@ -24,7 +24,7 @@ import msgspec
 
 from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
 from scavenger.train.checkpoint_files import Files, open_files
-from scavenger.train.checkpoint_format import Array, DamagedError, TensorStream, read_tensors, verify_tensors
+from scavenger.train.checkpoint_format import Array, DamagedError, TensorStream, check_size, read_tensors
 
 __all__ = ["FORMAT_VERSION", "Checkpoint", "CheckpointStore", "Manifest", "Part"]
 
@@ -124,7 +124,7 @@ class Checkpoint:
         part = {part.name: part for part in self.manifest.parts}[name]
         try:
             with self._files.reading(self.manifest.folder, _file(part.name)) as (file, size):
-                _check_size(part, size)
+                check_size(size, part.bytes)
                 return read_tensors(file, size=size, sha256=part.sha256)
         except (DamagedError, OSError) as error:
             place = f"{self._files.root}/{self.manifest.folder}/{_file(part.name)}"
@@ -315,9 +315,7 @@ class CheckpointStore:
 
     def _check_part(self, folder: str, part: Part) -> str | None:
         try:
-            with self._files.reading(folder, _file(part.name)) as (file, size):
-                _check_size(part, size)
-                verify_tensors(file, size=size, sha256=part.sha256)
+            self._files.verify(folder, _file(part.name), size=part.bytes, sha256=part.sha256)
         except (DamagedError, OSError) as error:
             return self._problem(folder, _file(part.name), error)
         return None
@@ -362,11 +360,6 @@ def _reason(error: DamagedError | OSError) -> str:
         return "it is missing"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(text.split()) or type(error).__name__
-
-
-def _check_size(part: Part, size: int) -> None:
-    if size != part.bytes:
-        raise DamagedError(f"it has {size} bytes instead of {part.bytes}")
 
 
 def _encode(manifest: Manifest) -> bytes:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError
-from scavenger.train.checkpoint_format import DamagedError, Readable
+from scavenger.train.checkpoint_format import DamagedError, Readable, check_size, verify_tensors
+from scavenger.train.leader_files import SCHEME, LeaderFiles
 
-__all__ = ["Files", "LocalFiles", "RemoteFiles", "open_files"]
+__all__ = ["Files", "LocalFiles", "RemoteFiles", "local_path", "open_files"]
 
 
 class Files(Protocol):
@@ -35,6 +36,13 @@ class Files(Protocol):
 
     def reading(self, folder: str, name: str) -> contextlib.AbstractContextManager[tuple[Readable, int]]:
         """An open file and its size, bytes."""
+
+    def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
+        """Read a part through where it lies; see `verify_tensors`.
+
+        Raises:
+            DamagedError: If it is not exactly what was written.
+        """
 
     def remove(self, folder: str, first: str) -> None:
         """Remove a folder, of its files `first` first; one that is gone already is no error."""
@@ -82,6 +90,9 @@ class LocalFiles:
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
             yield file, status.st_size
+
+    def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
+        _read_through(self, folder, name, size, sha256)
 
     def remove(self, folder: str, first: str) -> None:
         path = os.path.join(self.root, folder)
@@ -178,6 +189,9 @@ class RemoteFiles:
             with self._filesystem.open(path, "rb") as file:
                 yield file, int(self._filesystem.size(path))
 
+    def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
+        _read_through(self, folder, name, size, sha256)
+
     def remove(self, folder: str, first: str) -> None:
         with _as_os_errors():
             with contextlib.suppress(FileNotFoundError):
@@ -187,6 +201,12 @@ class RemoteFiles:
 
     def _path(self, *names: str) -> str:
         return "/".join((self._root, *names))
+
+
+def _read_through(files: Files, folder: str, name: str, size: int, sha256: str) -> None:
+    with files.reading(folder, name) as (file, found):
+        check_size(found, size)
+        verify_tensors(file, size=found, sha256=sha256)
 
 
 @contextlib.contextmanager
@@ -202,23 +222,39 @@ def _as_os_errors() -> Iterator[None]:
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
+def local_path(url: str) -> str | None:
+    """The absolute path that a URL means on a local file system; None where it means another place.
+
+    Raises:
+        ConfigurationError: If it is empty, or a URL that names no absolute path.
+    """
+    protocol, separator, path = url.partition("://")
+    if not url:
+        raise ConfigurationError("the path for checkpoints is empty")
+    if not separator:
+        return str(Path(url).absolute())
+    if protocol not in ("file", "local"):
+        return None
+    if not path.startswith("/"):
+        raise ConfigurationError(f"{url}: write an absolute path, as file:///data/checkpoints")
+    return str(Path(path))
+
+
 def open_files(url: str) -> Files:
     """The files at a local path, a `file://` URL or any other URL of fsspec's; touches nothing there.
+
+    On a VM, `leader://PATH` is a folder of the leader's, who must have shared it.
 
     Raises:
         ConfigurationError: If the URL's protocol is unknown, or it names no absolute path.
         NotSupportedError: If a package must be installed for the protocol, or the URL is a chained one.
     """
     shown = re.sub(r"//[^/@]*@", "//", url)
-    protocol, separator, path = url.partition("://")
-    if not url:
-        raise ConfigurationError("the path for checkpoints is empty")
-    if not separator:
-        return LocalFiles(url)
-    if protocol in ("file", "local"):
-        if not path.startswith("/"):
-            raise ConfigurationError(f"{shown}: write an absolute path, as file:///data/checkpoints")
+    path = local_path(url)
+    if path is not None:
         return LocalFiles(path)
+    if url.startswith(SCHEME):
+        return LeaderFiles(url)
     if "::" in url:
         raise NotSupportedError(f"{shown}: chained URLs cannot hold checkpoints; name one place")
     import fsspec  # not needed for local paths, and it takes as long to import as NumPy

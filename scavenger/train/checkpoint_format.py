@@ -24,7 +24,15 @@ import numpy.typing as npt
 
 from scavenger.errors import NotSupportedError
 
-__all__ = ["Array", "DamagedError", "Readable", "TensorStream", "read_tensors", "verify_tensors"]
+__all__ = [
+    "Array",
+    "DamagedError",
+    "Readable",
+    "TensorStream",
+    "check_size",
+    "read_tensors",
+    "verify_tensors",
+]
 
 Array = npt.NDArray[Any]
 
@@ -188,6 +196,16 @@ def _read_header(source: _Hashed, size: int) -> list[tuple[str, _Entry]]:
         if end - start != entry.bytes or math.prod(max(1, n) for n in entry.shape) > sys.maxsize // 8:
             raise DamagedError(f"tensor {name!r} of shape {list(entry.shape)} has {end - start} bytes")
     return ordered
+
+
+def check_size(size: int, expected: int) -> None:
+    """Bytes that a part has, and is to have.
+
+    Raises:
+        DamagedError: If they are not the same.
+    """
+    if size != expected:
+        raise DamagedError(f"it has {size} bytes instead of {expected}")
 
 
 def verify_tensors(file: Readable, *, size: int, sha256: str) -> None:

@@ -81,7 +81,6 @@ class Crew:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timeouts, self._clock = timeouts, clock
-        self._restore, self._checkpoint = restore, checkpoint
         self._context = zmq.Context()
         keys = new_keys()
         with contextlib.ExitStack() as undo:
@@ -89,11 +88,18 @@ class Crew:
             undo.callback(os.close, self._fd)
             self.engine: Engine = (engine or ProcessEngine)(work_dir / "logs", self._fd)
             undo.callback(self.engine.close)
+            reachable = self.engine.reachable
+            self._restore = None if restore is None else m.Restore(reachable(restore.url))
+            self._checkpoint = checkpoint and msgspec.structs.replace(
+                checkpoint, url=reachable(checkpoint.url)
+            )
             self._door = Door(self._context)
+            undo.callback(self._door.close)
             self._hub = Router(
                 self._context,
                 keys,
                 self.engine.leader_host,
+                port=self.engine.leader_port,
                 door=self._door,
                 malformed=Malformed(self._warn),
             )

@@ -149,6 +149,15 @@ class Engine(Protocol):
         ...
 
     @property
+    def leader_port(self) -> int:
+        """Where the leader is to listen for its processes; 0: at any port."""
+        return 0
+
+    def reachable(self, url: str) -> str:
+        """By which URL processes reach what the leader reaches by this one: another where files are not shared."""
+        return url
+
+    @property
     def running(self) -> tuple[str, ...]:
         """Names of those whose end has not been seen."""
         ...

@@ -26,8 +26,10 @@ import zmq
 from scavenger import __version__
 from scavenger.errors import ConfigurationError
 from scavenger.train import vm_messages as m
+from scavenger.train.leader_files import VARIABLE
 from scavenger.train.vm_channel import Channel
 from scavenger.train.vm_files import unpack
+from scavenger.train.vm_relay import Relay
 from scavenger.train.vm_work import Work
 from scavenger.train.wire import address_towards, new_keys
 
@@ -141,6 +143,7 @@ class Agent:
         self._joined = False
         self._channel = Channel()
         self._work = Work(self._channel.put)
+        self._relay = Relay(self._place, self._channel.put)
         self._outside: queue.SimpleQueue[m.Doom | m.Warned | m.Ending] = queue.SimpleQueue()
         self._renewals: list[tuple[int, float, subprocess.Popen[bytes]]] = []
         self._folder: _Folder | None = None
@@ -175,6 +178,7 @@ class Agent:
                 self._turn()
         finally:
             self._work.close()
+            self._relay.close()
             for _, _, process in self._renewals:
                 process.kill()
                 process.wait()
@@ -185,7 +189,7 @@ class Agent:
         return self._status
 
     def _turn(self) -> None:
-        self._socket.poll(_TICK_MS)
+        zmq.select([self._socket, self._relay], [], [], _TICK_MS / 1000)
         now = self._clock()
         if now - self._turned_at > _PAUSE_S:
             self._heard_at += now - self._turned_at
@@ -193,6 +197,7 @@ class Agent:
         self._take(now)
         while not self._outside.empty():
             self._from_outside(self._outside.get(), now)
+        self._relay.step()
         self._work.step(now, room=self._channel.backlog < _BACKLOG_MAX)
         self._look_at_renewals(now)
         self._speak(now)
@@ -287,6 +292,8 @@ class Agent:
                 self._work.show_stack(word.launch)
             case m.Chunk():
                 self._receive(word)
+            case m.FileAnswer():
+                self._relay.answer(word)
             case m.Renew():
                 self._renew(word, now)
             case m.Farewell():
@@ -298,6 +305,8 @@ class Agent:
     # ---- processes and their folder ------------------------------------------------------------------------
 
     def _start(self, order: m.Start) -> None:
+        env = {**order.env, VARIABLE: f"{order.launch}@{self._relay.path}"}
+        order = msgspec.structs.replace(order, env=env)
         if self._ends_at is not None:
             self._work.refuse(order.launch, "its VM is ending")
         elif not order.folder:

@@ -18,10 +18,13 @@ import msgspec
 from scavenger.errors import CleanupError
 from scavenger.train import vm_messages as m
 from scavenger.train.bodies import Bootstrap
+from scavenger.train.checkpoint_files import local_path
 from scavenger.train.engine import ProcessEngine, cap_log
 from scavenger.train.engine_base import GRACE_S, Doomed, Engine, Exit, as_line
+from scavenger.train.leader_files import SCHEME
 from scavenger.train.vm_hosts import LOST_S, Hosts
 from scavenger.train.vm_values import Gone, News, Vm
+from scavenger.train.wire import is_own
 
 __all__ = ["Needs", "VmEngine"]
 
@@ -104,6 +107,9 @@ class VmEngine(Engine):
         if boot.name in self.running:
             raise ValueError(f"a process {boot.name!r} runs already")
         if boot.role == "coordinator":
+            if not is_own(self._hosts.address):  # nobody promises a way out of this machine and in again
+                port = boot.coordinator.rpartition(":")[2]
+                boot = msgspec.structs.replace(boot, coordinator=f"tcp://127.0.0.1:{port}")
             pid = self._local.launch(boot, env=env)
             self._processes.pop(boot.name, None)
             self._locals.add(boot.name)
@@ -202,6 +208,19 @@ class VmEngine(Engine):
     def leader_host(self) -> str:
         """See `Engine.leader_host`."""
         return self._hosts.address
+
+    @property
+    def leader_port(self) -> int:
+        """See `Engine.leader_port`: the one after that which VMs join by, where that was chosen."""
+        return self._hosts.port + 1 if self._hosts.port else 0
+
+    def reachable(self, url: str) -> str:
+        """See `Engine.reachable`: a folder of this machine is shared with aggregators, by way of their agents."""
+        path = local_path(url)
+        if path is None:
+            return url
+        self._hosts.share(path)
+        return f"{SCHEME}{path}"
 
     @property
     def running(self) -> tuple[str, ...]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import os
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -26,11 +26,10 @@ from scavenger.errors import ConfigurationError
 from scavenger.train import vm_messages as m
 from scavenger.train.bodies import Bootstrap
 from scavenger.train.door import Door
-from scavenger.train.engine_base import Doomed
-from scavenger.train.vm_channel import Channel
+from scavenger.train.vm_far_files import FarFiles
 from scavenger.train.vm_files import Archive
-from scavenger.train.vm_values import Gone, News, Role, Vm, one_time_keys
-from scavenger.train.wire import new_keys
+from scavenger.train.vm_values import Gone, Host, News, Role, Vm, one_time_keys
+from scavenger.train.wire import listen, new_keys
 
 __all__ = ["LOST_S", "Hosts", "Vm", "one_time_keys"]
 
@@ -49,26 +48,6 @@ _NEWS_MAX = 2000
 _LINGER_MS = 500
 
 
-@dataclass(slots=True)
-class _Host:
-    intent: str
-    vm: str
-    role: Role
-    threads: int
-    places: int
-    key: str = ""
-    address: str = ""
-    route: bytes = b""
-    heard_at: float = float("-inf")
-    doomed: m.Doom | None = None
-    doomed_at: float = 0.0
-    ending: str = ""
-    renewals: int = 0
-    renewed: int = 0
-    launches: dict[int, str] = field(default_factory=dict)
-    channel: Channel = field(default_factory=Channel)
-
-
 class Hosts:
     """Every VM of one job. A thread of its own serves them; methods may be called from any other.
 
@@ -83,6 +62,7 @@ class Hosts:
 
     Attributes:
         address: As given.
+        port: As given.
         endpoint: `tcp://host:port`, for VMs.
         server_key: The public key by which agents know this leader, Z85.
         boot_key: As given or made; secret.
@@ -115,12 +95,13 @@ class Hosts:
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.MESSAGE_BYTES_MAX)
         self._socket.curve_server = True
         self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
+        self.port = port
         try:
-            self.endpoint = f"tcp://{address}:{self._bind(address, port)}"
-        except zmq.ZMQError as error:
+            self.endpoint = f"tcp://{address}:{listen(self._socket, address, port)}"
+        except ConfigurationError:
             self._release()
-            raise ConfigurationError(f"cannot listen for VMs at {address}:{port}: {error}") from error
-        self._hosts: dict[str, _Host] = {}
+            raise
+        self._hosts: dict[str, Host] = {}
         self._gone: set[str] = set()
         self._heard: set[str] = set()
         self._launches = 0
@@ -132,20 +113,11 @@ class Hosts:
         self._attended_at: float | None = None
         self._turned_at = clock()
         self._lock = threading.Condition(threading.RLock())  # a signal handler may come in again
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._files = FarFiles(self._answer, self._may_have_files)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scavenger-hosts", daemon=True)
         self._thread.start()
-
-    def _bind(self, address: str, port: int) -> int:
-        """To the address itself, or to all of this machine's where it is another's that leads here."""
-        chosen = port or "*"
-        try:
-            self._socket.bind(f"tcp://{ipaddress.ip_address(address)}:{chosen}")
-        except (ValueError, zmq.ZMQError) as error:
-            if isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE:
-                raise
-            self._socket.bind(f"tcp://*:{chosen}")
-        return int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     # ---- for the fleet -------------------------------------------------------------------------------------
 
@@ -165,7 +137,7 @@ class Hosts:
         public, secret = one_time_keys(self.boot_key, intent)
         with self._lock:
             if intent not in self._hosts and intent not in self._gone:
-                self._hosts[intent] = _Host(intent, vm, role, threads, places)
+                self._hosts[intent] = Host(intent, vm, role, threads, places)
                 self._door.admit(f"join.{intent}", public)
         return secret
 
@@ -206,7 +178,8 @@ class Hosts:
     def vms(self) -> tuple[Vm, ...]:
         """Every VM that is expected or has joined, until it is gone."""
         with self._lock:
-            return tuple(self._seen(host) for host in self._hosts.values())
+            now = self._clock()
+            return tuple(host.seen(now) for host in self._hosts.values())
 
     def alarms(self) -> tuple[str, ...]:
         """What a person should know, since the last call."""
@@ -224,6 +197,10 @@ class Hosts:
                 host.channel.put(m.Farewell())
         self._closing.set()
         self._thread.join()
+        self._files.close()
+        with self._lock:
+            os.close(self._bell)
+            self._bell = -1
         self._release()
 
     def _release(self) -> None:
@@ -255,7 +232,7 @@ class Hosts:
         """
         with self._lock:
             host = self._hosts.get(intent)
-            if host is None or not self._is_free(self._seen(host)):
+            if host is None or not self._is_free(host.seen(self._clock())):
                 return 0
             self._launches += 1
             host.launches[self._launches] = boot.name
@@ -268,6 +245,10 @@ class Hosts:
         with self._lock:
             if intent in self._hosts:
                 self._hosts[intent].channel.put(word)
+
+    def share(self, folder: str) -> None:
+        """Let aggregators have a folder of this machine for checkpoints, by its absolute path; thread-safe."""
+        self._files.share(folder)
 
     def news(self) -> list[tuple[int, News]]:
         """What has come of processes since the last call, by their launch; it shows that the engine looks."""
@@ -288,9 +269,12 @@ class Hosts:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._door.socket, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
         while True:
             last = self._closing.is_set()
             poller.poll(_TICK_MS)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
             with self._lock:
                 now = self._clock()
                 self._allow_for_pause(now)
@@ -342,7 +326,7 @@ class Hosts:
                 case _:
                     pass
 
-    def _join(self, host: _Host, route: bytes, message: m.Join) -> None:
+    def _join(self, host: Host, route: bytes, message: m.Join) -> None:
         refusal = ""
         if (message.protocol, message.version) != (m.PROTOCOL, __version__):
             refusal = (
@@ -361,7 +345,7 @@ class Hosts:
             self._door.admit(f"vm.{host.intent}", host.key)
         self._post(route, m.Admitted())
 
-    def _hear(self, host: _Host, route: bytes, packet: m.Packet, now: float) -> None:
+    def _hear(self, host: Host, route: bytes, packet: m.Packet, now: float) -> None:
         if host.heard_at == float("-inf"):
             # the same key under another name: nothing that is said by it is heard, but it is told
             self._door.admit(f"spent.{host.intent}", one_time_keys(self.boot_key, host.intent)[0])
@@ -373,7 +357,7 @@ class Hosts:
         if word is not None:
             self._told(host, word, now)
 
-    def _told(self, host: _Host, word: m.Word, now: float) -> None:
+    def _told(self, host: Host, word: m.Word, now: float) -> None:
         match word:
             case m.Hello():
                 with contextlib.suppress(ValueError):
@@ -385,6 +369,10 @@ class Hosts:
             case m.Fetch():
                 data = self._archive.read(word.offset, m.CHUNK_BYTES)
                 host.channel.put(m.Chunk(word.offset, self._archive.bytes, data))
+            case m.FileAsk():
+                self._files.ask(host.intent, word.number, word.body)
+            case m.FileEnd():
+                self._files.end(host.intent, word.number)
             case m.Doom():
                 host.doomed, host.doomed_at = word, now
                 self._news.extend((launch, word) for launch in host.launches)
@@ -402,7 +390,7 @@ class Hosts:
             case _:
                 pass
 
-    def _send(self, host: _Host, now: float) -> None:
+    def _send(self, host: Host, now: float) -> None:
         hung = self._attended_at is not None and now - self._attended_at > LEASE_S
         if host.route and not hung and now - host.heard_at <= self._lost_s:
             for packet in host.channel.due(now):
@@ -412,35 +400,29 @@ class Hosts:
         with contextlib.suppress(zmq.ZMQError):  # who is gone is missed elsewhere
             self._socket.send_multipart([route, m.encode(message)], zmq.NOBLOCK)
 
-    def _lose(self, host: _Host, reason: str) -> None:
+    def _lose(self, host: Host, reason: str) -> None:
         for launch in host.launches:
             self._news.append((launch, Gone(host.ending or reason)))
             host.channel.put(m.Kill(launch))  # should it come back
         host.launches.clear()
+        self._files.lose(host.intent)
+
+    # ---- for the leader's files ----------------------------------------------------------------------------
+
+    def _may_have_files(self, intent: str, launch: int) -> bool:
+        with self._lock:
+            host = self._hosts.get(intent)
+            return host is not None and host.role == "aggregator" and launch in host.launches
+
+    def _answer(self, intent: str, number: int, body: bytes) -> None:
+        with self._lock:
+            self.say(intent, m.FileAnswer(number, body))
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
 
     def _shut(self, name: str) -> None:
         """Give a name to a key that nobody holds."""
         self._door.admit(name, new_keys()[0].decode())
-
-    def _seen(self, host: _Host) -> Vm:
-        now = self._clock()
-        doomed = None
-        if host.doomed is not None:
-            in_s = host.doomed.in_s
-            left_s = None if in_s is None else max(0.0, in_s - (now - host.doomed_at))
-            doomed = Doomed(host.intent, left_s, host.doomed.reason)
-        return Vm(
-            host.intent,
-            host.vm,
-            host.role,
-            host.address,
-            host.threads,
-            host.places,
-            joined=bool(host.address) and not host.ending,
-            heard_s_ago=now - host.heard_at,
-            doomed=doomed,
-            processes=tuple(host.launches.values()),
-        )
 
 
 _MISUSED = (

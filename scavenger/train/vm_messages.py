@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from scavenger.train.bodies import Bootstrap, Tagged
+from scavenger.train.leader_files import FRAME_BYTES_MAX
 
 __all__ = [
     "CHUNK_BYTES",
@@ -23,6 +24,9 @@ __all__ = [
     "Ending",
     "Farewell",
     "Fetch",
+    "FileAnswer",
+    "FileAsk",
+    "FileEnd",
     "Hello",
     "Join",
     "Kill",
@@ -43,7 +47,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Rises when an older agent, or an older leader, would misread what is said."""
 CHUNK_BYTES = 1 << 20
 """Of the job's folder, at a time: on its way for less than a packet waits before it is said again."""
@@ -112,6 +116,23 @@ class Fetch(Tagged, frozen=True):
     """Asks for a part of the job's folder."""
 
     offset: _Count
+
+
+class FileAsk(Tagged, frozen=True):
+    """What a process asks of the leader's files, as `scavenger.train.leader_files` says it.
+
+    Attributes:
+        number: Of the operation; never given twice.
+    """
+
+    number: _Count
+    body: Annotated[bytes, msgspec.Meta(max_length=FRAME_BYTES_MAX)]
+
+
+class FileEnd(Tagged, frozen=True):
+    """Nobody waits for this operation any more."""
+
+    number: _Count
 
 
 class Doom(Tagged, frozen=True):
@@ -194,6 +215,13 @@ class Chunk(Tagged, frozen=True):
     data: bytes
 
 
+class FileAnswer(Tagged, frozen=True):
+    """The answer to one `FileAsk`, in their order; none where the operation was broken off."""
+
+    number: _Count
+    body: bytes
+
+
 class Renew(Tagged, frozen=True):
     """Start the VM's timer anew, for `life_s` seconds."""
 
@@ -210,6 +238,8 @@ Word = (
     | Placed
     | Report
     | Fetch
+    | FileAsk
+    | FileEnd
     | Doom
     | Renewed
     | Ending
@@ -220,6 +250,7 @@ Word = (
     | Tell
     | ShowStack
     | Chunk
+    | FileAnswer
     | Renew
     | Farewell
 )

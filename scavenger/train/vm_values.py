@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import zmq
@@ -12,8 +12,9 @@ from zmq.utils import z85
 
 from scavenger.train import vm_messages as m
 from scavenger.train.engine_base import Doomed
+from scavenger.train.vm_channel import Channel
 
-__all__ = ["Gone", "News", "Role", "Vm", "one_time_keys"]
+__all__ = ["Gone", "Host", "News", "Role", "Vm", "one_time_keys"]
 
 Role = Literal["worker", "aggregator"]
 
@@ -56,6 +57,58 @@ class Vm:
     heard_s_ago: float
     doomed: Doomed | None
     processes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Host:
+    """A VM as its leader keeps it; for what `Vm` has too see there.
+
+    Attributes:
+        key: The public key that its agent has made, Z85; empty until it was told.
+        route: Where the agent was last heard from; empty if never.
+        heard_at: When.
+        ending: Why the agent ends; empty if it does not.
+        renewals: How often its time limit was to start anew.
+        renewed: The last time that it did.
+        launches: Names of processes by their launch.
+    """
+
+    intent: str
+    vm: str
+    role: Role
+    threads: int
+    places: int
+    key: str = ""
+    address: str = ""
+    route: bytes = b""
+    heard_at: float = float("-inf")
+    doomed: m.Doom | None = None
+    doomed_at: float = 0.0
+    ending: str = ""
+    renewals: int = 0
+    renewed: int = 0
+    launches: dict[int, str] = field(default_factory=dict)
+    channel: Channel = field(default_factory=Channel)
+
+    def seen(self, now: float) -> Vm:
+        """What others may know of it."""
+        doomed = None
+        if self.doomed is not None:
+            in_s = self.doomed.in_s
+            left_s = None if in_s is None else max(0.0, in_s - (now - self.doomed_at))
+            doomed = Doomed(self.intent, left_s, self.doomed.reason)
+        return Vm(
+            self.intent,
+            self.vm,
+            self.role,
+            self.address,
+            self.threads,
+            self.places,
+            joined=bool(self.address) and not self.ending,
+            heard_s_ago=now - self.heard_at,
+            doomed=doomed,
+            processes=tuple(self.launches.values()),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,11 +10,23 @@ from typing import Any
 import msgspec
 import zmq
 
+from scavenger.errors import ConfigurationError
 from scavenger.train.door import Door
 from scavenger.train.messages import Message, decode, encode
 from scavenger.train.names import BEATING
 
-__all__ = ["EVERYBODY", "Dealer", "Keys", "Malformed", "Router", "Seat", "address_towards", "new_keys"]
+__all__ = [
+    "EVERYBODY",
+    "Dealer",
+    "Keys",
+    "Malformed",
+    "Router",
+    "Seat",
+    "address_towards",
+    "is_own",
+    "listen",
+    "new_keys",
+]
 
 Keys = tuple[bytes, bytes]
 """Public and secret CURVE key, Z85."""
@@ -44,6 +57,37 @@ def address_towards(endpoint: str) -> str:
         return str(way.getsockname()[0])
 
 
+def is_own(host: str) -> bool:
+    """Whether something is an address of this machine, as one behind which it is reached by way of another is not."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((host, 0))
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def listen(listener: Any, host: str, port: int) -> int:
+    """Bind a socket to an address, or to all of this machine's where it is another's that leads here.
+
+    Args:
+        host: An address or a host name.
+        port: 0 for any.
+
+    Returns:
+        The port.
+
+    Raises:
+        ConfigurationError: If it cannot be had.
+    """
+    try:
+        listener.bind(f"tcp://{host if is_own(host) else '*'}:{port or '*'}")
+    except zmq.ZMQError as error:
+        raise ConfigurationError(f"cannot listen at {host}:{port}: {error}") from error
+    return int(listener.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
 def _print(text: str) -> None:
     print(text, flush=True)
 
@@ -67,13 +111,19 @@ class Malformed:
 
 
 class Router:
-    """Binds to an address of this host; receives from and answers to named peers.
+    """Listens; receives from and answers to named peers.
 
     Args:
+        host: By which peers reach it; see `listen`.
+        port: To listen at; 0 for any.
         door: Who may connect, and under which name; None: whoever has the public key, under any.
 
     Attributes:
         malformed: What arrived and was dropped.
+        address: `tcp://host:port`, for peers.
+
+    Raises:
+        ConfigurationError: If the port cannot be had.
     """
 
     def __init__(
@@ -82,6 +132,7 @@ class Router:
         keys: Keys,
         host: str = "127.0.0.1",
         *,
+        port: int = 0,
         door: Door | None = None,
         malformed: Malformed | None = None,
     ) -> None:
@@ -95,7 +146,11 @@ class Router:
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.curve_server = True
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
-        self.address = f"tcp://{host}:{self.socket.bind_to_random_port(f'tcp://{host}')}"
+        try:
+            self.address = f"tcp://{host}:{listen(self.socket, host, port)}"
+        except ConfigurationError:
+            self.socket.close()
+            raise
 
     def send(self, peer: str, message: Message, payload: Any = None) -> None:
         """Queue a message; one for a peer that is gone is dropped, as the peer will be missed elsewhere."""

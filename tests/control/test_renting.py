@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,20 @@ def renting(quotas: tuple[Quota, ...], **sections: Any) -> Renting:
 def test_without_an_address_vms_cannot_come_and_with_a_strangers_neither() -> None:
     with pytest.raises(ConfigurationError, match=ADDRESS_VARIABLE):
         address_of({})
-    with pytest.raises(ConfigurationError, match="cannot listen there"):
+    with pytest.raises(ConfigurationError, match="not this machine's own"):
         address_of({ADDRESS_VARIABLE: "192.0.2.77"})
+    with socket.socket() as taken, pytest.raises(ConfigurationError, match="VMs cannot join there"):
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address_of({ADDRESS_VARIABLE: f"127.0.0.1:{taken.getsockname()[1] - 1}"})
     for text in ("127.0.0.1:x", "127.0.0.1:99999999", "127.0.0.1:", "no.such.host.invalid"):
         with pytest.raises(ConfigurationError, match=ADDRESS_VARIABLE):
             address_of({ADDRESS_VARIABLE: text})
 
     assert address_of({ADDRESS_VARIABLE: "127.0.0.1"}) == ("127.0.0.1", 0)
     assert address_of({ADDRESS_VARIABLE: "localhost:0"}) == ("127.0.0.1", 0)
+    # as behind a router that passes ports on
+    assert address_of({ADDRESS_VARIABLE: "192.0.2.77:47110"}) == ("192.0.2.77", 47110)
 
 
 def test_where_quotas_leave_room_the_search_is_whole() -> None:

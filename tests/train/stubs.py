@@ -17,6 +17,7 @@ class StubEngine:
     """Holds names for processes."""
 
     leader_host = "127.0.0.1"
+    leader_port = 0
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -49,6 +50,9 @@ class StubEngine:
 
     def host(self, name: str) -> str:
         return self.leader_host
+
+    def reachable(self, url: str) -> str:
+        return url
 
     def log(self, name: str) -> Path:
         return Path(f"{name}.log")

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from fsspec.implementations.memory import MemoryFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from vm_line import far_line
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError, TransientError
 from scavenger.train import checkpoint
@@ -222,14 +223,19 @@ def test_no_part_is_held_twice_in_memory(tmp_path: Path) -> None:
 # ---- the store ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["local", "file", "memory", "folders"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=["local", "file", "memory", "folders", "leader"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A place of each kind; `folders` is one that fsspec reaches and that wants its folders made, as sftp."""
     place = tmp_path / "deep" / "down"
+    if request.param == "leader":
+        with far_line(tmp_path / "agent", place, monkeypatch) as (_, far):
+            yield far
+        return
     if request.param == "folders":
         monkeypatch.setattr(checkpoint, "open_files", lambda url: RemoteFiles(LocalFileSystem(), url))
-        return str(place)
-    return {"local": str(place), "file": place.as_uri(), "memory": f"memory:/{place}"}[request.param]
+        yield str(place)
+        return
+    yield {"local": str(place), "file": place.as_uri(), "memory": f"memory:/{place}"}[request.param]
 
 
 def test_what_was_committed_comes_back_whole_to_whoever_looks(url: str) -> None:

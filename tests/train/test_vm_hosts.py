@@ -243,5 +243,5 @@ def test_a_vm_runs_the_agent_from_its_join_file_and_says_that_it_hears_no_notice
 def test_two_leaders_cannot_listen_at_one_port(stage: Stage, tmp_path: Path) -> None:
     port = int(stage.hosts.endpoint.rpartition(":")[2])
 
-    with pytest.raises(ConfigurationError, match="cannot listen for VMs"):
+    with pytest.raises(ConfigurationError, match="cannot listen at"):
         Hosts("127.0.0.1", tmp_path / "stage" / "nothing", port=port)

@@ -28,6 +28,14 @@ signal.signal(signal.SIGUSR2, lambda *_: agent.doom(120.0, "the cloud takes its 
 sys.exit(agent.run())
 """
 SOME_TYPE = "c5.large"
+_POISON = """
+import os, sys
+def watch(event, args):
+    if any(isinstance(arg, str) and arg.startswith({folder!r}) for arg in args):
+        os.write(2, f"touched what is not on this machine: {{event}} {{args[0]}}".encode())
+        os._exit(99)
+sys.addaudithook(watch)
+"""
 
 
 class Stage:
@@ -37,6 +45,7 @@ class Stage:
         folder: For the files of all.
         job_dir: What VMs get; an empty one unless told.
         silent_s, poweroff_s, lost_s: See `Agent` and `Hosts`.
+        beyond: A folder that is not on VMs: a process there that touches it ends at once.
     """
 
     def __init__(
@@ -47,6 +56,7 @@ class Stage:
         silent_s: float = 120.0,
         poweroff_s: float = 300.0,
         lost_s: float = 15.0,
+        beyond: Path | None = None,
     ) -> None:
         self.folder, self._limits = folder, (silent_s, poweroff_s)
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,6 +64,12 @@ class Stage:
         empty.mkdir()
         self.hosts = Hosts("127.0.0.1", job_dir or empty, lost_s=lost_s)
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._env = dict(os.environ)
+        if beyond is not None:
+            poison = folder / "poison"
+            poison.mkdir()
+            (poison / "sitecustomize.py").write_text(_POISON.format(folder=str(beyond)))
+            self._env["PYTHONPATH"] = os.pathsep.join([str(poison), os.environ.get("PYTHONPATH", "")])
 
     def ticket(self, intent: str, secret: str, **more: str) -> Path:
         """A join file, as user data writes it."""
@@ -90,6 +106,7 @@ class Stage:
                 start_new_session=True,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=self._env,
             )
 
     def joined(self, *intents: str) -> None:
