@@ -74,7 +74,8 @@ def plan_search(
         has_same: Such a model is stored.
         has_any: A model of any job is stored.
         steps: To profile each configuration for.
-        points: Highest number of configurations of a partial search.
+        points: Highest number of configurations of a partial search; of several VM types each gets `TRANSFER_MAX` of
+            them at least, as what is not known of a whole type weighs more than another point of one.
 
     Raises:
         ConfigurationError: If the strategy is unknown, or needs a stored model that there is not.
@@ -114,8 +115,9 @@ def plan_search(
         corners = [c for offer in space.offers for c in _corners(offer, allowed)]
         return SearchPlan("extremes", reason, tuple(corners), steps)
     if strategy == "partial":
-        more = sum(TRANSFER_MAX for _ in space.offers[1:])
-        return SearchPlan("partial", reason, allowed[:1], steps, min(points + more, len(allowed)))
+        types = len(space.offers)
+        count = points if types == 1 else max(points, TRANSFER_MAX * types)
+        return SearchPlan("partial", reason, allowed[:1], steps, min(count, len(allowed)))
     return SearchPlan(strategy, reason, (), steps)
 
 

@@ -136,10 +136,17 @@ def test_workers_that_would_have_to_be_started_are_asked_for_later() -> None:
 
 def test_another_vm_type_is_measured_at_a_few_places_only() -> None:
     other = replace(CLOUD, vm="other", cpus=8)
-    tried = searched(SearchSpace((CLOUD, other), SPACE.workers, SPACE.global_batch_sizes), 4)
+    tried = searched(SearchSpace((CLOUD, other), SPACE.workers, SPACE.global_batch_sizes), 8)
 
-    assert [c.vm for c in tried[:4]] == [CLOUD.vm] * 4
-    assert 1 <= sum(c.vm == "other" for c in tried) <= TRANSFER_MAX
+    assert [c.vm for c in tried] == [CLOUD.vm] * (8 - TRANSFER_MAX) + ["other"] * TRANSFER_MAX
+
+
+def test_every_vm_type_is_measured_however_few_points_are_wanted() -> None:
+    others = tuple(replace(CLOUD, vm=f"other-{n}", cpus=8) for n in range(2))
+    tried = searched(SearchSpace((CLOUD, *others), SPACE.workers, SPACE.global_batch_sizes), 2)
+
+    vms = [c.vm for c in tried]
+    assert vms == [vm for vm in (CLOUD.vm, "other-0", "other-1") for _ in range(TRANSFER_MAX)]
 
 
 def test_full_and_extremes_are_followed_in_their_order() -> None:
