@@ -220,8 +220,12 @@ class Trainer:
         missing = goal - len(self.crew.alive)
         if missing > 0:
             now = self.configuration
-            if meanwhile is not None and (now is None or now.global_batch_size != meanwhile):
-                workers = len(self.crew.alive) if now is None else now.workers
+            workers = len(self.crew.alive) if now is None else now.workers
+            if self.offer.shared_cpus is None:
+                workers = max(workers, self.crew.ready)  # those that stand by have VMs that are paid for
+            if meanwhile is not None and (
+                now is None or (now.workers, now.global_batch_size) != (workers, meanwhile)
+            ):
                 self._resize(min(workers, meanwhile), meanwhile, "while workers start")
             self._launch(missing, target.vm)
         self.until(lambda: self.crew.ready >= self.wanted or give_up())
