@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    agents,
     aggregation,
     backtest,
     elastic_faults,
@@ -43,6 +44,7 @@ _MODULES = (
     elastic_watching,
     prediction,
     search_overhead,
+    agents,
 )
 BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in _MODULES}
 
