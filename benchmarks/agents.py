@@ -1,4 +1,4 @@
-"""What a VM's agent takes until a process runs there, beside a node of Ray; and how fast checkpoints come home by its line."""
+"""What an agent takes until a process runs on its VM, beside a node of Ray; and how fast checkpoints come home by it."""
 
 from __future__ import annotations
 
