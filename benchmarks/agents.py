@@ -1,4 +1,4 @@
-"""What an agent takes until a process runs on its VM, beside a node of Ray; and how fast checkpoints come home by it."""
+"""How soon an agent has a process on its VM, beside a node of Ray; and how fast checkpoints come home by its line."""
 
 from __future__ import annotations
 

@@ -117,13 +117,15 @@ class Intents(Part):
         """
         with self._database.reading() as session:
             rows = session.execute(
-                select(DesiredRow, JobRow.state)
+                select(DesiredRow, JobRow.attempts)
                 .join(JobRow, JobRow.id == DesiredRow.job_id)
                 .where(DesiredRow.provider == provider, DesiredRow.region == region)
                 .where(JobRow.state.in_(LIVE_STATES))
                 .order_by(JobRow.created_at, JobRow.id)
             ).all()
-            desired = tuple(desired_of(row) for row, _ in rows)
+            said = [(desired_of(row), attempts) for row, attempts in rows]
+            # what an attempt wanted that was killed, its successor does not
+            desired = tuple(one for one, attempts in said if one.attempt >= attempts)
             query = select(IntentRow).where(IntentRow.state != "GONE").order_by(IntentRow.number)
             here = query.where(IntentRow.provider == provider, IntentRow.region == region)
             intents = tuple(intent_of(row) for row in session.scalars(here))
@@ -147,8 +149,8 @@ class Intents(Part):
         """Write an intent before its VM is asked for, and with it set aside what ending that VM may cost.
 
         Returns:
-            False where nothing was written: the lease is another's, the slot's generation is taken, the job has ended
-            or wants nothing here any more, has as many VMs as it may, or no money for one more.
+            False where nothing was written: the lease is another's, the slot's generation is taken, the job has ended,
+            was resumed or wants nothing here any more, has as many VMs as it may, or no money for one more.
         """
         with self._database.writing() as session:
             if _held(session, fence) is None or not _is_allowed(session, intent):
@@ -231,6 +233,7 @@ class Intents(Part):
             elif vm is not None:
                 row.instance_id = row.instance_id or vm.instance_id
                 row.launched_at, row.ended_at = vm.launched_at or row.launched_at, vm.ended_at
+            if row.instance_id and not never:
                 settle(row)
             return intent_of(row)
 
@@ -321,7 +324,7 @@ def _is_allowed(session: Session, intent: Intent) -> bool:
     """Whether the job may have one VM more: looked at in the transaction that writes it."""
     key = (intent.job_id, intent.provider, intent.region)
     row, job = session.get(DesiredRow, key), session.get(JobRow, intent.job_id)
-    if row is None or job is None or job.state not in LIVE_STATES:
+    if row is None or job is None or job.state not in LIVE_STATES or intent.attempt < job.attempts:
         return False
     desired = desired_of(row)
     living = session.scalars(

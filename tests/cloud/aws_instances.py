@@ -85,6 +85,20 @@ class Instances:
         """moto's disks."""
         return list(ec2_backends[ACCOUNT][REGION].volumes.values())
 
+    def life(self, instance_id: str) -> Life:
+        """When what happened to an instance."""
+        return self._lives[instance_id]
+
+    def grounds(self) -> tuple[str, ...]:
+        """Security groups and keys that somebody made, and disks."""
+        backend = ec2_backends[ACCOUNT][REGION]
+        groups = [group for by_id in backend.groups.values() for group in by_id.values()]
+        return (
+            *(f"security group {group.name}" for group in groups if group.name != "default"),
+            *(f"key {name}" for name in backend.key_pairs),
+            *(f"disk {disk.id}" for disk in self.volumes()),
+        )
+
     def reclaim(self, instance_id: str) -> None:
         """Take a spot VM back."""
         self._shut_down(instance_id, "Server.SpotInstanceTermination", "Spot instance termination")

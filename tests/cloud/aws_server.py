@@ -202,7 +202,11 @@ class AwsServer(Instances):
         if action == "DescribeSpotPriceHistory":
             raise self._spot_price_history(form)
         if action in ("DescribeInstances", "TerminateInstances"):
+            said = {instance: instance._reason for instance in self._known().values()}
             answer = self._forward_seen(environ, body)
+            for instance, reason in said.items():
+                if self._lives[instance.id].asked_s is not None:
+                    instance._reason = reason  # to ask again changes nothing
         else:
             answer = self._forward(environ, body)
         if action == "TerminateInstances" and answer[0].startswith("200"):

@@ -229,8 +229,9 @@ def relay(to: tuple[str, int]) -> None:
             threading.Thread(target=pump, args=pair, daemon=True).start()
 
 
-def boot(user_data: str, processes: Processes) -> None:
+def boot(user_data: str, processes: Processes, after_s: float) -> None:
     """As cloud-init does with an archive: boothooks as early as can be, scripts when all else is up."""
+    time.sleep(after_s)
     parts = [part for part in message_from_string(user_data).walk() if not part.is_multipart()]
     for kind, folder in (("text/cloud-boothook", "boothooks"), ("text/x-shellscript", "scripts")):
         for number, part in enumerate(parts):
@@ -297,7 +298,9 @@ def main(folder: Path) -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     _say(event="up")
-    threading.Thread(target=boot, args=[machine["user_data"], processes], daemon=True).start()
+    threading.Thread(
+        target=boot, args=[machine["user_data"], processes, machine["boot_s"]], daemon=True
+    ).start()
     _say(event=ends.get())
     _end(machine["stop_s"])
 

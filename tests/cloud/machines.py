@@ -225,6 +225,7 @@ class Machines:
     Args:
         agent: The program `scavenger-vm` on every VM; none if empty.
         programs: More of them, by their paths.
+        boot_s: From when a VM is up until it runs its user data: on real ones, some tens of seconds.
         stop_s: How long a VM's processes have to end when it does.
 
     Attributes:
@@ -232,7 +233,12 @@ class Machines:
     """
 
     def __init__(
-        self, agent: str = AGENT, *, programs: Mapping[str, str] | None = None, stop_s: float = 1.0
+        self,
+        agent: str = AGENT,
+        *,
+        programs: Mapping[str, str] | None = None,
+        boot_s: float = 0.0,
+        stop_s: float = 1.0,
     ) -> None:
         if reason := unavailable():
             raise RuntimeError(reason)
@@ -242,7 +248,7 @@ class Machines:
         self._net = _Net(self.mark)
         self.address = self._net.address
         self._programs = {**({"/usr/local/bin/scavenger-vm": agent} if agent else {}), **(programs or {})}
-        self._stop_s = stop_s
+        self._boot_s, self._stop_s = boot_s, stop_s
         self._threads: list[tuple[Machine, threading.Thread]] = []
 
     def __enter__(self) -> Machines:
@@ -276,6 +282,7 @@ class Machines:
             "user_data": user_data,
             "files": self._programs,
             "metadata": [self.address, metadata_port] if metadata_port else None,
+            "boot_s": self._boot_s,
             "stop_s": self._stop_s,
         }
         thread = threading.Thread(target=machine.live, args=(self._net, told, cores), daemon=True)

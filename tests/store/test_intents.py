@@ -294,6 +294,21 @@ class TestDatabase:
 
         assert len(store.intents(job_id)) == 1
 
+    def test_what_an_attempt_wanted_is_not_wanted_in_the_next(self, store: Store, job_id: str) -> None:
+        """Its leader was killed: what it said stands, and must not get VMs that nobody waits for."""
+        bench = Bench(store, job_id)
+        bench.want()
+        decided = bench.intent()
+        store.update_job(job_id, checkpoint="/ckpt")
+        store.finish_job(job_id, state="failed", report=None, exit_code=1)
+        store.resume_job(job_id)
+
+        assert store.situation("sim", "region-1").desired == ()
+        assert not store.write_intent(bench.fence, decided)
+        wanted = bench.want(attempt=2)
+        assert store.situation("sim", "region-1").desired == (wanted,)
+        assert store.write_intent(bench.fence, replace(decided, attempt=2))
+
     def test_wishes_for_a_job_that_is_none_are_refused(self, store: Store, job_id: str) -> None:
         bench = Bench(store, job_id)
         with pytest.raises(ConfigurationError, match="no job nobody"):
