@@ -8,7 +8,6 @@ answers are in the store, which is looked at about once a second.
 from __future__ import annotations
 
 import contextlib
-import math
 import secrets
 import threading
 import time
@@ -55,8 +54,16 @@ ACKNOWLEDGE_S = 10.0
 RUN_MAX_S = 14 * 86_400.0
 """The platform's own limit on a VM, the last net, where the job has no deadline."""
 RUN_MARGIN_S = 3_600.0
-REFUSING_S = 10.0
-"""So long after it was told that no more VMs can be had, those asked for in place of others are refused, too."""
+SILENT_S = 45.0
+"""A VM that was not heard of for so long is given up, unless most are silent: what ran there is lost already."""
+_OF_ALL = ("undeletable", "unknown_vm", "silence", "blind")
+_HOPELESS = ("unaffordable", "credentials", "no_place", "loop")
+_ERRORS: Mapping[str, type[ScavengerError]] = {
+    "unaffordable": LimitReachedError,
+    "credentials": CredentialsError,
+    "no_place": TransientError,
+    "loop": TransientError,
+}
 
 
 class Fleet:
@@ -72,6 +79,7 @@ class Fleet:
         threads: Processors of each type, the aggregators' too.
         workers_max: The most workers that the job may have.
         budget_usd: What all its VMs may cost, in all attempts; infinite where there is no limit.
+        before_usd: Of what they have cost, what earlier attempts are known to have spent.
         deadline_s: Of the whole job; None where there is none.
         package: What a VM installs, see `cloud.boot.package_of`.
         disk_gib: Of each VM's boot disk.
@@ -95,6 +103,7 @@ class Fleet:
         threads: Mapping[str, int],
         workers_max: int,
         budget_usd: float,
+        before_usd: float,
         deadline_s: float | None,
         package: str,
         disk_gib: int,
@@ -131,20 +140,24 @@ class Fleet:
         # a VM of an earlier attempt knows nothing of this one
         self._generation = 1 + max((i.generation for i in past if i.slot == AGGREGATOR_SLOT), default=-1)
         self._disk_usd_per_hour = disk_usd_per_hour
-        self._before_usd = self._charged(intent for intent in past if intent.state == "GONE")
+        self._before_usd = before_usd
         self._slots: tuple[Slot, ...] = ()
-        self._aggregating = False
+        self._wanted: tuple[tuple[Slot, ...], int | None, float] = ((), None, 0.0)
+        self.drain_s = self._desired.drain_s
+        """What the job needs to save itself; set aside for each VM that is started from then on."""
         self._types: dict[int, str] = {AGGREGATOR_SLOT: AGGREGATORS}
         self._engine: VmEngine | None = None
         self._intents: tuple[Intent, ...] = ()
         self._looked_at = -LOOK_S
         self._spent_usd = 0.0
+        self._charged_last = (0.0, clock())
         self._told_gone: set[str] = set()
         self._acknowledged: dict[str, float] = {}
         self._renewed: dict[str, float] = {}
         self._idle_since: dict[str, float] = {}
         self._alarms: deque[Alarm | str] = deque()
-        self._refusing_until, self._refusal = -math.inf, ""
+        self._heard: dict[str, str] = {}
+        self._fallen_back: set[str] = set()
         self._stop, self._wake = threading.Event(), threading.Event()
         self._reconciler = Reconciler(
             store,
@@ -163,13 +176,15 @@ class Fleet:
             name="scavenger-fleet",
             daemon=True,
         )
-        self._started = self._closed = False
+        self._started = self._clean = False
 
     # ---- what the job sees ---------------------------------------------------------------------------------
 
     def engine(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] | None = None) -> Engine:
         """The job's engine, whose processes run on these VMs; for `command` see `VmEngine`."""
         self._engine = VmEngine(log_dir, self._hosts, command=command)
+        # wishes of an attempt that was killed are not this one's
+        self._store.want_vms(self._desired)
         self._begin()
         return self._engine
 
@@ -179,8 +194,13 @@ class Fleet:
             self._thread.start()
 
     def spent_usd(self) -> float:
-        """See `Meter.spent_usd`: as charged at the last look, and at the present rate since."""
-        return self._spent_usd + self.usd_per_hour() * max(0.0, self._clock() - self._looked_at) / 3600.0
+        """See `Meter.spent_usd`: as it was charged last, and at the present rate since; it never shrinks."""
+        charged_usd, at = self._charged_last
+        since_s = 0.0 if self._clean else max(0.0, self._clock() - at)
+        now_usd = charged_usd + self.usd_per_hour() * since_s / 3600.0
+        if not self._clean:
+            now_usd = self._spent_usd = max(self._spent_usd, now_usd)
+        return now_usd
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
         """See `Meter.usd_per_hour`."""
@@ -198,10 +218,19 @@ class Fleet:
     def _paid_for(self) -> list[Intent]:
         return [one for one in self._intents if one.state != "GONE" and one.asked]
 
+    def reserved_usd(self) -> float:
+        """See `Meter.reserved_usd`."""
+        return sum(intent.reserved_usd for intent in self._paid_for())
+
     @property
     def reserve_s(self) -> float:
         """For how long all VMs are paid for from what is set aside of the budget."""
-        return self._terms.reserved_s(self._desired.drain_s)
+        return self._terms.reserved_s(self.drain_s)
+
+    def _note_charged(self, now: float) -> None:
+        charged_usd = max(0.0, self._charged(self._intents) - self._before_usd)
+        if charged_usd != self._charged_last[0]:
+            self._charged_last = (charged_usd, now)
 
     def _charged(self, intents: Iterable[Intent]) -> float:
         """What VMs have cost with their disks, which the budget's own sums leave out."""
@@ -234,18 +263,27 @@ class Fleet:
         vms = {vm.intent: vm for vm in self._hosts.vms()}
         self._intents = self._store.intents(self._job_id)
         self._looked_at = now
-        self._spent_usd = max(0.0, self._charged(self._intents) - self._before_usd)
+        self._note_charged(now)
         for intent in self._intents:
             if intent.slot in self._types and intent.attempt == self._desired.attempt:
                 self._admit(intent, self._types[intent.slot], vms.get(intent.id))
         self._acknowledge(now)
         self._let_live(vms, now)
+        self._note_alarms()
+        self._note_fallbacks()
+        here = (self._provider.name, self._provider.region)
+        self._heed(self._store.told(self._job_id, *here), vms)
         needs = self._needs(vms)
         aggregators = needs.pop(AGGREGATORS) > 0
+        for intent in self._intents:
+            if intent.slot == AGGREGATOR_SLOT and intent.id in self._silent(vms):
+                self._generation = max(self._generation, intent.generation + 1)
         slots = plan_slots(self._seen(vms, now), needs, self._room, self._first)
-        if (slots, aggregators) != (self._slots, self._aggregating):
+        slots = slots[: self._desired.vms_max - 1]
+        wanted = (slots, self._generation if aggregators else None, self.drain_s)
+        if wanted != self._wanted:
             self._want(slots, aggregators=aggregators)
-        self._note_alarms()
+            self._wanted = wanted
 
     def _admit(self, intent: Intent, vm: str, host: Vm | None) -> None:
         """Let a VM join once it is asked for, and tell of its end.
@@ -295,6 +333,7 @@ class Fleet:
 
     def _seen(self, vms: Mapping[str, Vm], now: float) -> list[SlotSeen]:
         latest = {one.slot: one for one in self._intents if one.state in ("PLAN", "UP")}
+        silent = self._silent(vms)
         found = []
         for slot in self._slots:
             intent = latest.get(slot.number)
@@ -308,15 +347,23 @@ class Fleet:
             ends_in_s = None if vm.doomed is None else vm.doomed.in_s
             if vm.doomed is not None and ends_in_s is None and not vm.processes:
                 ends_in_s = 0.0  # at risk, so that nothing is placed there any more
+            if intent.id in silent:
+                ends_in_s = 0.0
             found.append(SlotSeen(slot, True, len(vm.processes), now - since, ends_in_s))
         return found
+
+    def _silent(self, vms: Mapping[str, Vm]) -> frozenset[str]:
+        """VMs that have fallen silent; none where most have, since then it is likelier this side that hears nothing."""
+        joined = [vm for vm in vms.values() if vm.joined]
+        silent = frozenset(vm.intent for vm in joined if vm.heard_s_ago > SILENT_S)
+        return silent if len(silent) <= 1 or 2 * len(silent) <= len(joined) else frozenset()
 
     def _want(self, slots: tuple[Slot, ...], *, aggregators: bool) -> None:
         wishes = [Wish(slot.number, places=self._places[slot.vm]) for slot in slots]
         if aggregators:  # they come first: without them, no worker has anything to do
             wishes.insert(0, Wish(AGGREGATOR_SLOT, self._generation, self._places[AGGREGATORS]))
-        self._store.want_vms(replace(self._desired, wishes=tuple(wishes)))
-        self._slots, self._aggregating = slots, aggregators
+        self._store.want_vms(replace(self._desired, wishes=tuple(wishes), drain_s=self.drain_s))
+        self._slots = slots
         self._types |= {slot.number: slot.vm for slot in slots}
         self._first = max((self._first, *(slot.number + 1 for slot in slots)))
         self._wake.set()
@@ -331,81 +378,140 @@ class Fleet:
         if not isinstance(error, StoreBusyError):
             self._alarms.append(f"looking after VMs failed, and is tried again: {error}")
 
-    # ---- alarms --------------------------------------------------------------------------------------------
+    # ---- what is told --------------------------------------------------------------------------------------
 
     def _note_alarms(self) -> None:
+        """Pass on what concerns nobody's wishes, or a type of VM that the job may have."""
         for told in self._hosts.alarms():
             self._note(told)
         while self._alarms:
             alarm = self._alarms.popleft()
-            if isinstance(alarm, str):
-                self._note(alarm)
-            elif alarm.about == self._job_id and alarm.kind == "budget":
-                raise LimitReachedError(f"stopped at ${self.spent_usd():.4f}: {alarm.message}")
-            else:
+            if isinstance(alarm, str) or alarm.kind in _OF_ALL:
+                self._note(alarm if isinstance(alarm, str) else alarm.message)
+            elif alarm.kind in ("quota", "refused") and set(alarm.about.split()) & self._offers.keys():
                 self._note(alarm.message)
-                self._heed(alarm)
-        if self._clock() < self._refusing_until and self._engine is not None:
-            self._engine.refuse_waiting(self._refusal)
 
-    def _heed(self, alarm: Alarm) -> None:
-        """What it means for workers that wait for a VM: go on without them, or end where no worker is there.
+    def _heed(self, told: Mapping[str, str], vms: Mapping[str, Vm]) -> None:
+        """How the wishes stand, by whoever acts for the region: what it means for workers that wait for a VM.
 
-        A job that has a worker trains on with what it has. That something is sold out for now is waited for.
+        A job trains on with the workers that it has, and those whose VMs are on their way. That something is sold out
+        for now is waited for.
+
+        Raises:
+            LimitReachedError: The budget is used up, or carries no VM.
+            CredentialsError, TransientError: No VM can be had.
         """
-        ours = alarm.about == self._job_id
-        hopeless = alarm.kind in ("credentials", "refused", "quota") or (
-            ours and alarm.kind in ("loop", "unaffordable")
-        )
-        if not hopeless:
+        for kind, message in told.items():
+            if self._heard.get(kind) != message:
+                self._heard[kind] = message
+                if kind != "budget":
+                    self._note(message)
+        if "budget" in told:
+            raise LimitReachedError(f"stopped at ${self.spent_usd():.4f}: {told['budget']}")
+        hopeless = next((kind for kind in _HOPELESS if kind in told), None)
+        if hopeless is None or self._engine is None:
             return
-        if any(vm.joined and vm.role == "worker" for vm in self._hosts.vms()):
-            self._refusing_until = self._clock() + REFUSING_S
-            self._refusal = f"no VM could be had for it: {alarm.message}"
-        elif alarm.kind == "unaffordable":
-            raise LimitReachedError(alarm.message)
-        elif alarm.kind in ("credentials", "quota"):
-            raise CredentialsError(alarm.message)
-        else:
-            raise TransientError(f"no VM can be had: {alarm.message}")
+        coming, working = self._room_coming(vms)
+        # without aggregators, workers have nothing to do
+        alone = self._needs(vms)[AGGREGATORS] > 0 and not coming[AGGREGATORS]
+        if alone or not (working or any(coming[vm] for vm in self._offers)):
+            if any(self._engine.waiting(vm) for vm in self._offers):
+                raise _ERRORS[hopeless](told[hopeless])
+            return
+        for vm in self._offers:
+            excess = self._engine.waiting(vm) - coming[vm]
+            if excess > 0:
+                self._engine.refuse_waiting(vm, excess, told[hopeless])
+
+    def _room_coming(self, vms: Mapping[str, Vm]) -> tuple[dict[str, int], int]:
+        """Processes that living VMs have room for, by type, those included that still boot; and workers that run."""
+        room, working = dict.fromkeys((AGGREGATORS, *self._offers), 0), 0
+        for intent in self._intents:
+            if intent.state in ("PLAN", "UP") and intent.slot in self._types:
+                vm, host = self._types[intent.slot], vms.get(intent.id)
+                busy = 0 if host is None else len(host.processes)
+                if vm == AGGREGATORS:
+                    room[vm] += self._room[vm]
+                    continue
+                working += busy
+                if host is None or host.doomed is None:
+                    room[vm] += self._room[vm] - busy
+        return room, working
+
+    def _note_fallbacks(self) -> None:
+        """Where no spot VM could be had, what the job pays instead is told once for each type."""
+        for intent in self._intents:
+            offer = self._offers.get(intent.request.vm)
+            if intent.slot == AGGREGATOR_SLOT or intent.state != "UP" or offer is None:
+                continue
+            if offer.spot and not intent.request.spot and offer.vm not in self._fallen_back:
+                self._fallen_back.add(offer.vm)
+                self._note(
+                    f"no spot VM of {offer.vm} could be had: on demand at ${intent.price_usd_per_hour:.6g} per hour "
+                    f"instead of ${offer.price_usd_per_hour:.6g}, with which time and cost were predicted"
+                )
 
     # ---- the end -------------------------------------------------------------------------------------------
 
-    def close(self, *, limit_s: float = LIMIT_S) -> None:
-        """End every VM of the job, and wait until all are seen gone. Idempotent.
+    def close(self, *, limit_s: float | None = None) -> None:
+        """End every VM of the job, and wait until all are seen gone. Again where that failed; nothing once it is done.
+
+        Args:
+            limit_s: Longest wait; as long as a launch that was not answered may take to show, unless told.
 
         Raises:
-            CleanupError: Some may be left after `limit_s`; a line for each.
+            CleanupError: Some may be left; a line for each.
         """
-        if self._closed:
+        if self._clean:
             return
-        self._closed = True
-        try:
-            self._store.want_vms(replace(self._desired, wishes=(), boot_key="", user_data=""))
-            self._wait_until_clean(limit_s)
-            self._remove_leftovers()
-        finally:
-            self._stop.set()
-            self._wake.set()
-            if self._thread.is_alive():
-                self._thread.join(self._terms.look_max_s)
-            self._hosts.close()
-            with contextlib.suppress(ScavengerError):
-                self._intents = self._store.intents(self._job_id)
-                self._looked_at = self._clock()
-                self._spent_usd = self._charged(self._intents) - self._before_usd
-
-    def _wait_until_clean(self, limit_s: float) -> None:
-        if not self._store.is_clean(self._job_id):
-            self._begin()
-        until = self._clock() + limit_s
-        while not self._store.is_clean(self._job_id):
+        until = self._clock() + (max(LIMIT_S, 1.5 * self._terms.settle_s) if limit_s is None else limit_s)
+        self._hosts.close()  # agents that hear it power their VMs off
+        self._give_all_back(until)
+        while not self._is_clean():
             self._wake.set()
             if self._clock() > until:
-                left = self._store.intents(self._job_id, living=True)
-                lines = "; ".join(f"{intent}: {intent.reason}" for intent in left)
-                raise CleanupError(f"not seen to end within {limit_s:g} s: {lines}; run `scavenger gc`")
+                raise CleanupError(f"not seen to end in time: {self._living()}; run `scavenger gc`")
             time.sleep(min(LOOK_S, self._terms.look_s))
+        self._remove_leftovers()
+        self._stop.set()
+        self._wake.set()
+        if self._started:
+            self._thread.join(self._terms.look_max_s)
+        with contextlib.suppress(ScavengerError):
+            self._intents = self._store.intents(self._job_id)
+            self._note_charged(self._clock())
+        self._clean = True
+
+    def _give_all_back(self, until: float) -> None:
+        """Want nothing any more, also where the store is held for a while."""
+        nothing = replace(self._desired, wishes=(), boot_key="", user_data="")
+        while True:
+            try:
+                self._store.want_vms(nothing)
+                if not self._store.is_clean(self._job_id):
+                    self._begin()
+                return
+            except ScavengerError as error:
+                if self._clock() > until:
+                    raise CleanupError(
+                        f"VMs of this job may be left: {error}; they end themselves within "
+                        f"{self._terms.life_s / 60:.0f} minutes, `scavenger gc` ends them now"
+                    ) from error
+                time.sleep(LOOK_S)
+
+    def _is_clean(self) -> bool:
+        try:
+            self._store.heartbeat(self._job_id)  # the job lives until its VMs have ended
+            return self._store.is_clean(self._job_id)
+        except ScavengerError:
+            return False  # the store is held
+
+    def _living(self) -> str:
+        try:
+            left = self._store.intents(self._job_id, living=True)
+        except ScavengerError as error:
+            return f"VMs of job {self._job_id[:8]} ({error})"
+        return "; ".join(f"{intent}: {intent.reason}" for intent in left)
 
     def _remove_leftovers(self) -> None:
         """What was made beside VMs, once no other job needs it."""

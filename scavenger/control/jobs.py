@@ -36,6 +36,8 @@ from scavenger.train.names import partial_model
 __all__ = ["Confirm", "JobRun"]
 
 _MODEL_FILE = "model.keras"
+DRAIN_MARGIN = 2.0
+"""What is set aside for saving on VMs, of the time that it takes at the speed of a slow disk: it goes over a line."""
 
 
 class JobRun:
@@ -95,6 +97,7 @@ class JobRun:
         self._save_wanted = True
         self._operator: Operator | None = None
         self._fleet: Fleet | None = None
+        self._lived_at = 0.0
         self._checkpoint_url = ""
 
     # ---- from outside --------------------------------------------------------------------------------------
@@ -253,6 +256,7 @@ class JobRun:
             self._trainer.stop(self._stop_reason)
         self._trainer.start(self._space.workers[0])
         recorder.watch(self._crew)
+        self._crew.on_wait = lambda: self._live_on(recorder)
         return self._driver, self._operator
 
     def _rented(self, renting: Renting, recorder: Recorder) -> Fleet:
@@ -272,6 +276,7 @@ class JobRun:
             recorder.record,
             folder=self._folder,
             outputs=self._folder / self._job.output,
+            before_usd=0.0 if self._resumed is None else self._resumed.before.cost_usd,
             note=note,
             clock=self._clock,
         )
@@ -287,10 +292,23 @@ class JobRun:
         assert trainer is not None
         recorder.tick(trainer)
         if self._fleet is not None:
+            if (needed_s := DRAIN_MARGIN * trainer.drain_s) > 1.2 * self._fleet.drain_s:
+                self._fleet.drain_s = needed_s
             self._fleet.tick()
         self._tell_of_checkpoint(recorder)
         if self._operator is not None:
             self._operator.look()
+
+    def _live_on(self, recorder: Recorder) -> None:
+        """While the model is saved: VMs are heard of and renewed, and others see that the job lives."""
+        now = self._clock()
+        if self._trainer is None or now - self._lived_at < 1.0:
+            return
+        self._lived_at = now
+        recorder.tick(self._trainer)
+        if self._fleet is not None:
+            with contextlib.suppress(ScavengerError):  # what ends the job has been decided
+                self._fleet.tick()
 
     def _stop_as_asked(self, reason: str, save: bool) -> None:
         self._save_wanted = save

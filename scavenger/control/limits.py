@@ -35,11 +35,21 @@ class Limits:
     _told: set[str] = field(default_factory=set)
 
     def near(self, *, elapsed_s: float, cost_usd: float) -> tuple[str, ...]:
-        """Of which limit four fifths are used up, each told once."""
+        """Of which limit four fifths are used up, each told once.
+
+        Args:
+            elapsed_s: Since the job began.
+            cost_usd: Spent, and set aside for the end of what is paid for.
+        """
         found = []
         for name, limit, used, words in (
             ("deadline", self.deadline_s, elapsed_s, f"{elapsed_s:.0f} s of the deadline of {{:g}} s"),
-            ("budget", self.budget_usd, cost_usd, f"${cost_usd:.4f} of the budget of ${{:g}}"),
+            (
+                "budget",
+                self.budget_usd,
+                cost_usd,
+                f"${cost_usd:.4f} of the budget of ${{:g}}, with what is set aside for the end,",
+            ),
         ):
             if limit is not None and name not in self._told and used >= WARNED_AT * limit:
                 self._told.add(name)

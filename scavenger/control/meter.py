@@ -23,6 +23,9 @@ class Meter(Protocol):
     def shared_usd_per_hour(self) -> float:
         """Of what is paid for whatever the number of workers."""
 
+    def reserved_usd(self) -> float:
+        """Set aside of the budget for the end of what is paid for."""
+
 
 class WorkerMeter:
     """Where a worker is what is paid for: from its launch until its process has ended."""
@@ -41,6 +44,10 @@ class WorkerMeter:
 
     def shared_usd_per_hour(self) -> float:
         """See `Meter.shared_usd_per_hour`."""
+        return 0.0
+
+    def reserved_usd(self) -> float:
+        """See `Meter.reserved_usd`: a process ends at once."""
         return 0.0
 
     def _price(self, vm: str) -> float:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from threading import Event
 from typing import TypeVar
 
@@ -108,6 +109,7 @@ class Reconciler:
         self._beaten_s = 0.0
         self._other: tuple[Lease | None, float] = (None, 0.0)
         self._told: dict[tuple[str, str], float] = {}
+        self._standing: dict[str, tuple[int, dict[str, str]]] = {}
 
     @property
     def acts(self) -> bool:
@@ -189,7 +191,25 @@ class Reconciler:
                 self._tell(action)
             elif self._clock() - began_s < self._terms.look_max_s:
                 yield from self._do(action)
+        yield from self._tell_jobs(situation, actions)
         return True
+
+    def _tell_jobs(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
+        """Write down how each job's wishes stand, for whoever drives it; where that has changed, or may have before."""
+        standing: dict[str, dict[str, str]] = {desired.job_id: {} for desired in situation.desired}
+        for action in actions:
+            if isinstance(action, Alarm) and action.about in standing:
+                standing[action.about][action.kind] = action.message
+        if (denied := self._memory.denied.get("launch")) is not None:
+            for alarms in standing.values():
+                alarms["credentials"] = denied
+        fence, here = self._held(), (self._provider.name, self._provider.region)
+        for desired in situation.desired:
+            job_id, alarms = desired.job_id, standing[desired.job_id]
+            if self._standing.get(job_id) != (desired.attempt, alarms):
+                if not (yield from ask(partial(self._store.tell, fence, job_id, *here, alarms))):
+                    raise _OvertakenError
+                self._standing[job_id] = (desired.attempt, alarms)
 
     def _take(self) -> Steps[None]:
         """Take the lease if nobody has it, or nobody has beaten it for long enough by this side's own clock."""
@@ -205,6 +225,7 @@ class Reconciler:
         if taken is None:
             raise _OvertakenError
         self._fence, self._beaten_s, self._memory = Fence(name, taken.token), beaten_s, Memory()
+        self._standing.clear()
 
     def _held(self) -> Fence:
         if self._fence is None:

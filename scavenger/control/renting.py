@@ -23,6 +23,7 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import Place
 from scavenger.domain.job import JobSpec
+from scavenger.domain.vm import Quota
 from scavenger.errors import ConfigurationError, QuotaError
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
@@ -128,34 +129,48 @@ class Renting:
             QuotaError: If nothing is left.
             CloudError: If the cloud does not say.
         """
-        space, quotas, beside = self.space, self.provider.quotas(), self.aggregators
-        offers, most, notes = [], space.workers[-1], []
-        error: QuotaError | None = None
-        for offer in space.offers:
-            left = vms_left(self.provider.name, quotas, offer.vm, offer.cpus, spot=offer.spot)
-            if left is None:
-                offers.append(offer)
-                continue
-            count, quota = left
+        space, quotas = self.space, self.provider.quotas()
+        rooms = {offer: self._room(offer, quotas) for offer in space.offers}
+        known = [room for room in rooms.values() if room is not None]
+        # the space is a product: a type that would make all clusters smaller is left out instead
+        most = min(space.workers[-1], max((workers for workers, _ in known), default=space.workers[-1]))
+        most = space.workers[-1] if len(known) < len(rooms) else most
+        notes = []
+        for offer, room in rooms.items():
+            if room is not None and room[0] < space.workers[-1]:
+                workers, quota = room
+                what = "larger clusters are left out" if workers >= most else f"{offer.vm} is left out"
+                notes.append(
+                    f"quota {quota.name} in {quota.region} ({quota.used:g} of {quota.limit:g} used) leaves room for "
+                    f"{workers} workers on {offer.vm}: {what}"
+                )
+        if most < space.workers[0]:
+            _, quota = known[0]
+            raise QuotaError(notes[0], quota=quota.name, region=quota.region)
+        offers = tuple(offer for offer, room in rooms.items() if room is None or room[0] >= most)
+        sizes = tuple(k for k in space.workers if k <= most)
+        return replace(space, offers=offers, workers=sizes), tuple(notes)
+
+    def _room(self, offer: Offer, quotas: tuple[Quota, ...]) -> tuple[int, Quota] | None:
+        """Workers on a type of VM that quotas leave room for, and the quota that says so; None where none does."""
+        name, beside = self.provider.name, self.aggregators
+
+        def left(*, spot: bool) -> tuple[int, Quota] | None:
+            found = vms_left(name, quotas, offer.vm, offer.cpus, spot=spot)
+            if found is None:
+                return None
+            count, quota = found
             # the aggregators' VM comes first, and on demand
-            same = vms_left(self.provider.name, (quota,), beside.vm, beside.cpus, spot=False) is not None
-            room = max(0, count - (-(-beside.cpus // offer.cpus) if same else 0)) * offer.workers_per_vm
-            words = (
-                f"quota {quota.name} in {quota.region} ({quota.used:g} of {quota.limit:g} used) leaves room for "
-                f"{room} workers on {offer.vm}"
-            )
-            if room < space.workers[0]:
-                notes.append(f"{words}: {offer.vm} is left out")
-                error = QuotaError(words, quota=quota.name, region=quota.region)
-                continue
-            offers.append(offer)
-            if room < space.workers[-1]:
-                notes.append(f"{words}: larger clusters are left out")
-            most = min(most, room)
-        if error is not None and not offers:
-            raise error
-        workers = tuple(k for k in space.workers if k <= most)
-        return replace(space, offers=tuple(offers), workers=workers), tuple(notes)
+            same = vms_left(name, (quota,), beside.vm, beside.cpus, spot=False) is not None
+            room = max(0, count - (-(-beside.cpus // offer.cpus) if same else 0))
+            return room * offer.workers_per_vm, quota
+
+        room = left(spot=offer.spot)
+        if room is None or not (offer.spot and self._job.spot == "auto"):
+            return room
+        # where no spot VM can be had, those on demand come after them
+        others = left(spot=False)
+        return None if others is None else (room[0] + others[0], room[1])
 
     def terms(self, trainer: Trainer) -> CostTerms:
         """What the job pays beside its workers, as far as that is known by now."""
@@ -172,6 +187,7 @@ class Renting:
         *,
         folder: Path,
         outputs: Path,
+        before_usd: float,
         note: Callable[[str], None],
         clock: Callable[[], float],
     ) -> Fleet:
@@ -180,6 +196,7 @@ class Renting:
         Args:
             folder: With the training module; VMs get a copy.
             outputs: Where jobs write to, which no VM needs.
+            before_usd: What earlier attempts are known to have spent.
 
         Raises:
             ConfigurationError: If a VM type is not to be had there, or no address for VMs is named.
@@ -206,6 +223,7 @@ class Renting:
                 threads={offer.vm: offer.cpus for offer in (beside, *offers)},
                 workers_max=max(job.worker_counts[-1], job.elastic_range[1]),
                 budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
+                before_usd=before_usd,
                 deadline_s=job.constraints.deadline,
                 package=package_of(self._environment),
                 disk_gib=DISK_GIB,

@@ -76,7 +76,7 @@ class Steering:
         if trainer.configuration is None or not trainer.crew.settled:
             return
         if at_risk := [name for name in sorted(trainer.at_risk) if name in trainer.crew.workers("training")]:
-            trainer.at_risk.clear()
+            trainer.at_risk.difference_update(at_risk)
             trainer.replace(at_risk, "the cloud says that they are at risk", kind="eviction")
             return
         trainer.follow_noise()

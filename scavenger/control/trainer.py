@@ -23,7 +23,7 @@ from scavenger.errors import Interrupted, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
 from scavenger.train.crew import Crew
-from scavenger.train.crew_events import Doomed, Leaving, Lost, Recovered, RolledBack, Started, Warned
+from scavenger.train.crew_events import Doomed, Leaving, Lost, Recovered, Refused, RolledBack, Started, Warned
 
 __all__ = ["Trainer"]
 
@@ -39,6 +39,8 @@ CRASHES_MAX = 30
 16,000 takes 20."""
 HEALTHY_STEPS = 20
 """Steps after which a worker's death says nothing about the next one's."""
+REFUSED_S = 600.0
+"""Workers beyond those that there was room for are not asked for again so soon."""
 _POLL_S = 0.05
 _TICK_S = 1.0
 
@@ -104,6 +106,8 @@ class Trainer:
         self._asked: tuple[int, int] | None = None
         self.at_risk: set[str] = set()
         self._evicted: set[str] = set()
+        self._refusals: set[str] = set()
+        self._refused_at = -math.inf
         self._view: m.ViewBody | None = None
         self._view_steps = 0
         self._stop_reason: str | None = None
@@ -136,7 +140,8 @@ class Trainer:
     @property
     def workers_max(self) -> int | None:
         """The largest cluster that can be kept alive; None where nothing speaks against any."""
-        return self.wanted if self._replaced > self._replacements_max else None
+        refused = self._clock() - self._refused_at < REFUSED_S
+        return self.wanted if refused or self._replaced > self._replacements_max else None
 
     @property
     def drain_s(self) -> float:
@@ -333,6 +338,8 @@ class Trainer:
                     self._tell(WorkerChanged(event.worker, "leaving"))
                 case Lost():
                     self._lost(event)
+                case Refused():
+                    self._refused(event)
                 case Recovered():
                     self._tell(
                         WorkerChanged(
@@ -451,7 +458,10 @@ class Trainer:
     def _lost(self, event: Lost) -> None:
         self._tell(WorkerChanged(event.worker, "lost", event.cause))
         if event.worker in self._evicted:
-            return  # its VM ended before it had left; another was started at the notice
+            # its VM ended before it had left; another was started at the notice, unless that one is gone too
+            if (missing := self.wanted - len(self.crew.alive)) > 0:
+                self._launch(missing, self.crew.vm_of(event.worker))
+            return
         if self.course.steps_of(event.worker) >= HEALTHY_STEPS:
             self._replaced = 0  # it has done its part before: no loop of workers that die as they come
         self._departed(event.worker, "failure")
@@ -482,6 +492,16 @@ class Trainer:
                 f"see {self.crew.engine.log(event.worker)}"
             )
 
+    def _refused(self, event: Refused) -> None:
+        """There is no room for a worker that was asked for: the job goes on with those that there are."""
+        self._tell(WorkerChanged(event.worker, "gone", event.reason))
+        alive = len(self.crew.alive)
+        if alive < self.wanted:
+            self.wanted, self._refused_at = max(1, alive), self._clock()
+            if event.reason not in self._refusals:
+                self._refusals.add(event.reason)
+                self.note(f"the job goes on with {alive} worker{'' if alive == 1 else 's'}: {event.reason}")
+
     def _doomed(self, event: Doomed) -> None:
         """A worker's host will end: it leaves at the next step boundary, and another is started meanwhile."""
         worker = event.name
@@ -498,7 +518,8 @@ class Trainer:
             self._resize(*self._asked, f"{worker} leaves: {event.reason}", without=(worker,))
         self._departed(worker, "eviction")
         self._evicted.add(worker)
-        self._launch(1, self.crew.vm_of(worker))
+        if (missing := self.wanted - len(self.crew.alive)) > 0:
+            self._launch(missing, self.crew.vm_of(worker))
 
     def _quarantined(self, event: m.Quarantined) -> None:
         self.journal.add("quarantined", msgspec.structs.asdict(event))
@@ -531,7 +552,8 @@ class Trainer:
             drain_s=drain_s,
             drain_usd=drain_s * self._meter.usd_per_hour(joining) / 3600.0,
         )
-        for warning in self.limits.near(elapsed_s=self.elapsed_s, cost_usd=self.cost_usd):
+        committed_usd = self.cost_usd + self._meter.reserved_usd()
+        for warning in self.limits.near(elapsed_s=self.elapsed_s, cost_usd=committed_usd):
             self.note(warning)
 
     def _departed(self, worker: str, kind: Literal["failure", "eviction"]) -> None:

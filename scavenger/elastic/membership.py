@@ -153,7 +153,8 @@ class Membership:
         if entry.state is not WorkerState.STARTING:
             return None
         entry.state = WorkerState.STANDBY
-        if self._target is None or self.count(WorkerState.TRAINING) >= self._target[0]:
+        staying = sum(not self._workers[name].leaving for name in self.workers(WorkerState.TRAINING))
+        if self._target is None or staying >= self._target[0]:
             return None
         return self._announce(f"{worker} joins")
 
@@ -237,7 +238,9 @@ class Membership:
         standby = self.workers(WorkerState.STANDBY)
         leaving = tuple(name for name in standby if self._workers[name].leaving)
         others = tuple(name for name in standby if name not in leaving)
-        excess = max(0, min(len(self.alive) - len(leaving) - keep, len(others)))
+        # one that is to leave, and trains until somebody else is there, counts no more
+        staying = sum(not self._workers[name].leaving for name in self.alive)
+        excess = max(0, min(staying - keep, len(others)))
         return leaving + others[len(others) - excess :]
 
     def announce_again(self) -> Announce | None:

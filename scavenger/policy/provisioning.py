@@ -366,7 +366,7 @@ class Decider:
         if all(barred):
             return Alarm("no_place", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}")
         places = ", ".join(str(place) for place, bar in zip(wanted, barred, strict=True) if not bar)
-        return Alarm("no_place", job_id, f"sold out, to be tried again later: {places}")
+        return Alarm("sold_out", job_id, f"sold out, to be tried again later: {places}")
 
     # ---- what a person should know -------------------------------------------------------------------------
 

@@ -118,6 +118,7 @@ AlarmKind = Literal[
     "unaffordable",
     "loop",
     "no_place",
+    "sold_out",
     "quota",
     "refused",
     "credentials",
@@ -133,7 +134,8 @@ class Alarm:
     """Something that a person should know; told once for as long as it holds.
 
     Attributes:
-        kind: `budget`: its VMs are ended now. `unaffordable`: it goes on with those that it has.
+        kind: Of a job: `budget`: its VMs are ended now; `unaffordable`, `loop`, `no_place`, `credentials`: it gets no
+            more; `sold_out`: for now it gets none. The others are of VMs, places and the cloud.
         about: A job's id, a VM's id or a place: what tells two alarms of one kind apart.
     """
 

@@ -14,13 +14,16 @@ from scavenger.domain.vm import VmRequest
 from scavenger.errors import StoreError
 from scavenger.store.schema import DesiredRow, IntentRow, JobRow, LeaseRow
 
-__all__ = ["PLAIN", "desired_of", "intent_of", "lease_of", "past_of", "settle"]
+__all__ = ["PLAIN", "TOLD", "desired_of", "intent_of", "lease_of", "past_of", "settle"]
 
 HEALTH_LAST = 32
 """VMs of a job whose health is told; who decides looks at fewer."""
 
 BILLED_MIN_S = 60.0
 """Google Cloud and AWS bill by the second, and a minute at least."""
+
+TOLD = "told"
+"""Beside what a job wants: how that stands, as whoever acts for the region says."""
 
 _UNHEALTHY = ("never_joined", "died")
 
@@ -94,7 +97,7 @@ def desired_of(row: DesiredRow) -> Desired:
         StoreError: Its document is none of this version's.
     """
     try:
-        given = dict(row.document)
+        given = {name: value for name, value in row.document.items() if name != TOLD}
         budget = given.pop("budget_usd")
         return Desired(
             job_id=row.job_id,

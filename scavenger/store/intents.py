@@ -29,7 +29,7 @@ from scavenger.domain.intent import (
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import StoreError
 from scavenger.store.base import Part, job_row
-from scavenger.store.intent_rows import PLAIN, desired_of, intent_of, lease_of, past_of, settle
+from scavenger.store.intent_rows import PLAIN, TOLD, desired_of, intent_of, lease_of, past_of, settle
 from scavenger.store.records import LIVE_STATES
 from scavenger.store.schema import DesiredRow, InstallationRow, IntentRow, JobRow, LeaseRow
 
@@ -99,7 +99,37 @@ class Intents(Part):
             document["budget_usd"] = None
         with self._database.writing() as session:
             job_row(session, desired.job_id)
+            before = session.get(DesiredRow, tuple(key.values()))
+            if before is not None and before.document.get("attempt") == desired.attempt:
+                document[TOLD] = before.document.get(TOLD, {})
             session.merge(DesiredRow(**key, document=document))
+
+    def tell(self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]) -> bool:
+        """Say how a job's wishes stand, in place of what was said before; `told` reads it.
+
+        Args:
+            fence: Of whoever acts for the region.
+            job_id: Whose.
+            provider: Of the region.
+            region: Its name.
+            alarms: Words by kind; none: all is well.
+
+        Returns:
+            False where the lease is another's.
+        """
+        with self._database.writing() as session:
+            if _held(session, fence) is None:
+                return False
+            row = session.get(DesiredRow, (job_id, provider, region))
+            if row is not None:
+                row.document = {**row.document, TOLD: dict(alarms)}
+            return True
+
+    def told(self, job_id: str, provider: str, region: str) -> Mapping[str, str]:
+        """How a job's wishes stand, by whoever acts for the region: words by kind of alarm."""
+        with self._database.reading() as session:
+            row = session.get(DesiredRow, (job_id, provider, region))
+            return {} if row is None else dict(row.document.get(TOLD, {}))
 
     def boot_key(self, job_id: str, provider: str, region: str) -> str:
         """See `Desired.boot_key`; empty where the job wants nothing of the region."""

@@ -29,7 +29,7 @@ from scavenger.train import messages as m
 from scavenger.train.block_file import create_block
 from scavenger.train.bootstraps import Bootstraps
 from scavenger.train.crew_book import Book
-from scavenger.train.crew_events import Event, Leaving, Lost, ProcessState, Started, Warned
+from scavenger.train.crew_events import Event, Leaving, Lost, ProcessState, Refused, Started, Warned
 from scavenger.train.crew_places import Places
 from scavenger.train.crew_recovery import Recoveries
 from scavenger.train.crew_saving import Saving
@@ -125,6 +125,8 @@ class Crew:
         self.quarantined: tuple[int, ...] = ()
         """Samples that are left out, by their indices in the data."""
         self._events: list[Event] = []
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called while `finish` waits, which may take long."""
         self._saving = Saving()
         self._checkpointed = False
         self._unheard: list[tuple[str, bytes]] = []
@@ -372,6 +374,7 @@ class Crew:
             if self._clock() > deadline:
                 raise TrainingHungError(complaint)
             self._events = self.poll(0.05) + self._events
+            self.on_wait()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
@@ -536,6 +539,9 @@ class Crew:
             return
         self._book.ended_at[name] = self._clock()
         self._places.ended(name)
+        if ended.refused:
+            self._events.append(Refused(name, ended.reason))
+            return
         told_to_go = name in self._book.quitting or name in self._book.expelled
         kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=told_to_go)
         hosts = len({self.engine.host(worker) for worker in self._book.launched_at})

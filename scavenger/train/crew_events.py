@@ -48,6 +48,14 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """There is no place for a worker that was launched; it never ran."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Recovered:
     """An aggregator or the coordinator died, and another one has taken its place."""
 
@@ -99,6 +107,7 @@ Event = (
     | Doomed
     | Leaving
     | Lost
+    | Refused
     | Recovered
     | RolledBack
     | Warned

@@ -31,11 +31,13 @@ class Exit:
         name: As in its `Bootstrap`.
         status: Its exit status; negative: the signal that killed it, or would have, where nobody is left to tell.
         reason: What the engine knows beyond the status, e.g. that the host was lost; empty if nothing.
+        refused: It never ran, as there is no place for it.
     """
 
     name: str
     status: int
     reason: str = ""
+    refused: bool = False
 
     @property
     def cause(self) -> str:

@@ -131,11 +131,24 @@ class VmEngine(Engine):
         workers = Counter(process.vm for process in living if process.boot.role != "aggregator")
         return Needs(dict(workers), len(living) - workers.total())
 
-    def refuse_waiting(self, reason: str) -> None:
-        """No more VMs will be had: workers that wait for one end, and `poll` tells why."""
-        for name, process in self._processes.items():
-            if process.boot.role != "aggregator" and not (process.ended or process.launch):
-                self._end(name, process, -signal.SIGKILL, reason)
+    def refuse_waiting(self, vm: str, count: int, reason: str) -> None:
+        """No more VMs of a type will be had: of the workers that wait for one, so many end, the newest first."""
+        waiting = [
+            (name, process)
+            for name, process in self._processes.items()
+            if process.vm == vm
+            and process.boot.role != "aggregator"
+            and not (process.ended or process.launch)
+        ]
+        for name, process in waiting[len(waiting) - min(count, len(waiting)) :]:
+            self._end(name, process, -signal.SIGKILL, reason, refused=True)
+
+    def waiting(self, vm: str) -> int:
+        """Workers that wait for a VM of a type."""
+        return sum(
+            process.vm == vm and process.boot.role != "aggregator" and not (process.ended or process.launch)
+            for process in self._processes.values()
+        )
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`."""
@@ -341,7 +354,7 @@ class VmEngine(Engine):
             case Gone():
                 self._end(name, process, -signal.SIGKILL, news.reason)
 
-    def _end(self, name: str, process: _Process, status: int, reason: str) -> None:
+    def _end(self, name: str, process: _Process, status: int, reason: str, *, refused: bool = False) -> None:
         process.ended, process.suspended, process.told = True, False, None
         cap_log(process.log)
-        self._exits.append(Exit(name, status, reason))
+        self._exits.append(Exit(name, status, reason, refused))

@@ -23,7 +23,7 @@ from scavenger.domain.report import ViewChanged
 from scavenger.errors import Interrupted, LimitReachedError, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train import messages as m
-from scavenger.train.crew_events import Doomed
+from scavenger.train.crew_events import Doomed, Refused
 
 LOSS = GoalSpec(metric="val_loss", target=0.5, max_epochs=5)
 
@@ -373,10 +373,46 @@ def test_the_only_worker_trains_on_until_its_vm_ends(tmp_path: Path) -> None:
     trainer.move(at(1, 32), "test")
     step = trainer.step
     scripted.coming = [Doomed("w0", 30.0, "spot VM taken back")]
-    trainer.until(lambda: trainer.crew.alive == ("w1",))
-    trainer.until(lambda: trainer.step > step + 3)
+    trainer.until(lambda: scripted.gone.keys() == {"w0"})
+    trainer.until(lambda: trainer.step > step + 30)
 
     assert trainer.configuration == at(1, 32)
+    assert trainer.crew.workers("training") == ("w1",)
+
+
+def test_all_may_be_told_of_their_end_at_once(tmp_path: Path) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(2)
+    trainer.move(at(2, 32), "test")
+    scripted.coming = [Doomed(name, 30.0, "spot VM taken back") for name in ("w0", "w1")]
+    trainer.until(lambda: scripted.gone.keys() >= {"w0", "w1"})
+    trainer.until(lambda: trainer.configuration == at(2, 32))
+
+    assert trainer.crew.alive == ("w2", "w3")
+
+
+def test_workers_that_there_is_no_room_for_are_no_failures_and_the_job_goes_on_without(
+    tmp_path: Path,
+) -> None:
+    scripted = Scripted()
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+
+    def refuse(workers: int, vm: str = "", *, threads: int | None = None) -> tuple[str, ...]:
+        names = Scripted.launch(scripted, workers, vm)
+        for name in names:
+            scripted.membership.release(name)
+            scripted.gone[name] = scripted.now_s
+            scripted.coming.append(Refused(name, "no VM"))
+        return names
+
+    scripted.launch = refuse  # type: ignore[method-assign]
+    assert not trainer.move(at(8, 256), "test")
+    assert (trainer.wanted, trainer.workers_max) == (1, 1)
+    assert trainer.course.departures == []
+    assert [warning for warning in trainer.warnings if "goes on with 1 worker" in warning] == trainer.warnings
 
 
 def test_a_vm_that_is_only_at_risk_is_replaced_when_somebody_else_is_there(tmp_path: Path) -> None:

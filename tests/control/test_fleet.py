@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from scavenger.errors import (
     CloudUnavailableError,
     CredentialsError,
     LimitReachedError,
+    QuotaError,
+    StoreBusyError,
     TransientError,
 )
 from scavenger.policy.provisioning_memory import Backoff, Terms
@@ -106,23 +108,35 @@ class Scene:
         job = self.store.create_job("job", spec={}, job_file=self.folder / "job.yaml")
         return job.id
 
-    def fleet(self, job_id: str, *, budget_usd: float = math.inf, attempt: int = 1, **more: Any) -> Fleet:
+    def fleet(
+        self,
+        job_id: str,
+        *,
+        budget_usd: float = math.inf,
+        before_usd: float = 0.0,
+        attempt: int = 1,
+        spot: bool = False,
+        **more: Any,
+    ) -> Fleet:
         number, self.count = self.count, self.count + 1
         code = self.folder / f"code-{number}"
         code.mkdir()
         small = tuple(Place("small", zone, False, 0.36) for zone in self.cloud.places)
+        offer = replace(OFFER, spot=True, price_usd_per_hour=0.1) if spot else OFFER
+        cheap = tuple(Place("small", zone, True, 0.1) for zone in self.cloud.places) if spot else ()
         fleet = Fleet(
             self.store,
             self.cloud,
             Hosts("127.0.0.1", code),
             job_id=job_id,
             attempt=attempt,
-            places={"small": small},
+            places={"small": cheap + small},
             aggregators=small,
-            offers=[OFFER],
+            offers=[offer],
             threads={"small": 2},
             workers_max=4,
             budget_usd=budget_usd,
+            before_usd=before_usd,
             deadline_s=None,
             package="scavenger-ml",
             disk_gib=20,
@@ -314,12 +328,15 @@ def test_the_next_attempt_ends_what_the_one_before_has_left(scene: Scene) -> Non
     before._stop.set()
     before._wake.set()
     before._thread.join()
-    before._closed = True
+    before._clean = True
     left = scene.alive()
     scene.engines[0].close()
     del scene.fleets[0], scene.engines[0]
     before._hosts.close()
 
+    scene.store.update_job(job, checkpoint="ck")
+    scene.store.finish_job(job, state="failed", report=None, error="killed", exit_code=1)
+    scene.store.resume_job(job)
     after = scene.fleet(job, attempt=2)
     scene.launch("w0")
     scene.placed("w0")
@@ -335,10 +352,86 @@ def test_a_vm_that_cannot_be_ended_is_told_at_the_end(scene: Scene) -> None:
     scene.engines[0].close()
     fault = Fault(CloudUnavailableError("no answer"))
     scene.cloud.script("terminate", *[fault] * 100)
-    with pytest.raises(CleanupError, match=r"scavenger gc"):
-        fleet.close(limit_s=1.0)
+    for _ in range(2):  # what failed is no success the second time
+        with pytest.raises(CleanupError, match=r"scavenger gc"):
+            fleet.close(limit_s=1.0)
     assert len(scene.alive()) == 1
     for token in scene.alive():
         scene.cloud.kill(token)
     for fact in scene.cloud.truth():
         scene.cloud.delete_by_hand(fact.instance_id)
+
+
+def test_a_store_that_is_held_at_the_end_is_told_and_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = scene.fleet(scene.job())
+    scene.launch("w0")
+    scene.placed("w0")
+    scene.engines[0].close()
+
+    def held(*_: object) -> None:
+        raise StoreBusyError("the store is held")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.store, "want_vms", held)
+        with pytest.raises(CleanupError, match="end themselves within 15 minutes"):
+            fleet.close(limit_s=1.0)
+    fleet.close(limit_s=20.0)
+    assert scene.alive() == []
+
+
+def test_of_workers_that_wait_only_those_beyond_the_vms_on_their_way_are_refused(scene: Scene) -> None:
+    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    scene.fleet(scene.job(), budget_usd=3.5 * need)
+    scene.launch("w0", "w1", "w2", "w3", "w4")
+    scene.until(lambda: len(scene.engines[0].running) == 3)
+    scene.placed("w0", "w1", "w2")
+
+    # and again, although it was told before
+    scene.launch("w5")
+    scene.until(lambda: "w5" not in scene.engines[0].running)
+    assert scene.engines[0].running == ("w0", "w1", "w2")
+    assert sum("does not carry another" in note for note in scene.notes) == 1
+
+
+def test_what_becomes_of_one_job_is_nothing_to_another(scene: Scene) -> None:
+    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    scene.fleet(scene.job())
+    scene.launch("w0")
+    scene.placed("w0")
+    # the first one acts for the second, whose budget it must not take for its own
+    scene.fleet(scene.job(), budget_usd=need + 0.36 * 3.0 / 3600)
+    scene.launch("w0")
+    scene.placed("w0")
+
+    with pytest.raises(LimitReachedError, match="about to be used up"):
+        scene.until(lambda: False, within_s=30.0)
+    scene.fleets[0]._looked_at = -math.inf
+    scene.fleets[0].tick()  # it was not this one
+    assert scene.notes == []
+    assert len(scene.alive()) == 2
+
+
+def test_a_spot_vm_that_cannot_be_had_is_followed_by_one_on_demand_and_that_is_said(scene: Scene) -> None:
+    scene.fleet(scene.job(), spot=True)
+    scene.cloud.script("launch", Fault(QuotaError("no more spot", quota="SPOT", region="fake-1")))
+    scene.launch("w0")
+    scene.placed("w0")
+
+    scene.until(lambda: any("on demand at $0.36 per hour instead of $0.1" in note for note in scene.notes))
+
+
+def test_what_a_job_has_cost_never_shrinks_and_counts_no_attempt_twice(scene: Scene) -> None:
+    fleet = scene.fleet(scene.job(), before_usd=0.0)
+    scene.launch("w0")
+    scene.placed("w0")
+    seen: list[float] = []
+
+    def look() -> bool:
+        seen.append(fleet.spent_usd())
+        return len(seen) > 40
+
+    scene.until(look)
+    assert seen == sorted(seen)
+    assert seen[-1] > seen[0]

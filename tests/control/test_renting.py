@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
 STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"
 
 
-def renting(quotas: tuple[Quota, ...], **sections: Any) -> Renting:
+def renting(
+    quotas: tuple[Quota, ...], *, environment: Mapping[str, str] | None = None, **sections: Any
+) -> Renting:
     job = JobSpec.model_validate(
         {
             "version": 1,
@@ -41,7 +44,7 @@ def renting(quotas: tuple[Quota, ...], **sections: Any) -> Renting:
         def quotas(self) -> tuple[Quota, ...]:
             return quotas
 
-    found = Renting(job, {})
+    found = Renting(job, environment or {})
     found.__dict__["provider"] = Limited(name="aws", region="us-east-1")
     return found
 
@@ -88,6 +91,21 @@ def test_a_quota_that_allows_nothing_ends_the_job_before_a_vm_is_asked_for() -> 
         renting((Quota(STANDARD, "us-east-1", 2, 0),)).within_quotas()
     assert found.value.quota == STANDARD
     assert found.value.exit_code == 7
+
+
+def test_a_spot_quota_of_nothing_is_no_end_where_on_demand_vms_will_do(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("version: 1\nprices: [{provider: aws, region: us-east-1, vm: c5.large, spot: $0.01}]\n")
+    quotas = (Quota(STANDARD, "us-east-1", 1000, 0), Quota(STANDARD_SPOT, "us-east-1", 0, 0))
+    one = {"resources": {"vm": "c5.large"}}
+    for spot, limited in (("auto", False), ("always", True)):
+        found = renting(quotas, environment={"SCAVENGER_PRICES": str(prices)}, spot=spot, **one)
+        assert found.space.offers[0].spot
+        if limited:
+            with pytest.raises(QuotaError):
+                found.within_quotas()
+        else:
+            assert found.within_quotas() == (found.space, ())
 
 
 @pytest.mark.parametrize(

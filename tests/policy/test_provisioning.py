@@ -140,7 +140,7 @@ class TestCreating:
         scene.memory.wait(("park", *B.key), TERMS.parking, scene.now_s, Random(0))
         (alarm,) = scene.look()
         assert alarm == Alarm(
-            "no_place", "job", "sold out, to be tried again later: small (spot) in a, small in b"
+            "sold_out", "job", "sold out, to be tried again later: small (spot) in a, small in b"
         )
         assert only(scene.look(after_s=2 * TERMS.parking.base_s), Create)
 

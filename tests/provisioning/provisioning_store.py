@@ -31,6 +31,7 @@ class MemoryStore:
         self.overtaken: Callable[[], None] = lambda: None
         self.leases: dict[str, Lease] = {}
         self.wishes: dict[str, Desired] = {}
+        self.told: dict[str, dict[str, str]] = {}
         self.rows: dict[str, Intent] = {}
         self.ended_jobs: set[str] = set()
         self.pulses: dict[str, str] = {}
@@ -63,6 +64,14 @@ class MemoryStore:
 
     def want_vms(self, desired: Desired) -> None:
         self.wishes[desired.job_id] = desired
+
+    def tell(
+        self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]
+    ) -> bool:
+        if not self._holds(fence):
+            return False
+        self.told[job_id] = dict(alarms)
+        return True
 
     def end_job(self, job_id: str) -> None:
         self.ended_jobs.add(job_id)
