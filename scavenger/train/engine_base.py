@@ -46,7 +46,10 @@ class Exit:
             return self.reason
         if self.status >= 0:
             return f"ended with status {self.status}"
-        name = signal.Signals(-self.status).name
+        try:
+            name = signal.Signals(-self.status).name
+        except ValueError:  # a real-time signal, or none at all
+            name = f"signal {-self.status}"
         return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 

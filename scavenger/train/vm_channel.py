@@ -34,6 +34,10 @@ class Channel:
         """Words that the other end is not known to have."""
         return len(self._unheard)
 
+    def unheard(self, kind: type[Word]) -> int:
+        """Words of a kind that the other end is not known to have."""
+        return sum(isinstance(word, kind) for _, word in self._unheard)
+
     def put(self, word: Word) -> None:
         """Have a word said."""
         self._said += 1

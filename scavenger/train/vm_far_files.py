@@ -72,7 +72,11 @@ class FarFiles:
             )
             operation.thread.start()
         # whoever asks ahead of the answers by more than it may is no client of ours
-        operation.asked.put(question if operation.asked.qsize() <= f.AHEAD else None)
+        waiting = operation.asked.qsize()
+        if waiting <= f.AHEAD:
+            operation.asked.put(question)
+        elif waiting == f.AHEAD + 1:
+            operation.asked.put(None)
 
     def end(self, intent: str, number: int) -> None:
         """An operation is over: broken off, if it was under way."""

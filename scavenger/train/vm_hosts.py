@@ -26,9 +26,10 @@ from scavenger.errors import ConfigurationError
 from scavenger.train import vm_messages as m
 from scavenger.train.bodies import Bootstrap
 from scavenger.train.door import Door
+from scavenger.train.vm_channel import WINDOW, Channel
 from scavenger.train.vm_far_files import FarFiles
 from scavenger.train.vm_files import Archive
-from scavenger.train.vm_values import Gone, Host, News, Role, Vm, one_time_keys
+from scavenger.train.vm_values import Alarms, Gone, Host, MisbehavedError, News, Role, Vm, one_time_keys
 from scavenger.train.wire import listen, new_keys
 
 __all__ = ["LOST_S", "Hosts", "Vm", "one_time_keys"]
@@ -44,7 +45,16 @@ LEASE_S = 300.0
 _TICK_MS = 20
 _PAUSE_S = 1.0
 """Between two looks; if more, this process stood still, and what it did not hear is nobody's silence."""
-_NEWS_MAX = 2000
+_NEWS_MAX, _NEWS_BYTES_MAX = 1000, 8 << 20
+"""Of a VM, that the engine has not taken; an agent has at most two MiB on its way."""
+_CHUNKS_MAX = 2
+"""Of the job's folder, on their way to a VM: an agent asks for the next one when it has one."""
+_BACKLOG_MAX = 2000
+"""Words that a VM has not taken while it goes on asking: far more than its operations on files can be owed."""
+_QUEUE_MAX = 2 * WINDOW
+"""Messages of, and to, one VM that ZeroMQ keeps; what does not fit is said again."""
+_TURN_MAX = 1000
+"""Messages of all VMs before what the leader has to say gets its turn."""
 _LINGER_MS = 500
 
 
@@ -92,7 +102,9 @@ class Hosts:
         self._door = Door(self._context)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, m.MESSAGE_BYTES_MAX)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, m.AGENT_BYTES_MAX)
+        self._socket.setsockopt(zmq.RCVHWM, _QUEUE_MAX)
+        self._socket.setsockopt(zmq.SNDHWM, _QUEUE_MAX)
         self._socket.curve_server = True
         self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
         self.port = port
@@ -106,7 +118,7 @@ class Hosts:
         self._heard: set[str] = set()
         self._launches = 0
         self._news: deque[tuple[int, News]] = deque()
-        self._alarms: deque[str] = deque(
+        self._alarms = Alarms(
             f"{link}, a link that leads out of the folder of the training code, is not sent to VMs"
             for link in self._archive.left_out
         )
@@ -148,8 +160,8 @@ class Hosts:
             host = self._hosts.pop(intent, None)
             if host is not None:
                 self._lose(host, reason)
-                for name in ("join", "spent", "vm"):
-                    self._shut(f"{name}.{intent}")
+                self._shut_doors(intent)
+            self._alarms.forget(intent)
 
     def heard(self) -> frozenset[str]:
         """Intents whose agents were heard since the last call."""
@@ -168,7 +180,9 @@ class Hosts:
         """
         with self._lock:
             host = self._hosts.get(intent)
-            if host is None or not host.address or self._clock() - host.heard_at >= self._lately_s:
+            if host is None or not (host.address and host.route):
+                return False
+            if self._clock() - host.heard_at >= self._lately_s:
                 return False
             host.renewals += 1
             number = host.renewals
@@ -184,9 +198,7 @@ class Hosts:
     def alarms(self) -> tuple[str, ...]:
         """What a person should know, since the last call."""
         with self._lock:
-            told = tuple(self._alarms)
-            self._alarms.clear()
-        return told
+            return self._alarms.take()
 
     def close(self) -> None:
         """Tell every agent that it is over, and end. Idempotent."""
@@ -256,6 +268,8 @@ class Hosts:
             self._attended_at = self._clock()
             news = list(self._news)
             self._news.clear()
+            for host in self._hosts.values():
+                host.unread = host.unread_bytes = 0
         return news
 
     def unattended(self) -> None:
@@ -298,7 +312,7 @@ class Hosts:
                 host.heard_at += pause
 
     def _take(self, now: float) -> None:
-        while True:
+        for _ in range(_TURN_MAX):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
@@ -309,22 +323,30 @@ class Hosts:
             if host is None:
                 continue
             try:
-                message = m.decode(body.bytes)
-            except msgspec.DecodeError as error:
-                self._alarms.append(f"VM {intent}: what its agent says is no message: {error}")
-                continue
-            match name, message:
-                case "join", m.Join():
-                    self._join(host, route, message)
-                case "spent", m.Join() if message.public_key == host.key:
-                    pass  # it was still on its way
-                case "spent", _:
-                    self._alarms.append(_MISUSED.format(intent))
-                    self._shut(f"spent.{intent}")
-                case "vm", m.Packet():
-                    self._hear(host, route, message, now)
-                case _:
-                    pass
+                self._open(host, name, route, body.bytes, now)
+            except MisbehavedError as error:
+                self._shut_out(host, f"it {error}")
+            except Exception as error:  # noqa: BLE001 - one VM must not end what serves all
+                self._shut_out(host, f"what it says cannot be handled: {type(error).__name__}: {error}")
+
+    def _open(self, host: Host, name: str, route: bytes, body: bytes, now: float) -> None:
+        try:
+            message = m.decode(body)
+        except msgspec.DecodeError as error:
+            self._alarms.add_of(host.intent, f"VM {host.intent}: what it says is no message: {error}")
+            return
+        match name, message:
+            case "join", m.Join():
+                self._join(host, route, message)
+            case "spent", m.Join() if message.public_key == host.key:
+                pass  # it was still on its way
+            case "spent", _:
+                self._alarms.add(_MISUSED.format(host.intent))
+                self._shut(f"spent.{host.intent}")
+            case "vm", m.Packet():
+                self._hear(host, route, message, now)
+            case _:
+                pass
 
     def _join(self, host: Host, route: bytes, message: m.Join) -> None:
         refusal = ""
@@ -336,8 +358,7 @@ class Hosts:
         elif host.key not in ("", message.public_key):
             refusal = _MISUSED.format(host.intent)
         if refusal:
-            if refusal not in self._alarms:
-                self._alarms.append(refusal)
+            self._alarms.add_of(host.intent, refusal)
             self._post(route, m.Refused(refusal))
             return
         if not host.key:
@@ -351,22 +372,35 @@ class Hosts:
             self._door.admit(f"spent.{host.intent}", one_time_keys(self.boot_key, host.intent)[0])
         host.route, host.heard_at = route, now
         self._heard.add(host.intent)
-        if len(self._news) > _NEWS_MAX:  # they are said again when the engine has looked
+        if (
+            host.unread > _NEWS_MAX or host.unread_bytes > _NEWS_BYTES_MAX
+        ):  # they are said again when the engine has looked
             packet = m.Packet(0, packet.heard)
         word = host.channel.take(packet, now)
         if word is not None:
             self._told(host, word, now)
 
     def _told(self, host: Host, word: m.Word, now: float) -> None:
+        """Act on a word.
+
+        Raises:
+            MisbehavedError: If no agent of ours would say it.
+        """
+        if host.channel.backlog > _BACKLOG_MAX:
+            raise MisbehavedError("asks for more than it takes")
         match word:
-            case m.Hello():
+            case m.Hello() if not host.address:
                 with contextlib.suppress(ValueError):
                     host.address = str(ipaddress.ip_address(word.address))
             case m.Placed() | m.Report() if word.launch in host.launches:
-                self._news.append((word.launch, word))
+                self._note(host, word.launch, word)
                 if isinstance(word, m.Report) and word.status is not None:
                     del host.launches[word.launch]
             case m.Fetch():
+                if word.offset >= self._archive.bytes:
+                    raise MisbehavedError("asks for what is not in the folder of the training code")
+                if host.channel.unheard(m.Chunk) >= _CHUNKS_MAX:
+                    raise MisbehavedError("asks for the folder of the training code faster than it takes it")
                 data = self._archive.read(word.offset, m.CHUNK_BYTES)
                 host.channel.put(m.Chunk(word.offset, self._archive.bytes, data))
             case m.FileAsk():
@@ -375,20 +409,28 @@ class Hosts:
                 self._files.end(host.intent, word.number)
             case m.Doom():
                 host.doomed, host.doomed_at = word, now
-                self._news.extend((launch, word) for launch in host.launches)
+                for launch in host.launches:
+                    self._note(host, launch, word)
             case m.Renewed():
                 if word.error:
-                    self._alarms.append(
-                        f"VM {host.intent}: its time limit cannot be started anew: {word.error}"
+                    self._alarms.add_of(
+                        host.intent,
+                        f"VM {host.intent}: its time limit cannot be started anew: {word.error}",
                     )
                 else:
                     host.renewed = max(host.renewed, word.number)
             case m.Ending():
                 host.ending = word.reason
             case m.Warned():
-                self._alarms.append(f"VM {host.intent}: {word.text}")
+                self._alarms.add_of(host.intent, f"VM {host.intent}: {word.text}")
             case _:
                 pass
+
+    def _note(self, host: Host, launch: int, news: News) -> None:
+        self._news.append((launch, news))
+        host.unread += 1
+        if isinstance(news, m.Report):
+            host.unread_bytes += len(news.log)
 
     def _send(self, host: Host, now: float) -> None:
         hung = self._attended_at is not None and now - self._attended_at > LEASE_S
@@ -402,10 +444,18 @@ class Hosts:
 
     def _lose(self, host: Host, reason: str) -> None:
         for launch in host.launches:
-            self._news.append((launch, Gone(host.ending or reason)))
+            self._note(host, launch, Gone(host.ending or reason))
             host.channel.put(m.Kill(launch))  # should it come back
         host.launches.clear()
         self._files.lose(host.intent)
+
+    def _shut_out(self, host: Host, why: str) -> None:
+        """Have no more to do with a VM: what ran there is lost, and it ends by itself, as nobody answers it."""
+        self._alarms.add(f"VM {host.intent} ({host.address}) is shut out: {why}")
+        host.ending = f"was lost: its VM ({host.address}) was shut out: {why}"
+        self._lose(host, host.ending)
+        self._shut_doors(host.intent)
+        host.route, host.channel = b"", Channel()
 
     # ---- for the leader's files ----------------------------------------------------------------------------
 
@@ -419,6 +469,10 @@ class Hosts:
             self.say(intent, m.FileAnswer(number, body))
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
+
+    def _shut_doors(self, intent: str) -> None:
+        for name in ("join", "spent", "vm"):
+            self._shut(f"{name}.{intent}")
 
     def _shut(self, name: str) -> None:
         """Give a name to a key that nobody holds."""

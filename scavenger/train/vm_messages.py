@@ -14,6 +14,7 @@ from scavenger.train.bodies import Bootstrap, Tagged
 from scavenger.train.leader_files import FRAME_BYTES_MAX
 
 __all__ = [
+    "AGENT_BYTES_MAX",
     "CHUNK_BYTES",
     "LOG_PART_BYTES",
     "MESSAGE_BYTES_MAX",
@@ -54,11 +55,14 @@ CHUNK_BYTES = 1 << 20
 LOG_PART_BYTES = 64 << 10
 MESSAGE_BYTES_MAX = 4 << 20
 """What is longer is not taken in: a chunk and a bootstrap are far below."""
+AGENT_BYTES_MAX = FRAME_BYTES_MAX + (64 << 10)
+"""What is longer does not come from an agent: its longest word is a `FileAsk`."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 _Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 _Text = Annotated[str, msgspec.Meta(max_length=2000)]
+_Status = Annotated[int, msgspec.Meta(ge=-128, le=255)]
 
 
 # ---- with a one-time key -----------------------------------------------------------------------------------
@@ -105,10 +109,10 @@ class Report(Tagged, frozen=True):
     """
 
     launch: _Count
-    log: bytes = b""
+    log: Annotated[bytes, msgspec.Meta(max_length=LOG_PART_BYTES)] = b""
     suspended: bool = False
     memory_bytes: _Count = 0
-    status: int | None = None
+    status: _Status | None = None
     reason: _Text = ""
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,9 +16,18 @@ from scavenger.train import vm_messages as m
 from scavenger.train.engine_base import Doomed
 from scavenger.train.vm_channel import Channel
 
-__all__ = ["Gone", "Host", "News", "Role", "Vm", "one_time_keys"]
+__all__ = ["Alarms", "Gone", "Host", "MisbehavedError", "News", "Role", "Vm", "one_time_keys"]
 
 Role = Literal["worker", "aggregator"]
+
+ALARMS_MAX = 20
+"""Of what one VM says or does: a person has understood by then, and the rest is left out."""
+_KEPT_MAX = 2000
+"""Alarms that nobody has looked at; the oldest are dropped."""
+
+
+class MisbehavedError(Exception):
+    """An agent does what no agent of ours does; the message stands behind "it"."""
 
 
 def one_time_keys(boot_key: bytes, intent: str) -> tuple[str, str]:
@@ -71,6 +82,8 @@ class Host:
         renewals: How often its time limit was to start anew.
         renewed: The last time that it did.
         launches: Names of processes by their launch.
+        unread: How much news of it the engine has not taken.
+        unread_bytes: What that holds, bytes.
     """
 
     intent: str
@@ -88,6 +101,8 @@ class Host:
     renewals: int = 0
     renewed: int = 0
     launches: dict[int, str] = field(default_factory=dict)
+    unread: int = 0
+    unread_bytes: int = 0
     channel: Channel = field(default_factory=Channel)
 
     def seen(self, now: float) -> Vm:
@@ -119,3 +134,44 @@ class Gone:
 
 
 News = m.Placed | m.Report | m.Doom | Gone
+
+
+class Alarms:
+    """What a person should know. What a VM is the cause of is bounded, and shown without control characters.
+
+    Args:
+        first: What there is to tell from the start.
+    """
+
+    def __init__(self, first: Iterable[str] = ()) -> None:
+        self._kept: deque[str] = deque(first, maxlen=_KEPT_MAX)
+        self._counts: dict[str, int] = {}
+
+    def add(self, text: str) -> None:
+        """Tell what the leader has found out by itself, and tells but once."""
+        self._kept.append(printable(text))
+
+    def add_of(self, intent: str, text: str) -> None:
+        """Tell what the VM of an intent can bring about as often as it likes; once between two looks."""
+        text = printable(text)
+        count = self._counts.get(intent, 0)
+        if count > ALARMS_MAX or text in self._kept:
+            return
+        self._counts[intent] = count + 1
+        left_out = f"VM {intent}: it has given more than {ALARMS_MAX} alarms, and further ones are left out"
+        self._kept.append(text if count < ALARMS_MAX else left_out)
+
+    def forget(self, intent: str) -> None:
+        """The VM is gone."""
+        self._counts.pop(intent, None)
+
+    def take(self) -> tuple[str, ...]:
+        """Those since the last call."""
+        told = tuple(self._kept)
+        self._kept.clear()
+        return told
+
+
+def printable(text: str) -> str:
+    """A text that moves no cursor: other than printable characters become question marks."""
+    return "".join(character if character.isprintable() else "?" for character in text)
