@@ -450,10 +450,11 @@ class Hosts:
         self._files.lose(host.intent)
 
     def _shut_out(self, host: Host, why: str) -> None:
-        """Have no more to do with a VM: what ran there is lost, and it ends by itself, as nobody answers it."""
+        """Have no more to do with a VM: what ran there is lost, nobody answers it, and it counts as about to end."""
         self._alarms.add(f"VM {host.intent} ({host.address}) is shut out: {why}")
-        host.ending = f"was lost: its VM ({host.address}) was shut out: {why}"
-        self._lose(host, host.ending)
+        host.ending, host.shut_out = "", True
+        host.doomed, host.doomed_at = m.Doom(0.0, f"its VM was shut out: {why}"), self._clock()
+        self._lose(host, f"was lost: its VM ({host.address}) was shut out: {why}")
         self._shut_doors(host.intent)
         host.route, host.channel = b"", Channel()
 

@@ -79,6 +79,7 @@ class Host:
         route: Where the agent was last heard from; empty if never.
         heard_at: When.
         ending: Why the agent ends; empty if it does not.
+        shut_out: It has misbehaved: the leader has no more to do with it.
         renewals: How often its time limit was to start anew.
         renewed: The last time that it did.
         launches: Names of processes by their launch.
@@ -98,6 +99,7 @@ class Host:
     doomed: m.Doom | None = None
     doomed_at: float = 0.0
     ending: str = ""
+    shut_out: bool = False
     renewals: int = 0
     renewed: int = 0
     launches: dict[int, str] = field(default_factory=dict)
@@ -119,7 +121,7 @@ class Host:
             self.address,
             self.threads,
             self.places,
-            joined=bool(self.address) and not self.ending,
+            joined=bool(self.address or self.shut_out) and not self.ending,
             heard_s_ago=now - self.heard_at,
             doomed=doomed,
             processes=tuple(self.launches.values()),

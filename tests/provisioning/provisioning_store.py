@@ -65,9 +65,7 @@ class MemoryStore:
     def want_vms(self, desired: Desired) -> None:
         self.wishes[desired.job_id] = desired
 
-    def tell(
-        self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]
-    ) -> bool:
+    def tell(self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]) -> bool:
         if not self._holds(fence):
             return False
         self.told[job_id] = dict(alarms)

@@ -16,6 +16,7 @@ from processes import alive, eventually
 from scavenger.train import reaper
 from scavenger.train.block_file import create_block
 from scavenger.train.engine import ProcessEngine
+from scavenger.train.engine_base import Exit
 
 
 class TestProcessEngine(EngineConformance):
@@ -24,6 +25,7 @@ class TestProcessEngine(EngineConformance):
 import os, sys, time
 from pathlib import Path
 from scavenger.train.engine import ProcessEngine
+from scavenger.train.engine_base import Exit
 from scavenger.train.bodies import Bootstrap
 fd = os.memfd_create("block")
 engine = ProcessEngine(Path(sys.argv[1]), fd, command=(sys.executable, "-c", sys.argv[2]))
@@ -111,3 +113,16 @@ def test_a_role_hears_further_lines_and_survives_a_listener_that_fails(tmp_path:
     ]
     assert words == ["one", "bad", "last", "w0"]
     assert "ValueError: not understood" in engine.log("w0").read_text()
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        (0, "ended with status 0"),
+        (-9, "was killed by SIGKILL (out of memory?)"),
+        (-40, "was killed by signal 40"),
+        (-(2**40), f"was killed by signal {2**40}"),
+    ],
+)
+def test_every_status_has_a_cause(status: int, cause: str) -> None:
+    assert Exit("w0", status).cause == cause

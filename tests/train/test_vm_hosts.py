@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 from processes import eventually
@@ -17,8 +18,10 @@ from vm_driving import Stage
 from scavenger import __version__
 from scavenger.errors import ConfigurationError
 from scavenger.train import vm_messages as m
+from scavenger.train.bodies import Bootstrap
 from scavenger.train.vm_agent import read_ticket
 from scavenger.train.vm_hosts import Hosts, one_time_keys
+from scavenger.train.vm_values import ALARMS_MAX, Gone
 from scavenger.train.wire import new_keys
 
 SILENCE_MS = 400
@@ -238,6 +241,140 @@ def test_a_vm_runs_the_agent_from_its_join_file_and_says_that_it_hears_no_notice
         agent.terminate()
         assert agent.wait(10.0) == 0
     assert "it will not hear of its end ahead" in told[0]
+
+
+class Rogue:
+    """A VM that has joined as any other, and then says what it likes, each word as the next one."""
+
+    def __init__(self, stage: Stage, peer: Callable[..., Peer], intent: str = "rogue") -> None:
+        self._hosts, self.intent, self._number = stage.hosts, intent, 0
+        own = new_keys()
+        assert peer(one_time(stage, intent)).ask(join(own[0])) == m.Admitted()
+        self._line = peer(own).socket
+        self.say(m.Hello("192.0.2.6"))
+        stage.joined(intent)
+
+    def say(self, *words: m.Word) -> None:
+        for word in words:
+            self._number += 1
+            self._line.send(m.encode(m.Packet(self._number, 0, word)))
+
+    def babble(self, data: bytes) -> None:
+        self._line.send(data)
+
+    def run(self) -> int:
+        boot = Bootstrap("worker", "w0", "", "", "", "", memory_fd=-1)
+        return self._hosts.launch(self.intent, boot, {}, (), folder=False)
+
+
+def shut_out(stage: Stage, told: list[str]) -> bool:
+    told.extend(stage.hosts.alarms())
+    return any("VM rogue (192.0.2.6) is shut out" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [m.Fetch(2**63 - 1)],
+        [m.Fetch(1 << 30)],
+        [m.Fetch(0)] * 400,
+    ],
+    ids=["the-last-offset", "an-offset-behind-the-end", "all-at-once"],
+)
+def test_a_vm_that_misbehaves_is_shut_out_with_one_alarm_and_no_other_vm_is_hurt(
+    stage: Stage, peer: Callable[..., Peer], words: list[m.Word]
+) -> None:
+    stage.add("vm-0")
+    stage.joined("vm-0")
+    rogue, told = Rogue(stage, peer), list[str]()
+    launch = rogue.run()
+
+    rogue.say(*words)
+
+    assert eventually(lambda: shut_out(stage, told))
+    ((number, lost),) = stage.hosts.news()
+    assert (number, type(lost)) == (launch, Gone)
+    assert "its VM (192.0.2.6) was shut out" in lost.reason
+    assert stage.hosts.renew("vm-0", 900.0), "the others are served as ever"
+    assert not stage.hosts.renew("rogue", 900.0)
+    assert [vm.intent for vm in stage.hosts.free()] == ["vm-0"]
+    (seen,) = (vm for vm in stage.hosts.vms() if vm.intent == "rogue")
+    assert seen.doomed is not None, "whoever rents VMs must see that this one is of no more use"
+    assert (seen.joined, seen.doomed.in_s, seen.processes) == (True, 0.0, ())
+    rogue.say(m.Warned("once more"))
+    assert not peer(new_keys()).socket.poll(SILENCE_MS)
+    assert sum("rogue" in one for one in (*told, *stage.hosts.alarms())) == 1
+
+
+def test_whatever_the_handling_of_a_message_raises_costs_that_vm_alone(
+    stage: Stage, peer: Callable[..., Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rogue, told = Rogue(stage, peer), list[str]()
+
+    def failing(_offset: int, _size: int) -> bytes:
+        raise OSError("as nobody foresaw")
+
+    monkeypatch.setattr("scavenger.train.vm_files.Archive.read", lambda _self, *part: failing(*part))
+    rogue.say(m.Fetch(0))
+
+    assert eventually(lambda: shut_out(stage, told))
+    assert "OSError: as nobody foresaw" in told[0]
+    stage.add("vm-0")
+    stage.joined("vm-0")
+
+
+@pytest.mark.parametrize("malformed", [False, True])
+def test_what_one_vm_says_is_a_bounded_number_of_printable_alarms(
+    stage: Stage, peer: Callable[..., Peer], malformed: bool
+) -> None:
+    rogue, told = Rogue(stage, peer), list[str]()
+
+    def over() -> bool:
+        told.extend(stage.hosts.alarms())
+        return any("further ones are left out" in one for one in told)
+
+    for number in range(5 * ALARMS_MAX):
+        if malformed:
+            rogue.babble(msgspec.msgpack.encode({"type": f"\x1b[2J{number}"}))
+        else:
+            rogue.say(m.Warned(f"\x1b[2J{number}"))
+    rogue.say(m.Renewed(1, ""))
+
+    assert eventually(over)
+    assert stage.hosts.alarms() == ()
+    assert len(told) == ALARMS_MAX + 1
+    assert all(one.isprintable() for one in told)
+
+
+def test_a_report_holds_no_more_than_agents_send(stage: Stage, peer: Callable[..., Peer]) -> None:
+    part = b"x" * m.LOG_PART_BYTES
+
+    assert m.decode(m.encode(m.Packet(1, 0, m.Report(1, part))))
+    for report in (m.Report(1, part + b"x"), m.Report(1, status=-(2**40)), m.Report(1, status=256)):
+        with pytest.raises(msgspec.DecodeError):
+            m.decode(m.encode(m.Packet(1, 0, report)))
+
+
+def test_news_that_nobody_takes_is_bounded_by_its_bytes_for_each_vm_by_itself(
+    stage: Stage, peer: Callable[..., Peer]
+) -> None:
+    rogue = Rogue(stage, peer)
+    launch, quiet = rogue.run(), Rogue(stage, peer, "quiet")
+    other = quiet.run()
+    part = b"x" * m.LOG_PART_BYTES
+
+    rogue.say(*[m.Report(launch, part)] * 300)
+    quiet.say(m.Placed(other, 7))
+    kept = []
+
+    def both() -> bool:
+        kept.extend(stage.hosts.news())
+        return any(number == other for number, _ in kept)
+
+    assert eventually(lambda: stage.hosts._hosts["rogue"].unread_bytes > 8 << 20)
+    assert eventually(both)
+    total = sum(len(news.log) for _, news in kept if isinstance(news, m.Report))
+    assert total <= (8 << 20) + 2 * m.LOG_PART_BYTES
 
 
 def test_two_leaders_cannot_listen_at_one_port(stage: Stage, tmp_path: Path) -> None:
