@@ -48,7 +48,7 @@ def _finite(value: Any, path: str = "") -> None:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _finite(item, f"{path}[{index}]")
-    elif path.rpartition(".")[2] not in ("infeasible", "noise", "noise_scale"):
+    elif path.rpartition(".")[2] not in ("estimate", "infeasible", "noise", "noise_scale"):
         assert value is not None, path
         assert not isinstance(value, float) or math.isfinite(value), path
 
@@ -78,8 +78,13 @@ def test_the_choice_is_on_the_front_and_is_where_the_job_ran_last(first: First) 
     steps = [line for line in lines(report["measurements_path"]) if line["kind"] == "step"]
 
     assert point["on_front"]
-    assert steps[-1]["workers"] == place["workers"]
-    assert steps[-1]["global_batch_size"] == place["global_batch_size"]
+    last = (steps[-1]["workers"], steps[-1]["global_batch_size"])
+    # steps on a busy machine may speak for another configuration later, which is said then
+    moves = [words for words in report["warnings"] if "refitted after" in words]
+    if moves:
+        assert f"{last[0]} x {place['vm']}, batch {last[1]} instead of" in moves[-1]
+    else:
+        assert last == (place["workers"], place["global_batch_size"])
 
 
 def test_more_workers_divide_the_work_so_the_fastest_choice_has_two(first: First) -> None:
@@ -194,6 +199,7 @@ def _slow_down(document: Any, factor: float) -> None:
             _slow_down(item, factor)
 
 
+@pytest.mark.long
 def test_full_measures_every_configuration_and_a_plan_has_no_actual(first: First, make_job: MakeJob) -> None:
     job = make_job(
         store=first.job.store,

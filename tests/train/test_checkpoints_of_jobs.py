@@ -29,7 +29,11 @@ def newest(folder: Path) -> Checkpoint:
 
 @pytest.mark.parametrize(
     ("name", "before", "after"),
-    [("adam", (2, 2), (1, 3)), ("decayed", (1, 3), (2, 1)), ("normalised", (1, 1), (2, 2))],
+    [
+        pytest.param("adam", (2, 2), (1, 3), marks=pytest.mark.long),
+        ("decayed", (1, 3), (2, 1)),
+        pytest.param("normalised", (1, 1), (2, 2), marks=pytest.mark.long),
+    ],
 )
 def test_a_job_taken_up_with_others_ends_with_the_weights_of_one_that_never_stopped(
     name: str, before: tuple[int, int], after: tuple[int, int], tmp_path: Path

@@ -29,7 +29,7 @@ def trained(run: Run, workers: int, steps: int) -> list[Any]:
     ("name", "workers", "aggregators", "remote"),
     [
         ("adam", 2, 2, WORKERS),
-        ("normalised", 3, 3, ("w1", *AGGREGATORS[1:])),
+        pytest.param("normalised", 3, 3, ("w1", *AGGREGATORS[1:]), marks=pytest.mark.long),
         ("decayed", 1, 1, WORKERS + AGGREGATORS),
     ],
 )

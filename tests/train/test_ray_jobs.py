@@ -60,6 +60,7 @@ class RayRun(Run):
         return self.crew.engine.pid(process)
 
 
+@pytest.mark.long
 def test_a_job_outlives_one_of_its_hosts(cluster: Any, tmp_path: Path) -> None:  # noqa: F811
     with RayRun("slow", tmp_path) as run:
         run.begin(2, 40, within_s=180.0)

@@ -16,6 +16,7 @@ from scavenger.train.vm_engine import VmEngine
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long  # the runs of tests/clouds_e2e lose a VM as well
 def test_a_job_outlives_one_of_its_vms_and_the_weights_are_those_of_one_process(tmp_path: Path) -> None:
     with contextlib.closing(Stage(tmp_path / "stage", job_dir=JOBS, lost_s=2.0)) as stage:
         stage.add("vm-0", "aggregator")
