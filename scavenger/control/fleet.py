@@ -325,7 +325,7 @@ class Fleet:
         """Processes that are, or wait for, a VM that stays: those that go down with theirs need no other."""
         assert self._engine is not None
         needs = self._engine.needs()
-        found = {**needs.workers, AGGREGATORS: needs.aggregators}
+        found = {**dict.fromkeys(self._offers, 0), **needs.workers, AGGREGATORS: needs.aggregators}
         for intent in self._intents:
             if intent.state in ("DELETING", "GONE") and intent.id in vms:
                 found[self._types[intent.slot]] -= len(vms[intent.id].processes)

@@ -99,7 +99,8 @@ def test_workers_of_a_type_that_was_not_chosen_are_gone_while_the_job_runs(
         **{
             **DIGITS,
             "spot": "auto",
-            "goal": {**DIGITS["goal"], "target": 0.985},  # longer than a VM with nothing to do is kept
+            # longer than a VM with nothing to do is kept
+            "goal": {**DIGITS["goal"], "target": 0.9999, "max_epochs": 40},
             "search": {"strategy": "full", "workers": 1, "batch_size": [32]},
             "resources": {"any_of": [cloud.small, cloud.large]},
         },

@@ -30,6 +30,7 @@ from scavenger.errors import (
     StoreBusyError,
     TransientError,
 )
+from scavenger.policy import slots
 from scavenger.policy.provisioning_memory import Backoff, Terms
 from scavenger.store import Store
 from scavenger.train.bodies import Bootstrap
@@ -435,3 +436,17 @@ def test_what_a_job_has_cost_never_shrinks_and_counts_no_attempt_twice(scene: Sc
     scene.until(look)
     assert seen == sorted(seen)
     assert seen[-1] > seen[0]
+
+
+def test_the_last_vm_of_a_type_goes_with_its_last_worker(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "IDLE_S", 0.2)
+    scene.fleet(scene.job())
+    scene.launch("aggregator-0", "w0")
+    scene.placed("aggregator-0", "w0")
+    scene.engines[0].stop(["w0"], grace_s=0.2)
+    scene.until(lambda: len(scene.alive()) == 1)
+    scene.until(lambda: [one.state for one in scene.store.intents()].count("GONE") == 1)
+
+    assert scene.engines[0].running == ("aggregator-0",)
