@@ -2,7 +2,7 @@
 
     python examples/clouds/prove.py aws|gcp [--lose-worker] [--job FILE] [--region REGION ...]
 
-Runs `scavenger optimize` on the job file beside this one, whose budget is $0.50, with what its comments say set. Then
+Runs `scavenger optimize` on `examples/digits/aws.yaml` or `gcp.yaml`, whose budget is $0.50, with what its comments say set. Then
 the cloud's own client, and no code of Scavenger's, lists what bears this installation's tag in the job's region and
 every other that is named: VMs, disks, security groups and keys. Ends with 0 if the job succeeded and nothing is left.
 
@@ -26,11 +26,10 @@ from typing import Any
 from scavenger.control.jobfile import load_job
 from scavenger.store import Store
 
-HERE = Path(__file__).resolve().parent
+JOBS = Path(__file__).resolve().parents[1] / "digits"
 POLL_S = 1.0
 SETTLED_S = 60.0
 """Listings may show for so long what has ended."""
-ENDED = ("terminated", "shutting-down")
 
 
 class Aws:
@@ -108,7 +107,7 @@ CLOUDS: dict[str, Callable[[str, str], Aws | Gcp]] = {"aws": Aws, "gcp": Gcp}
 
 
 def _is_over(vm: dict[str, Any]) -> bool:
-    return vm["State"]["Name"] in ENDED
+    return bool(vm["State"]["Name"] == "terminated")
 
 
 def _scavenger(*arguments: str) -> list[str]:
@@ -145,10 +144,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cloud", choices=CLOUDS)
     parser.add_argument("--lose-worker", action="store_true", help="end one worker's VM while the job runs")
-    parser.add_argument("--job", type=Path, help="another job file than the one beside this program")
+    parser.add_argument("--job", type=Path, help="another job file")
     parser.add_argument("--region", action="append", default=[], help="look there, too; may be repeated")
     asked = parser.parse_args(arguments)
-    job_file = asked.job or HERE / f"{asked.cloud}.yaml"
+    job_file = asked.job or JOBS / f"{asked.cloud}.yaml"
     with Store.open() as store:
         owner = store.installation()
     regions = dict.fromkeys([load_job(job_file).infra.region, *asked.region])

@@ -26,7 +26,6 @@ from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import Desired, Intent, Place, Wish
 from scavenger.errors import (
     CleanupError,
-    CloudError,
     CredentialsError,
     LimitReachedError,
     ScavengerError,
@@ -516,11 +515,10 @@ class Fleet:
     def _remove_leftovers(self) -> None:
         """What was made beside VMs, once no other job needs it."""
         here = (self._provider.name, self._provider.region)
-        if any((one.provider, one.region) == here for one in self._store.intents(living=True)):
-            return
         try:
-            self._provider.remove_leftovers(self._store.installation())
-        except CloudError as error:
+            if not any((one.provider, one.region) == here for one in self._store.intents(living=True)):
+                self._provider.remove_leftovers(self._store.installation())
+        except ScavengerError as error:
             self._note(f"what was made beside VMs may be left in {'/'.join(here)}: {error}")
 
 

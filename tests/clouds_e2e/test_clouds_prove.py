@@ -21,7 +21,7 @@ CLOUDS = ROOT / "examples" / "clouds"
 
 def test_the_example_jobs_may_be_run_under_a_dollar() -> None:
     for name in ("aws", "gcp"):
-        job = load_job(CLOUDS / f"{name}.yaml")
+        job = load_job(ROOT / "examples" / "digits" / f"{name}.yaml")
 
         assert job.infra.provider == name
         assert (job.spot, job.constraints.budget) == ("auto", 0.5)
@@ -31,7 +31,7 @@ def test_the_example_jobs_may_be_run_under_a_dollar() -> None:
 def test_the_proof_loses_a_worker_lists_the_cloud_itself_and_tells_what_was_paid(
     cloud: Rented, make_job: MakeJob
 ) -> None:
-    example = load_job(CLOUDS / f"{cloud.name}.yaml")
+    example = load_job(ROOT / "examples" / "digits" / f"{cloud.name}.yaml")
     job = make_job(
         spot=example.spot,
         constraints={"budget": example.constraints.budget},
