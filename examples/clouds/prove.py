@@ -4,7 +4,8 @@
 
 Runs `scavenger optimize` on `examples/digits/aws.yaml` or `gcp.yaml`, whose budget is $0.50, with what its comments
 say set. Then the cloud's own client, and no code of Scavenger's, lists what bears this installation's tag in the
-job's region and every other that is named: VMs, disks, security groups and keys. Ends with 0 if the job succeeded and nothing is left.
+job's region and every other that is named: VMs, disks, security groups and keys. Ends with 0 if the job succeeded and
+nothing is left.
 
 `--lose-worker` deletes one worker's VM by the cloud's API while the job runs, which looks to the job like a failure: a
 true interruption cannot be ordered (on AWS the Fault Injection Service sends one, on Google Cloud
