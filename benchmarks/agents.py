@@ -13,10 +13,10 @@ import msgspec
 import psutil
 
 from benchmarks.figures import Benchmark, Result, Spread
-from scavenger.train.bodies import Bootstrap
-from scavenger.train.vm_agent import Ticket
-from scavenger.train.vm_engine import VmEngine
-from scavenger.train.vm_hosts import Hosts
+from scavenger.train.engines.vm.agent import Ticket
+from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.transport.messages.values import ProcessConfiguration
 
 __all__ = ["BENCHMARK"]
 
@@ -25,7 +25,7 @@ _WORK = [sys.executable, "-c", "import sys, time; sys.stdin.readline(); time.sle
 _WRITE = """
 import os, sys, time
 sys.stdin.readline()
-from scavenger.train.checkpoint_files import open_files
+from scavenger.train.checkpoints.files import open_files
 data = os.urandom({size})
 for url in {urls}:
     files, begin = open_files(url), time.perf_counter()
@@ -48,7 +48,7 @@ print(sum(p.memory_full_info().uss for p in psutil.Process().children(recursive=
 
 
 @contextlib.contextmanager
-def _agent(hosts: Hosts, intent: str, role: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _agent(hosts: AgentServer, intent: str, role: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A VM's agent as a process of this machine."""
     secret = hosts.expect(
         intent, role="worker" if role == "worker" else "aggregator", vm=intent, threads=1, places=1
@@ -57,7 +57,7 @@ def _agent(hosts: Hosts, intent: str, role: str, folder: Path) -> Iterator[subpr
     path = folder / f"{intent}.json"
     path.write_bytes(msgspec.json.encode(ticket))
     program = (
-        "import sys; from pathlib import Path; from scavenger.train.vm_agent import Agent, read_ticket\n"
+        "import sys; from pathlib import Path; from scavenger.train.engines.vm.agent import Agent, read_ticket\n"
         "sys.exit(Agent(read_ticket(Path(sys.argv[1])), Path(sys.argv[2])).run())"
     )
     agent = subprocess.Popen(
@@ -70,13 +70,15 @@ def _agent(hosts: Hosts, intent: str, role: str, folder: Path) -> Iterator[subpr
         agent.wait()
 
 
-def _joins(repetitions: int, hosts: Hosts, folder: Path) -> tuple[list[float], list[float]]:
+def _joins(repetitions: int, hosts: AgentServer, folder: Path) -> tuple[list[float], list[float]]:
     """Seconds from an agent's start until a process runs there, and the agent's own memory."""
     times, sizes = [], []
     engine = VmEngine(folder / "logs", hosts, command=_WORK)
     try:
         for index in range(repetitions):
-            engine.launch(Bootstrap("worker", f"w{index}", "", "", "", "", memory_fd=-1), vm=f"vm{index}")
+            engine.launch(
+                ProcessConfiguration("worker", f"w{index}", "", "", "", "", memory_fd=-1), vm=f"vm{index}"
+            )
             begin = time.perf_counter()
             with _agent(hosts, f"vm{index}", "worker", folder) as agent:
                 while not engine.pid(f"w{index}"):
@@ -90,7 +92,7 @@ def _joins(repetitions: int, hosts: Hosts, folder: Path) -> tuple[list[float], l
     return times, sizes
 
 
-def _checkpoints(repetitions: int, hosts: Hosts, folder: Path) -> tuple[list[float], list[float]]:
+def _checkpoints(repetitions: int, hosts: AgentServer, folder: Path) -> tuple[list[float], list[float]]:
     """Seconds to write a part of a checkpoint by the line, and to this machine's disk as its aggregator would."""
     saved = folder / "saved"
     urls = [f"leader://{saved}", str(folder / "here")] * repetitions
@@ -98,7 +100,7 @@ def _checkpoints(repetitions: int, hosts: Hosts, folder: Path) -> tuple[list[flo
     engine = VmEngine(folder / "logs", hosts, command=[sys.executable, "-c", program])
     try:
         engine.reachable(str(saved))
-        engine.launch(Bootstrap("aggregator", "aggregator-0", "", "", "", "", memory_fd=-1))
+        engine.launch(ProcessConfiguration("aggregator", "aggregator-0", "", "", "", "", memory_fd=-1))
         with _agent(hosts, "keeper", "aggregator", folder):
             while not engine.poll():
                 time.sleep(0.02)
@@ -123,7 +125,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
     """Join so many times; three nodes of Ray."""
     code = work_dir / "code"
     code.mkdir()
-    hosts = Hosts("127.0.0.1", code)
+    hosts = AgentServer("127.0.0.1", code)
     try:
         joined, own = _joins(repetitions, hosts, work_dir)
         far, near = _checkpoints(repetitions, hosts, work_dir)

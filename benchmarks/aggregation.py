@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Benchmark, Result, Spread
-from scavenger.train.bodies import TensorSpec
-from scavenger.train.kernels import Array
-from scavenger.train.update import Update
+from scavenger.train.aggregation.kernels import Array
+from scavenger.train.aggregation.update import Update
+from scavenger.train.transport.messages.values import TensorSpec
 
 __all__ = ["BENCHMARK"]
 

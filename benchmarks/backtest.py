@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.figures import Benchmark, Result
 from benchmarks.peers.published_laws import critical_batch, noise_linear, p_norm
-from scavenger.control.tables import number, read_placements, read_runs, read_table
+from scavenger.control.search.tables import number, read_placements, read_runs, read_table
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.models.backtest import GroupResult, PlacementRow, RunRow, Skipped

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from benchmarks.backtest import DATA
-from scavenger.control.tables import read_placements, read_runs
+from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.models.backtest import GroupResult
 from scavenger.models.backtest_epochs import backtest_epochs
 from scavenger.models.backtest_steps import backtest_steps

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from benchmarks.elastic_crew import Training, median_s
+from benchmarks.elastic_supervisor import Training, median_s
 from benchmarks.figures import Benchmark, Result, Spread
 
 __all__ = ["BENCHMARK"]
@@ -27,7 +27,7 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What is done to whom; `victim` names it. `replaced`: the crew starts another by itself."""
+    """What is done to whom; `victim` names it. `replaced`: the supervisor starts another by itself."""
 
     name: str
     signal: signal.Signals
@@ -36,11 +36,11 @@ class _Fault:
 
 
 def _worker(training: Training) -> str:
-    return training.crew.workers("training")[-1]
+    return training.supervisor.workers("training")[-1]
 
 
 def _leader(training: Training) -> str:
-    return next(state.name for state in training.crew.processes() if state.role == "coordinator")
+    return next(state.name for state in training.supervisor.processes() if state.role == "coordinator")
 
 
 _AIMED = "worker killed"
@@ -63,7 +63,7 @@ def _strike(training: Training, fault: _Fault, random: Random) -> tuple[float, f
     training.until(lambda: time.monotonic() >= strikes_at)
     recovered = len(training.recovered)
     before, struck_at = training.last, time.monotonic()
-    os.kill(training.crew.engine.pid(fault.victim(training)), fault.signal)
+    os.kill(training.supervisor.engine.pid(fault.victim(training)), fault.signal)
     training.until(lambda: time.monotonic() - struck_at > _WATCH_S and training.last >= before + _WATCH_STEPS)
     heard = [struck_at, *(at for step, at in sorted(training.heard_at.items()) if step > before)]
     if fault.replaced:
@@ -73,10 +73,10 @@ def _strike(training: Training, fault: _Fault, random: Random) -> tuple[float, f
 
 def _mend(training: Training) -> None:
     """Back to as many workers as before."""
-    training.until(lambda: training.crew.settled)
-    if missing := _WORKERS - len(training.crew.alive):
-        training.crew.launch(missing)
-        training.until(lambda: training.crew.ready == _WORKERS)
+    training.until(lambda: training.supervisor.settled)
+    if missing := _WORKERS - len(training.supervisor.alive):
+        training.supervisor.launch(missing)
+        training.until(lambda: training.supervisor.ready == _WORKERS)
         training.resize(_WORKERS, _BATCH)
     training.go_on(_STEPS)
 

@@ -6,10 +6,10 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.elastic_crew import Training
+from benchmarks.elastic_supervisor import Training
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.shapes import parameters
-from scavenger.train.messages import StepReport
+from scavenger.train.transport.messages import StepReport
 
 __all__ = ["BENCHMARK", "standstill_s"]
 
@@ -56,13 +56,13 @@ def run(repetitions: int, work_dir: Path) -> Result:
         training.begin(1, _BATCH)
         training.go_on(_STEPS)
         for _ in range(repetitions):
-            training.crew.launch(1)
-            training.until(lambda: training.crew.ready == 2)
+            training.supervisor.launch(1)
+            training.until(lambda: training.supervisor.ready == 2)
             training.go_on(_STEPS)
             joins.append(_change(training, 2))
             leaves.append(_change(training, 1))
-            training.crew.release(1)
-            training.until(lambda: sum(training.crew.existing.values()) == 1)
+            training.supervisor.release(1)
+            training.until(lambda: sum(training.supervisor.existing.values()) == 1)
     rows = []
     figures: dict[str, object] = {"parameters": parameters("mlp")}
     for name, changes in (("a worker joins, K 1 to 2", joins), ("a worker leaves, K 2 to 1", leaves)):

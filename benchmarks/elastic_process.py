@@ -17,8 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from scavenger.train import messages as m
-from scavenger.train import process, wire
+from scavenger.train import process
+from scavenger.train.transport import messages as m
+from scavenger.train.transport import sockets as wire
 
 __all__ = ["is_bare"]
 
@@ -100,8 +101,8 @@ class _Unneeded:
 
 
 def _arm_worker(clocks: _Clocks) -> None:
-    from scavenger.train.program import Program
-    from scavenger.train.worker import Worker
+    from scavenger.train.worker.program import Program
+    from scavenger.train.worker.worker import Worker
 
     clocks.times(Program, "gradient", "gradient")
     clocks.times(Worker, "_compute", "compute")
@@ -110,14 +111,14 @@ def _arm_worker(clocks: _Clocks) -> None:
 
 def _arm_aggregator(clocks: _Clocks) -> None:
     from scavenger.elastic.barrier import Barrier
-    from scavenger.train import update
-    from scavenger.train.memory import Block
-    from scavenger.train.part import Part
-    from scavenger.train.sequencer import Sequencer
+    from scavenger.train.aggregation import update
+    from scavenger.train.aggregation.model_shard import ModelShard
+    from scavenger.train.aggregation.sequencer import Sequencer
+    from scavenger.train.transport.shared_memory import Block
 
     clocks.times(Barrier, "handle", "watching")
-    clocks.times(Part, "apply", "apply")
-    clocks.knows_step(Part, "apply", lambda part, order: order.step)
+    clocks.times(ModelShard, "apply", "apply")
+    clocks.knows_step(ModelShard, "apply", lambda part, order: order.step)
     clocks.times(update, "_sqnorm", "watching")
     clocks.skips(update, "_sqnorm", 0.0)
     for record in ("write_job", "write_part", "write_report"):
@@ -177,17 +178,17 @@ def main() -> int:
     clocks = _Clocks(window)
     serve = process._serve
 
-    def serve_with_clocks(boot: m.Bootstrap, context: Any, seat: wire.Seat) -> None:
+    def serve_with_clocks(boot: m.ProcessConfiguration, context: Any, seat: wire.Seat) -> None:
         if boot.role == "worker":
             _arm_worker(clocks)
         elif boot.role == "aggregator":
             _arm_aggregator(clocks)
         if plain and boot.role == "worker":
-            from scavenger.train import worker
+            from scavenger.train.worker.worker import worker
 
             _without_keys(worker, "Dealer")
         if plain and boot.role == "aggregator":
-            from scavenger.train import aggregator
+            from scavenger.train.aggregation import aggregator
 
             _without_keys(aggregator, "Dealer", "Router")
         clocks.skips(wire.Dealer, "send", None, _Unneeded())

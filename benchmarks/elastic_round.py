@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.elastic_crew import Training, gradient_s
+from benchmarks.elastic_supervisor import Training, gradient_s
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.running import installed, run_peers
 from benchmarks.peers.shapes import parameters

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.elastic_crew import Training, gradient_s
+from benchmarks.elastic_supervisor import Training, gradient_s
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.peers.running import installed, run_peers
 from benchmarks.peers.shapes import parameters

@@ -6,8 +6,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.elastic_crew import Training
 from benchmarks.elastic_process import is_bare
+from benchmarks.elastic_supervisor import Training
 from benchmarks.figures import Benchmark, Result, Spread
 
 __all__ = ["BENCHMARK", "paired"]

@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scavenger.cloud.local import LocalCloud
-from scavenger.control.goal import Goal
-from scavenger.control.jobfile import load_job
-from scavenger.control.journal import Journal
-from scavenger.control.limits import Limits
-from scavenger.control.meter import WorkerMeter
-from scavenger.control.space import search_space
-from scavenger.control.trainer import Trainer
+from scavenger.control.job_file.load import load_job
+from scavenger.control.search.space import search_space
+from scavenger.control.training.cost_meter import WorkerCostMeter
+from scavenger.control.training.goal import Goal
+from scavenger.control.training.journal import Journal
+from scavenger.control.training.limits import Limits
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import EPOCHS_MAX, GoalSpec
 from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import Event, Observer, WorkerChanged
-from scavenger.train.crew import Crew
-from scavenger.train.source import JobSource, Timeouts
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.supervisor import Supervisor
 
 __all__ = ["EXAMPLES", "at", "job_file", "train", "visit"]
 
@@ -54,7 +54,7 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
     file = job_file(example)
     job = load_job(file)
     offer = search_space(job, LocalCloud()).offers[0]
-    crew = Crew(
+    supervisor = Supervisor(
         JobSource(str(job.train), file.parent, job.seed, offer.cpus),
         work_dir=work_dir,
         timeouts=Timeouts(job.limits.start, job.limits.step),
@@ -62,10 +62,10 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
     journal = Journal(work_dir / "measurements.jsonl", job_id="benchmark", job=job.name)
     try:
         trainer = Trainer(
-            crew,
+            supervisor,
             goal=Goal(GoalSpec(max_epochs=EPOCHS_MAX)),
             offers=[offer],
-            meter=WorkerMeter(crew, {offer.vm: offer}),
+            meter=WorkerCostMeter(supervisor, {offer.vm: offer}),
             limits=Limits(None, None),
             journal=journal,
             observer=_NoLoss(),
@@ -76,7 +76,7 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
         trainer.move(at(trainer, workers, global_batch_size), "benchmark")
         yield trainer
     finally:
-        crew.close()
+        supervisor.close()
         journal.close()
 
 
@@ -94,11 +94,11 @@ def visit(trainer: Trainer, workers: int, global_batch_size: int, steps: int) ->
     Raises:
         ValueError: If fewer than K workers are ready.
     """
-    if trainer.crew.ready < workers:
-        raise ValueError(f"{trainer.crew.ready} workers are ready, not {workers}")
+    if trainer.supervisor.ready < workers:
+        raise ValueError(f"{trainer.supervisor.ready} workers are ready, not {workers}")
     begin = trainer.step
-    trainer.crew.resize(workers, global_batch_size, "benchmark")
-    trainer.until(lambda: trainer.crew.settled)
+    trainer.supervisor.resize(workers, global_batch_size, "benchmark")
+    trainer.until(lambda: trainer.supervisor.settled)
     target = at(trainer, workers, global_batch_size)
     trainer.until(lambda: len(trainer.course.window(target, begin)) >= steps)
     return trainer.course.window(target, begin)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.live import EXAMPLES, job_file, train, visit
-from scavenger.control.jobfile import load_job
+from scavenger.control.job_file.load import load_job
 
 __all__ = ["BENCHMARK"]
 
@@ -39,9 +39,9 @@ def _memory(example: str, work_dir: Path) -> tuple[dict[str, list[int]], list[fl
         visit(trainer, 2, batch, _STEPS)
         epochs = len(trainer.course.epochs)
         trainer.until(lambda: len(trainer.course.epochs) > epochs)  # evaluation needs memory too
-        sampled = trainer.crew.memory_bytes
+        sampled = trainer.supervisor.memory_bytes
         peaks: dict[str, list[int]] = {}
-        for process in trainer.crew.processes():
+        for process in trainer.supervisor.processes():
             if process.state != "gone":
                 peak = _peak_bytes(process.pid, sampled.get(process.name, 0))
                 peaks.setdefault(process.role, []).append(peak)

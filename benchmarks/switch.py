@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.keras_peer import run_peer
 from benchmarks.live import job_file, train, visit
-from scavenger.control.trainer import Trainer
+from scavenger.control.training.trainer import Trainer
 
 __all__ = ["BENCHMARK"]
 

@@ -209,9 +209,9 @@ def curves(
         if not sources:
             drawing.refuse_limits_of_a_job(limits)
             return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes)
-        from scavenger.control.imported import Terms
+        from scavenger.control.search.imported import ImportOptions
 
-        terms = Terms(price, workload, dataset_size)
+        terms = ImportOptions(price, workload, dataset_size)
         return drawing.show_imported(sources, terms, limits, form=wanted, out=out, sizes=sizes)
 
     finish(output, command)
@@ -251,7 +251,7 @@ def schema_job(output: OutputOption = Output.JSON) -> None:
     """Print the JSON Schema of the job file."""
 
     def command() -> int:
-        from scavenger.control.jobfile import job_schema
+        from scavenger.control.job_file.load import job_schema
 
         console.emit_json(job_schema())
         return 0

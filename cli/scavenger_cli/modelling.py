@@ -57,10 +57,10 @@ def models_fit(
     """Fit models to past measurements; `curves --from` draws what they predict."""
 
     def command() -> int:
-        from scavenger.control.imported import Terms
+        from scavenger.control.search.imported import ImportOptions
         from scavenger_cli.commands.fit import fit
 
-        terms = Terms(price, workload, dataset_size)
+        terms = ImportOptions(price, workload, dataset_size)
         as_json = output is Output.JSON
         return fit(step_times, convergence, terms, job=job, out=out, store_url=store, as_json=as_json)
 

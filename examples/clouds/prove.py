@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scavenger.control.jobfile import load_job
+from scavenger.control.job_file.load import load_job
 from scavenger.store import Store
 
 JOBS = Path(__file__).resolve().parents[1] / "digits"

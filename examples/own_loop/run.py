@@ -7,10 +7,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from scavenger.train.crew_events import Lost, Started
-from scavenger.train.loop_driver import run_loop
-from scavenger.train.loop_report import EpochDone, LoopEvent, StepDone
-from scavenger.train.loop_run import LoopRun
+from scavenger.train.custom_loop.report import EpochDone, LoopEvent, StepDone
+from scavenger.train.custom_loop.run import LoopRun
+from scavenger.train.custom_loop.start import run_loop
+from scavenger.train.supervisor.events import Lost, Started
 
 _HERE = Path(__file__).parent
 
@@ -46,7 +46,7 @@ class Story:
             case StepDone() if len(event.parts) == 3 and self.once("kill"):
                 victim = event.parts[-1][0]
                 self.say(f"step {event.step}: kill -9 to {victim}; another is started in its place")
-                os.kill(run.crew.engine.pid(victim), signal.SIGKILL)
+                os.kill(run.supervisor.engine.pid(victim), signal.SIGKILL)
             case StepDone() if "kill" in self.told and len(run.members) == 3 and self.once("in"):
                 self.say(f"step {event.step}: {run.members[0]} is to leave")
                 run.scale_in([run.members[0]])

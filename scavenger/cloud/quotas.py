@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from scavenger.cloud.aws_values import quota_name
+from scavenger.cloud.aws.values import quota_name
 from scavenger.domain.vm import Quota
 
 __all__ = ["vms_left"]

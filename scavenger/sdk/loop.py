@@ -14,7 +14,7 @@ For scripts that are no `KerasJob`. Each worker holds a whole replica and runs t
                 optimizer.apply([(mean["w"], weights)])
                 job.notify_batch_end(loss=loss)
 
-`scavenger.train.loop_driver.run_loop` starts the workers, and adds and removes them while the others train. After
+`scavenger.train.custom_loop.start.run_loop` starts the workers, and adds and removes them while the others train. After
 Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", section 3; names of calls are theirs.
 """
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["BEATING", "CREW", "aggregator_name", "coordinator_name", "partial_model"]
+__all__ = ["BEATING", "SUPERVISOR", "aggregator_name", "coordinator_name", "partial_model"]
 
 BEATING = "!"
 """What a process's name ends with where it only says that it lives."""
-CREW = ""
-"""The crew itself, among those whom a coordinator speaks to."""
+SUPERVISOR = ""
+"""The supervisor itself, among those whom a coordinator speaks to."""
 
 
 def aggregator_name(index: int) -> str:

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import zmq
 
-from scavenger.train import messages as m
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure
-from scavenger.train.wire import Seat, new_keys
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.sockets import HubConnection, new_keys
 
 __all__ = ["main"]
 
@@ -29,7 +29,7 @@ def _ignore(line: bytes) -> None:
     """Nobody listens to the leader."""
 
 
-def _bootstrap(hear: Callable[[bytes], None] = _ignore) -> m.Bootstrap:
+def _bootstrap(hear: Callable[[bytes], None] = _ignore) -> m.ProcessConfiguration:
     """Read the first line of standard input, and end with the process at its other end.
 
     That one holds the pipe open as long as it lives. The kernel's own signal on a parent's death would not
@@ -55,7 +55,7 @@ def _bootstrap(hear: Callable[[bytes], None] = _ignore) -> m.Bootstrap:
         os._exit(1)
 
     threading.Thread(target=watch, name="scavenger-parent", daemon=True).start()
-    return msgspec.json.decode(line, type=m.Bootstrap)
+    return msgspec.json.decode(line, type=m.ProcessConfiguration)
 
 
 def _limit_threads(threads: int) -> None:
@@ -80,7 +80,7 @@ def main() -> int:
     if boot.role == "pool":
         return _serve_jobs(context, lines)
     keys = (boot.public_key.encode(), boot.secret_key.encode())
-    seat = Seat(context, boot.name, boot.coordinator, boot.server_key.encode(), keys)
+    seat = HubConnection(context, boot.name, boot.coordinator, boot.server_key.encode(), keys)
     status = 0
     try:
         _serve(boot, context, seat)
@@ -101,30 +101,30 @@ def main() -> int:
 
 def _serve_jobs(context: Any, lines: queue.SimpleQueue[bytes]) -> int:
     """Serve the parts of jobs that the pool tells of, until the pool ends."""
-    from scavenger.train.pool import PoolSeats
+    from scavenger.train.aggregation.pool import PooledShards
 
-    seats = PoolSeats(context)
+    seats = PooledShards(context)
     while True:
         seats.serve(lines.get())
 
 
-def _serve(boot: m.Bootstrap, context: Any, seat: Seat) -> None:
+def _serve(boot: m.ProcessConfiguration, context: Any, seat: HubConnection) -> None:
     """Run the role until it ends."""
     match boot.role:
         case "aggregator":
-            from scavenger.train.aggregator import Aggregator
+            from scavenger.train.aggregation.aggregator import Aggregator
 
             Aggregator(context, boot, seat).run()
         case "coordinator":
-            from scavenger.train.coordinator import Coordinator
+            from scavenger.train.coordinator.coordinator import Coordinator
 
             Coordinator(boot, seat).run()
         case "loop":
-            from scavenger.train.loop_worker import serve
+            from scavenger.train.custom_loop.worker import serve
 
             serve(context, boot, seat)
         case _:
-            from scavenger.train.worker import Worker
+            from scavenger.train.worker.worker import Worker
 
             Worker(context, boot, seat, new_keys()).run()
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.elastic_crew import gradient_s
 from benchmarks.elastic_joining import standstill_s
 from benchmarks.elastic_process import is_bare
 from benchmarks.elastic_step import slowest
+from benchmarks.elastic_supervisor import gradient_s
 from benchmarks.elastic_watching import paired
 from benchmarks.peers import shapes
 from benchmarks.peers.running import installed, run_peers
-from scavenger.train.messages import StepReport
+from scavenger.train.transport.messages import StepReport
 
 
 def report(step_time_s: float, compute_s: dict[str, float]) -> StepReport:

@@ -83,7 +83,7 @@ def resume_job(job_id: str, *, store: Store, observer: Observer, confirm: object
 def install(mode: str) -> None:
     """Put the stand-in where the command line looks for the driver."""
     FakeRun.mode = mode
-    jobs, resume = (types.ModuleType(f"scavenger.control.{name}") for name in ("jobs", "resume"))
+    jobs, resume = (types.ModuleType(f"scavenger.control.jobs.{name}") for name in ("job_run", "resume"))
     jobs.JobRun = FakeRun  # type: ignore[attr-defined]
     resume.resume_job = resume_job  # type: ignore[attr-defined]
     for module in (jobs, resume):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from scavenger_cli.main import main
 
-from scavenger.cloud.catalog_types import Listing, MachineType, Stock
-from scavenger.control import prices
+from scavenger.cloud.catalog.types import Listing, MachineType, Stock
+from scavenger.control.provisioning import prices
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, CredentialsError
 
@@ -161,7 +161,7 @@ FRESH = Stock(
 def test_refreshed_prices_are_used_from_then_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    monkeypatch.setattr("scavenger.cloud.catalog_refresh_aws.fetch_aws", lambda regions, now: FRESH)
+    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now: FRESH)
     out, _ = told(capsys, "refresh", "--provider", "aws")
     assert "aws: 1 machine type of today" in out
 
@@ -179,8 +179,8 @@ def test_a_cloud_that_does_not_answer_does_not_keep_the_other_from_it(
     def refuse(*, now: datetime) -> Stock:
         raise CredentialsError("no credentials: log in")
 
-    monkeypatch.setattr("scavenger.cloud.catalog_refresh_gcp.fetch_gcp", refuse)
-    monkeypatch.setattr("scavenger.cloud.catalog_refresh_aws.fetch_aws", lambda regions, now: FRESH)
+    monkeypatch.setattr("scavenger.cloud.catalog.refresh_gcp.fetch_gcp", refuse)
+    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now: FRESH)
     out, err = told(capsys, "refresh", code=7)
 
     assert "aws: 1 machine type" in out
@@ -191,14 +191,14 @@ def test_a_cloud_that_does_not_answer_does_not_keep_the_other_from_it(
 def test_a_failed_refresh_keeps_what_was_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scavenger.cloud.catalog_refresh_aws.fetch_aws", lambda regions, now: FRESH)
+    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now: FRESH)
     told(capsys, "refresh", "--provider", "aws")
     before = prices.cache_path().read_bytes()
 
     def fail(regions: object, now: datetime) -> Stock:
         raise CloudUnavailableError("no answer")
 
-    monkeypatch.setattr("scavenger.cloud.catalog_refresh_aws.fetch_aws", fail)
+    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", fail)
     _, err = told(capsys, "refresh", "--provider", "aws", code=7)
     assert "no answer" in err
     assert prices.cache_path().read_bytes() == before

@@ -193,7 +193,7 @@ def test_wrong_options_are_one_line_and_exit_2(
 def test_overrides_reach_the_driver_as_a_valid_job(job_file: Path) -> None:
     from scavenger_cli.commands.run import Overrides
 
-    from scavenger.control.jobfile import load_job, override_job
+    from scavenger.control.job_file.load import load_job, override_job
 
     before = load_job(job_file)
     after = override_job(before, Overrides("cost", "full", "$3", "90m").changes())
@@ -383,7 +383,7 @@ def test_a_reader_who_leaves_early_changes_no_outcome(job_file: Path, tmp_path: 
 def test_the_fake_driver_takes_what_the_real_one_takes() -> None:
     import inspect
 
-    real = importlib.import_module("scavenger.control.jobs").JobRun
+    real = importlib.import_module("scavenger.control.jobs.job_run").JobRun
     fake = inspect.signature(cli_fake.FakeRun.__init__).parameters
     taken = inspect.signature(real.__init__).parameters
 

@@ -12,7 +12,8 @@ from uuid import uuid4
 import pytest
 from cli_fake import Run
 
-from scavenger.control import clearing, providers
+from scavenger.control.provisioning import clean_up as clearing
+from scavenger.control.provisioning import providers
 from scavenger.domain.intent import Desired, Fence, Intent, Place, Wish
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CredentialsError

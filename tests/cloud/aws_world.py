@@ -12,7 +12,7 @@ import pytest
 from aws_server import REGION, VCPUS, AwsServer
 from conformance import Fact
 
-from scavenger.cloud.aws import AwsProvider
+from scavenger.cloud.aws.provider import AwsProvider
 
 VM = "c5.large"
 

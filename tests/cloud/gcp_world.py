@@ -8,8 +8,8 @@ from conformance import Fact
 from gcp_server import ComputeServer
 from gcp_state import PROJECT, REGION, Clock, Machine
 
-from scavenger.cloud.gcp import ENDPOINT_VARIABLE, GcpProvider
-from scavenger.cloud.gcp_names import tags_of
+from scavenger.cloud.gcp.names import tags_of
+from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 
 __all__ = ["DAY_S", "ZONE", "GcpWorld", "provider_of", "world_on"]
 

@@ -35,7 +35,7 @@ Ended = Literal["poweroff", "stopped", "killed"]
 ROOT = Path(__file__).parents[2]
 AGENT = f"""#!/bin/sh
 export PYTHONPATH={ROOT}:{ROOT}/cli OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TF_CPP_MIN_LOG_LEVEL=2
-exec {sys.executable} -m scavenger.control.on_vm "$@"
+exec {sys.executable} -m scavenger.control.provisioning.on_vm "$@"
 """
 _PREFIX = "scv"
 _CGROUPS = Path("/sys/fs/cgroup")

@@ -15,8 +15,8 @@ from aws_server import REGION, AwsServer
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
 from conformance import OWNER, ProviderConformance, World, alive, make_request
 
-from scavenger.cloud.aws import AwsProvider
-from scavenger.cloud.aws_values import vm_seen
+from scavenger.cloud.aws.provider import AwsProvider
+from scavenger.cloud.aws.values import vm_seen
 from scavenger.cloud.notices import http_transport, watch
 from scavenger.domain.vm import Notice
 from scavenger.errors import (

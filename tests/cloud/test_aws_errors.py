@@ -9,8 +9,8 @@ from botocore import exceptions as sdk
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from scavenger.cloud.aws_errors import translated
-from scavenger.cloud.aws_values import quota_name
+from scavenger.cloud.aws.errors import translated
+from scavenger.cloud.aws.values import quota_name
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,

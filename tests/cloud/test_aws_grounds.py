@@ -9,7 +9,7 @@ from aws_server import ON_DEMAND_PRICES, REGION, AwsServer
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
 from conformance import OWNER, alive, make_request, token_of
 
-from scavenger.cloud.aws_values import quota_name
+from scavenger.cloud.aws.values import quota_name
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,

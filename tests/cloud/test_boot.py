@@ -22,10 +22,10 @@ from aws_world import VM, Session
 from conformance import OWNER, token_of
 from machines import ROOT, Machine, Machines, left, needs_machines, sweep
 
-from scavenger.cloud.aws import AwsProvider
+from scavenger.cloud.aws.provider import AwsProvider
 from scavenger.cloud.base import Provider
-from scavenger.cloud.boot import Join, boot_script, package_of
-from scavenger.cloud.user_data import RENEW_COMMAND, user_data
+from scavenger.cloud.boot.boot import Join, boot_script, package_of
+from scavenger.cloud.boot.user_data import RENEW_COMMAND, user_data
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, GoneError
 
@@ -285,7 +285,7 @@ def gcp(stack: ExitStack, machines: Machines) -> LiveCloud:
     from gcp_live import LiveGcp
     from gcp_state import PROJECT, REGION
 
-    from scavenger.cloud.gcp import ENDPOINT_VARIABLE, GcpProvider
+    from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 
     server = stack.enter_context(LiveGcp(machines))
     provider = GcpProvider(

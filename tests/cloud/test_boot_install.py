@@ -9,7 +9,7 @@ import pytest
 from machines import Machines, needs_machines
 from test_boot import archive, join_of, wait_for
 
-from scavenger.cloud.boot import boot_script
+from scavenger.cloud.boot.boot import boot_script
 
 NAME = "scavenger_ml-0.1.0"
 NOTHING_FROM_OUTSIDE = "[install]\nno-index = true\n"

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.cloud.catalog import DEFAULT_REGIONS, Catalog
-from scavenger.cloud.catalog_ec2 import mend
-from scavenger.cloud.catalog_gce import SHAPES, custom_shape
-from scavenger.cloud.catalog_snapshot import read_snapshot
-from scavenger.cloud.catalog_types import GIB, Listing, MachineType, Stock, Wanted
+from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, Catalog
+from scavenger.cloud.catalog.compute_engine import SHAPES, custom_shape
+from scavenger.cloud.catalog.ec2 import mend
+from scavenger.cloud.catalog.snapshot import read_snapshot
+from scavenger.cloud.catalog.types import GIB, Listing, MachineType, Stock, Wanted
 from scavenger.domain.cost import Price
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.cloud.catalog import Catalog
-from scavenger.cloud.catalog_prices import OwnPrices
-from scavenger.cloud.catalog_types import Listing, MachineType, Stock
-from scavenger.control.prices import load_price_file, parse_price_file
+from scavenger.cloud.catalog.catalog import Catalog
+from scavenger.cloud.catalog.prices import OwnPrices
+from scavenger.cloud.catalog.types import Listing, MachineType, Stock
+from scavenger.control.provisioning.prices import load_price_file, parse_price_file
 from scavenger.domain.cost import Price
 from scavenger.errors import ConfigurationError, JobFileError
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from price_servers import PriceServer, product, serve, sku
 
-from scavenger.cloud.catalog import Catalog
-from scavenger.cloud.catalog_cache import read_cache, write_cache
-from scavenger.cloud.catalog_refresh_aws import fetch_aws
-from scavenger.cloud.catalog_refresh_gcp import fetch_gcp, parse_skus
-from scavenger.cloud.catalog_types import Listing, MachineType, Stock
+from scavenger.cloud.catalog.cache import read_cache, write_cache
+from scavenger.cloud.catalog.catalog import Catalog
+from scavenger.cloud.catalog.refresh_aws import fetch_aws
+from scavenger.cloud.catalog.refresh_gcp import fetch_gcp, parse_skus
+from scavenger.cloud.catalog.types import Listing, MachineType, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError, ThrottledError
 

@@ -10,8 +10,8 @@ import pytest
 from machines import Machines, needs_machines
 from test_boot import PACKAGE, archive, join_of, wait_for
 
-from scavenger.cloud.boot import boot_script
-from scavenger.cloud.user_data import RENEW_COMMAND
+from scavenger.cloud.boot.boot import boot_script
+from scavenger.cloud.boot.user_data import RENEW_COMMAND
 
 # The distribution's own configuration would also see to disks, of which the VM sees this machine's.
 CONFIGURATION = """

@@ -17,8 +17,8 @@ from gcp_server import ComputeServer
 from gcp_state import REGION, Clock
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 
-from scavenger.cloud.gcp import ENDPOINT_VARIABLE, GcpProvider
-from scavenger.cloud.gcp_vm import GcpSettings
+from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
+from scavenger.cloud.gcp.vm import GcpSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 
 

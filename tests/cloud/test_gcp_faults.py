@@ -17,8 +17,8 @@ from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 from google.api_core.exceptions import GoogleAPICallError, from_http_status
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
-from scavenger.cloud.gcp import ENDPOINT_VARIABLE, GcpProvider
-from scavenger.cloud.gcp_errors import told
+from scavenger.cloud.gcp.errors import told
+from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import (
     CloudError,

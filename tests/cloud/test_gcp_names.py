@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.cloud.gcp_names import (
+from scavenger.cloud.gcp.names import (
     CustomType,
     custom_type,
     instance_name,

@@ -15,8 +15,8 @@ from conformance import token_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.cloud.boot import Join, boot_script
-from scavenger.cloud.user_data import LIMIT_TIMER, RENEW_COMMAND, user_data
+from scavenger.cloud.boot.boot import Join, boot_script
+from scavenger.cloud.boot.user_data import LIMIT_TIMER, RENEW_COMMAND, user_data
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ConfigurationError
 

@@ -14,7 +14,7 @@ from gcp_state import PROJECT
 from gcp_state import REGION as GCP_REGION
 from machines import Machine, Machines
 
-from scavenger.cloud.gcp_names import tags_of
+from scavenger.cloud.gcp.names import tags_of
 
 __all__ = ["AwsRented", "GcpRented", "Rented", "RentedVm", "rented"]
 

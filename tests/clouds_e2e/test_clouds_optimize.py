@@ -9,7 +9,7 @@ from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, eventually, 
 from conftest import MakeJob
 from rented import Rented
 
-from scavenger.control.audit import AUDIT_FILE, verify_audit
+from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]

@@ -12,7 +12,7 @@ from conftest import MakeJob
 from real_jobs import ROOT
 from rented import Rented
 
-from scavenger.control.jobfile import load_job
+from scavenger.control.job_file.load import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
@@ -63,7 +63,8 @@ def test_the_proof_sees_what_is_left(cloud: Rented, make_job: MakeJob) -> None:
             sys.executable,
             "-c",
             "import json, sys; sys.path.insert(0, sys.argv[1]); import prove; from scavenger.store import Store\n"
-            "from scavenger.control.providers import open_provider; from scavenger.domain.vm import VmRequest\n"
+            "from scavenger.control.provisioning.providers import open_provider\n"
+            "from scavenger.domain.vm import VmRequest\n"
             "with Store.open() as store: owner = store.installation()\n"
             "name, region, vm, zone = sys.argv[2:]; token = '7d1c1f3e-9a0e-4f55-8d7b-52a1f2c3d4e5'\n"
             "request = VmRequest(token, owner, 'job', 0, 0, vm, zone, False, 600.0)\n"

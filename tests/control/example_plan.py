@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from scavenger.control.cloud_offers import CatalogCloud
-from scavenger.control.imported import Terms, fit_to_rows
-from scavenger.control.tables import read_placements, read_runs
+from scavenger.control.provisioning.offers import CatalogCloud
+from scavenger.control.search.imported import ImportOptions, fit_to_rows
+from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.curve import Choice
 from scavenger.domain.job import ResourcesSpec
@@ -42,7 +42,7 @@ def lines(folder: Path) -> Iterator[str]:
         if r.workers_per_node == 1 and r.workload == "cifar10"
     ]
     runs = read_runs(folder / "convergence.csv")
-    imported = fit_to_rows(rows, runs, Terms(1.0, "cifar10"))
+    imported = fit_to_rows(rows, runs, ImportOptions(1.0, "cifar10"))
     spot = offered.offers[0]
     on_demand = replace(spot, spot=False, price_usd_per_hour=cloud.price_usd_per_hour(spot.vm, spot=False))
     (measured,) = imported.model.vms

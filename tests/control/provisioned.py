@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from scavenger.control.reconciler import Reconciler
+from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import Desired, Intent, Place, Wish
 from scavenger.errors import CloudUnavailableError
 from scavenger.policy.provisioning_actions import Alarm

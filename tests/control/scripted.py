@@ -1,4 +1,4 @@
-"""A crew that plays what a test scripts, behind the interface that the trainer drives."""
+"""A supervisor that plays what a test scripts, behind the interface that the trainer drives."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from scavenger.control.course import Before
-from scavenger.control.goal import Goal
-from scavenger.control.journal import Journal
-from scavenger.control.limits import Limits
-from scavenger.control.meter import WorkerMeter
-from scavenger.control.trainer import Trainer
+from scavenger.control.training.cost_meter import WorkerCostMeter
+from scavenger.control.training.goal import Goal
+from scavenger.control.training.history import EarlierAttempts
+from scavenger.control.training.journal import Journal
+from scavenger.control.training.limits import Limits
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import Event, Observer
 from scavenger.elastic.membership import Membership, WorkerState, worker_name
 from scavenger.elastic.view import split
 from scavenger.models.noise import NoiseTracker
-from scavenger.train import messages as m
-from scavenger.train.crew import Crew
-from scavenger.train.crew_events import Leaving, Lost, ProcessState, Started
+from scavenger.train.supervisor.events import Leaving, Lost, ProcessState, Started
+from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport import messages as m
 
 STEP_S = 0.1
 PRICE = 3.6  # dollars an hour: a tenth of a cent for each second of a worker
@@ -267,17 +267,17 @@ def trainer_of(
     others: Sequence[Offer] = (),
     observer: Observer | None = None,
     on_tick: Callable[[], None] = lambda: None,
-    before: Before | None = None,
+    before: EarlierAttempts | None = None,
     audit: Journal | None = None,
     resumed_step: int | None = None,
     lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
 ) -> Trainer:
     offers = (offer(shared_cpus=shared_cpus, price=price), *others)
     return Trainer(
-        cast(Crew, scripted),
+        cast(Supervisor, scripted),
         goal=Goal(goal or GoalSpec(max_epochs=1000)),
         offers=offers,
-        meter=WorkerMeter(cast(Crew, scripted), {one.vm: one for one in offers}),
+        meter=WorkerCostMeter(cast(Supervisor, scripted), {one.vm: one for one in offers}),
         limits=Limits(deadline_s, budget_usd),
         journal=Journal(folder / "measurements.jsonl", resumed_step=resumed_step, job_id="j"),
         observer=observer or Heard(),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from datetime import date
 
-from scavenger.cloud.catalog import Catalog
-from scavenger.cloud.catalog_types import Listing, MachineType, Stock
+from scavenger.cloud.catalog.catalog import Catalog
+from scavenger.cloud.catalog.types import Listing, MachineType, Stock
 from scavenger.domain.cost import Price
 
 REGION = "us-east-1"

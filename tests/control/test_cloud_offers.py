@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import spot_prices
 
-from scavenger.control.cloud_offers import TYPES_MAX, CatalogCloud, ChangeCosts
+from scavenger.control.provisioning.offers import TYPES_MAX, CatalogCloud, ChangeCosts
 from scavenger.domain.job import ResourcesSpec
 from scavenger.errors import ConfigurationError
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted, trainer_of
 
-from scavenger.control import course as courses
-from scavenger.control import journal as journals
-from scavenger.control.journal import Journal, read_history
-from scavenger.control.tally import Tally
-from scavenger.control.trainer import Trainer
+from scavenger.control.training import history as courses
+from scavenger.control.training import journal as journals
+from scavenger.control.training.journal import Journal, read_history
+from scavenger.control.training.sample_counter import SampleCounter
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
-from scavenger.train import messages as m
-from scavenger.train.crew_events import Leaving, Warned
+from scavenger.train.supervisor.events import Leaving, Warned
+from scavenger.train.transport import messages as m
 
 KEPT = 50
 PLACE = Configuration("local-1", 2, 32)
@@ -31,7 +31,7 @@ happenings = st.lists(st.one_of(steps, st.integers(0, 30)), max_size=60)
 def test_a_tally_is_what_all_steps_that_stand_come_to(
     happened: list[tuple[int, int] | int], before: dict[int, int]
 ) -> None:
-    tally, stand = Tally(before.items()), {}  # type: ignore[var-annotated]
+    tally, stand = SampleCounter(before.items()), {}  # type: ignore[var-annotated]
     for entry in happened:
         if isinstance(entry, int):
             undone = [step for step in stand if step > entry]
@@ -50,14 +50,14 @@ def test_a_tally_is_what_all_steps_that_stand_come_to(
 
 
 def test_a_step_that_is_done_again_undoes_those_after_it() -> None:
-    tally = Tally()
+    tally = SampleCounter()
     for step in (1, 2, 3, 4, 2):
         tally.add(step, 32, 32)
     assert (tally.step, tally.samples) == (2, 64)
 
 
 def test_a_tally_of_many_epochs_is_small() -> None:
-    tally = Tally()
+    tally = SampleCounter()
     for step in range(1, 10_001):
         tally.add(step, 32, 32 if step % 100 else 7)
     assert len(tally._runs) == 200
@@ -129,8 +129,8 @@ def test_the_step_time_is_of_where_the_job_was_to_run_if_it_ever_did(trainer: Tr
 
 def test_workers_that_are_gone_are_forgotten(trainer: Trainer) -> None:
     assert trainer.course.steps_of("w1") > 0
-    trainer.crew.coming.append(Leaving("w1"))  # type: ignore[attr-defined]
-    trainer.crew.membership.lost("w1")  # type: ignore[attr-defined]
+    trainer.supervisor.coming.append(Leaving("w1"))  # type: ignore[attr-defined]
+    trainer.supervisor.membership.lost("w1")  # type: ignore[attr-defined]
     trainer.pump()
     assert trainer.course.steps_of("w1") == 0
     assert trainer.course.recent("w1") == []
@@ -204,7 +204,7 @@ def test_a_checkpoint_is_recorded_with_the_event_that_tells_of_it(tmp_path: Path
         assert ticks == [written]
 
 
-def test_what_a_crew_warns_of_is_noted(tmp_path: Path) -> None:
+def test_what_a_supervisor_warns_of_is_noted(tmp_path: Path) -> None:
     scripted = Scripted()
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.control.goal import Goal
+from scavenger.control.training.goal import Goal
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import EpochRecord
 from scavenger.errors import ConfigurationError

@@ -1,4 +1,4 @@
-"""What a running job is asked to do from outside, done on a scripted crew and answered in a real store."""
+"""What a running job is asked to do from outside, done on a scripted supervisor and answered in a real store."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from scripted import Scripted, trainer_of
 
-from scavenger.control.operator import Operator
-from scavenger.control.trainer import Trainer
+from scavenger.control.training.operations import OperationHandler
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import Measurement
@@ -31,14 +31,14 @@ class Job:
     """A job of two workers, batch 32, that may have one to four; past its search unless it is said."""
 
     def __init__(self, store: Store, folder: Path, scripted: Scripted, **limits: object) -> None:
-        self.store, self.crew = store, scripted
+        self.store, self.supervisor = store, scripted
         self.id = store.create_job("tiny", spec={}, job_file=folder / "job.yaml").id
         self.trainer: Trainer = trainer_of(scripted, folder, **limits)  # type: ignore[arg-type]
         self.measured: list[Measurement] = []
         self.stopped: list[tuple[str, bool]] = []
         self.kept: list[Callable[[], object]] = []
         self.held = False
-        self.operator = Operator(
+        self.operator = OperationHandler(
             store,
             self.id,
             keep=self._keep,
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def training(self) -> tuple[str, ...]:
-        return self.crew.workers("training")
+        return self.supervisor.workers("training")
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ def test_each_change_of_size_is_done_without_a_step_lost_and_the_spare_workers_g
         "done",
         f"now at {Configuration('local-1', len(training), batch)}",
     )
-    assert (job.training, job.crew.alive) == (training, training)
-    assert [record.step for record in job.trainer.course.steps] == list(range(1, job.crew.step + 1))
+    assert (job.training, job.supervisor.alive) == (training, training)
+    assert [record.step for record in job.trainer.course.steps] == list(range(1, job.supervisor.step + 1))
     assert not job.operator.waiting
 
 
@@ -134,7 +134,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_changes_nothing(
 
     assert answer.state == "refused"
     assert words in answer.message
-    assert (job.training, len(job.crew.launched)) == (("w0", "w1"), 2)
+    assert (job.training, len(job.supervisor.launched)) == (("w0", "w1"), 2)
 
 
 def test_a_profile_measures_from_most_to_fewest_workers_and_goes_back(job: Job) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from scavenger.control.holder import holder_name, is_known_dead
+from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.domain.intent import Wish
 from scavenger.errors import ConfigurationError, StoreBusyError
 from scavenger.store import Store

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from scripted import Heard, Scripted, trainer_of
 
-from scavenger.control.limits import CLOSE_S, DRAIN_S
-from scavenger.control.recorder import Recorder
+from scavenger.control.training.limits import CLOSE_S, DRAIN_S
+from scavenger.control.training.recorder import Recorder
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import (
@@ -26,7 +26,7 @@ from scavenger.domain.report import (
 )
 from scavenger.errors import TransientError
 from scavenger.store import Store
-from scavenger.train.crew import Crew
+from scavenger.train.supervisor.supervisor import Supervisor
 
 JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}})
 
@@ -129,7 +129,7 @@ def test_every_process_is_recorded_with_its_role_place_view_and_step_and_written
         monkeypatch.setattr(
             store, "set_processes", lambda job, states: writes.append(set(states)) or written(job, states)
         )
-        recorder.watch(cast(Crew, scripted))
+        recorder.watch(cast(Supervisor, scripted))
         trainer.start(2)
         trainer.move(Configuration("local-1", 2, 32), "test")
         recorder.tick(trainer)

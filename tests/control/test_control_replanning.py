@@ -11,12 +11,12 @@ from typing import Any, cast
 import pytest
 from scripted import STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.driver import Driver
-from scavenger.control.knowledge import Knowledge
-from scavenger.control.outcome import progress_of, remaining_samples
-from scavenger.control.profiling import Search
-from scavenger.control.replanning import STEP, Replanning
-from scavenger.control.trainer import Trainer
+from scavenger.control.jobs.outcome import progress_of, remaining_samples
+from scavenger.control.jobs.workflow import JobWorkflow
+from scavenger.control.search.model_library import ModelLibrary
+from scavenger.control.search.profile import Search
+from scavenger.control.search.replan import STEP, Replanning
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.job import JobSpec
@@ -281,14 +281,14 @@ def test_the_progress_of_every_step_asks_the_laws_once_for_each_batch_size(
     assert asked == [[32.0]]
 
 
-def driven(folder: Path, *measured: Measurement) -> tuple[Driver, Trainer]:
+def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
     """A job at one worker and batch 32 after a search that has measured this, and chosen by `EVEN`."""
     manifest = SimpleNamespace(dataset_size=SAMPLES, tensors=())
     trainer = trainer_of(Scripted(epoch_steps=10**6, worker_sqnorm=1.5, manifest=manifest), folder)
     trainer.start(1)
     trainer.move(Configuration("local-1", 1, 32), "chosen")
     nothing = cast(Any, None)
-    driver = Driver(
+    driver = JobWorkflow(
         trainer,
         JOB,
         SPACE,
@@ -305,7 +305,7 @@ def driven(folder: Path, *measured: Measurement) -> tuple[Driver, Trainer]:
     return driver, trainer
 
 
-KNOWLEDGE = cast(Knowledge, SimpleNamespace(convergence=()))
+KNOWLEDGE = cast(ModelLibrary, SimpleNamespace(convergence=()))
 
 
 def test_what_the_search_measured_counts_once_when_models_are_fitted_again(tmp_path: Path) -> None:

@@ -14,28 +14,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, Scripted, trainer_of
 
-from scavenger.control.audit import AUDIT_FILE, verify_audit
-from scavenger.control.course import Before
-from scavenger.control.journal import History, Journal, read_history
-from scavenger.control.limits import DRAIN_S
-from scavenger.control.outcome import actual_of
-from scavenger.control.resumption import checkpoint_url, find_resumption
-from scavenger.control.trainer import Trainer
+from scavenger.control.jobs.outcome import actual_of
+from scavenger.control.jobs.resumption import checkpoint_url, find_resumption
+from scavenger.control.training.audit import AUDIT_FILE, verify_audit
+from scavenger.control.training.history import EarlierAttempts
+from scavenger.control.training.journal import History, Journal, read_history
+from scavenger.control.training.limits import DRAIN_S
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import CheckpointSpec, GoalSpec
 from scavenger.errors import ConfigurationError, LimitReachedError
 from scavenger.store import Store
-from scavenger.train import messages as m
-from scavenger.train.checkpoint import CheckpointStore, Manifest
-from scavenger.train.crew_events import RolledBack
+from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
+from scavenger.train.supervisor.events import RolledBack
+from scavenger.train.transport import messages as m
 
 B32, B64 = Configuration("local-1", 1, 32), Configuration("local-1", 2, 64)
 SAMPLES = 320
-"""Of an epoch of the scripted crew's ten steps at batch 32."""
+"""Of an epoch of the scripted supervisor's ten steps at batch 32."""
 
 
 def attempt(
-    folder: Path, before: Before, *, until: int, at: Configuration = B32, **options: object
+    folder: Path, before: EarlierAttempts, *, until: int, at: Configuration = B32, **options: object
 ) -> Trainer:
     """Train up to a step, as an attempt at a job whose last one left this; the job then dies."""
     resumed = before.step or None
@@ -48,12 +48,14 @@ def attempt(
     return trainer
 
 
-def before_of(folder: Path, step: int, **changes: object) -> Before:
+def before_of(folder: Path, step: int, **changes: object) -> EarlierAttempts:
     """As a checkpoint of a step in epochs of ten steps at batch 32, and the journal, tell."""
     epoch, ahead = divmod(step, 10)
     history = read_history(folder / "measurements.jsonl", step)
     return replace(
-        Before(step, epoch, ahead * 32, history.elapsed_s, 0.0, history.epochs, history.samples_by_batch),
+        EarlierAttempts(
+            step, epoch, ahead * 32, history.elapsed_s, 0.0, history.epochs, history.samples_by_batch
+        ),
         **changes,  # type: ignore[arg-type]
     )
 
@@ -64,7 +66,7 @@ def before_of(folder: Path, step: int, **changes: object) -> Before:
 def test_epochs_and_samples_up_to_the_checkpoint_are_read_and_what_came_after_it_is_not(
     tmp_path: Path,
 ) -> None:
-    first = attempt(tmp_path, Before(), until=37)
+    first = attempt(tmp_path, EarlierAttempts(), until=37)
 
     history = read_history(first.journal.path, 25)
 
@@ -76,13 +78,13 @@ def test_epochs_and_samples_up_to_the_checkpoint_are_read_and_what_came_after_it
 def test_an_epoch_that_ends_with_the_checkpoint_is_left_out_since_it_is_evaluated_again(
     tmp_path: Path,
 ) -> None:
-    first = attempt(tmp_path, Before(), until=30)
+    first = attempt(tmp_path, EarlierAttempts(), until=30)
 
     assert read_history(first.journal.path, 20).epochs == tuple(first.course.epochs[:1])
 
 
 def test_what_an_attempt_undid_is_not_counted_by_the_one_after_the_next(tmp_path: Path) -> None:
-    attempt(tmp_path, Before(), until=48)
+    attempt(tmp_path, EarlierAttempts(), until=48)
     second = attempt(tmp_path, before_of(tmp_path, 15), until=32, at=B64)
     history = read_history(tmp_path / "measurements.jsonl", 32)
 
@@ -113,7 +115,7 @@ def test_a_journal_that_is_missing_tells_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return attempt(tmp_path_factory.mktemp("j"), Before(), until=25).journal.path.read_bytes()
+    return attempt(tmp_path_factory.mktemp("j"), EarlierAttempts(), until=25).journal.path.read_bytes()
 
 
 @settings(deadline=None, max_examples=60)
@@ -142,7 +144,7 @@ def test_a_damaged_journal_tells_less_but_nothing_wrong(
 
 
 def test_epochs_time_and_money_count_on_over_attempts(tmp_path: Path) -> None:
-    first = attempt(tmp_path, Before(), until=37)
+    first = attempt(tmp_path, EarlierAttempts(), until=37)
     before = before_of(tmp_path, 25, cost_usd=first.cost_usd)
     second = attempt(tmp_path, before, until=60)
 
@@ -157,7 +159,7 @@ def test_epochs_time_and_money_count_on_over_attempts(tmp_path: Path) -> None:
 
 
 def test_epochs_are_told_right_even_if_the_journal_is_lost(tmp_path: Path) -> None:
-    second = attempt(tmp_path, Before(step=25, epoch=2, consumed=160), until=60)
+    second = attempt(tmp_path, EarlierAttempts(step=25, epoch=2, consumed=160), until=60)
 
     actual = actual_of(second, SAMPLES, B32)
     assert actual is not None
@@ -165,7 +167,7 @@ def test_epochs_are_told_right_even_if_the_journal_is_lost(tmp_path: Path) -> No
 
 
 def test_max_epochs_counts_those_of_earlier_attempts(tmp_path: Path) -> None:
-    attempt(tmp_path, Before(), until=37)
+    attempt(tmp_path, EarlierAttempts(), until=37)
     second = attempt(tmp_path, before_of(tmp_path, 25), until=10**6, goal=GoalSpec(max_epochs=5))
 
     assert (second.finished, second.step) == (True, 50)
@@ -176,7 +178,7 @@ def test_a_goal_that_was_reached_just_before_the_end_is_reached_by_the_first_eva
 ) -> None:
     """The checkpoint is of the epoch's last step, and older than the verdict."""
     goal = GoalSpec(metric="val_loss", target=1.0, max_epochs=9)
-    first = attempt(tmp_path, Before(), until=10**6, goal=goal)
+    first = attempt(tmp_path, EarlierAttempts(), until=10**6, goal=goal)
     assert (first.reached, first.step) == (True, 10)
     scripted = Scripted(step=10, epoch=1, coming=[m.EpochReport(0, 10, {"val_loss": 0.9}, 0.5)])
     second = trainer_of(scripted, tmp_path, before=before_of(tmp_path, 10), resumed_step=10, goal=goal)
@@ -225,17 +227,17 @@ def test_a_job_that_rolls_back_trains_the_same_samples_again_and_counts_them_onc
 
 def test_the_best_epoch_of_an_earlier_attempt_stays_the_best(tmp_path: Path) -> None:
     goal = GoalSpec(metric="val_loss", target=0.1, max_epochs=99)
-    attempt(tmp_path, Before(), until=37, goal=goal)
+    attempt(tmp_path, EarlierAttempts(), until=37, goal=goal)
     before = before_of(tmp_path, 25)
     better = replace(before.epochs[0], metrics={"val_loss": 0.5})
     second = attempt(tmp_path, replace(before, epochs=(better, *before.epochs[1:])), until=60, goal=goal)
 
     assert second.course.best_epoch == better
-    assert second.crew.verdicts == [(False, False)] * len(second.crew.verdicts)  # type: ignore[attr-defined]
+    assert second.supervisor.verdicts == [(False, False)] * len(second.supervisor.verdicts)  # type: ignore[attr-defined]
 
 
 def test_a_deadline_and_a_budget_hold_over_all_attempts(tmp_path: Path) -> None:
-    spent = Before(step=25, epoch=2, consumed=160, elapsed_s=90.0, cost_usd=0.09)
+    spent = EarlierAttempts(step=25, epoch=2, consumed=160, elapsed_s=90.0, cost_usd=0.09)
     with pytest.raises(LimitReachedError, match="deadline of 100 s"):
         attempt(tmp_path, spent, until=10**6, deadline_s=100.0)
     with pytest.raises(LimitReachedError, match="budget"):
@@ -254,7 +256,7 @@ def test_a_deadline_and_a_budget_hold_over_all_attempts(tmp_path: Path) -> None:
 
 
 def test_an_audit_over_attempts_finds_each_sample_of_each_epoch_once(tmp_path: Path) -> None:
-    attempt(tmp_path, Before(), until=37)
+    attempt(tmp_path, EarlierAttempts(), until=37)
     attempt(tmp_path, before_of(tmp_path, 25), until=43)
     attempt(tmp_path, before_of(tmp_path, 40), until=66)
 
@@ -284,7 +286,7 @@ def test_an_audit_over_attempts_finds_each_sample_of_each_epoch_once(tmp_path: P
 def test_an_audit_tells_what_was_trained_on_twice_or_never(
     tmp_path: Path, change: object, words: str
 ) -> None:
-    attempt(tmp_path, Before(), until=25)
+    attempt(tmp_path, EarlierAttempts(), until=25)
     path = tmp_path / AUDIT_FILE
     assert verify_audit(path, SAMPLES) == []
     path.write_text("\n".join(change(path.read_text().splitlines())))  # type: ignore[operator]
@@ -322,7 +324,7 @@ def written(url: str, step: int, *, epoch: int, consumed: int) -> None:
 
 
 def test_the_newest_checkpoint_is_found_with_what_the_job_had_come_to(store: Store, tmp_path: Path) -> None:
-    first = attempt(tmp_path, Before(), until=37)
+    first = attempt(tmp_path, EarlierAttempts(), until=37)
     url = str(tmp_path / "checkpoints")
     written(url, 15, epoch=1, consumed=160)
     written(url, 25, epoch=2, consumed=160)

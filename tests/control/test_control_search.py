@@ -1,4 +1,4 @@
-"""The search on a scripted crew: what is measured, when it ends, and that no question holds it up."""
+"""The search on a scripted supervisor: what is measured, when it ends, and that no question holds it up."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.deciding import ask_while_training, decide, fit_model
-from scavenger.control.outcome import actual_of, search_outcome
-from scavenger.control.profiling import Search, profile
-from scavenger.control.recorder import Recorder
-from scavenger.control.trainer import Trainer
+from scavenger.control.jobs.outcome import actual_of, search_outcome
+from scavenger.control.search.profile import Search, profile
+from scavenger.control.search.select import ask_while_training, decide, fit_model
+from scavenger.control.training.recorder import Recorder
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.job import JobSpec, ProfileSpec
@@ -141,7 +141,7 @@ def test_a_partial_search_measures_what_tells_most_and_keeps_workers_until_it_en
     measured = [m.configuration for m in search.measurements]
     assert len(set(measured)) == len(measured) == 3
     assert {c.workers for c in measured} == {1, 2}
-    assert len(trainer.crew.alive) == 2
+    assert len(trainer.supervisor.alive) == 2
 
 
 def test_how_far_the_run_was_is_kept_with_each_reading_of_the_noise(tmp_path: Path) -> None:

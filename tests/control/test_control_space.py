@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scripted import offer
 
 from scavenger.cloud.local import LocalCloud
-from scavenger.control.space import check_supported, check_training_module, fit_to_data, search_space
+from scavenger.control.search.space import check_supported, check_training_module, fit_to_data, search_space
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError

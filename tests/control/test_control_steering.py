@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, STEP_S, Scripted, trainer_of
 
-from scavenger.control.course import Before
-from scavenger.control.steering import LOOK_S, Steering
-from scavenger.control.trainer import RATE_STEPS, Trainer
+from scavenger.control.training.history import EarlierAttempts
+from scavenger.control.training.policy_loop import LOOK_S, Steering
+from scavenger.control.training.trainer import RATE_STEPS, Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, Replace, ScaleTo, Stop
 from scavenger.domain.job import JobSpec
@@ -102,7 +102,7 @@ def test_a_stop_ends_the_job_with_the_reason(tmp_path: Path, decision: Any, erro
 def test_nothing_is_decided_while_the_view_is_being_changed(tmp_path: Path) -> None:
     policy = Says(ScaleTo(1, 32, "now"))
     steering, trainer = steered(Scripted(epoch_steps=10**6), tmp_path, policy)
-    trainer.crew.resize(2, 64, "by somebody else")
+    trainer.supervisor.resize(2, 64, "by somebody else")
     steering.look()
     assert policy.shown == []
 
@@ -131,7 +131,7 @@ def test_a_snapshot_counts_the_same_workers_steps_and_money_as_the_job(
         tmp_path_factory.mktemp("j"),
         policy,
         budget_usd=10.0,
-        before=Before(step=0, elapsed_s=spent[0], cost_usd=spent[1]),
+        before=EarlierAttempts(step=0, elapsed_s=spent[0], cost_usd=spent[1]),
     )
     drive(steering, trainer, 100)
 

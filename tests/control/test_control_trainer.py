@@ -1,4 +1,4 @@
-"""What the trainer makes of what a crew reports; the crew is scripted."""
+"""What the trainer makes of what a supervisor reports; the supervisor is scripted."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, STEP_S, Heard, Scripted, offer, trainer_of
 
-from scavenger.control.limits import DRAIN_S
-from scavenger.control.measuring import measure
-from scavenger.control.trainer import REPLACEMENTS_MAX, VIEW_WARM_UP_STEPS
+from scavenger.control.search.measure import measure
+from scavenger.control.training.limits import DRAIN_S
+from scavenger.control.training.trainer import REPLACEMENTS_MAX, VIEW_WARM_UP_STEPS
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import ViewChanged
 from scavenger.errors import Interrupted, LimitReachedError, WorkersLostError
 from scavenger.models.noise import NoiseTracker
-from scavenger.train import messages as m
-from scavenger.train.crew_events import Doomed, Refused
+from scavenger.train.supervisor.events import PreemptionNotice, Refused
+from scavenger.train.transport import messages as m
 
 LOSS = GoalSpec(metric="val_loss", target=0.5, max_epochs=5)
 
@@ -354,15 +354,15 @@ def test_a_worker_whose_vm_will_end_leaves_at_once_and_is_replaced_beside_it(tmp
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(2)
     trainer.move(at(2, 32), "test")
-    scripted.coming = [Doomed("w0", 30.0, "spot VM taken back")]
+    scripted.coming = [PreemptionNotice("w0", 30.0, "spot VM taken back")]
     trainer.until(lambda: scripted.launched.keys() >= {"w2"})
     view = scripted.membership.announced
     assert view is not None
     assert "w0" not in [member.worker for member in view.members]
 
-    trainer.until(lambda: "w0" in scripted.gone and trainer.crew.ready == 2)
+    trainer.until(lambda: "w0" in scripted.gone and trainer.supervisor.ready == 2)
     trainer.until(lambda: trainer.configuration == at(2, 32))
-    assert trainer.crew.alive == ("w1", "w2")
+    assert trainer.supervisor.alive == ("w1", "w2")
     assert [departure.kind for departure in trainer.course.departures] == ["eviction"]
 
 
@@ -372,12 +372,12 @@ def test_the_only_worker_trains_on_until_its_vm_ends(tmp_path: Path) -> None:
     trainer.start(1)
     trainer.move(at(1, 32), "test")
     step = trainer.step
-    scripted.coming = [Doomed("w0", 30.0, "spot VM taken back")]
+    scripted.coming = [PreemptionNotice("w0", 30.0, "spot VM taken back")]
     trainer.until(lambda: scripted.gone.keys() == {"w0"})
     trainer.until(lambda: trainer.step > step + 30)
 
     assert trainer.configuration == at(1, 32)
-    assert trainer.crew.workers("training") == ("w1",)
+    assert trainer.supervisor.workers("training") == ("w1",)
 
 
 def test_all_may_be_told_of_their_end_at_once(tmp_path: Path) -> None:
@@ -385,11 +385,11 @@ def test_all_may_be_told_of_their_end_at_once(tmp_path: Path) -> None:
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(2)
     trainer.move(at(2, 32), "test")
-    scripted.coming = [Doomed(name, 30.0, "spot VM taken back") for name in ("w0", "w1")]
+    scripted.coming = [PreemptionNotice(name, 30.0, "spot VM taken back") for name in ("w0", "w1")]
     trainer.until(lambda: scripted.gone.keys() >= {"w0", "w1"})
     trainer.until(lambda: trainer.configuration == at(2, 32))
 
-    assert trainer.crew.alive == ("w2", "w3")
+    assert trainer.supervisor.alive == ("w2", "w3")
 
 
 def test_workers_that_there_is_no_room_for_are_no_failures_and_the_job_goes_on_without(
@@ -420,10 +420,10 @@ def test_a_vm_that_is_only_at_risk_is_replaced_when_somebody_else_is_there(tmp_p
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(2)
     trainer.move(at(2, 32), "test")
-    scripted.coming = [Doomed("w1", None, "rebalance recommended")]
+    scripted.coming = [PreemptionNotice("w1", None, "rebalance recommended")]
     trainer.pump()
     assert trainer.at_risk == {"w1"}
-    assert trainer.crew.alive == ("w0", "w1")
+    assert trainer.supervisor.alive == ("w0", "w1")
 
 
 def test_a_change_of_vm_type_keeps_the_old_ones_until_all_new_ones_have_come(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_a_change_of_vm_type_keeps_the_old_ones_until_all_new_ones_have_come(tmp
     assert trainer.move(there, "test", keep=True)
     assert trainer.configuration == there
     assert scripted.gone.keys() == {"w0", "w1"}
-    assert {scripted.vm_of(name) for name in trainer.crew.alive} == {"local-2"}
+    assert {scripted.vm_of(name) for name in trainer.supervisor.alive} == {"local-2"}
     assert trainer.offer is other
     spent = scripted.worker_seconds()
     assert trainer.cost_usd == pytest.approx((spent["local-1"] + 2 * spent["local-2"]) * PRICE / 3600)
@@ -452,7 +452,7 @@ def test_a_vm_type_that_cannot_be_kept_alive_is_not_gone_to(tmp_path: Path) -> N
 
     assert not trainer.move(Configuration("local-2", 2, 64), "test")
     assert trainer.configuration == at(2, 32)
-    assert trainer.crew.alive == ("w0", "w1")
+    assert trainer.supervisor.alive == ("w0", "w1")
 
 
 def test_four_fifths_of_a_limit_are_told_once(tmp_path: Path) -> None:

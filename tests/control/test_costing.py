@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.control.costing import job_cost, paid_for
+from scavenger.control.provisioning.bill import job_cost, paid_for
 from scavenger.domain.intent import Intent
 from scavenger.domain.report import Actual
 from scavenger.domain.vm import VmRequest

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from scavenger.control.fleet import Fleet
+from scavenger.control.provisioning.fleet import Fleet
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import Place
 from scavenger.domain.vm import VmRequest, VmSeen
@@ -33,9 +33,9 @@ from scavenger.errors import (
 from scavenger.policy import slots
 from scavenger.policy.provisioning_memory import Backoff, Terms
 from scavenger.store import Store
-from scavenger.train.bodies import Bootstrap
-from scavenger.train.engine_base import Engine
-from scavenger.train.vm_hosts import Hosts
+from scavenger.train.engines.base import Engine
+from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.transport.messages.values import ProcessConfiguration
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
@@ -128,7 +128,7 @@ class Scene:
         fleet = Fleet(
             self.store,
             self.cloud,
-            Hosts("127.0.0.1", code),
+            AgentServer("127.0.0.1", code),
             job_id=job_id,
             attempt=attempt,
             places={"small": cheap + small},
@@ -155,7 +155,7 @@ class Scene:
         for name in names:
             role = "aggregator" if name.startswith("aggregator") else "worker"
             self.engines[fleet].launch(
-                Bootstrap(role, name, "tcp://nowhere", "", "", "", memory_fd=-1), vm="small"
+                ProcessConfiguration(role, name, "tcp://nowhere", "", "", "", memory_fd=-1), vm="small"
             )
 
     def until(self, condition: Callable[[], bool], *, within_s: float = 20.0) -> None:

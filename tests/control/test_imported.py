@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scavenger.control.imported import AXIS_MAX, PLACES_MAX, Imported, Terms, read_sources
+from scavenger.control.search.imported import AXIS_MAX, PLACES_MAX, Imported, ImportOptions, read_sources
 from scavenger.errors import ConfigurationError
 from scavenger.search.curve import build_curve
 
@@ -42,7 +42,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_a_node_costs_its_price_however_many_workers_it_holds(files: tuple[Path, Path]) -> None:
-    imported = read_sources(files, Terms(PRICE, dataset_size=50_000))
+    imported = read_sources(files, ImportOptions(PRICE, dataset_size=50_000))
     curve = build_curve(imported.model, imported.space)
 
     for point in curve:
@@ -52,7 +52,7 @@ def test_a_node_costs_its_price_however_many_workers_it_holds(files: tuple[Path,
 
 
 def test_time_is_what_the_files_say_where_they_say_it(files: tuple[Path, Path]) -> None:
-    imported = read_sources(files, Terms(PRICE, dataset_size=50_000))
+    imported = read_sources(files, ImportOptions(PRICE, dataset_size=50_000))
     curve = build_curve(imported.model, imported.space)
     point = next(p for p in curve if p.measured and p.configuration.global_batch_size == 256)
 
@@ -68,24 +68,24 @@ def test_samples_to_the_target_need_no_size_of_the_data_set(tmp_path: Path, file
         "workload,global_batch_size,epochs\n"
         + "".join(f"a,{batch},{500_000 * (1.0 + batch / 512)}\n" for batch in (64, 256, 1024))
     )
-    by_samples = read_sources((files[0], samples), Terms(PRICE))
-    by_epochs = read_sources(files, Terms(PRICE, dataset_size=50_000))
+    by_samples = read_sources((files[0], samples), ImportOptions(PRICE))
+    by_epochs = read_sources(files, ImportOptions(PRICE, dataset_size=50_000))
 
     times = [build_curve(one.model, one.space).time_s for one in (by_samples, by_epochs)]
     assert times[0] == pytest.approx(times[1], rel=0.02)
 
 
 def test_without_runs_only_ratios_mean_something(files: tuple[Path, Path]) -> None:
-    imported = read_sources(files[:1], Terms(PRICE, dataset_size=50_000))
+    imported = read_sources(files[:1], ImportOptions(PRICE, dataset_size=50_000))
 
     assert build_curve(imported.model, imported.space).relative_only
 
 
 def test_what_is_written_is_read_back(tmp_path: Path, files: tuple[Path, Path]) -> None:
-    imported = read_sources(files, Terms(PRICE, dataset_size=50_000))
+    imported = read_sources(files, ImportOptions(PRICE, dataset_size=50_000))
     path = tmp_path / "models.json"
     path.write_text(json.dumps(imported.to_dict(), allow_nan=False))
-    back = read_sources((path,), Terms(None))
+    back = read_sources((path,), ImportOptions(None))
 
     assert back.space == imported.space
     one, other = (build_curve(i.model, i.space) for i in (imported, back))
@@ -97,16 +97,16 @@ def test_what_is_written_is_read_back(tmp_path: Path, files: tuple[Path, Path]) 
 @pytest.mark.parametrize(
     ("terms", "complaint"),
     [
-        (Terms(None, dataset_size=50_000), "give --price"),
-        (Terms(-1.0, dataset_size=50_000), "a price is 0 or more"),
-        (Terms(float("nan"), dataset_size=50_000), "a price is 0 or more"),
-        (Terms(PRICE), "give --dataset-size"),
-        (Terms(PRICE, dataset_size=0), "at least one sample"),
-        (Terms(PRICE, workload="b", dataset_size=1), "no step times of workload 'b'; there are: a"),
+        (ImportOptions(None, dataset_size=50_000), "give --price"),
+        (ImportOptions(-1.0, dataset_size=50_000), "a price is 0 or more"),
+        (ImportOptions(float("nan"), dataset_size=50_000), "a price is 0 or more"),
+        (ImportOptions(PRICE), "give --dataset-size"),
+        (ImportOptions(PRICE, dataset_size=0), "at least one sample"),
+        (ImportOptions(PRICE, workload="b", dataset_size=1), "no step times of workload 'b'; there are: a"),
     ],
 )
 def test_what_the_files_do_not_say_must_be_said(
-    files: tuple[Path, Path], terms: Terms, complaint: str
+    files: tuple[Path, Path], terms: ImportOptions, complaint: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         read_sources(files, terms)
@@ -117,7 +117,7 @@ def test_several_workloads_ask_for_one(tmp_path: Path) -> None:
     steps.write_text(STEPS + "\nb,small,1,4,8,0.1,0.01\n")
 
     with pytest.raises(ConfigurationError, match="give --workload, one of a, b"):
-        read_sources((steps,), Terms(PRICE, dataset_size=100))
+        read_sources((steps,), ImportOptions(PRICE, dataset_size=100))
 
 
 @pytest.mark.parametrize(
@@ -134,18 +134,18 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, name: str, content:
     path.write_text(content)
 
     with pytest.raises(ConfigurationError, match=complaint) as refused:
-        read_sources((path,), Terms(PRICE))
+        read_sources((path,), ImportOptions(PRICE))
     assert "\n" not in str(refused.value)
 
 
 def test_bad_rows_are_left_out_and_a_workload_without_good_ones_is_refused(tmp_path: Path) -> None:
     steps = tmp_path / "steps.csv"
     steps.write_text(STEPS + "\na,small,1,4,8,nan,0\na,small,1,0,8,0.1,0\na,small,1,4,8,-1,0\n")
-    assert read_sources((steps,), Terms(PRICE, dataset_size=100)).space.workers == (4, 8, 16)
+    assert read_sources((steps,), ImportOptions(PRICE, dataset_size=100)).space.workers == (4, 8, 16)
 
     steps.write_text("workload,workers,local_batch_size,step_time_s\na,4,8,0\n")
     with pytest.raises(ConfigurationError, match="no usable step time of a"):
-        read_sources((steps,), Terms(PRICE, dataset_size=100))
+        read_sources((steps,), ImportOptions(PRICE, dataset_size=100))
 
 
 def test_of_very_many_measured_places_even_parts_are_fitted_to_and_predicted(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_of_very_many_measured_places_even_parts_are_fitted_to_and_predicted(tmp
         "workload,global_batch_size,epochs\n"
         + "".join(f"a,{batch},{10.0 * (1.0 + batch / 512)}\n" for batch in range(40, 1600))
     )
-    imported = read_sources([steps, runs], Terms(PRICE, dataset_size=50_000))
+    imported = read_sources([steps, runs], ImportOptions(PRICE, dataset_size=50_000))
 
     assert len(imported.model.vms[0].parallel.measured) == PLACES_MAX
     assert len(imported.space.global_batch_sizes) <= AXIS_MAX
@@ -180,7 +180,7 @@ def test_of_very_many_measured_places_even_parts_are_fitted_to_and_predicted(tmp
 def test_a_file_of_models_that_was_tampered_with_is_refused(
     tmp_path: Path, files: tuple[Path, Path], where: tuple[str | int, ...], value: object
 ) -> None:
-    document = read_sources(files, Terms(PRICE, dataset_size=50_000)).to_dict()
+    document = read_sources(files, ImportOptions(PRICE, dataset_size=50_000)).to_dict()
     place: Any = document["space"]
     for key in where[:-1]:
         place = place[key]
@@ -189,4 +189,4 @@ def test_a_file_of_models_that_was_tampered_with_is_refused(
     path.write_text(json.dumps(document))
 
     with pytest.raises(ConfigurationError, match="not a file of models"):
-        read_sources([path], Terms(None))
+        read_sources([path], ImportOptions(None))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scavenger.cloud.quotas import vms_left
-from scavenger.control.renting import ADDRESS_VARIABLE, Renting, address_of
+from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import Quota
 from scavenger.errors import ConfigurationError, QuotaError
@@ -26,7 +26,7 @@ STANDARD_SPOT = "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests
 
 def renting(
     quotas: tuple[Quota, ...], *, environment: Mapping[str, str] | None = None, **sections: Any
-) -> Renting:
+) -> CloudResources:
     job = JobSpec.model_validate(
         {
             "version": 1,
@@ -44,7 +44,7 @@ def renting(
         def quotas(self) -> tuple[Quota, ...]:
             return quotas
 
-    found = Renting(job, environment or {})
+    found = CloudResources(job, environment or {})
     found.__dict__["provider"] = Limited(name="aws", region="us-east-1")
     return found
 

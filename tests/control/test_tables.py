@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scavenger.control.tables import number, read_placements, read_runs, read_table, whole
+from scavenger.control.search.tables import number, read_placements, read_runs, read_table, whole
 from scavenger.errors import ConfigurationError
 
 

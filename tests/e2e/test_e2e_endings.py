@@ -15,9 +15,9 @@ import psutil
 import pytest
 from real_jobs import Job, ended, lines, marked, training, wait_for
 
-from scavenger.control.audit import AUDIT_FILE, verify_audit
-from scavenger.control.jobfile import load_job
-from scavenger.control.jobs import JobRun
+from scavenger.control.job_file.load import load_job
+from scavenger.control.jobs.job_run import JobRun
+from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
 from scavenger.store import Store
 from scavenger.store.schema import VERSION_TABLE

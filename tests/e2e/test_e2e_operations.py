@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from real_jobs import Job, ended, lines, marked, training, wait_for
 
-from scavenger.control.audit import AUDIT_FILE, verify_audit
+from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A simulated coordinator: what `scavenger.train.coordinator` does."""
+"""A simulated coordinator: what `scavenger.train.coordinator.coordinator` does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """What the crew last wanted."""
+    """What the supervisor last wanted."""
 
     workers: int
     batch: int
@@ -31,7 +31,7 @@ class Resize:
 
 
 class Coordinator(Process):
-    """Leads the job until another one does; see `scavenger.train.coordinator`."""
+    """Leads the job until another one does; see `scavenger.train.coordinator.coordinator`."""
 
     def __init__(self, world: World, token: int) -> None:
         super().__init__(world, f"coordinator {token}")
@@ -145,7 +145,7 @@ class Coordinator(Process):
     def _free(self) -> None:
         for name in sorted(self.world.unfreed) if self._informed else ():
             if self.membership.knows(name) and self.membership.forgotten(name):
-                self.world.to_crew(self, partial(self.world.free, name))
+                self.world.to_supervisor(self, partial(self.world.free, name))
 
     def _announce(self, announce: Announce | None) -> None:
         if announce is not None and self._informed:
@@ -169,6 +169,6 @@ class Coordinator(Process):
             self._liveness.forget(name)
             if self.membership.knows(name):
                 self._announce(self.membership.lost(name))
-            world.to_crew(self, partial(world.expel, name))
+            world.to_supervisor(self, partial(world.expel, name))
         if self._informed and now - self._announced_at > _AGAIN_S:
             self._announce(self.membership.announce_again())

@@ -1,6 +1,6 @@
 """A job in virtual time: the real `Barrier`, `Membership` and `Liveness`, simulated processes, and a bad network.
 
-Processes die and are stopped at any point and are replaced as the crew replaces them: a sequencer comes back with
+Processes die and are stopped at any point and are replaced as the supervisor replaces them: a sequencer comes back with
 what the job's record says, an aggregator with its part's, a coordinator with a higher token, while the one before
 may wake up and go on talking. Messages are delayed and lost; in *disorder* they are doubled and overtake each
 other too. Whatever breaks a law of the protocol raises `ViolationError`.
@@ -61,7 +61,7 @@ _MISCHIEF = {
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Where the job stands; see `scavenger.train.memory.JobRecord`."""
+    """Where the job stands; see `scavenger.train.transport.shared_memory.JobRecord`."""
 
     step: int = 0
     position: Position = field(default_factory=Position)
@@ -133,7 +133,7 @@ class World:
         self._ended: set[str] = set()
         self.wanted = self._draw_resize()
         self.token = 0
-        self._crew = Process(self, "crew")
+        self._supervisor = Process(self, "supervisor")
         self._watching = Liveness()
         self._lead()
         self.aggregators = [Aggregator(self, a) for a in range(self.parts)]
@@ -194,7 +194,7 @@ class World:
         """Chaos, then calm: the job must come to its end."""
         self.after(self.duration() * 3, self._mischief)
         self.after(self.chaos_s, self._calm)
-        self._crew.every(WATCH_S, self._watch)
+        self._supervisor.every(WATCH_S, self._watch)
         while not self.done:
             self.now, _, action = heapq.heappop(self._queue)
             if self.now > max(self.chaos_s, self._progress_at) + _STUCK_S:
@@ -240,10 +240,10 @@ class World:
             case "resize":
                 self.wanted = self._draw_resize()
                 wanted, coordinator = self.wanted, self.coordinator
-                self.send(self._crew, coordinator, lambda c: c.resize(wanted), lossy=False)
+                self.send(self._supervisor, coordinator, lambda c: c.resize(wanted), lossy=False)
             case "release":
                 keep, coordinator = draw.randint(1, 3), self.coordinator
-                self.send(self._crew, coordinator, lambda c: c.release(keep), lossy=False)
+                self.send(self._supervisor, coordinator, lambda c: c.release(keep), lossy=False)
             case _:
                 pass
         self.after(draw.expovariate(1.0) * draw.choice([0.05, 0.5, 2.0]), self._mischief)
@@ -260,11 +260,11 @@ class World:
         for process in (*self.workers.values(), *self.aggregators, self.coordinator):
             process.wake()
 
-    # ---- the crew ------------------------------------------------------------------------------------------
+    # ---- the supervisor ------------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> list[str]:
-        """Workers that are there to stay, as far as the crew knows."""
+        """Workers that are there to stay, as far as the supervisor knows."""
         return [
             name
             for name, worker in self.workers.items()
@@ -275,7 +275,7 @@ class World:
         remote = tuple(a for a in range(self.parts) if self.random.random() < self.remoteness)
         worker = Worker(self, f"w{len(self.workers)}", remote)
         self.workers[worker.name] = worker
-        self.send(self._crew, self.coordinator, lambda c: c.launched(worker.name), lossy=False)
+        self.send(self._supervisor, self.coordinator, lambda c: c.launched(worker.name), lossy=False)
 
         def get_ready() -> None:
             worker.ready = True
@@ -301,23 +301,23 @@ class World:
     ) -> None:
         """Through the hub, which knows who leads."""
 
-        def pass_on(crew: Process) -> None:
+        def pass_on(supervisor: Process) -> None:
             if to is None or to is self.coordinator:
-                self.send(crew, self.coordinator, action, lossy=False)
+                self.send(supervisor, self.coordinator, action, lossy=False)
 
-        self.send(source, self._crew, pass_on, lossy=False)
+        self.send(source, self._supervisor, pass_on, lossy=False)
 
     def from_leader(self, coordinator: Coordinator, target: Any, action: Callable[[Any], object]) -> None:
         """Through the hub, which passes on nothing of one that leads no more."""
 
-        def pass_on(crew: Process) -> None:
+        def pass_on(supervisor: Process) -> None:
             if coordinator is self.coordinator:
-                self.send(crew, target, action, lossy=False)
+                self.send(supervisor, target, action, lossy=False)
 
-        self.send(coordinator, self._crew, pass_on, lossy=False)
+        self.send(coordinator, self._supervisor, pass_on, lossy=False)
 
-    def to_crew(self, coordinator: Coordinator, action: Callable[[], object]) -> None:
-        self.from_leader(coordinator, self._crew, lambda _: action())
+    def to_supervisor(self, coordinator: Coordinator, action: Callable[[], object]) -> None:
+        self.from_leader(coordinator, self._supervisor, lambda _: action())
 
     def expel(self, name: str) -> None:
         """The coordinator counts a process as lost: end it, so that it is."""
@@ -338,7 +338,7 @@ class World:
                 self.unfreed.add(process.name)
                 if not self.obeys("slots are kept"):
                     self.free(process.name)
-                self.send(self._crew, self.coordinator, lambda c: c.ended(process.name), lossy=False)
+                self.send(self._supervisor, self.coordinator, lambda c: c.ended(process.name), lossy=False)
             case Aggregator():
                 self.after(self.duration() * 3, lambda: self._restart(process.index))
             case Coordinator() if process is self.coordinator:
@@ -377,18 +377,18 @@ class World:
                     del slots[slot]
 
     def report(self, sequencer: Process, epoch: int) -> None:
-        """The epoch's metrics are known, and the crew gives its verdict."""
+        """The epoch's metrics are known, and the supervisor gives its verdict."""
         if epoch != self.position.epoch - 1 or epoch not in (self.reported, self.reported + 1):
             raise ViolationError(f"epoch {epoch} is reported at {self.position}, after {self.reported}")
 
-        def hear(crew: Process) -> None:
+        def hear(supervisor: Process) -> None:
             if epoch > self.reported:
                 self.reported, self._progress_at = epoch, self.now
             if epoch + 1 >= self.epochs:
                 self.done = True
-            self.send(crew, sequencer, lambda s: s.hear(b.Verdict(epoch, stop=False)))
+            self.send(supervisor, sequencer, lambda s: s.hear(b.Verdict(epoch, stop=False)))
 
-        self.send(sequencer, self._crew, hear)
+        self.send(sequencer, self._supervisor, hear)
 
     # ---- laws ----------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.control.jobfile import job_schema, load_job, override_job, parse_job
-from scavenger.control.yaml_loader import BYTES_MAX
+from scavenger.control.job_file.load import job_schema, load_job, override_job, parse_job
+from scavenger.control.job_file.yaml_loader import BYTES_MAX
 from scavenger.domain.job import Amount, EntryPoint, Infra, JobSpec, Utility
 from scavenger.errors import ConfigurationError, JobFileError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from mini_json_schema import is_valid
 
-from scavenger.control.jobfile import job_schema
+from scavenger.control.job_file.load import job_schema
 from scavenger.domain.job import JobSpec
 
 REQUIRED: dict[str, Any] = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scavenger.control.tables import read_placements
+from scavenger.control.search.tables import read_placements
 from scavenger.models.backtest import GroupResult, PlacementRow, Skipped, coverage90
 from scavenger.models.backtest_steps import backtest_steps, step_times_of
 from scavenger.models.overlap_law import OverlapLaw, overlap_prior

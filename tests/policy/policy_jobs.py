@@ -19,7 +19,7 @@ def at(workers: int, batch: int = BATCH) -> Configuration:
     return Configuration("vm", workers, batch)
 
 
-def crew(workers: int) -> tuple[WorkerSnapshot, ...]:
+def supervisor(workers: int) -> tuple[WorkerSnapshot, ...]:
     return tuple(WorkerSnapshot(f"w{i}", f"h{i}") for i in range(workers))
 
 
@@ -38,7 +38,7 @@ def job(
         view=3,
         configuration=at(workers),
         reference=at(workers if reference is None else reference),
-        workers=crew(workers),
+        workers=supervisor(workers),
         price_usd_per_hour=1.0,
         throughput=tuple(Throughput(at(size), rate, 100) for size, rate in (known or {}).items()),
         elapsed_s=1000.0,
@@ -140,7 +140,7 @@ class Cluster:
             view=len(self.history),
             configuration=self.configuration,
             reference=self.reference,
-            workers=crew(self.configuration.workers) + joining,
+            workers=supervisor(self.configuration.workers) + joining,
             price_usd_per_hour=self.price_usd_per_hour,
             throughput=tuple(
                 Throughput(configuration, sum(rates) / len(rates), 10 * len(rates))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_jobs import crew, job
+from policy_jobs import job, supervisor
 
 from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, ScaleTo, Stop
 from scavenger.domain.snapshot import Departure, JobSnapshot
@@ -114,4 +114,4 @@ def test_a_chain_of_nothing_and_a_cluster_of_nobody_are_refused() -> None:
         ScaleTo(0, 10, "")
     with pytest.raises(ValueError, match="cannot scale"):
         ScaleTo(5, 4, "")
-    assert len(job().training) == len(crew(4))
+    assert len(job().training) == len(supervisor(4))

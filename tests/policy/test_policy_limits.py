@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from policy_jobs import Cluster, at, crew, job, saturating
+from policy_jobs import Cluster, at, job, saturating, supervisor
 
 from scavenger.domain.decision import Hold, ScaleTo, Stop
 from scavenger.policy import Chain
@@ -85,7 +85,7 @@ def test_it_stops_exactly_when_going_on_to_the_next_look_could_cross_the_budget(
 
 def test_workers_that_do_not_train_are_paid_for_too() -> None:
     snapshot = job(workers=4, budget_usd=2.0, look_every_s=400.0, drain_s=400.0)
-    booting = replace(snapshot, workers=crew(5))
+    booting = replace(snapshot, workers=supervisor(5))
 
     assert isinstance(StayWithinLimits().decide(snapshot), Hold)
     assert isinstance(StayWithinLimits().decide(booting), Stop)

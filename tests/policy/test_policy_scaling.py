@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_jobs import BATCH, Cluster, at, crew, job, saturating
+from policy_jobs import BATCH, Cluster, at, job, saturating, supervisor
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Decision, Hold, ScaleTo
@@ -148,7 +148,7 @@ def test_no_size_is_tried_that_the_batch_cannot_feed() -> None:
 
 
 def test_workers_in_motion_hold_everything() -> None:
-    joining = (*crew(4), WorkerSnapshot("n0", "h9", "starting"))
+    joining = (*supervisor(4), WorkerSnapshot("n0", "h9", "starting"))
 
     for snapshot in (replace(job({4: 400}), workers=joining), job({4: 400}, configuration=at(5))):
         assert isinstance(ScaleByThroughput(EIGHT).decide(snapshot), Hold)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_jobs import crew, paced
+from policy_jobs import paced, supervisor
 
 from scavenger.domain.decision import Hold, Replace
 from scavenger.domain.snapshot import Departure, JobSnapshot, WorkerSnapshot
@@ -154,4 +154,4 @@ def test_nobody_is_replaced_while_workers_come_or_without_the_money_for_both() -
 
     assert isinstance(ReplaceStragglers().decide(joining), Hold)
     assert isinstance(ReplaceStragglers().decide(short), Hold)
-    assert isinstance(ReplaceStragglers().decide(replace(snapshot, workers=crew(4))), Hold)
+    assert isinstance(ReplaceStragglers().decide(replace(snapshot, workers=supervisor(4))), Hold)

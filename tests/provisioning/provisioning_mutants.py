@@ -8,8 +8,8 @@ from typing import Any
 
 from provisioning_world import TERMS
 
-from scavenger.control.reconciler import Reconciler
-from scavenger.control.reconciler_ports import Steps, ask
+from scavenger.control.provisioning.ports import Steps, ask
+from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, CloudUnavailableError

@@ -18,8 +18,8 @@ from typing import Any
 from provisioning_cloud import CALM, EPOCH, ZONES, SimulatedCloud, ViolationError, Vm, Weather
 from provisioning_store import MemoryStore
 
-from scavenger.control.reconciler import Reconciler
-from scavenger.control.reconciler_ports import Steps
+from scavenger.control.provisioning.ports import Steps
+from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import Desired, Intent, Place, Wish
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ScavengerError, StoreBusyError

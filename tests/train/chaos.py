@@ -36,14 +36,14 @@ from processes import eventually, ours
 from rich.console import Console
 from rich.table import Table
 
-from scavenger.train.worker import load_program
+from scavenger.train.worker.worker import load_program
 
 B = 64
 DATASET = 1437
 TOLERANCE = 1e-9
 AGGREGATORS = 2
 RESTARTS_MAX, RESTARTS_WITHIN_S = 4, 60.0
-"""More often than that nobody is hit: the crew gives up on what dies again and again, as it should."""
+"""More often than that nobody is hit: the supervisor gives up on what dies again and again, as it should."""
 ROLES = ("worker", "worker", "aggregator", "coordinator")
 STANDSTILL_MAX_S = 30.0
 """A longer one is a failure: a process that stands still is noticed after 5 s at most, and a worker up after 10."""
@@ -78,7 +78,7 @@ class Chaos:
             return
         self.next_at = now + self.every_s * self.random.uniform(0.5, 1.5)
         victims = {
-            "worker": [w for w in run.crew.workers("training") if run.crew.ready > 1],
+            "worker": [w for w in run.supervisor.workers("training") if run.supervisor.ready > 1],
             "aggregator": [n for n in run.engine.running if n.startswith("aggregator")],
             "coordinator": [run.leader()],
         }
@@ -130,7 +130,9 @@ def train(
             heard += [(time.monotonic(), step.step) for step in run.steps[known:]]
             if chaos is not None:
                 chaos.strike(run, began)
-            assert not heard or time.monotonic() - heard[-1][0] < 4 * STANDSTILL_MAX_S, run.crew.processes()
+            assert not heard or time.monotonic() - heard[-1][0] < 4 * STANDSTILL_MAX_S, (
+                run.supervisor.processes()
+            )
         # what was done last may not have been noticed yet
         run.until(lambda: not any(map(run.engine.suspended, run.engine.running)))
         weights = run.finish()

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 import numpy as np
 
 from scavenger.errors import TransientError
-from scavenger.train import checkpoint_files
-from scavenger.train.checkpoint import Checkpoint, CheckpointStore, Manifest
-from scavenger.train.checkpoint_format import Array
+from scavenger.train.checkpoints import files as checkpoint_files
+from scavenger.train.checkpoints.checkpoint import Checkpoint, CheckpointStore, Manifest
+from scavenger.train.checkpoints.format import Array
 
 BEGIN, END = "/checkpoint-begins", "/checkpoint-ends"
 PARTS = ("a0", "a1")

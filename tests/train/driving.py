@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 
 from scavenger.elastic.order import epoch_order, sample_seed
-from scavenger.train import messages as m
-from scavenger.train.crew import Crew
-from scavenger.train.crew_events import Leaving, Lost, Recovered, RolledBack, Started
-from scavenger.train.engine import ProcessEngine
-from scavenger.train.engine_base import Engine, Exit
+from scavenger.train.engines.base import Engine, Exit
+from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failpoints import VARIABLE
-from scavenger.train.source import JobSource, Timeouts
-from scavenger.train.worker import load_program
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.events import Leaving, Lost, Recovered, RolledBack, Started
+from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport import messages as m
+from scavenger.train.worker.worker import load_program
 
 JOBS = Path(__file__).with_name("jobs")
 SEED = 5
@@ -50,7 +50,12 @@ class FaultyEngine(ProcessEngine):
         self._launched: set[str] = set()
 
     def launch(
-        self, boot: m.Bootstrap, *, env: dict[str, str] | None = None, host: str | None = None, vm: str = ""
+        self,
+        boot: m.ProcessConfiguration,
+        *,
+        env: dict[str, str] | None = None,
+        host: str | None = None,
+        vm: str = "",
     ) -> int:
         if boot.name in self.remote:
             boot = msgspec.structs.replace(boot, memory_fd=-1)
@@ -100,7 +105,7 @@ class Run:
         engine: Callable[[Path, int], Engine] | None = None,
     ) -> None:
         self.work_dir, self.epochs_wanted, self.best, self.replace = work_dir, epochs, best, replace
-        self.crew = Crew(
+        self.supervisor = Supervisor(
             JobSource(train, job_dir, SEED, threads=1),
             work_dir=work_dir,
             timeouts=Timeouts(start_s, step_s),
@@ -124,15 +129,15 @@ class Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.crew.close()
+        self.supervisor.close()
 
     @property
     def engine(self) -> FaultyEngine:
-        assert isinstance(self.crew.engine, FaultyEngine)
-        return self.crew.engine
+        assert isinstance(self.supervisor.engine, FaultyEngine)
+        return self.supervisor.engine
 
     def poll(self, timeout_s: float = 0.02) -> None:
-        for event in self.crew.poll(timeout_s):
+        for event in self.supervisor.poll(timeout_s):
             match event:
                 case m.StepReport():
                     self._stepped(event)
@@ -152,7 +157,7 @@ class Run:
                 case Lost():
                     self.lost.append(event)
                     if self.replace:
-                        self.crew.launch(1)
+                        self.supervisor.launch(1)
                 case Recovered():
                     self.recovered.append(event)
                 case RolledBack():
@@ -177,21 +182,21 @@ class Run:
         else:
             self.epochs.append(report)
         stop = bool(self.epochs_wanted) and report.epoch + 1 >= self.epochs_wanted
-        self.crew.verdict(report.epoch, stop=stop, keep_best=report.epoch in self.best)
+        self.supervisor.verdict(report.epoch, stop=stop, keep_best=report.epoch in self.best)
 
     def until(self, condition: Callable[[], bool], within_s: float = 120.0) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
             assert time.monotonic() < deadline, (
-                f"{self.steps[-1:]}, {self.views[-1:]}, {self.lost}, {self.recovered}, {self.crew.processes()}"
+                f"{self.steps[-1:]}, {self.views[-1:]}, {self.lost}, {self.recovered}, {self.supervisor.processes()}"
             )
             self.poll()
 
     def begin(self, workers: int, global_batch_size: int, within_s: float = 120.0) -> Run:
         """Start workers, and training once all of them are ready."""
-        self.crew.start(workers)
-        self.until(lambda: self.crew.ready == workers, within_s)
-        self.crew.resize(workers, global_batch_size, "start")
+        self.supervisor.start(workers)
+        self.until(lambda: self.supervisor.ready == workers, within_s)
+        self.supervisor.resize(workers, global_batch_size, "start")
         return self
 
     def train(self, steps: int) -> None:
@@ -220,12 +225,12 @@ class Run:
 
     def leader(self) -> str:
         """The coordinator that leads."""
-        return next(p.name for p in self.crew.processes() if p.role == "coordinator")
+        return next(p.name for p in self.supervisor.processes() if p.role == "coordinator")
 
     def finish(self, *, best: bool = False) -> list[Any]:
         """End the job; the weights of the model that it saved."""
         path = self.work_dir / "model.keras"
-        self.crew.finish(path, best=best)
+        self.supervisor.finish(path, best=best)
         self.poll(0.0)
         return list(keras.models.load_model(path).get_weights())
 

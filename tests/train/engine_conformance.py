@@ -1,4 +1,4 @@
-"""What every engine promises (`scavenger.train.engine_base`), as tests that each implementation inherits.
+"""What every engine promises (`scavenger.train.engines.base`), as tests that each implementation inherits.
 
 Processes are small programs: `start(program)` makes an engine whose processes run it, and launches `w0`. Every
 program has `boot`, the line of its bootstrap.
@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from processes import alive, eventually
 
-from scavenger.train import engine as engine_module
-from scavenger.train.bodies import Bootstrap
-from scavenger.train.engine_base import LINE_BYTES_MAX, Engine, Exit
+from scavenger.train.engines import process as engine_module
+from scavenger.train.engines.base import LINE_BYTES_MAX, Engine, Exit
+from scavenger.train.transport.messages.values import ProcessConfiguration
 
 Start = Callable[[str], Engine]
 
@@ -60,8 +60,8 @@ def command(program: str) -> Sequence[str]:
     return (sys.executable, "-c", f"import sys; boot = sys.stdin.readline()\n{program}")
 
 
-def boot(name: str) -> Bootstrap:
-    return Bootstrap("worker", name, "tcp://nowhere", "", "", "", memory_fd=-1)
+def boot(name: str) -> ProcessConfiguration:
+    return ProcessConfiguration("worker", name, "tcp://nowhere", "", "", "", memory_fd=-1)
 
 
 def exits(engine: Engine, count: int = 1) -> list[Exit]:

@@ -1,4 +1,4 @@
-"""A crew without processes: what it launches is only noted, and dies when a test says so."""
+"""A supervisor without processes: what it launches is only noted, and dies when a test says so."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from scavenger.train import messages as m
-from scavenger.train.crew import Crew
-from scavenger.train.engine_base import Doomed, Engine, Exit
-from scavenger.train.source import JobSource, Timeouts
+from scavenger.train.engines.base import Engine, Exit, PreemptionNotice
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport import messages as m
 
 
 class StubEngine:
@@ -27,7 +27,7 @@ class StubEngine:
     def running(self) -> tuple[str, ...]:
         return tuple(self.names)
 
-    def launch(self, boot: m.Bootstrap, **_: Any) -> int:
+    def launch(self, boot: m.ProcessConfiguration, **_: Any) -> int:
         self.names.append(boot.name)
         return 0
 
@@ -45,7 +45,7 @@ class StubEngine:
     def pid(self, name: str) -> int:
         return 1
 
-    def doomed(self) -> tuple[Doomed, ...]:
+    def doomed(self) -> tuple[PreemptionNotice, ...]:
         return ()
 
     def host(self, name: str) -> str:
@@ -82,10 +82,12 @@ def manifest(rows: int = 2) -> m.Manifest:
 
 
 @contextmanager
-def stub_crew(folder: Path, *, workers: int, aggregators: int = 1) -> Iterator[tuple[Crew, StubEngine]]:
-    """A crew whose first worker has said what the model is."""
+def stub_supervisor(
+    folder: Path, *, workers: int, aggregators: int = 1
+) -> Iterator[tuple[Supervisor, StubEngine]]:
+    """A supervisor whose first worker has said what the model is."""
     engine = StubEngine()
-    crew = Crew(
+    supervisor = Supervisor(
         JobSource("train:job", folder, 1, threads=1),
         work_dir=folder,
         timeouts=Timeouts(60.0, 60.0),
@@ -93,9 +95,9 @@ def stub_crew(folder: Path, *, workers: int, aggregators: int = 1) -> Iterator[t
         engine=lambda log_dir, fd: cast(Engine, engine),
     )
     try:
-        crew.start(workers)
+        supervisor.start(workers)
         hello = m.Hello(manifest())
-        crew._from_process("w0", hello, m.encode(hello))
-        yield crew, engine
+        supervisor._from_process("w0", hello, m.encode(hello))
+        yield supervisor, engine
     finally:
-        crew.close()
+        supervisor.close()

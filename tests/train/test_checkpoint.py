@@ -30,10 +30,10 @@ from hypothesis.extra import numpy as arrays
 from vm_line import far_line
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError, TransientError
-from scavenger.train import checkpoint
-from scavenger.train.checkpoint import CheckpointStore, Manifest, Part
-from scavenger.train.checkpoint_files import LocalFiles, RemoteFiles
-from scavenger.train.checkpoint_format import Array, DamagedError, TensorStream, read_tensors, verify_tensors
+from scavenger.train.checkpoints import checkpoint
+from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest, Part
+from scavenger.train.checkpoints.files import LocalFiles, RemoteFiles
+from scavenger.train.checkpoints.format import Array, DamagedError, TensorStream, read_tensors, verify_tensors
 
 _MIB = 1 << 20
 _TYPES = ["bool", "f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]

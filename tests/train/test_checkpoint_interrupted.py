@@ -15,7 +15,7 @@ from pathlib import Path
 import checkpoint_child as child
 import pytest
 
-from scavenger.train.checkpoint import CheckpointStore
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
 
 _CALLS = (
     *("openat", "open", "creat", "close", "read", "pread64", "write", "pwrite64", "lseek", "ftruncate"),

@@ -9,8 +9,8 @@ import pytest
 from driving import Run, assert_fired, assert_same_weights, batches, plain_keras, replayed
 
 from scavenger.errors import ScavengerError
-from scavenger.train import messages as m
-from scavenger.train.checkpoint import Checkpoint, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import Checkpoint, CheckpointStore
+from scavenger.train.transport import messages as m
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

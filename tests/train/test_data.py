@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scavenger.train.data import open_source
 from scavenger.train.failure import DataError
+from scavenger.train.worker.data import open_source
 
 
 class Items:

@@ -13,10 +13,10 @@ import pytest
 from engine_conformance import DAEMON, SLEEP, EngineConformance, Start, boot, command, exits
 from processes import alive, eventually
 
-from scavenger.train import reaper
-from scavenger.train.block_file import create_block
-from scavenger.train.engine import ProcessEngine
-from scavenger.train.engine_base import Exit
+from scavenger.train.engines.base import Exit
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.supervisor import reaper
+from scavenger.train.transport.block_file import create_block
 
 
 class TestProcessEngine(EngineConformance):
@@ -24,12 +24,12 @@ class TestProcessEngine(EngineConformance):
     leader = """
 import os, sys, time
 from pathlib import Path
-from scavenger.train.engine import ProcessEngine
-from scavenger.train.engine_base import Exit
-from scavenger.train.bodies import Bootstrap
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.base import Exit
+from scavenger.train.transport.messages.values import ProcessConfiguration
 fd = os.memfd_create("block")
 engine = ProcessEngine(Path(sys.argv[1]), fd, command=(sys.executable, "-c", sys.argv[2]))
-engine.launch(Bootstrap("worker", "w0", "", "", "", "", memory_fd=fd))
+engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=fd))
 print("up", flush=True)
 time.sleep(600)
 """

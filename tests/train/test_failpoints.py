@@ -32,7 +32,7 @@ def test_every_named_point_is_come_to_in_the_code_and_no_other() -> None:
     folder = Path(scavenger.train.__file__).parent
     found = [
         name
-        for file in folder.glob("*.py")
+        for file in folder.rglob("*.py")
         for name in re.findall(r'fail_here\("([a-z._]+)"\)', file.read_text())
     ]
 

@@ -18,7 +18,7 @@ from scavenger.errors import (
     TrainingHungError,
     WorkersLostError,
 )
-from scavenger.train import memory
+from scavenger.train.transport import shared_memory as memory
 
 pytestmark = pytest.mark.slow
 
@@ -125,22 +125,22 @@ def test_no_more_workers_start_than_there_is_room_for(
     with Run("small:momentum", tmp_path) as run:
         run.begin(1, 20)
         with pytest.raises(WorkersLostError, match="room for the gradients of 1 workers"):
-            run.crew.launch(1)
+            run.supervisor.launch(1)
         # the refused one does not haunt the job
         run.train(3)
-        assert run.crew.alive == ("w0",)
+        assert run.supervisor.alive == ("w0",)
 
 
 def test_the_first_worker_may_die_before_it_has_seeded_the_weights(tmp_path: Path) -> None:
     with Run("small:momentum", tmp_path, faults=["worker.joining/w0:kill"], aggregators=2) as run:
-        run.crew.start(2)
-        run.until(lambda: run.crew.manifest is not None)
+        run.supervisor.start(2)
+        run.until(lambda: run.supervisor.manifest is not None)
         run.kill("w1")  # has greeted, and is about to be told that its weights become the job's
         run.until(lambda: len(run.lost) == 2)
         assert_fired(run, "worker.joining/w0:kill")
-        run.crew.launch(1)
-        run.until(lambda: run.crew.ready == 1)
-        run.crew.resize(1, 20, "start")
+        run.supervisor.launch(1)
+        run.until(lambda: run.supervisor.ready == 1)
+        run.supervisor.resize(1, 20, "start")
         run.train(20)
 
     assert run.steps[19].loss < run.steps[0].loss

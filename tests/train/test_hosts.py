@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from driving import FaultyEngine, Run, assert_fired, assert_same_weights, plain_keras, replayed
 
-from scavenger.train.bodies import CheckpointPlan
+from scavenger.train.transport.messages.values import CheckpointPlan
 
 pytestmark = pytest.mark.slow
 
@@ -71,9 +71,9 @@ def test_workers_of_other_hosts_join_leave_and_die_while_they_push_and_pull(tmp_
         run.begin(3, 40)
         run.until(lambda: {lost.worker for lost in run.lost} == {"w1", "w2"})
         run.until(lambda: {"w3", "w4"} <= set(run.started))
-        run.crew.resize(1, 20, "smaller")
+        run.supervisor.resize(1, 20, "smaller")
         run.train(4)
-        run.crew.resize(3, 48, "larger")
+        run.supervisor.resize(3, 48, "larger")
         run.train(4)
         run.until(lambda: run.steps[-1].workers == 3)
         run.train(2)
@@ -113,7 +113,7 @@ def test_an_aggregator_that_is_lost_with_its_memory_takes_all_back_to_the_last_c
     assert [step.step for step in run.steps] == list(range(1, len(run.steps) + 1))
     again = {step.step: step.loss for step in run.steps}
     assert all(again[step.step] == pytest.approx(step.loss, rel=1e-4) for step in told)
-    assert {process.state for process in run.crew.processes() if process.role == "worker"} == {"gone"}
+    assert {process.state for process in run.supervisor.processes() if process.role == "worker"} == {"gone"}
     assert not run.lost, "workers keep their processes"
     assert_same_weights(got, plain_keras("slow", run.steps))
 

@@ -16,11 +16,11 @@ import zmq
 from driving import Run, assert_same_weights, plain_keras
 
 from scavenger.elastic.view import Piece, Share
-from scavenger.train import messages as m
-from scavenger.train.block_file import create_block
-from scavenger.train.memory import Block, Layout
-from scavenger.train.mirror import send_piece
-from scavenger.train.wire import Dealer, Keys, Router, new_keys
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.replication import send_piece
+from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.sockets import Dealer, Keys, Router, new_keys
 
 _SILENCE_S = 0.5
 """Longer than any answer on this machine takes."""
@@ -173,7 +173,7 @@ def test_a_job_goes_on_undisturbed_while_strangers_knock_at_all_its_doors(
     with Run("small:slow", tmp_path, aggregators=2, remote=("w0", "w1")) as run:
         run.begin(2, 32)
         run.train(5)
-        (hub,) = {run.crew._hub.address}
+        (hub,) = {run.supervisor._hub.address}
         ports = _listening(run)
         assert len(ports) == 2, "an aggregator listens elsewhere, or more than once"
         assert hub.startswith("tcp://127.0.0.1:")

@@ -19,12 +19,19 @@ from processes import eventually
 
 from scavenger.errors import ConfigurationError, NonFiniteError, TrainingCodeError, WorkersLostError
 from scavenger.sdk import loop
-from scavenger.train import loop_messages as lm
-from scavenger.train.crew_events import Lost
-from scavenger.train.loop_mean import weighted_mean
-from scavenger.train.loop_report import EpochDone, LoopEvent, LoopReport, RolledBack, Snapshotted, StepDone
-from scavenger.train.loop_run import LoopRun
-from scavenger.train.source import JobSource, Timeouts
+from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.mean import weighted_mean
+from scavenger.train.custom_loop.report import (
+    EpochDone,
+    LoopEvent,
+    LoopReport,
+    RolledBack,
+    Snapshotted,
+    StepDone,
+)
+from scavenger.train.custom_loop.run import LoopRun
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.events import Lost
 
 JOBS = Path(__file__).with_name("jobs")
 _WITHIN_S = 60.0
@@ -373,7 +380,7 @@ def test_every_sample_counts_once_and_all_end_alike_through_deaths_joins_and_lea
     with drive.run as run:
         drive.until(lambda: run.step >= 1)
         origin = drive.of(StepDone)[0].parts[0][0]
-        begun_with = small.Replica(run.crew.engine.pid(origin))
+        begun_with = small.Replica(run.supervisor.engine.pid(origin))
         drive.until(lambda: len(drive.of(Lost)) == 2)
         [joiner] = run.scale_out(1)
         drive.until(lambda: any(name == joiner for step in drive.of(StepDone) for name, _ in step.parts))
@@ -405,10 +412,10 @@ def test_training_goes_on_from_a_checkpoint_when_all_workers_or_the_leader_are_g
     with first.run as run:
         first.until(lambda: run.step >= 1)
         origin = first.of(StepDone)[0].parts[0][0]
-        begun_with = small.Replica(run.crew.engine.pid(origin))
+        begun_with = small.Replica(run.supervisor.engine.pid(origin))
         first.until(lambda: bool(first.of(Snapshotted)))
         for worker in run.members:
-            os.kill(run.crew.engine.pid(worker), signal.SIGKILL)
+            os.kill(run.supervisor.engine.pid(worker), signal.SIGKILL)
         first.until(lambda: bool(first.of(RolledBack)))
         first.until(
             lambda: (
@@ -472,7 +479,7 @@ def test_losing_every_replica_without_a_checkpoint_ends_the_job(tmp_path: Path) 
         drive.until(lambda: run.step >= 2)
         with pytest.raises(ConfigurationError, match="cannot leave"):
             run.scale_in(["w0"])
-        os.kill(run.crew.engine.pid("w0"), signal.SIGKILL)
+        os.kill(run.supervisor.engine.pid("w0"), signal.SIGKILL)
 
         with pytest.raises(WorkersLostError, match="no checkpoint"):
             drive.finish()

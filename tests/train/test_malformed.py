@@ -13,15 +13,15 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stubs import manifest, stub_crew
+from stubs import manifest, stub_supervisor
 
 from scavenger.elastic.quarantine import Cause
-from scavenger.train import messages as m
-from scavenger.train.aggregator import Aggregator
-from scavenger.train.coordinator import Coordinator
-from scavenger.train.crew_events import Warned
-from scavenger.train.names import BEATING, CREW, aggregator_name
-from scavenger.train.wire import Dealer, Malformed, Router, Seat, new_keys
+from scavenger.train.aggregation.aggregator import Aggregator
+from scavenger.train.coordinator.coordinator import Coordinator
+from scavenger.train.names import BEATING, SUPERVISOR, aggregator_name
+from scavenger.train.supervisor.events import Warned
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.sockets import Dealer, HubConnection, Malformed, Router, new_keys
 
 WITHIN_MS = 5000
 PEERS = (
@@ -203,47 +203,47 @@ def test_a_name_that_is_no_text_is_dropped(context: Any) -> None:
 def test_the_hub_goes_on_whatever_processes_say(
     said: list[tuple[str, list[bytes]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with stub_crew(tmp_path_factory.mktemp("crew"), workers=2, aggregators=2) as (crew, _):
+    with stub_supervisor(tmp_path_factory.mktemp("supervisor"), workers=2, aggregators=2) as (supervisor, _):
         # that the code has failed ends a job; so that is left out
         heard = [(peer, parts) for peer, parts in said if not any(b"Failed" in part for part in parts)]
-        crew._hub.take = lambda: iter(heard)  # type: ignore[method-assign]
-        events = crew.poll(0.0)
+        supervisor._hub.take = lambda: iter(heard)  # type: ignore[method-assign]
+        events = supervisor.poll(0.0)
         wrong = [
             parts
             for peer, parts in heard
             if not peer.startswith("coordinator") and not (len(parts) == 1 and is_message(parts[0]))
         ]
-        assert crew._hub.malformed.count >= len(wrong)
-        assert any(isinstance(event, Warned) for event in events) == bool(crew._hub.malformed.count)
+        assert supervisor._hub.malformed.count >= len(wrong)
+        assert any(isinstance(event, Warned) for event in events) == bool(supervisor._hub.malformed.count)
 
 
 def test_a_model_that_is_none_is_refused_and_the_next_is_heard(tmp_path: Path) -> None:
-    with stub_crew(tmp_path, workers=1) as (crew, _):
-        crew.manifest = None
+    with stub_supervisor(tmp_path, workers=1) as (supervisor, _):
+        supervisor.manifest = None
         spec = m.TensorSpec("x", (1,), "no-dtype", "trainable")
         hello = m.Hello(msgspec.structs.replace(manifest(), tensors=(spec,)))
-        crew._from_process("w0", hello, m.encode(hello))
-        assert crew.manifest is None
-        assert crew._hub.malformed.count == 1
+        supervisor._from_process("w0", hello, m.encode(hello))
+        assert supervisor.manifest is None
+        assert supervisor._hub.malformed.count == 1
         hello = m.Hello(manifest())
-        crew._from_process("w0", hello, m.encode(hello))
-        assert crew.manifest == manifest()
+        supervisor._from_process("w0", hello, m.encode(hello))
+        assert supervisor.manifest == manifest()
 
 
 @pytest.mark.parametrize("peer", ["w0", "aggregator-1", "nobody"])
 def test_steps_and_epochs_are_believed_of_the_one_that_sequences_alone(tmp_path: Path, peer: str) -> None:
     epoch = m.EpochReport(0, 10, {"val_loss": 0.0}, 0.1)
-    with stub_crew(tmp_path, workers=1, aggregators=2) as (crew, _):
-        crew._from_process(peer, epoch, m.encode(epoch))
-        assert epoch not in crew.poll(0.0)
-        crew._from_process("aggregator-0", epoch, m.encode(epoch))
-        assert epoch in crew.poll(0.0)
+    with stub_supervisor(tmp_path, workers=1, aggregators=2) as (supervisor, _):
+        supervisor._from_process(peer, epoch, m.encode(epoch))
+        assert epoch not in supervisor.poll(0.0)
+        supervisor._from_process("aggregator-0", epoch, m.encode(epoch))
+        assert epoch in supervisor.poll(0.0)
 
 
 # ---- the coordinator ---------------------------------------------------------------------------------------
 
 
-class _Place(Seat):
+class _Place(HubConnection):
     """A seat without a socket."""
 
     def __init__(self) -> None:
@@ -253,8 +253,8 @@ class _Place(Seat):
         self.sent.append((target, message))
 
 
-def bootstrap(role: str, name: str, **fields: Any) -> m.Bootstrap:
-    return m.Bootstrap(role, name, "tcp://127.0.0.1:9", "", "", "", memory_fd=-1, **fields)
+def bootstrap(role: str, name: str, **fields: Any) -> m.ProcessConfiguration:
+    return m.ProcessConfiguration(role, name, "tcp://127.0.0.1:9", "", "", "", memory_fd=-1, **fields)
 
 
 BRIEF = m.Brief(
@@ -262,12 +262,12 @@ BRIEF = m.Brief(
 )
 
 
-@given(said=st.lists(st.tuples(names.filter(lambda name: name != CREW), well_formed), max_size=25))
+@given(said=st.lists(st.tuples(names.filter(lambda name: name != SUPERVISOR), well_formed), max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, bytes]]) -> None:
     seat = _Place()
     coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), seat)
-    coordinator._take(CREW, BRIEF)
+    coordinator._take(SUPERVISOR, BRIEF)
     for peer, data in said:
         if is_message(data):
             coordinator._take(peer, m.decode(data))
@@ -276,23 +276,23 @@ def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, by
     index = 0
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
     coordinator._take(aggregator_name(index), m.AggregatorReady(index, at, True, False))
-    assert coordinator._founding._aggregators[index] == at
+    assert coordinator._initialization._aggregators[index] == at
 
 
 def test_who_claims_to_be_another_aggregator_is_not_heard() -> None:
     coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _Place())
-    coordinator._take(CREW, BRIEF)
+    coordinator._take(SUPERVISOR, BRIEF)
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
     for peer, index in (("aggregator-1", 0), ("w0", 0), ("aggregator-0", 2), ("aggregator-2", 2), ("w0", -1)):
         coordinator._take(peer, m.AggregatorReady(index, at, False, False))
-    assert not coordinator._founding._aggregators
+    assert not coordinator._initialization._aggregators
 
 
 # ---- an aggregator -----------------------------------------------------------------------------------------
 
 
 class _Hub(Dealer):
-    """A way to the crew that leads nowhere."""
+    """A way to the supervisor that leads nowhere."""
 
     def __init__(self, context: Any) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -330,7 +330,7 @@ def aggregator(context: Any) -> Iterator[Aggregator]:
     hub.close()
 
 
-@given(said=st.lists(st.tuples(names.filter(lambda name: name != CREW), anything), max_size=25))
+@given(said=st.lists(st.tuples(names.filter(lambda name: name != SUPERVISOR), anything), max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_an_aggregator_goes_on_and_applies_nothing_whatever_peers_say(
     aggregator: Aggregator, said: list[tuple[str, bytes]]

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
-from scavenger.train.block_file import block_path, create_block, memory_id, open_block, same_block
-from scavenger.train.bodies import Bootstrap, Manifest, TensorSpec
-from scavenger.train.memory import Block, JobRecord, Layout, OptimizerMemory, PartRecord
+from scavenger.train.transport.block_file import block_path, create_block, memory_id, open_block, same_block
+from scavenger.train.transport.messages.values import Manifest, ProcessConfiguration, TensorSpec
+from scavenger.train.transport.shared_memory import Block, JobRecord, Layout, OptimizerMemory, PartRecord
 
 _shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 _tensors = st.lists(
@@ -117,8 +117,8 @@ def test_no_slot_lies_before_the_first() -> None:
         layout.slot_at(-1)
 
 
-def told_of(path: str) -> Bootstrap:
-    return Bootstrap("aggregator", "aggregator-0", "", "", "", "", memory_fd=-1, memory=path)
+def told_of(path: str) -> ProcessConfiguration:
+    return ProcessConfiguration("aggregator", "aggregator-0", "", "", "", "", memory_fd=-1, memory=path)
 
 
 def test_a_block_of_another_process_is_opened_and_known_to_be_there_until_its_owner_closes_it() -> None:

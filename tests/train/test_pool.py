@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from driving import Run, assert_same_weights, plain_keras
 
-from scavenger.train.pool import AggregatorPool, PooledEngine
+from scavenger.train.aggregation.pool import AggregatorPool, PooledEngine
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def train_together(one: Run, other: Run, steps: int) -> None:
 
 
 def pids(run: Run) -> set[int]:
-    return {process.pid for process in run.crew.processes() if process.role == "aggregator"}
+    return {process.pid for process in run.supervisor.processes() if process.role == "aggregator"}
 
 
 def test_two_jobs_on_the_same_aggregators_get_the_weights_that_each_gets_alone(
@@ -57,7 +57,7 @@ def test_two_jobs_on_the_same_aggregators_get_the_weights_that_each_gets_alone(
         assert len(one.recovered) == len(other.recovered) == 1
 
         assert_same_weights(one.finish(), plain_keras("adam", one.steps))
-        one.crew.close()
+        one.supervisor.close()
         other.train(10)  # the end of one job is nothing to the other
         assert_same_weights(other.finish(), plain_keras("momentum", other.steps))
     assert len(pool.engine.running) == 2

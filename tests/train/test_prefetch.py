@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.train.prefetch import Prefetcher
+from scavenger.train.worker.prefetch import Prefetcher
 
 Indices = npt.NDArray[np.int64]
 

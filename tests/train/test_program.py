@@ -14,7 +14,7 @@ import pytest
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
 from scavenger.train.failure import DataError
-from scavenger.train.program import Gradient, Program
+from scavenger.train.worker.program import Gradient, Program
 
 _RANDOM = np.random.default_rng(3)
 X = _RANDOM.normal(size=(37, 5)).astype("float32")

@@ -21,7 +21,7 @@ def test_a_sample_that_kills_every_worker_is_left_out_and_everything_else_is_tra
     with Run("poison:poisoned", tmp_path, epochs=2, replace=True) as run:
         run.begin(2, 8)
         run.to_the_end(within_s=280)
-        assert run.crew.quarantined == (POISON,)
+        assert run.supervisor.quarantined == (POISON,)
         assert all(lost.crashed for lost in run.lost), run.lost
         assert len(run.lost) <= 2 * 3 + 3 + 3  # deaths_min twice, one for each halving, and chance
 

@@ -32,10 +32,10 @@ from engine_conformance import (
 from processes import alive, eventually, ours
 
 from scavenger.errors import NotSupportedError
-from scavenger.train import reaper
-from scavenger.train.engine import LOG_BYTES_MAX
-from scavenger.train.engine_base import Engine
-from scavenger.train.ray_engine import RayEngine
+from scavenger.train.engines.base import Engine
+from scavenger.train.engines.process import LOG_BYTES_MAX
+from scavenger.train.engines.ray.engine import RayEngine
+from scavenger.train.supervisor import reaper
 
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
@@ -135,10 +135,10 @@ class TestRayEngine(EngineConformance):
     leader = """
 import sys
 from pathlib import Path
-from scavenger.train.bodies import Bootstrap
-from scavenger.train.ray_engine import RayEngine
+from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.engines.ray.engine import RayEngine
 engine = RayEngine(Path(sys.argv[1]), address="local", command=(sys.executable, "-c", sys.argv[2]))
-engine.launch(Bootstrap("worker", "w0", "", "", "", "", memory_fd=-1))
+engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=-1))
 while not engine.pid("w0"): engine.poll()
 print("up", flush=True)
 while True: engine.poll()
@@ -205,7 +205,7 @@ while True: engine.poll()
     def test_a_signal_handler_of_the_leader_stays(self, tmp_path: Path) -> None:
         program = (
             "import pathlib, signal, sys\n"
-            "from scavenger.train.ray_engine import RayEngine\n"
+            "from scavenger.train.engines.ray.engine import RayEngine\n"
             "mine = lambda *_: None\n"
             "signal.signal(signal.SIGTERM, mine)\n"
             "engine = RayEngine(pathlib.Path(sys.argv[1]), address='local')\n"
@@ -225,7 +225,7 @@ def test_a_cluster_that_is_not_there_is_a_passing_fault(ray_folder: str, tmp_pat
     program = (
         "import pathlib, sys\n"
         "from scavenger.errors import TransientError\n"
-        "from scavenger.train.ray_engine import RayEngine\n"
+        "from scavenger.train.engines.ray.engine import RayEngine\n"
         "try: RayEngine(pathlib.Path(sys.argv[1]), address='127.0.0.1:1')\n"
         "except TransientError as error: print(error)"
     )
@@ -278,11 +278,11 @@ _NETWORK = "198.18.77."  # of the range that is set aside for tests of networks
 _REMOTE_LEADER = """
 import sys
 from pathlib import Path
-from scavenger.train.bodies import Bootstrap
-from scavenger.train.ray_engine import RayEngine
+from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.engines.ray.engine import RayEngine
 engine = RayEngine(Path(sys.argv[1]), address=sys.argv[2], command=(sys.executable, "-c", sys.argv[3]))
 for name, host in (("w0", sys.argv[4]), ("w1", sys.argv[5])):
-    engine.launch(Bootstrap("worker", name, "", "", "", "", memory_fd=-1), host=host)
+    engine.launch(ProcessConfiguration("worker", name, "", "", "", "", memory_fd=-1), host=host)
 while not all(engine.log(name).read_text() for name in engine.running): engine.poll()
 print(*(word for name in ("w0", "w1") for word in (engine.host(name), engine.pid(name))), flush=True)
 while not (ended := engine.poll()): pass

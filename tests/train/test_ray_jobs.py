@@ -28,10 +28,10 @@ from test_ray_engine import (  # noqa: F401 - fixtures
     ray_folder,
 )
 
-from scavenger.train.crew import Crew
-from scavenger.train.engine_base import Engine
-from scavenger.train.ray_engine import engine_maker
-from scavenger.train.source import JobSource, Timeouts
+from scavenger.train.engines.base import Engine
+from scavenger.train.engines.ray.engine import engine_maker
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 
@@ -47,9 +47,9 @@ class RayRun(Run):
         made: Callable[[Path, int], Engine] | None = engine_maker("ray"),  # noqa: B008 - as of a job file
     ) -> None:
         super().__init__(f"small:{name}", work_dir / "local", replace=True)
-        self.crew.close()
+        self.supervisor.close()
         self.work_dir = work_dir
-        self.crew = Crew(
+        self.supervisor = Supervisor(
             JobSource(f"small:{name}", JOBS, SEED, threads=1),
             work_dir=work_dir,
             timeouts=Timeouts(180.0, 60.0),
@@ -57,7 +57,7 @@ class RayRun(Run):
         )
 
     def pid(self, process: str) -> int:
-        return self.crew.engine.pid(process)
+        return self.supervisor.engine.pid(process)
 
 
 @pytest.mark.long
@@ -65,7 +65,7 @@ def test_a_job_outlives_one_of_its_hosts(cluster: Any, tmp_path: Path) -> None: 
     with RayRun("slow", tmp_path) as run:
         run.begin(2, 40, within_s=180.0)
         run.train(10)
-        names = [process.name for process in run.crew.processes()]
+        names = [process.name for process in run.supervisor.processes()]
         raylets = {name: _raylet_above(run.pid(name)) for name in names}
         assert len(set(raylets.values())) == 2, "Ray did not spread them"
         # the aggregator's, with whatever else is there: the model is lost, and begins anew
@@ -76,7 +76,7 @@ def test_a_job_outlives_one_of_its_hosts(cluster: Any, tmp_path: Path) -> None: 
 
         run.until(lambda: bool(run.rolled_back), within_s=180.0)
         run.train(10)
-        run.until(lambda: run.crew.ready == 2, within_s=180.0)
+        run.until(lambda: run.supervisor.ready == 2, within_s=180.0)
         run.train(5)
         got = run.finish()
 
@@ -91,7 +91,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_ray_jobs import RayRun
 from driving import assert_same_weights, plain_keras
-from scavenger.train.ray_engine import RayEngine
+from scavenger.train.engines.ray.engine import RayEngine
 
 class Pinned(RayEngine):
     def launch(self, boot, *, env=None, host=None, vm=""):
@@ -100,12 +100,12 @@ class Pinned(RayEngine):
 with RayRun("slow", Path(sys.argv[2]), made=lambda log_dir, _: Pinned(log_dir, address=sys.argv[3])) as run:
     run.begin(2, 40, within_s=180.0)
     run.train(10)
-    crew = run.crew
-    print(*sorted({crew.engine.host(p.name) for p in crew.processes()}), flush=True)
+    supervisor = run.supervisor
+    print(*sorted({supervisor.engine.host(p.name) for p in supervisor.processes()}), flush=True)
     run.until(lambda: bool(run.lost), within_s=60.0)
     print("lost", *(lost.worker for lost in run.lost), flush=True)
     run.train(10)
-    run.until(lambda: crew.ready == 2, within_s=180.0)
+    run.until(lambda: supervisor.ready == 2, within_s=180.0)
     run.train(5)
     got = run.finish()
     assert not run.rolled_back

@@ -90,11 +90,11 @@ def test_a_fault_at_a_failpoint_changes_nothing_but_the_time(case: Case, action:
         start_s=25.0,
     ) as run:
         if remote:  # who shares the memory puts the initial weights there
-            run.crew.start(1)
-            run.until(lambda: run.crew.ready == 1, LIMIT_S)
-            run.crew.launch(1)
-            run.until(lambda: run.crew.ready == 2, LIMIT_S)
-            run.crew.resize(2, B, "start")
+            run.supervisor.start(1)
+            run.until(lambda: run.supervisor.ready == 1, LIMIT_S)
+            run.supervisor.launch(1)
+            run.until(lambda: run.supervisor.ready == 2, LIMIT_S)
+            run.supervisor.resize(2, B, "start")
         else:
             run.begin(2, B, LIMIT_S)
         run.to_the_end(LIMIT_S)
@@ -144,8 +144,8 @@ def test_without_a_worker_the_job_waits_and_a_new_one_goes_on(tmp_path: Path) ->
     with Run("small:slow", tmp_path, aggregators=2) as run:
         run.begin(2, B, LIMIT_S)
         run.train(7)
-        run.crew.launch(1)
-        run.until(lambda: run.crew.starting == 1)
+        run.supervisor.launch(1)
+        run.until(lambda: run.supervisor.starting == 1)
         for worker in ("w0", "w1"):
             run.kill(worker)
         run.until(lambda: len(run.lost) == 2, LIMIT_S)
@@ -185,13 +185,13 @@ def test_a_coordinator_that_wakes_after_another_leads_changes_nothing(tmp_path: 
         run.engine.spared.add("coordinator-1")
         run.freeze("coordinator-1")
         # what it has not read yet it will act upon when it wakes
-        run.crew.resize(1, 20, "told to both")
+        run.supervisor.resize(1, 20, "told to both")
         run.until(lambda: bool(run.recovered), LIMIT_S)
-        run.until(lambda: run.crew.settled, LIMIT_S)
+        run.until(lambda: run.supervisor.settled, LIMIT_S)
         assert run.engine.suspended("coordinator-1")
         assert run.leader() == "coordinator-2"
-        run.crew.resize(2, 30, "told to the new one")
-        run.until(lambda: run.crew.settled, LIMIT_S)
+        run.supervisor.resize(2, 30, "told to the new one")
+        run.until(lambda: run.supervisor.settled, LIMIT_S)
         views = len(run.views)
         run.wake("coordinator-1")
         run.until(lambda: not run.engine.suspended("coordinator-1"))
@@ -229,11 +229,11 @@ def test_everything_but_the_command_dies_within_seconds(tmp_path: Path) -> None:
             pid = run.pid(process)
             run.kill(process)
             run.until(lambda pid=pid, process=process: _gone(run, process, pid))  # type: ignore[misc]
-        run.until(lambda: len(run.recovered) == 3 and run.crew.ready == 2, LIMIT_S)
+        run.until(lambda: len(run.recovered) == 3 and run.supervisor.ready == 2, LIMIT_S)
         run.train(7)
-        assert run.crew.workers("training") == ("w2", "w3")
-        run.crew.resize(1, 20, "it still obeys")
-        run.until(lambda: run.crew.settled, LIMIT_S)
+        assert run.supervisor.workers("training") == ("w2", "w3")
+        run.supervisor.resize(1, 20, "it still obeys")
+        run.until(lambda: run.supervisor.settled, LIMIT_S)
         run.train(3)
         got = run.finish()
 

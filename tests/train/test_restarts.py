@@ -16,14 +16,14 @@ from processes import eventually
 from stubs import manifest
 
 from scavenger.elastic.membership import Membership
-from scavenger.train import aggregator as aggregators
-from scavenger.train import messages as m
-from scavenger.train.block_file import block_path, create_block
-from scavenger.train.bootstraps import Bootstraps
-from scavenger.train.founding import Founding
-from scavenger.train.pool import PoolSeats
-from scavenger.train.source import JobSource
-from scavenger.train.wire import EVERYBODY, Dealer, Keys, Router, new_keys
+from scavenger.train.aggregation import aggregator as aggregators
+from scavenger.train.aggregation.pool import PooledShards
+from scavenger.train.coordinator.initialization import Initialization
+from scavenger.train.job_source import JobSource
+from scavenger.train.supervisor.process_configurations import ProcessConfigurations
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import block_path, create_block
+from scavenger.train.transport.sockets import EVERYBODY, Dealer, Keys, Router, new_keys
 
 WITHIN_MS, SILENCE_MS = 5000, 500
 NAME = "aggregator-0"
@@ -36,11 +36,11 @@ def context() -> Iterator[Any]:
     made.destroy(linger=0)
 
 
-def bootstraps(folder: Path, **options: Any) -> Bootstraps:
-    return Bootstraps(JobSource("train:job", folder, 1, threads=1), aggregators=(NAME,), **options)
+def bootstraps(folder: Path, **options: Any) -> ProcessConfigurations:
+    return ProcessConfigurations(JobSource("train:job", folder, 1, threads=1), aggregators=(NAME,), **options)
 
 
-def address(boot: m.Bootstrap) -> m.AggregatorAddress:
+def address(boot: m.ProcessConfiguration) -> m.AggregatorAddress:
     """Of a process that got the same port each time, on the same block."""
     return m.AggregatorAddress("tcp://127.0.0.1:5555", boot.data_public_key, "block")
 
@@ -48,21 +48,21 @@ def address(boot: m.Bootstrap) -> m.AggregatorAddress:
 def test_one_that_got_the_address_of_the_one_before_is_connected_to_and_initialised(tmp_path: Path) -> None:
     boots = bootstraps(tmp_path, hub="tcp://127.0.0.1:1", server_key=b"key")
     membership, sent = Membership(), []
-    founding = Founding(
+    initialization = Initialization(
         membership, token=1, send=lambda to, said: sent.append((to, said)), announce=lambda _: None
     )
-    founding.take_over(m.Brief(1, ("w0",), (NAME,), 60.0, 60.0, None, None, None, 0, 0, False, (), ()))
+    initialization.take_over(m.Brief(1, ("w0",), (NAME,), 60.0, 60.0, None, None, None, 0, 0, False, (), ()))
     membership.launch("w0")
     first, second = (address(boots.of("aggregator", NAME)) for _ in range(2))
     assert first.address == second.address
-    founding.aggregator_ready(m.AggregatorReady(0, first, False, False))
-    founding.hello("w0", manifest())
-    founding.seeded_by("w0", "block")
-    founding.initialised(0)
+    initialization.aggregator_ready(m.AggregatorReady(0, first, False, False))
+    initialization.hello("w0", manifest())
+    initialization.seeded_by("w0", "block")
+    initialization.initialised(0)
     sent.clear()
 
-    founding.aggregator_ready(m.AggregatorReady(0, second, False, False))
-    founding.proceed()
+    initialization.aggregator_ready(m.AggregatorReady(0, second, False, False))
+    initialization.proceed()
 
     assert [(to, type(said)) for to, said in sent] == [(EVERYBODY, m.Reconnect), (NAME, m.Initialise)]
     assert [said.aggregators for _, said in sent] == [(second,), (second,)]
@@ -90,7 +90,7 @@ def test_what_was_said_to_the_one_before_does_not_arrive_at_one_with_its_port(
     boots = bootstraps(tmp_path, hub="tcp://127.0.0.1:1", server_key=b"key")
     before, after = (boots.of("aggregator", NAME) for _ in range(2))
 
-    def keys(boot: m.Bootstrap) -> Keys:
+    def keys(boot: m.ProcessConfiguration) -> Keys:
         return boot.data_public_key.encode(), boot.data_secret_key.encode()
 
     router = Router(context, keys(before))
@@ -127,7 +127,7 @@ def test_a_seat_in_a_pool_is_given_up_when_its_job_is_gone_without_a_word(
     boots = bootstraps(tmp_path, hub=hub.address, server_key=hub_keys[0])
     boot = msgspec.structs.replace(boots.of("aggregator", NAME), memory=block_path(block))
     serving = zmq.Context()
-    PoolSeats(serving).serve(msgspec.json.encode(boot))
+    PooledShards(serving).serve(msgspec.json.encode(boot))
     assert hub.socket.poll(WITHIN_MS)
     assert eventually(lambda: any(isinstance(said, m.AggregatorReady) for _, said, _ in hub.receive()))
     time.sleep(0.5)
@@ -147,7 +147,7 @@ def test_a_seat_for_what_is_no_block_is_refused_and_its_job_told(tmp_path: Path,
     (tmp_path / "file").write_bytes(b"")
     boot = msgspec.structs.replace(boots.of("aggregator", NAME), memory=str(tmp_path / "file"))
     serving = zmq.Context()
-    PoolSeats(serving).serve(msgspec.json.encode(boot))
+    PooledShards(serving).serve(msgspec.json.encode(boot))
     assert hub.socket.poll(WITHIN_MS)
     ((peer, said, _),) = hub.receive()
     assert peer == NAME

@@ -61,13 +61,13 @@ def test_any_number_of_workers_and_aggregators_gives_the_weights_and_metrics_of_
 def test_views_deaths_and_standstills_change_nothing_but_the_time(tmp_path: Path) -> None:
     with Run("small:slow", tmp_path, aggregators=2) as run:
         run.begin(3, 40)
-        crew = run.crew
+        supervisor = run.supervisor
         run.train(5)
-        crew.resize(1, 20, "smaller")
+        supervisor.resize(1, 20, "smaller")
         run.train(5)
-        crew.resize(2, 33, "larger")
+        supervisor.resize(2, 33, "larger")
         run.train(5)
-        crew.resize(3, 48, "all")
+        supervisor.resize(3, 48, "all")
         run.train(3)
 
         run.kill("w0")
@@ -76,7 +76,7 @@ def test_views_deaths_and_standstills_change_nothing_but_the_time(tmp_path: Path
         assert "SIGKILL" in run.lost[0].cause
         assert run.steps[-1].workers == 2
 
-        crew.launch(1)
+        supervisor.launch(1)
         run.freeze("w1")
         run.until(lambda: [lost.worker for lost in run.lost] == ["w0", "w1"])
         assert "was silent" in run.lost[1].cause
@@ -84,7 +84,7 @@ def test_views_deaths_and_standstills_change_nothing_but_the_time(tmp_path: Path
         run.train(3)
         assert run.steps[-1].workers == 2
 
-        (starting,) = crew.launch(1)  # dies while it starts: nobody has waited for it
+        (starting,) = supervisor.launch(1)  # dies while it starts: nobody has waited for it
         run.kill(starting)
         run.until(lambda: [lost.worker for lost in run.lost] == ["w0", "w1", "w4"])
         run.train(3)
@@ -102,21 +102,21 @@ def test_views_deaths_and_standstills_change_nothing_but_the_time(tmp_path: Path
 def test_workers_that_no_view_needs_are_let_go_and_others_take_a_leaver_s_place(tmp_path: Path) -> None:
     with Run("small:slow", tmp_path) as run:
         run.begin(2, 32)
-        crew = run.crew
+        supervisor = run.supervisor
         run.train(3)
-        crew.resize(1, 16, "the newest rests")
-        run.until(lambda: crew.settled)
-        assert (crew.workers("training"), crew.workers("ready")) == (("w0",), ("w1",))
-        crew.resize(1, 16, "and takes the other's place", without=("w0",))
-        run.until(lambda: crew.settled)
+        supervisor.resize(1, 16, "the newest rests")
+        run.until(lambda: supervisor.settled)
+        assert (supervisor.workers("training"), supervisor.workers("ready")) == (("w0",), ("w1",))
+        supervisor.resize(1, 16, "and takes the other's place", without=("w0",))
+        run.until(lambda: supervisor.settled)
         run.train(3)
-        assert crew.workers("training") == ("w1",)  # w0, which is to leave, counts no more
+        assert supervisor.workers("training") == ("w1",)  # w0, which is to leave, counts no more
 
-        crew.release(1)
+        supervisor.release(1)
         run.until(lambda: run.left == ["w0"])
-        assert crew.ending
-        run.until(lambda: not crew.ending)
-        assert (crew.alive, dict(crew.existing), run.lost) == (("w1",), {"": 1}, [])
+        assert supervisor.ending
+        run.until(lambda: not supervisor.ending)
+        assert (supervisor.alive, dict(supervisor.existing), run.lost) == (("w1",), {"": 1}, [])
         run.train(3)
         got = run.finish()
 
@@ -126,11 +126,11 @@ def test_workers_that_no_view_needs_are_let_go_and_others_take_a_leaver_s_place(
 
 def test_a_worker_of_another_host_computes_the_same_with_payloads_that_travel(tmp_path: Path) -> None:
     with Run("small:adam", tmp_path, aggregators=2, epochs=6, remote=("w1",)) as run:
-        run.crew.start(1)
-        run.until(lambda: run.crew.ready == 1)
-        run.crew.launch(1)
-        run.until(lambda: run.crew.ready == 2)
-        run.crew.resize(2, B, "both")
+        run.supervisor.start(1)
+        run.until(lambda: run.supervisor.ready == 1)
+        run.supervisor.launch(1)
+        run.until(lambda: run.supervisor.ready == 2)
+        run.supervisor.resize(2, B, "both")
         run.to_the_end()
         got = run.finish()
 

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scavenger.errors import NotSupportedError
-from scavenger.train.bodies import TensorSpec
-from scavenger.train.kernels import Array, read_rule
-from scavenger.train.schedules import read_learning_rate
-from scavenger.train.update import Norms, Update
+from scavenger.train.aggregation.kernels import Array, read_rule
+from scavenger.train.aggregation.schedules import read_learning_rate
+from scavenger.train.aggregation.update import Norms, Update
+from scavenger.train.transport.messages.values import TensorSpec
 
 _RANDOM = np.random.default_rng(11)
 _SHAPES = {
@@ -431,8 +431,8 @@ def test_a_step_without_samples_or_number_or_room_is_refused() -> None:
 def test_common_optimizers_do_without_tensorflow() -> None:
     program = (
         "import sys\n"
-        "from scavenger.train.bodies import TensorSpec\n"
-        "from scavenger.train.update import Update\n"
+        "from scavenger.train.transport.messages.values import TensorSpec\n"
+        "from scavenger.train.aggregation.update import Update\n"
         "update = Update([TensorSpec('a', (3,), 'float32', 'trainable')], sys.argv[1])\n"
         "assert len(update.slots) == 2\n"
         "assert not {'tensorflow', 'keras'} & set(sys.modules)\n"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.train.vm_channel import AGAIN_S, BEAT_S, Channel
-from scavenger.train.vm_messages import Packet, Warned, Word
+from scavenger.train.engines.vm.channel import AGAIN_S, BEAT_S, Channel
+from scavenger.train.engines.vm.messages import Packet, Warned, Word
 
 
 @given(st.data())

@@ -22,8 +22,8 @@ from engine_conformance import (
 from processes import alive, eventually
 from vm_driving import SOME_TYPE, Stage
 
-from scavenger.train.engine_base import Doomed
-from scavenger.train.vm_engine import Needs, VmEngine
+from scavenger.train.engines.base import PreemptionNotice
+from scavenger.train.engines.vm.engine import Needs, VmEngine
 
 
 @pytest.fixture
@@ -58,12 +58,12 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from vm_driving import Stage
-from scavenger.train.bodies import Bootstrap
-from scavenger.train.vm_engine import VmEngine
+from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.engines.vm.engine import VmEngine
 stage = Stage(Path(sys.argv[1]) / "stage", silent_s=2.0, poweroff_s=4.0)
 stage.add("vm-0")
 engine = VmEngine(Path(sys.argv[1]), stage.hosts, command=(sys.executable, "-c", sys.argv[2]))
-engine.launch(Bootstrap("worker", "w0", "", "", "", "", memory_fd=-1))
+engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=-1))
 while not engine.pid("w0"):
     engine.poll()
     time.sleep(0.02)
@@ -196,7 +196,7 @@ while True:
     ) -> None:
         engine = start(SLEEP)
         running(engine, "w0")
-        found: list[Doomed] = []
+        found: list[PreemptionNotice] = []
 
         def doomed() -> bool:
             engine.poll()
@@ -206,7 +206,7 @@ while True:
         stage.agents["vm-0"].send_signal(signal.SIGUSR2)
         assert eventually(doomed, within_s=1.0)
 
-        assert found == [Doomed("w0", 120.0, "the cloud takes its VM back")]
+        assert found == [PreemptionNotice("w0", 120.0, "the cloud takes its VM back")]
         assert engine.doomed() == ()
         (vm,) = stage.hosts.vms()
         assert vm.doomed is not None

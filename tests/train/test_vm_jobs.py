@@ -9,9 +9,9 @@ import pytest
 from driving import JOBS, Run, assert_same_weights, plain_keras
 from vm_driving import Stage
 
-from scavenger.train.bodies import CheckpointPlan
-from scavenger.train.checkpoint import CheckpointStore
-from scavenger.train.vm_engine import VmEngine
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.transport.messages.values import CheckpointPlan
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def test_a_job_outlives_one_of_its_vms_and_the_weights_are_those_of_one_process(
             stage.hosts.gone("vm-1", "the cloud took it")
             run.train(10)
             stage.add("vm-3", places=1)
-            run.until(lambda: run.crew.ready == 2)
+            run.until(lambda: run.supervisor.ready == 2)
             run.train(5)
             assert run.steps[-1].workers == 2
             got = run.finish()

@@ -12,12 +12,12 @@ import zmq
 from processes import eventually
 
 from scavenger.errors import ConfigurationError
-from scavenger.train import messages as m
-from scavenger.train.crew import Crew
-from scavenger.train.source import JobSource, Timeouts
-from scavenger.train.vm_engine import VmEngine
-from scavenger.train.vm_hosts import Hosts
-from scavenger.train.wire import Dealer, Router, is_own, new_keys
+from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.engine import VmEngine
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.sockets import Dealer, Router, is_own, new_keys
 
 ELSEWHERE = "192.0.2.1"  # of a block that RFC 5737 keeps for documentation: nobody's
 
@@ -77,7 +77,7 @@ def test_processes_are_to_use_the_port_after_that_which_vms_join_by_where_that_w
 ) -> None:
     port = free_ports()
     for chosen, expected in ((port, port + 1), (0, 0)):
-        with contextlib.closing(Hosts("127.0.0.1", tmp_path, port=chosen)) as hosts:
+        with contextlib.closing(AgentServer("127.0.0.1", tmp_path, port=chosen)) as hosts:
             engine = VmEngine(tmp_path / "logs", hosts)
             assert engine.leader_port == expected
             engine.close()
@@ -88,20 +88,20 @@ def test_the_coordinator_finds_the_hub_also_where_vms_reach_it_by_another_machin
     tmp_path: Path, host: str
 ) -> None:
     port = free_ports()
-    with contextlib.closing(Hosts(host, tmp_path, port=port)) as hosts:
-        crew = Crew(
+    with contextlib.closing(AgentServer(host, tmp_path, port=port)) as hosts:
+        supervisor = Supervisor(
             JobSource("train:job", tmp_path, 1, threads=1),
             work_dir=tmp_path / "work",
             timeouts=Timeouts(60.0, 60.0),
             engine=lambda log_dir, _: VmEngine(log_dir, hosts),
         )
         try:
-            crew.start(1)
+            supervisor.start(1)
 
             def leads() -> bool:
-                crew.poll(0.02)
-                return "coordinator-1" in crew._book.beats
+                supervisor.poll(0.02)
+                return "coordinator-1" in supervisor._book.beats
 
             assert eventually(leads, within_s=20.0)
         finally:
-            crew.close(grace_s=1.0)
+            supervisor.close(grace_s=1.0)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from processes import eventually
 
-from scavenger.train.vm_hosts import Hosts
-from scavenger.train.vm_values import Role
+from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.values import Role
 
 AGENT = """
 import signal, sys
 from pathlib import Path
-from scavenger.train.vm_agent import Agent, read_ticket
+from scavenger.train.engines.vm.agent import Agent, read_ticket
 agent = Agent(
     read_ticket(Path(sys.argv[1])), Path(sys.argv[2]), silent_s=float(sys.argv[3]), poweroff_s=float(sys.argv[4])
 )
@@ -44,7 +44,7 @@ class Stage:
     Args:
         folder: For the files of all.
         job_dir: What VMs get; an empty one unless told.
-        silent_s, poweroff_s, lost_s: See `Agent` and `Hosts`.
+        silent_s, poweroff_s, lost_s: See `Agent` and `AgentServer`.
         beyond: A folder that is not on VMs: a process there that touches it ends at once.
     """
 
@@ -62,7 +62,7 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
         empty = folder / "nothing"
         empty.mkdir()
-        self.hosts = Hosts("127.0.0.1", job_dir or empty, lost_s=lost_s)
+        self.hosts = AgentServer("127.0.0.1", job_dir or empty, lost_s=lost_s)
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(os.environ)
         if beyond is not None:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from scavenger.train import vm_messages as m
-from scavenger.train.leader_files import SCHEME, VARIABLE
-from scavenger.train.vm_far_files import FarFiles
-from scavenger.train.vm_relay import Relay
+from scavenger.train.checkpoints.remote_folder import SCHEME, VARIABLE
+from scavenger.train.engines.vm import messages as m
+from scavenger.train.engines.vm.file_proxy import FileProxy
+from scavenger.train.engines.vm.file_server import FileServer
 
 LAUNCH = 7
 VM = "vm-0"
@@ -32,8 +32,8 @@ class FarLine:
     def __init__(self, folder: Path) -> None:
         self.waiting: list[m.Word] = []
         self._answers: queue.SimpleQueue[m.FileAnswer] = queue.SimpleQueue()
-        self.relay = Relay(folder, self.waiting.append)
-        self.files = FarFiles(
+        self.relay = FileProxy(folder, self.waiting.append)
+        self.files = FileServer(
             lambda intent, number, body: self._answers.put(m.FileAnswer(number, body)),
             lambda intent, number: (intent, number) == (VM, LAUNCH),
         )

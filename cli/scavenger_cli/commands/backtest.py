@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from scavenger.control.tables import read_placements, read_runs
+from scavenger.control.search.tables import read_placements, read_runs
 from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import GroupResult, Skipped, coverage90, median_ape
 from scavenger_cli import console, render

@@ -17,8 +17,8 @@ from scavenger_cli import console, render
 from scavenger_cli.formatting import clean, money, plural, quantity
 
 if TYPE_CHECKING:
-    from scavenger.cloud.catalog import Catalog
-    from scavenger.cloud.catalog_types import Listing, Wanted
+    from scavenger.cloud.catalog.catalog import Catalog
+    from scavenger.cloud.catalog.types import Listing, Wanted
     from scavenger.domain.cost import Price
 
 __all__ = ["Asked", "refresh", "show"]
@@ -48,7 +48,7 @@ def show(asked: Asked, *, as_json: bool, today: date | None = None) -> int:
     Raises:
         ConfigurationError: If there is no such region, type or amount, or a file of prices cannot be followed.
     """
-    from scavenger.control.prices import open_catalog
+    from scavenger.control.provisioning.prices import open_catalog
 
     wanted = _wanted(asked)
     today = today or datetime.now(UTC).date()
@@ -84,8 +84,8 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
     Raises:
         ScavengerError: Of the first cloud that did not answer, after the others were asked.
     """
-    from scavenger.cloud.catalog import DEFAULT_REGIONS, PROVIDERS
-    from scavenger.control.prices import cache_path, refresh_catalog
+    from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
+    from scavenger.control.provisioning.prices import cache_path, refresh_catalog
 
     if regions and provider != "aws":
         raise ConfigurationError(
@@ -114,7 +114,7 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
 
 
 def _wanted(asked: Asked) -> Wanted:
-    from scavenger.cloud.catalog_types import Wanted
+    from scavenger.cloud.catalog.types import Wanted
 
     return Wanted(
         asked.vms,
@@ -145,7 +145,7 @@ def _why_not(catalog: Catalog, places: Sequence[tuple[str, str]], vm: str, wante
 
 
 def _places(catalog: Catalog, asked: Asked) -> list[tuple[str, str]]:
-    from scavenger.cloud.catalog import DEFAULT_REGIONS, PROVIDERS
+    from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
 
     providers = (asked.provider,) if asked.provider else PROVIDERS
     if asked.region is None:
@@ -174,7 +174,7 @@ def _prices(listing: Listing) -> list[Price]:
 
 
 def _table(places: Sequence[tuple[str, str]], found: Sequence[Listing], today: date, *, every: bool) -> None:
-    from scavenger.cloud.catalog import SPOT_DAYS_MAX
+    from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX
 
     special = sorted({one.machine.caveat.partition(":")[0] for one in found if one.machine.caveat})
     usual = [one for one in found if every or not one.machine.caveat]

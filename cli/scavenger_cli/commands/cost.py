@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from scavenger.control.costing import JobCost, VmCost, job_cost
+from scavenger.control.provisioning.bill import JobCost, VmCost, job_cost
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 from scavenger_cli import console, render
@@ -64,7 +64,7 @@ def _disk_prices(intents: Iterable[Intent]) -> dict[tuple[str, str], float | Non
     places = {(intent.provider, intent.region) for intent in intents}
     if not places:
         return {}
-    from scavenger.control.prices import open_catalog
+    from scavenger.control.provisioning.prices import open_catalog
 
     try:
         catalog = open_catalog()

@@ -17,7 +17,7 @@ from scavenger_cli import console
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from scavenger.control.imported import Terms
+    from scavenger.control.search.imported import ImportOptions
     from scavenger.store.records import JobRecord
     from scavenger.store.store import Store
     from scavenger_cli.commands.pricing import Sizes
@@ -60,7 +60,7 @@ def show(
 
 def show_imported(
     paths: list[Path],
-    terms: Terms,
+    terms: ImportOptions,
     limits: Limits,
     *,
     form: str,
@@ -72,8 +72,8 @@ def show_imported(
     Raises:
         ConfigurationError: As `read_sources`, or `out` cannot be written.
     """
-    from scavenger.control.imported import read_sources
-    from scavenger.control.outcome import NOTHING_SEARCHED
+    from scavenger.control.jobs.outcome import NOTHING_SEARCHED
+    from scavenger.control.search.imported import read_sources
     from scavenger.domain.document import report_document
     from scavenger.domain.report import RunReport
     from scavenger.search.choose import choose

@@ -44,7 +44,7 @@ class Stoppable(Protocol):
 
 
 class Driver(Stoppable, Protocol):
-    """A job that is ready to run, as `scavenger.control.jobs.JobRun`."""
+    """A job that is ready to run, as `scavenger.control.jobs.job_run.JobRun`."""
 
     def run(self) -> RunReport:
         """Run it to its end."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.imported import Imported, Terms, read_sources
+from scavenger.control.search.imported import Imported, ImportOptions, read_sources
 from scavenger.errors import ConfigurationError
 from scavenger_cli import console, render
 from scavenger_cli.formatting import clean, plural
@@ -22,7 +22,7 @@ __all__ = ["fit"]
 def fit(
     step_times: Path | None,
     convergence: Path | None,
-    terms: Terms,
+    terms: ImportOptions,
     *,
     job: str | None,
     out: Path | None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from scavenger.control import providers
-from scavenger.control.clearing import Clearing, Leftover
+from scavenger.control.provisioning import providers
+from scavenger.control.provisioning.clean_up import CleanUp, Leftover
 from scavenger.errors import CleanupError, CloudError, ConfigurationError
 from scavenger.store import Store
 from scavenger_cli import console, render
@@ -30,10 +30,10 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
         wanted = sorted({*store.vm_regions(), *map(_region, regions)})
         found: list[Leftover] = []
         left: list[str] = []
-        clearings: list[tuple[Clearing, tuple[Leftover, ...]]] = []
+        clearings: list[tuple[CleanUp, tuple[Leftover, ...]]] = []
         for provider, region in wanted:
             try:
-                clearing = Clearing(store, providers.open_provider(provider, region))
+                clearing = CleanUp(store, providers.open_provider(provider, region))
                 clearings.append((clearing, clearing.find()))
             except (CloudError, ConfigurationError) as error:
                 left.append(f"{provider}/{region} cannot be looked at: {error}")

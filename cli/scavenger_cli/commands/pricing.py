@@ -88,7 +88,7 @@ def _rates(text: str | None) -> tuple[ResourceRates, str]:
             raise ConfigurationError(f"--rates {text}: {error}") from None
     if text is not None and not re.fullmatch(r"[a-z0-9_]+", text):
         raise ConfigurationError(f"--rates {text}: write cpu=0.0219,gib=0.0029, or a family such as e2")
-    from scavenger.control.prices import open_catalog
+    from scavenger.control.provisioning.prices import open_catalog
 
     family = text or FAMILY
     return open_catalog().rates(REGION, family), f"{family} in gcp/{REGION}"
@@ -186,7 +186,7 @@ def _priced(
     words: str,
 ) -> list[tuple[str, RunReport]]:
     """The report with either curve and what its objective, or the knee, chooses of it."""
-    from scavenger.control.costing import priced_both
+    from scavenger.control.provisioning.bill import priced_both
     from scavenger.search.choose import OBJECTIVES, choose
 
     asked = report.choice.objective if isinstance(report.choice, Choice) else "knee"
@@ -227,8 +227,8 @@ def _sizes_of(
 def _cpus(vm: str) -> float:
     if match := _LOCAL.fullmatch(vm):
         return float(match[1])
-    from scavenger.cloud.catalog import DEFAULT_REGIONS
-    from scavenger.control.prices import open_catalog
+    from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS
+    from scavenger.control.provisioning.prices import open_catalog
 
     catalog = open_catalog()
     for provider, region in DEFAULT_REGIONS.items():

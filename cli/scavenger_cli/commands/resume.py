@@ -24,7 +24,7 @@ def resume(key: str, *, yes: bool, store_url: str | None, as_json: bool, audit: 
         job = store.job(key)
         store.check_resumable(job)
     refuse_to_ask_nobody(yes=yes)
-    from scavenger.control.resume import resume_job
+    from scavenger.control.jobs.resume import resume_job
 
     return drive(
         lambda store, observer, confirm: resume_job(

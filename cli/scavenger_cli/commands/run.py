@@ -60,7 +60,7 @@ def execute(
     Raises:
         ScavengerError: What kept the job from starting.
     """
-    from scavenger.control.jobfile import load_job, override_job
+    from scavenger.control.job_file.load import load_job, override_job
 
     job = override_job(load_job(job_file), overrides.changes())
     if dry_run:
@@ -73,7 +73,7 @@ def execute(
         _show_dry_run(job, job_file, run=run, yes=yes, as_json=False, renting_now=True)
         if not console.ask("Rent VMs to profile on?"):
             return 0
-    from scavenger.control.jobs import JobRun
+    from scavenger.control.jobs.job_run import JobRun
 
     return drive(
         lambda store, observer, confirm: JobRun(
@@ -94,7 +94,7 @@ def _show_dry_run(
         renting_now: It is shown before the first VM is paid for, and a question follows.
     """
     from scavenger.cloud.local import LocalCloud
-    from scavenger.control.space import check_supported, check_training_module, search_space
+    from scavenger.control.search.space import check_supported, check_training_module, search_space
 
     check_supported(job)
     check_training_module(job, job_file)
@@ -102,9 +102,9 @@ def _show_dry_run(
     if job.infra.provider == "local":
         space = search_space(job, LocalCloud())
     else:
-        from scavenger.control.renting import Renting
+        from scavenger.control.provisioning.cloud_resources import CloudResources
 
-        renting = Renting(job)
+        renting = CloudResources(job)
         space = renting.space
     count = len(space.configurations())
     document = {

@@ -1,0 +1,182 @@
+"""A supervisor in training that a benchmark drives: starts it, changes its views, and notes when it heard of what."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.events import Lost, Recovered
+from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import create_block
+
+__all__ = ["ROOT", "Training", "gradient_s", "median_s"]
+
+ROOT = Path(__file__).resolve().parent.parent
+_PEERS = ROOT / "benchmarks" / "peers"
+_SEED = 1
+_START_S = 120.0
+_STEP_S = 60.0
+_POLL_S = 0.02
+_WITHIN_S = 180.0
+
+
+class _Engine(ProcessEngine):
+    """Starts processes that measure, some of them as if they were on another host."""
+
+    def __init__(
+        self, log_dir: Path, memory_fd: int, *, options: tuple[int, ...], elsewhere: Collection[str]
+    ) -> None:
+        said = (str(log_dir), *map(str, map(int, options)))
+        command = (sys.executable, "-m", "benchmarks.elastic_process", *said)
+        super().__init__(log_dir, memory_fd, command=command)
+        self._elsewhere = elsewhere
+        self._other_fd = create_block()
+
+    def launch(
+        self,
+        boot: m.ProcessConfiguration,
+        *,
+        env: dict[str, str] | None = None,
+        host: str | None = None,
+        vm: str = "",
+    ) -> int:
+        if boot.name in self._elsewhere:
+            block = f"/proc/{os.getpid()}/fd/{self._other_fd}"
+            boot = msgspec.structs.replace(boot, memory_fd=-1, memory=block)
+        return super().launch(boot, env=env, host=host)
+
+    def close(self) -> None:
+        super().close()
+        if self._other_fd >= 0:
+            os.close(self._other_fd)
+            self._other_fd = -1
+
+
+class Training:
+    """A job under way until the `with` block is left.
+
+    Args:
+        train: What to train, of `job_dir`.
+        work_dir: For logs and measurements; a new one for each.
+        elsewhere: Processes that share another memory than the rest, as if they were on another host.
+        window, plain: See `benchmarks.elastic_process`.
+
+    Attributes:
+        steps: What was said of each step.
+        heard_at: When it was first said, monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        train: str,
+        work_dir: Path,
+        *,
+        job_dir: Path = _PEERS,
+        aggregators: int = 1,
+        elsewhere: Collection[str] = (),
+        window: int = 0,
+        plain: bool = False,
+    ) -> None:
+        self._logs = work_dir / "logs"
+        self.supervisor = Supervisor(
+            JobSource(train, job_dir, _SEED, threads=1),
+            work_dir=work_dir,
+            timeouts=Timeouts(_START_S, _STEP_S),
+            aggregators=aggregators,
+            engine=lambda log_dir, fd: _Engine(log_dir, fd, options=(window, plain), elsewhere=elsewhere),
+        )
+        self.steps: dict[int, m.StepReport] = {}
+        self.heard_at: dict[int, float] = {}
+        self.lost: list[Lost] = []
+        self.recovered: list[Recovered] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.supervisor.close()
+
+    def begin(self, workers: int, global_batch_size: int, *, spare: int = 0) -> None:
+        """Start workers and training, once those and so many spare ones are ready."""
+        self.supervisor.start(workers + spare)
+        self.until(lambda: self.supervisor.ready == workers + spare)
+        self.resize(workers, global_batch_size)
+
+    def resize(self, workers: int, global_batch_size: int) -> None:
+        """Change the view, and wait until its first step has been applied."""
+        before = self.view
+        self.supervisor.resize(workers, global_batch_size, "benchmark")
+        self.until(lambda: self.view > before)
+
+    @property
+    def view(self) -> int:
+        """Of the last step that was heard of; 0 before the first."""
+        return self.steps[self.last].view if self.steps else 0
+
+    @property
+    def last(self) -> int:
+        """The last step that was heard of; 0 before the first."""
+        return max(self.steps, default=0)
+
+    def go_on(self, steps: int) -> list[m.StepReport]:
+        """Train so many steps more; returns them."""
+        begin = self.last
+        self.until(lambda: self.last >= begin + steps)
+        return [step for number, step in sorted(self.steps.items()) if number > begin][:steps]
+
+    def go_to(self, step: int) -> None:
+        """Train until a step, or a later one, has been heard of."""
+        self.until(lambda: self.last >= step)
+
+    def until(self, condition: Callable[[], bool], within_s: float = _WITHIN_S) -> None:
+        """Serve the supervisor until something holds.
+
+        Raises:
+            TimeoutError: If it does not come about.
+        """
+        deadline = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"in vain for {within_s:.0f} s; processes: {self.supervisor.processes()}")
+            for event in self.supervisor.poll(_POLL_S):
+                match event:
+                    case m.StepReport():
+                        self.steps.setdefault(event.step, event)
+                        self.heard_at.setdefault(event.step, time.monotonic())
+                    case m.EpochReport():
+                        self.supervisor.verdict(event.epoch, stop=False, keep_best=False)
+                    case Lost():
+                        self.lost.append(event)
+                    case Recovered():
+                        self.recovered.append(event)
+
+    def measured(self) -> dict[str, dict[str, dict[int, float]]]:
+        """By process, what and step: seconds. To be asked for when the block has been left."""
+        return {
+            file.stem: {
+                what: {int(step): taken for step, taken in times.items()}
+                for what, times in json.loads(file.read_text()).items()
+            }
+            for file in sorted(self._logs.glob("*.json"))
+        }
+
+
+def gradient_s(measured: dict[str, dict[str, dict[int, float]]], step: int) -> float:
+    """Of the worker that took longest for its gradient in a step."""
+    return max(found["gradient"][step] for found in measured.values() if step in found.get("gradient", {}))
+
+
+def median_s(steps: list[m.StepReport]) -> float:
+    """Median time of some steps."""
+    return statistics.median(step.step_time_s for step in steps)

@@ -1,0 +1,375 @@
+"""VMs of Amazon EC2.
+
+Every launch is one `RunInstances` for one VM in one zone, with the request's token as `ClientToken` and all tags in
+the same call, so that a repeat finds the VM of the first call, and a VM without tags cannot be. EC2 keeps tokens by
+zone: the same one in another zone is another launch. So a request may move to another zone only after a definite error.
+What is made beside VMs is a security group per owner, whose members reach each other and whom nobody else reaches, and
+a key pair where a public key is given.
+
+Needs the permissions `ec2:Describe*` for instances, instance types and their offerings, images, subnets, security
+groups, key pairs and volumes; `ec2:RunInstances`, `TerminateInstances`, `CreateTags`, `CreateSecurityGroup`,
+`AuthorizeSecurityGroupIngress`, `DeleteSecurityGroup`, `ImportKeyPair`, `DeleteKeyPair`, `DeleteVolume`;
+`ssm:GetParameter`; and, for quotas, `servicequotas:ListServiceQuotas`.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from functools import partial
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+
+from scavenger.cloud.aws.errors import error_code, translated
+from scavenger.cloud.aws.shared_resources import Grounds
+from scavenger.cloud.aws.values import OWNER_TAG, TOKEN_TAG, quotas_of, tags_of, vm_seen
+from scavenger.cloud.boot.user_data import user_data
+from scavenger.domain.vm import Quota, VmRequest, VmSeen
+from scavenger.errors import (
+    CloudUnavailableError,
+    ConfigurationError,
+    CredentialsError,
+    GoneError,
+    ScavengerError,
+    ThrottledError,
+)
+
+__all__ = ["AwsProvider"]
+
+_IMAGES = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{architecture}/hvm/ebs-gp3/ami-id"
+"""Canonical's own alias: the first Ubuntu LTS whose Python runs Scavenger."""
+_ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+_TRIES = 4
+_PAUSE_S = 0.5
+"""Before the first repeat of a read; doubled at each, and drawn evenly below ("full jitter") so that services part."""
+_YOUNG_S = 10.0
+"""A VM older than this, by the cloud's clock, was not made by the launch whose answer shows it."""
+_TYPES_PER_CALL = 100
+"""What `DescribeInstanceTypes` takes."""
+
+
+class AwsProvider:
+    """See `scavenger.cloud.base.Provider`.
+
+    Args:
+        region: Such as `us-east-1`.
+        session: Where credentials come from; boto3's own search for them without. Endpoints are taken from
+            `AWS_ENDPOINT_URL` and `AWS_ENDPOINT_URL_EC2`, `_SSM`, `_SERVICE_QUOTAS`.
+        public_key: An OpenSSH public key that opens the VMs; empty for VMs that nobody can log in to.
+        answer_max_s: Without a byte for so long, a call is given up.
+        page_size: VMs per page of a list, 5 to 1,000.
+        clock, sleep, rng: Monotonic seconds, pauses between repeats, and their jitter.
+
+    Raises:
+        ConfigurationError: If the region is none.
+        CredentialsError: If the profile named by `AWS_PROFILE` is not there.
+    """
+
+    name = "aws"
+    visibility_s = 300.0
+    """EC2 sets no bound; its guide on eventual consistency tells to retry for up to five minutes."""
+
+    def __init__(
+        self,
+        region: str,
+        session: Any = None,
+        *,
+        public_key: str = "",
+        answer_max_s: float = 30.0,
+        page_size: int = 1_000,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        if not _REGION.fullmatch(region):
+            raise ConfigurationError(f"{region!r} is no AWS region; one is such as 'us-east-1'")
+        self.region = region
+        self._page_size = page_size
+        self._clock, self._sleep = clock, sleep
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        # A repeat by the library could not be told from a first call, and would not be within our time limit.
+        config = Config(
+            connect_timeout=min(5.0, answer_max_s),
+            read_timeout=answer_max_s,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+        )
+        try:
+            session = session or boto3.Session()
+            client = partial(session.client, region_name=region, config=config)
+            self._ec2, self._ssm, self._quotas = client("ec2"), client("ssm"), client("service-quotas")
+        except BotoCoreError as error:
+            raise translated(error, region=region) from error
+        self._grounds = Grounds(self._ec2, self._read, public_key)
+        self._types: dict[str, dict[str, Any]] = {}
+        self._images: dict[str, tuple[str, str]] = {}
+        self._fresh: dict[str, tuple[VmSeen, float]] = {}
+        self._unseen: dict[str, float] = {}
+
+    def zones(self, vm: str) -> tuple[str, ...]:
+        """See `Provider.zones`: those which have the type and, as the default VPC has, a subnet."""
+        offered = {
+            offering["Location"]
+            for offering in self._pages(
+                self._ec2.describe_instance_type_offerings,
+                "InstanceTypeOfferings",
+                LocationType="availability-zone",
+                Filters=[{"Name": "instance-type", "Values": [vm]}],
+            )
+        }
+        if not offered:
+            raise ConfigurationError(f"aws {self.region} has no VM type {vm!r}")
+        subnets = self._pages(
+            self._ec2.describe_subnets, "Subnets", Filters=[{"Name": "default-for-az", "Values": ["true"]}]
+        )
+        zones = tuple(sorted(offered & {subnet["AvailabilityZone"] for subnet in subnets}))
+        if not zones:
+            raise ConfigurationError(
+                f"aws {self.region} has no default subnet where {vm} is offered; "
+                "'aws ec2 create-default-vpc' makes them"
+            )
+        return zones
+
+    def launch(self, request: VmRequest) -> VmSeen:
+        """See `Provider.launch`.
+
+        A token that was used with other parameters (as happens to a repeat after the default image has moved on) gives
+        the VM of its first launch too. `CloudUnavailableError` where that VM is not listed yet.
+        """
+        parameters = self._parameters(request)
+        for _ in range(2):
+            try:
+                answer = self._ec2.run_instances(**parameters, **self._grounds.of(request.owner))
+            except (ClientError, BotoCoreError) as error:
+                code = error_code(error)
+                if code == "IdempotentParameterMismatch":
+                    return self._adopt(request)
+                if code not in ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound"):
+                    raise translated(
+                        error, region=self.region, place=request.zone, vm=request.vm, spot=request.spot
+                    ) from error
+                self._grounds.forget(request.owner)
+                continue
+            return self._launched(request, answer)
+        raise CloudUnavailableError(
+            f"aws {self.region} does not find the security group or key that was just made; try again"
+        )
+
+    def describe(self, instance_id: str, zone: str) -> VmSeen:
+        """See `Provider.describe`; what this process launched less than `visibility_s` ago is not taken for gone."""
+        try:
+            answer = self._read(partial(self._ec2.describe_instances, InstanceIds=[instance_id]))
+            instances = [instance for group in answer["Reservations"] for instance in group["Instances"]]
+            if not instances:
+                raise GoneError(f"aws {zone or self.region}: there is no VM {instance_id}")
+        except GoneError:
+            if self._is_fresh(instance_id):
+                return self._fresh[instance_id][0]
+            raise
+        return vm_seen(instances[0])
+
+    def terminate(self, instance_id: str, zone: str) -> None:
+        """See `Provider.terminate`."""
+        try:
+            self._read(partial(self._ec2.terminate_instances, InstanceIds=[instance_id]))
+        except GoneError as error:
+            if self._is_fresh(instance_id):
+                raise CloudUnavailableError(
+                    f"aws {zone or self.region} does not know its new VM {instance_id} yet; try again"
+                ) from error
+
+    def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
+        """See `Provider.list_owned`; ended VMs are shown for about an hour."""
+        return tuple(seen for seen in self._tagged(OWNER_TAG, owner) if seen.owner == owner)
+
+    def quotas(self) -> tuple[Quota, ...]:
+        """See `Provider.quotas`: vCPUs by VM family, on demand and spot; empty where Service Quotas is denied."""
+        try:
+            limits = list(self._pages(self._quotas.list_service_quotas, "Quotas", ServiceCode="ec2"))
+        except CredentialsError:
+            return ()
+        alive = self._instances(Name="instance-state-name", Values=["pending", "running"])
+        running = [
+            (instance["InstanceType"], instance.get("InstanceLifecycle") == "spot") for instance in alive
+        ]
+        self._learn_types({vm for vm, _ in running})
+        vcpus = {vm: int(self._types[vm]["VCpuInfo"]["DefaultVCpus"]) for vm, _ in running}
+        return quotas_of(limits, running, vcpus, region=self.region)
+
+    def remove_leftovers(self, owner: str) -> tuple[str, ...]:
+        """See `Provider.remove_leftovers`: security group, key pair, and disks whose VM is gone."""
+        if any(seen.state != "gone" for seen in self.list_owned(owner)):
+            return ()
+        return self._grounds.remove(owner)
+
+    # A launch
+
+    def _parameters(self, request: VmRequest) -> dict[str, Any]:
+        self._learn_types({request.vm})
+        image, root_device = self._image(request)
+        tags = tags_of(request)
+        parameters: dict[str, Any] = {
+            "ClientToken": request.token,
+            "MinCount": 1,
+            "MaxCount": 1,
+            "InstanceType": request.vm,
+            "ImageId": image,
+            "Placement": {"AvailabilityZone": request.zone},
+            "UserData": user_data(request),
+            "InstanceInitiatedShutdownBehavior": "terminate",
+            "MetadataOptions": {"HttpTokens": "required", "HttpEndpoint": "enabled"},
+            "BlockDeviceMappings": [
+                {
+                    "DeviceName": root_device,
+                    "Ebs": {
+                        "VolumeSize": request.disk_gib,
+                        "VolumeType": "gp3",
+                        "DeleteOnTermination": True,
+                    },
+                }
+            ],
+            "TagSpecifications": [
+                {"ResourceType": kind, "Tags": tags}
+                for kind in ("instance", "volume", *(["spot-instances-request"] if request.spot else []))
+            ],
+        }
+        if request.spot:
+            parameters["InstanceMarketOptions"] = {
+                "MarketType": "spot",
+                "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+            }
+        return parameters
+
+    def _launched(self, request: VmRequest, answer: dict[str, Any]) -> VmSeen:
+        """The VM of a launch's answer, which is that of the first launch, and may be as it was then."""
+        instance = answer["Instances"][0]
+        seen = vm_seen(instance)
+        age_s = _age_s(answer)
+        if seen.state == "pending" and age_s <= _YOUNG_S:
+            self._remember(seen)
+            return seen
+        if seen.state in ("pending", "running"):
+            try:
+                seen = self.describe(seen.instance_id, request.zone)
+            except GoneError:
+                if age_s <= self.visibility_s:
+                    return seen
+                seen = vm_seen({**instance, "State": {"Name": "terminated"}})
+            except (ThrottledError, CredentialsError) as error:
+                raise CloudUnavailableError(str(error)) from error
+        return self._living(seen)
+
+    def _adopt(self, request: VmRequest) -> VmSeen:
+        """The VM of a token that was used for another request in this zone."""
+        try:
+            found = [
+                seen
+                for seen in self._tagged(TOKEN_TAG, request.token)
+                if seen.token == request.token and seen.zone == request.zone
+            ]
+        except (ThrottledError, CredentialsError) as error:
+            raise CloudUnavailableError(str(error)) from error
+        if found:
+            self._unseen.pop(request.token, None)
+            return self._living(found[0])
+        first = self._unseen.setdefault(request.token, self._clock())
+        message = f"aws {request.zone}: token {request.token} was used for another launch, whose VM"
+        if self._clock() - first <= self.visibility_s:
+            raise CloudUnavailableError(f"{message} is not listed yet; try again")
+        del self._unseen[request.token]
+        raise GoneError(f"{message} is gone; launch with a new token")
+
+    def _living(self, seen: VmSeen) -> VmSeen:
+        if seen.state in ("stopping", "gone"):
+            raise GoneError(
+                f"aws {seen.zone}: the VM of token {seen.token}, {seen.instance_id}, has ended"
+                f"{f' ({seen.reason})' if seen.reason else ''}; launch with a new token"
+            )
+        return seen
+
+    def _remember(self, seen: VmSeen) -> None:
+        now = self._clock()
+        self._fresh = {
+            key: (vm, at) for key, (vm, at) in self._fresh.items() if now - at <= self.visibility_s
+        }
+        self._fresh[seen.instance_id] = (seen, now)
+
+    def _is_fresh(self, instance_id: str) -> bool:
+        known = self._fresh.get(instance_id)
+        return known is not None and self._clock() - known[1] <= self.visibility_s
+
+    def _image(self, request: VmRequest) -> tuple[str, str]:
+        """Id and root device of the request's image; an alias is looked up once in a process."""
+        architectures = self._types[request.vm]["ProcessorInfo"]["SupportedArchitectures"]
+        architecture = next((_ARCHITECTURES[name] for name in architectures if name in _ARCHITECTURES), None)
+        alias = request.image
+        if not alias:
+            if architecture is None:
+                raise ConfigurationError(
+                    f"no default image for {request.vm}, of {', '.join(architectures)}; name one"
+                )
+            alias = _IMAGES.format(architecture=architecture)
+        if alias not in self._images:
+            image = alias
+            if alias.startswith("/"):
+                answer = self._read(partial(self._ssm.get_parameter, Name=alias))
+                image = str(answer["Parameter"]["Value"])
+            images = self._read(partial(self._ec2.describe_images, ImageIds=[image]))["Images"]
+            if not images:
+                raise ConfigurationError(f"aws {self.region} has no image {image}")
+            self._images[alias] = (image, str(images[0]["RootDeviceName"]))
+        return self._images[alias]
+
+    def _learn_types(self, vms: set[str]) -> None:
+        unknown = sorted(vms - self._types.keys())
+        for start in range(0, len(unknown), _TYPES_PER_CALL):
+            batch = unknown[start : start + _TYPES_PER_CALL]
+            answer = self._read(partial(self._ec2.describe_instance_types, InstanceTypes=batch))
+            self._types.update({kind["InstanceType"]: kind for kind in answer["InstanceTypes"]})
+
+    # Calls
+
+    def _instances(self, **one_filter: Any) -> Iterator[dict[str, Any]]:
+        for group in self._pages(
+            self._ec2.describe_instances, "Reservations", Filters=[one_filter], MaxResults=self._page_size
+        ):
+            yield from group["Instances"]
+
+    def _tagged(self, tag: str, value: str) -> Iterator[VmSeen]:
+        # In a filter's value, * and ? stand for other characters, so the caller looks at the tag again.
+        yield from map(vm_seen, self._instances(Name=f"tag:{tag}", Values=[value]))
+
+    def _pages(self, call: Callable[..., Any], field: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        while True:
+            answer = self._read(partial(call, **parameters))
+            yield from answer[field]
+            if not answer.get("NextToken"):
+                return
+            parameters["NextToken"] = answer["NextToken"]
+
+    def _read(self, call: Callable[[], Any]) -> Any:
+        """Make a call that may be repeated, and repeat it where that may help."""
+        for attempt in range(_TRIES):
+            try:
+                return call()
+            except (ClientError, BotoCoreError) as error:
+                told: ScavengerError = translated(error, region=self.region)
+                if attempt == _TRIES - 1 or not isinstance(told, (ThrottledError, CloudUnavailableError)):
+                    raise told from error
+            self._sleep(self._rng.uniform(0, _PAUSE_S * 2**attempt))
+        raise AssertionError("the last attempt returns or raises")
+
+
+def _age_s(launch: dict[str, Any]) -> float:
+    """How old the VM of a launch's answer is, by the cloud's clock alone; 0 where the answer bears no date."""
+    try:
+        date = parsedate_to_datetime(launch["ResponseMetadata"]["HTTPHeaders"]["date"])
+        return float((date - launch["Instances"][0]["LaunchTime"]).total_seconds())
+    except (KeyError, TypeError, ValueError):
+        return 0.0

@@ -1,0 +1,159 @@
+"""What an owner's VMs at AWS share beside themselves: a security group and a key pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from scavenger.cloud.aws.errors import error_code
+from scavenger.cloud.aws.values import OWNER_TAG
+from scavenger.errors import CloudUnavailableError
+
+__all__ = ["Grounds"]
+
+
+class Grounds:
+    """Makes them when first needed, and takes them away at the end; either may be done by several services at once.
+
+    Args:
+        ec2: The client.
+        call: Makes a call, repeats it as needed, and raises what `translated` gives.
+        public_key: Of the key pair; without one there is none.
+    """
+
+    def __init__(self, ec2: Any, call: Callable[[Callable[[], Any]], Any], public_key: str) -> None:
+        self._ec2, self._call, self._public_key = ec2, call, public_key
+        self._groups: dict[str, str] = {}
+        self._keys: set[str] = set()
+
+    def of(self, owner: str) -> dict[str, Any]:
+        """What a launch says of them: a security group in the default VPC, whose members reach each other, and the key.
+
+        Raises:
+            ConfigurationError: If there is no default VPC, or the public key is none.
+            CredentialsError, QuotaError, ThrottledError, CloudUnavailableError: As the cloud says.
+        """
+        parameters: dict[str, Any] = {"SecurityGroupIds": [self._group_id(owner)]}
+        if self._public_key:
+            parameters["KeyName"] = self._key_name(owner)
+        return parameters
+
+    def forget(self, owner: str) -> None:
+        """Somebody has removed them: make them again when next needed."""
+        self._groups.pop(owner, None)
+        self._keys.discard(owner)
+
+    def remove(self, owner: str) -> tuple[str, ...]:
+        """Remove them, and the disks without a VM; what was removed. What a VM still holds stays."""
+        self.forget(owner)
+        mine = [{"Name": f"tag:{OWNER_TAG}", "Values": [owner]}]
+        removed = []
+        groups = self._call(partial(self._ec2.describe_security_groups, Filters=mine))["SecurityGroups"]
+        keys = self._call(partial(self._ec2.describe_key_pairs, Filters=mine))["KeyPairs"]
+        free = {"Name": "status", "Values": ["available"]}
+        volumes = self._call(partial(self._ec2.describe_volumes, Filters=[*mine, free]))["Volumes"]
+        for kind, identifier, call in (
+            *(
+                (
+                    "security group",
+                    group["GroupId"],
+                    partial(self._ec2.delete_security_group, GroupId=group["GroupId"]),
+                )
+                for group in groups
+                if _owned(group, owner)
+            ),
+            *(
+                ("key pair", key["KeyName"], partial(self._ec2.delete_key_pair, KeyName=key["KeyName"]))
+                for key in keys
+                if _owned(key, owner)
+            ),
+            *(
+                ("disk", volume["VolumeId"], partial(self._ec2.delete_volume, VolumeId=volume["VolumeId"]))
+                for volume in volumes
+                if _owned(volume, owner)
+            ),
+        ):
+            if self._idempotent(
+                call, "InvalidGroup.NotFound", "InvalidVolume.NotFound", "DependencyViolation", "VolumeInUse"
+            ):
+                removed.append(f"{kind} {identifier}")
+        return tuple(removed)
+
+    def _group_id(self, owner: str) -> str:
+        if owner not in self._groups:
+            group = self._find_group(owner) or self._make_group(owner)
+            members = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
+            self._idempotent(
+                partial(self._ec2.authorize_security_group_ingress, GroupId=group, IpPermissions=[members]),
+                "InvalidPermission.Duplicate",
+            )
+            self._groups[owner] = group
+        return self._groups[owner]
+
+    def _key_name(self, owner: str) -> str:
+        name = _name(owner)
+        if owner not in self._keys:
+            self._idempotent(
+                partial(
+                    self._ec2.import_key_pair,
+                    KeyName=name,
+                    PublicKeyMaterial=self._public_key.encode(),
+                    TagSpecifications=[_tags("key-pair", owner)],
+                ),
+                "InvalidKeyPair.Duplicate",
+            )
+            self._keys.add(owner)
+        return name
+
+    def _find_group(self, owner: str) -> str:
+        named = [{"Name": "group-name", "Values": [_name(owner)]}]
+        groups = self._call(partial(self._ec2.describe_security_groups, Filters=named))["SecurityGroups"]
+        return next((str(group["GroupId"]) for group in groups if _owned(group, owner)), "")
+
+    def _make_group(self, owner: str) -> str:
+        made = self._idempotent(
+            partial(
+                self._ec2.create_security_group,
+                GroupName=_name(owner),
+                Description="VMs of one Scavenger installation",
+                TagSpecifications=[_tags("security-group", owner)],
+            ),
+            "InvalidGroup.Duplicate",
+        )
+        if made:
+            return str(made["GroupId"])
+        group = self._find_group(owner)
+        if not group:
+            raise CloudUnavailableError(
+                f"aws has a security group {_name(owner)!r} that is not listed as Scavenger's own; try again, and "
+                "delete it if that does not help"
+            )
+        return group
+
+    def _idempotent(self, call: Callable[[], Any], *codes: str) -> Any:
+        """The answer, or None where one of these errors says that there is nothing (more) to do."""
+
+        def attempt() -> Any:
+            try:
+                return call()
+            except (ClientError, BotoCoreError) as error:
+                if error_code(error) not in codes:
+                    raise
+                return None
+
+        return self._call(attempt)
+
+
+def _name(owner: str) -> str:
+    return f"scavenger-{owner}"
+
+
+def _tags(kind: str, owner: str) -> dict[str, Any]:
+    return {"ResourceType": kind, "Tags": [{"Key": OWNER_TAG, "Value": owner}]}
+
+
+def _owned(thing: dict[str, Any], owner: str) -> bool:
+    return {"Key": OWNER_TAG, "Value": owner} in thing.get("Tags", ())

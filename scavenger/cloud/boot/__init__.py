@@ -1,0 +1,1 @@
+"""What a VM runs when it boots."""

@@ -1,0 +1,1 @@
+"""Machine types of the clouds with their prices."""

@@ -1,0 +1,203 @@
+"""Every machine type that a cloud sells, with its prices, their source and their age.
+
+From the package's snapshot, over it what was refreshed from the clouds, over that the user's own prices. A price that
+nobody knows is an error where it is needed, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import date
+from functools import cached_property
+
+from scavenger.cloud.catalog.compute_engine import SHAPES, custom_shape, listing_of_shape
+from scavenger.cloud.catalog.prices import OwnPrices
+from scavenger.cloud.catalog.types import GIB, Listing, Stock, Wanted
+from scavenger.domain.configuration import Offer
+from scavenger.domain.cost import Price, ResourceRates
+from scavenger.domain.forms import did_you_mean, shown
+from scavenger.errors import ConfigurationError
+
+__all__ = ["DEFAULT_REGIONS", "PROVIDERS", "Catalog"]
+
+DEFAULT_REGIONS = {"gcp": "us-central1", "aws": "us-east-1"}
+"""Each cloud's own first region, where it sells most types."""
+PROVIDERS = tuple(DEFAULT_REGIONS)
+SPOT_DAYS_MAX = 62
+"""Age from which a spot price is no price to decide by: Google may set a new one every month, Amazon's move all the
+time. Of the snapshot's, 628 days old, half are more than 32 % below a later list (docs/costs.md)."""
+
+
+class Catalog:
+    """Machine types and prices.
+
+    Args:
+        stock: What the clouds ask.
+        own: What the user pays instead.
+        today: By which prices are old.
+    """
+
+    def __init__(self, stock: Stock, own: OwnPrices | None = None, *, today: date) -> None:
+        self._stock, self._own, self._today = stock, own, today
+        self._listings: dict[tuple[str, str], dict[str, Listing]] = {}
+
+    def regions(self, provider: str) -> tuple[str, ...]:
+        """Where a price is known.
+
+        Raises:
+            ConfigurationError: If there is no such provider.
+        """
+        try:
+            return self._regions[provider]
+        except KeyError:
+            known = ", ".join(PROVIDERS)
+            raise ConfigurationError(f"the catalogue has {known}, not {shown(provider)}") from None
+
+    @cached_property
+    def _regions(self) -> Mapping[str, tuple[str, ...]]:
+        regions = {
+            "aws": set(self._stock.ec2),
+            "gcp": {region for _, _, region, _ in self._stock.rates},
+        }
+        for price in self._own.content.prices if self._own else ():
+            if price.region is not None:
+                regions[price.provider].add(price.region)
+        return {provider: tuple(sorted(known)) for provider, known in regions.items()}
+
+    def listings(self, provider: str, region: str, wanted: Wanted | None = None) -> tuple[Listing, ...]:
+        """The types of a region that will do, whatever their caveats, cheapest first, those without a price last.
+
+        Raises:
+            ConfigurationError: If there is no such provider or region.
+        """
+        table = self._table(provider, region)
+        found = [listing for listing in table.values() if wanted is None or wanted.admits(listing.machine)]
+        named = set(wanted.vms if wanted else ()) - set(table)
+        found += [listing for name in sorted(named) if (listing := self._custom(provider, region, name))]
+        return tuple(sorted(found, key=_by_price))
+
+    def listing(self, provider: str, region: str, vm: str) -> Listing:
+        """One type; Compute Engine's custom types (`n2-custom-4-16384`) as well.
+
+        Raises:
+            ConfigurationError: If there is no such provider, region or type.
+        """
+        table = self._table(provider, region)
+        listing = table.get(vm) or self._custom(provider, region, vm)
+        if listing is None:
+            hint = did_you_mean(vm, table)
+            raise ConfigurationError(f"{provider}/{region} has no VM type {shown(vm)} in the catalogue{hint}")
+        return listing
+
+    def price(self, provider: str, region: str, vm: str, *, spot: bool = False) -> Price:
+        """What a VM type costs in an hour.
+
+        Raises:
+            ConfigurationError: If there is no such type there, its price is not known, or it is a spot price from long
+                ago.
+        """
+        listing = self.listing(provider, region, vm)
+        price = self._price(listing, spot=spot)
+        if price is None:
+            old = listing.price(spot=spot)
+            why = (
+                "not known" if old is None else f"{old.age_days(self._today)} days old, too old to decide by"
+            )
+            raise ConfigurationError(
+                f"the {'spot price' if spot else 'price'} of {vm} in {provider}/{region} is {why}: run `scavenger "
+                f"catalog refresh --provider {provider}`, or write it into the price file"
+            )
+        return price
+
+    def _price(self, listing: Listing, *, spot: bool) -> Price | None:
+        """Such that one may decide by it; a price that the user wrote down does not age."""
+        price = listing.price(spot=spot)
+        if price is None or not spot or (self._own is not None and price.source == self._own.source):
+            return price
+        return price if price.age_days(self._today) <= SPOT_DAYS_MAX else None
+
+    def offers(
+        self, provider: str, region: str, wanted: Wanted | None = None, *, spot: bool = False
+    ) -> tuple[Offer, ...]:
+        """What may be searched: every type that will do, with a known price, cheapest first.
+
+        Types with a caveat (burstable, shared core, arm64) are offered only where they are named: how fast they are
+        in a profile does not say how fast they stay.
+
+        Raises:
+            ConfigurationError: If a type is named that does not exist or has no known price, or if nothing will do.
+        """
+        wanted = wanted or Wanted()
+        for vm in wanted.vms:
+            self.price(provider, region, vm, spot=spot)
+        listings = self.listings(provider, region, wanted)
+        if not wanted.vms:
+            listings = tuple(listing for listing in listings if not listing.machine.caveat)
+        priced = [(price, listing) for listing in listings if (price := self._price(listing, spot=spot))]
+        if not priced:
+            unpriced = f"; {len(listings)} would do, but have no known price of late" if listings else ""
+            kind = "spot VM" if spot else "VM"
+            raise ConfigurationError(f"{provider}/{region} offers no {kind} with {wanted}{unpriced}")
+        priced.sort(key=lambda pair: (pair[0].usd_per_hour, pair[1].machine.name))
+        return tuple(_offer(listing, price, spot=spot) for price, listing in priced)
+
+    def rates(self, region: str, family: str, *, spot: bool = False) -> ResourceRates:
+        """What Compute Engine asks for a vCPU and a GiB of a family such as `n2` or `n2_custom`.
+
+        Raises:
+            ConfigurationError: If either is not known.
+        """
+        cpu, ram = (self._stock.rates.get((family, part, region, spot)) for part in ("cpu", "ram"))
+        if cpu is None or ram is None:
+            families = sorted({name for name, _, where, _ in self._stock.rates if where == region})
+            hint = did_you_mean(family, families)
+            raise ConfigurationError(f"gcp/{region} has no known rates of {shown(family)}{hint}")
+        return ResourceRates(cpu.usd_per_hour, ram.usd_per_hour)
+
+    def disk_price(self, provider: str, region: str) -> Price | None:
+        """Of one GiB of a plain boot disk in an hour; None where it is not known."""
+        return self._stock.disks.get((provider, region))
+
+    def _table(self, provider: str, region: str) -> dict[str, Listing]:
+        key = provider, region
+        if key not in self._listings:
+            known = self.regions(provider)
+            if region not in known:
+                hint = did_you_mean(region, known)
+                raise ConfigurationError(f"{provider} has no region {shown(region)} in the catalogue{hint}")
+            table: Mapping[str, Listing] = self._stock.ec2.get(region, {})
+            if provider == "gcp":
+                table = {
+                    name: listing_of_shape(shape, region, self._stock.rates) for name, shape in SHAPES.items()
+                }
+            self._listings[key] = self._own.apply(provider, region, table) if self._own else dict(table)
+        return self._listings[key]
+
+    def _custom(self, provider: str, region: str, vm: str) -> Listing | None:
+        shape = custom_shape(vm) if provider == "gcp" else None
+        if shape is None:
+            return None
+        listing = listing_of_shape(shape, region, self._stock.rates)
+        return self._own.apply(provider, region, {vm: listing})[vm] if self._own else listing
+
+
+def _by_price(listing: Listing) -> tuple[float, str]:
+    known = [price.usd_per_hour for price in (listing.on_demand, listing.spot) if price is not None]
+    on_demand = listing.on_demand.usd_per_hour if listing.on_demand else None
+    return (on_demand or min(known, default=math.inf), listing.machine.name)
+
+
+def _offer(listing: Listing, price: Price, *, spot: bool) -> Offer:
+    machine = listing.machine
+    return Offer(
+        provider=machine.provider,
+        region=listing.region,
+        vm=machine.name,
+        price_usd_per_hour=price.usd_per_hour,
+        price_source=str(price),
+        cpus=machine.cpus,
+        memory_bytes=int(machine.memory_gib * GIB),
+        spot=spot,
+        workers_per_vm=max(1, machine.accelerators),
+    )

@@ -1,0 +1,149 @@
+"""EC2's prices as Amazon gives them now: the price list, spot prices, and how often spot VMs are interrupted."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from scavenger.cloud.catalog.ec2 import ec2_machine
+from scavenger.cloud.catalog.types import Listing, Stock
+from scavenger.domain.cost import Price
+from scavenger.errors import CloudUnavailableError, ConfigurationError
+
+__all__ = ["ADVISOR_URL", "fetch_aws", "parse_price_list", "price_history", "price_list"]
+
+ADVISOR_URL = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
+"""What Amazon's page "Spot Instance Advisor" shows; public."""
+_ADVISOR_MAX_BYTES = 64 * 2**20
+_TIMEOUT_S = 30
+_PRICING_REGION = "us-east-1"
+"""Where the price list is served, for all regions."""
+_FILTERS = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+}
+"""What tells the price of a plain Linux VM from those with software, dedicated or reserved."""
+
+
+def fetch_aws(regions: Iterable[str], *, now: datetime, advisor_url: str = ADVISOR_URL) -> Stock:
+    """All types of some regions with on-demand and spot prices and interruptions.
+
+    Credentials are boto3's; they must allow `pricing:GetProducts` and `ec2:DescribeSpotPriceHistory`.
+
+    Raises:
+        ConfigurationError: If boto3 is not installed, or there is no such region.
+        CredentialsError, ThrottledError, CloudUnavailableError: As the names say.
+    """
+    try:
+        from boto3.session import Session
+        from botocore.config import Config
+    except ImportError as error:
+        raise ConfigurationError("refreshing AWS needs boto3: pip install 'scavenger-ml[aws]'") from error
+    config = Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S, retries={"mode": "standard"})
+    session = Session()
+    ec2: dict[str, dict[str, Listing]] = {}
+    advisor: Mapping[str, Any] | None = None
+    for region in regions:
+        with _our_errors(region):
+            pricing = session.client("pricing", region_name=_PRICING_REGION, config=config)
+            listings = parse_price_list(price_list(pricing, region), region, now)
+        if not listings:
+            raise ConfigurationError(f"AWS's price list has nothing for a region '{region}'")
+        with _our_errors(region):
+            client = session.client("ec2", region_name=region, config=config)
+            spot = price_history(client, now)
+        advisor = _read_advisor(advisor_url) if advisor is None else advisor
+        ec2[region] = {
+            name: replace(listing, spot=spot.get(name), interruption=_interruption(advisor, region, name))
+            for name, listing in listings.items()
+        }
+    return Stock(ec2=ec2)
+
+
+def price_list(pricing: Any, region: str) -> Iterator[Mapping[str, Any]]:
+    """Products of plain Linux VMs in a region, each a document of product and terms."""
+    wanted = [
+        {"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in (*_FILTERS.items(), ("regionCode", region))
+    ]
+    for page in pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=wanted):
+        for text in page["PriceList"]:
+            yield json.loads(text)
+
+
+def parse_price_list(products: Iterable[Mapping[str, Any]], region: str, now: datetime) -> dict[str, Listing]:
+    """Types with their on-demand prices, by name.
+
+    What a filter let through that is not a plain Linux VM is left out, as are prices of 0. Of two prices of one type
+    the higher is taken, so that nothing costs more than was said.
+    """
+    found: dict[str, Listing] = {}
+    for document in products:
+        try:
+            attributes = document["product"]["attributes"]
+            name = attributes["instanceType"]
+            plain = all(attributes[key] == value for key, value in _FILTERS.items())
+            memory = float(attributes["memory"].removesuffix(" GiB").replace(",", ""))
+            rates = [
+                float(dimension["pricePerUnit"]["USD"])
+                for term in document["terms"]["OnDemand"].values()
+                for dimension in term["priceDimensions"].values()
+                if dimension["unit"] == "Hrs"
+            ]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue  # a product without hourly price or size: nothing that a job could run on
+        machine = ec2_machine(name, attributes, memory_gib=memory)
+        usd = max(rates, default=0.0)
+        if machine is None or not plain or attributes.get("regionCode") != region or not usd > 0:
+            continue
+        known = found.get(name)
+        if known is None or (known.on_demand is not None and known.on_demand.usd_per_hour < usd):
+            found[name] = Listing(machine, region, on_demand=Price(usd, "AWS price list", now.date()))
+    return found
+
+
+def price_history(client: Any, now: datetime) -> dict[str, Price]:
+    """Spot prices of plain Linux VMs now, by type: that of the dearest zone, as a VM may land in any."""
+    prices: dict[str, Price] = {}
+    pages = client.get_paginator("describe_spot_price_history").paginate(
+        StartTime=now.astimezone(UTC), ProductDescriptions=["Linux/UNIX"]
+    )
+    for page in pages:
+        for seen in page["SpotPriceHistory"]:
+            name, usd = seen["InstanceType"], float(seen["SpotPrice"])
+            if usd > 0 and (name not in prices or prices[name].usd_per_hour < usd):
+                prices[name] = Price(usd, "AWS spot price, dearest zone", now.date())
+    return prices
+
+
+def _read_advisor(url: str) -> Mapping[str, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - this module's own address
+            document: Mapping[str, Any] = json.loads(answer.read(_ADVISOR_MAX_BYTES))
+        labels = {bucket["index"]: bucket["label"] for bucket in document["ranges"]}
+        return {"labels": labels, "regions": document["spot_advisor"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CloudUnavailableError(f"{url}: interruption rates cannot be read: {error}") from error
+
+
+def _interruption(advisor: Mapping[str, Any], region: str, name: str) -> str:
+    entry = advisor["regions"].get(region, {}).get("Linux", {}).get(name, {})
+    return str(advisor["labels"].get(entry.get("r"), ""))
+
+
+@contextmanager
+def _our_errors(region: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    from scavenger.cloud.aws.errors import translated
+
+    try:
+        yield
+    except (BotoCoreError, ClientError) as error:
+        raise translated(error, region=region) from error

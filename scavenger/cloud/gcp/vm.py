@@ -1,0 +1,179 @@
+"""A VM of ours in Compute Engine's words, and its VMs in ours."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from google.cloud import compute_v1
+
+from scavenger.cloud.boot.user_data import user_data
+from scavenger.cloud.gcp.names import custom_type, instance_name, labels_of, tags_of
+from scavenger.domain.vm import VmRequest, VmSeen, VmState
+from scavenger.errors import ConfigurationError
+
+__all__ = ["GcpSettings", "instance_of", "seen_of", "time_of"]
+
+_IMAGES = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts"
+"""The newest long-term image with cloud-init, which reads the user data; Google's default, Debian, has none."""
+
+_ARM = re.compile(r"[a-z]\d+a|a4x")
+_ACCELERATED = re.compile(r"[ag]\d\w*")
+"""Families that come with accelerators: they cannot move to another host, and their drivers are not signed."""
+_FAMILY = re.compile(r"([a-z]+)(\d*)[a-z]*")
+_HYPERDISK_GENERATION = 4
+"""Families from the fourth generation on take no persistent disk but a Hyperdisk."""
+
+_RUN_MIN_S = 30
+_RUN_MAX_S = 120 * 86_400
+"""Limits of `maxRunDuration`: https://cloud.google.com/compute/docs/instances/limit-vm-runtime"""
+
+_STATES: dict[str, VmState] = {
+    "PENDING": "pending",
+    "PROVISIONING": "pending",
+    "STAGING": "pending",
+    "RUNNING": "running",
+    "REPAIRING": "running",
+}
+"""Every other status is `stopping`: a VM that was stopped or suspended has a disk to pay for until it is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class GcpSettings:
+    """What all VMs of an installation share.
+
+    Attributes:
+        network: As Compute Engine names it.
+        subnetwork: `regions/us-central1/subnetworks/x`; empty for the network's own in the region.
+        external_address: Whether a VM has an address in the internet; without one it needs a NAT to load packages.
+        service_account: Its e-mail address; empty for none: a VM then can do nothing in the project.
+        image: In place of Ubuntu's newest long-term image; needs cloud-init.
+        preemption_notice_s: How long before its end a spot VM is told of it; 0 for the platform's default.
+    """
+
+    network: str = "global/networks/default"
+    subnetwork: str = ""
+    external_address: bool = True
+    service_account: str = ""
+    image: str = ""
+    preemption_notice_s: int = 120
+
+
+def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instance:
+    """The body of the insert: everything that tells the VM as ours is in it.
+
+    Raises:
+        ConfigurationError: If Compute Engine could not make such a VM.
+    """
+    custom_type(request.vm)
+    labels = labels_of(request)
+    place = f"zones/{request.zone}"
+    family = request.vm.partition("-")[0]
+    image = request.image or settings.image
+    accelerated = _ACCELERATED.fullmatch(family) is not None
+    instance = compute_v1.Instance(
+        name=instance_name(request.token),
+        labels=labels,
+        machine_type=f"{place}/machineTypes/{request.vm}",
+        disks=[
+            compute_v1.AttachedDisk(
+                boot=True,
+                auto_delete=True,
+                initialize_params=compute_v1.AttachedDiskInitializeParams(
+                    source_image=image or _default_image(family),
+                    disk_size_gb=request.disk_gib,
+                    disk_type=f"{place}/diskTypes/{_disk_type(family)}",
+                    labels=labels,
+                ),
+            )
+        ],
+        network_interfaces=[_interface(settings)],
+        scheduling=_scheduling(request, settings, accelerated=accelerated),
+        metadata=compute_v1.Metadata(items=[compute_v1.Items(key="user-data", value=user_data(request))]),
+    )
+    if settings.service_account:
+        instance.service_accounts = [
+            compute_v1.ServiceAccount(
+                email=settings.service_account, scopes=["https://www.googleapis.com/auth/cloud-platform"]
+            )
+        ]
+    if not image:  # of another's image nobody knows what it boots with
+        instance.shielded_instance_config = compute_v1.ShieldedInstanceConfig(
+            enable_vtpm=True, enable_integrity_monitoring=True, enable_secure_boot=not accelerated
+        )
+    return instance
+
+
+def seen_of(instance: compute_v1.Instance, zone: str) -> VmSeen:
+    """A VM as Compute Engine shows it."""
+    tags = tags_of(instance.labels)
+    interfaces = instance.network_interfaces
+    state = _STATES.get(instance.status, "stopping")
+    reason = instance.status_message
+    if state == "stopping" and not reason:
+        reason = instance.status
+    return VmSeen(
+        instance_id=str(instance.id),
+        vm=instance.machine_type.rpartition("/")[2],
+        zone=zone,
+        spot=instance.scheduling.provisioning_model == "SPOT" or instance.scheduling.preemptible,
+        state=state,
+        owner=tags.owner,
+        token=tags.token,
+        job_id=tags.job_id,
+        slot=tags.slot,
+        generation=tags.generation,
+        address=interfaces[0].network_i_p if interfaces else "",
+        launched_at=time_of(instance.creation_timestamp),
+        ended_at=time_of(instance.last_stop_timestamp) if state == "stopping" else None,
+        reason=reason if state == "stopping" else "",
+    )
+
+
+def time_of(text: str) -> datetime | None:
+    """A time of RFC 3339 in UTC; None for none, or none that can be read."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC) if text else None
+    except ValueError:
+        return None
+
+
+def _scheduling(request: VmRequest, settings: GcpSettings, *, accelerated: bool) -> compute_v1.Scheduling:
+    if not (math.isfinite(request.run_max_s) and 0 < request.run_max_s <= _RUN_MAX_S):
+        raise ConfigurationError(
+            f"a VM of Google Cloud ends itself after at most {_RUN_MAX_S // 86_400} days, "
+            f"not {request.run_max_s:g} s"
+        )
+    scheduling = compute_v1.Scheduling(
+        provisioning_model="SPOT" if request.spot else "STANDARD",
+        instance_termination_action="DELETE",
+        max_run_duration=compute_v1.Duration(seconds=max(_RUN_MIN_S, math.ceil(request.run_max_s))),
+        # one that came back by itself would be a worker that has been replaced
+        automatic_restart=False,
+    )
+    if request.spot or accelerated:
+        scheduling.on_host_maintenance = "TERMINATE"
+    if request.spot and settings.preemption_notice_s:
+        scheduling.preemption_notice_duration = compute_v1.Duration(seconds=settings.preemption_notice_s)
+    return scheduling
+
+
+def _interface(settings: GcpSettings) -> compute_v1.NetworkInterface:
+    interface = compute_v1.NetworkInterface(network=settings.network)
+    if settings.subnetwork:
+        interface.subnetwork = settings.subnetwork
+    if settings.external_address:
+        interface.access_configs = [compute_v1.AccessConfig(name="External NAT", type_="ONE_TO_ONE_NAT")]
+    return interface
+
+
+def _default_image(family: str) -> str:
+    return f"{_IMAGES}-{'arm64' if _ARM.fullmatch(family) else 'amd64'}"
+
+
+def _disk_type(family: str) -> str:
+    found = _FAMILY.fullmatch(family)
+    generation = int(found[2] or 0) if found else 0
+    return "hyperdisk-balanced" if generation >= _HYPERDISK_GENERATION else "pd-balanced"

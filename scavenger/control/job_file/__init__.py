@@ -1,0 +1,1 @@
+"""The job file: YAML in, a validated `JobSpec` or one clear line out."""

@@ -1,0 +1,1 @@
+"""One run of a job: begin, search, run, resume, end."""

@@ -1,0 +1,98 @@
+"""Puts a job's parts together, as its file asks for: the supervisor, and the trainer that drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from scavenger.control.jobs.resumption import Resumption
+from scavenger.control.training.cost_meter import CostMeter, WorkerCostMeter
+from scavenger.control.training.goal import Goal
+from scavenger.control.training.journal import Journal
+from scavenger.control.training.limits import Limits
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.configuration import SearchSpace
+from scavenger.domain.job import CheckpointSpec, JobSpec
+from scavenger.domain.report import Observer
+from scavenger.policy import learning_rate_scale
+from scavenger.train.engines.base import Engine
+from scavenger.train.engines.ray.engine import engine_maker
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport.messages.values import CheckpointPlan, Restore
+
+__all__ = ["supervisor_of", "trainer_of"]
+
+
+def supervisor_of(
+    job: JobSpec,
+    space: SearchSpace,
+    *,
+    folder: Path,
+    work_dir: Path,
+    checkpoints: str,
+    resumed: bool,
+    engine: Callable[[Path, int], Engine] | None,
+    clock: Callable[[], float],
+) -> Supervisor:
+    """The job's processes, not started yet.
+
+    Args:
+        engine: None for the one that the job file names.
+        folder: That the training module is in.
+        work_dir: The job's own.
+        checkpoints: Where they go, as a URL.
+        resumed: Begin with the newest of them.
+    """
+    plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
+    return Supervisor(
+        JobSource(str(job.train), folder, job.seed, space.offers[0].cpus),
+        work_dir=work_dir,
+        timeouts=Timeouts(job.limits.start, job.limits.step),
+        aggregators=job.elastic.aggregators,
+        restore=Restore(checkpoints) if resumed else None,
+        checkpoint=CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0),
+        engine=engine or engine_maker(job.engine),
+        clock=clock,
+    )
+
+
+def trainer_of(
+    supervisor: Supervisor,
+    job: JobSpec,
+    space: SearchSpace,
+    *,
+    goal: Goal,
+    journal: Journal,
+    audit: Journal | None,
+    observer: Observer,
+    started_at: float,
+    on_tick: Callable[[], None],
+    resumed: Resumption | None,
+    meter: CostMeter | None,
+    clock: Callable[[], float],
+) -> Trainer:
+    """What drives the supervisor, within the job's limits; see `Trainer` for the arguments.
+
+    Args:
+        meter: None where workers are what is paid for.
+    """
+    reference = space.global_batch_sizes[0]
+    return Trainer(
+        supervisor,
+        goal=goal,
+        offers=space.offers,
+        meter=meter or WorkerCostMeter(supervisor, {offer.vm: offer for offer in space.offers}),
+        limits=Limits(job.constraints.deadline, job.constraints.budget),
+        journal=journal,
+        observer=observer,
+        started_at=started_at,
+        on_tick=on_tick,
+        before=None if resumed is None else resumed.before,
+        lr_scale=lambda batch, noise: (
+            learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise).factor
+        ),
+        replacements_max=job.elastic.failures.give_up,
+        audit=audit,
+        clock=clock,
+    )

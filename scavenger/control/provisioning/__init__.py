@@ -1,0 +1,1 @@
+"""VMs of a job: the fleet, the reconciler, clean-up, prices and the bill."""

@@ -1,0 +1,82 @@
+"""Gives each VM its own way to join: what its job says of its leader, and a key that is good for that VM, once.
+
+What stands in an intent is the same for all VMs of a job and no secret. The key is derived when the VM is asked for,
+so that a launch that is asked for again is the same to the byte, and whoever acts for the region can do it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from scavenger.cloud.base import Provider
+from scavenger.cloud.boot.boot import Join, boot_script
+from scavenger.domain.vm import Quota, VmRequest, VmSeen
+from scavenger.errors import CloudUnavailableError, ConfigurationError
+from scavenger.store import Store
+from scavenger.train.engines.vm.values import one_time_keys
+
+__all__ = ["BootingProvider", "boot_document"]
+
+
+class _Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    endpoint: str
+    server_key: str
+    provider: str
+    package: str
+
+
+def boot_document(endpoint: str, server_key: str, provider: str, package: str) -> str:
+    """The user data of a job's intents: how its VMs reach its leader, and what they install."""
+    return msgspec.json.encode(_Boot(endpoint, server_key, provider, package)).decode()
+
+
+class BootingProvider(Provider):
+    """A provider whose launches turn a `boot_document` into the script that cloud-init runs."""
+
+    def __init__(self, provider: Provider, store: Store) -> None:
+        self._provider, self._store = provider, store
+        self.name, self.region, self.visibility_s = provider.name, provider.region, provider.visibility_s
+
+    def zones(self, vm: str) -> tuple[str, ...]:
+        """See `Provider.zones`."""
+        return self._provider.zones(vm)
+
+    def launch(self, request: VmRequest) -> VmSeen:
+        """See `Provider.launch`.
+
+        Raises:
+            CloudUnavailableError: Also where the job wants no VMs any more, which the next look finds out.
+            ConfigurationError: Also where its document is none.
+        """
+        key = self._store.boot_key(request.job_id, self.name, self.region)
+        if not key:
+            raise CloudUnavailableError(f"job {request.job_id[:8]} wants no VMs any more")
+        try:
+            boot = msgspec.json.decode(request.user_data, type=_Boot)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(f"intent {request.token} does not say how to join: {error}") from error
+        _, secret = one_time_keys(bytes.fromhex(key), request.token)
+        join = Join(boot.endpoint, boot.server_key, request.token, secret, boot.provider)
+        return self._provider.launch(replace(request, user_data=boot_script(join, boot.package)))
+
+    def describe(self, instance_id: str, zone: str) -> VmSeen:
+        """See `Provider.describe`."""
+        return self._provider.describe(instance_id, zone)
+
+    def terminate(self, instance_id: str, zone: str) -> None:
+        """See `Provider.terminate`."""
+        self._provider.terminate(instance_id, zone)
+
+    def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
+        """See `Provider.list_owned`."""
+        return self._provider.list_owned(owner)
+
+    def quotas(self) -> tuple[Quota, ...]:
+        """See `Provider.quotas`."""
+        return self._provider.quotas()
+
+    def remove_leftovers(self, owner: str) -> tuple[str, ...]:
+        """See `Provider.remove_leftovers`."""
+        return self._provider.remove_leftovers(owner)

@@ -1,0 +1,267 @@
+"""A cloud as a search sees it: the VM types that a job may use, on demand or spot, with their prices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scavenger.cloud.catalog.catalog import Catalog
+from scavenger.cloud.catalog.types import Listing, MachineType, Wanted
+from scavenger.control.provisioning.prices import open_catalog
+from scavenger.domain.configuration import Offer
+from scavenger.domain.cost import CostTerms, SpotRisk
+from scavenger.domain.job import ResourcesSpec
+from scavenger.domain.ranges import Amount
+from scavenger.errors import ConfigurationError
+from scavenger.policy.spot import SpotDecision, SpotMode, SpotTerms, decide_spot
+
+__all__ = ["CatalogCloud", "ChangeCosts", "Offered"]
+
+TYPES_MAX = 8
+"""VM types in one search: each takes three measurements of its own, on VMs that are started for them."""
+DEFAULT_CPUS = 4
+"""vCPUs of a VM where the job says nothing: as in Scavenger (Tyagi and Sharma), whose VMs are e2-standard-4."""
+AGGREGATOR_CPUS_MAX = 8
+"""Up to which the workers' type serves the aggregators, too: summing is bound by the network."""
+AGGREGATOR_CPUS_MIN, AGGREGATOR_GIB_MIN = 2, 4.0
+"""One vCPU for the sums and one for the messages; TensorFlow with a copy of the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCosts:
+    """What a lost worker costs the job; until it is measured, what is assumed.
+
+    Attributes:
+        pause_s: All stand still until the others train on: a change of view takes some hundredths of a second after
+            a loss was told, and some seconds until it is noticed where it was not.
+        replace_s: From the loss of a worker to the first step of its successor: a VM boots and starts TensorFlow.
+    """
+
+    pause_s: float = 5.0
+    replace_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What a search is made over.
+
+    Attributes:
+        offers: Each VM type once, either on demand or spot; cheapest first, or in the user's order where he names them.
+        decisions: On demand or spot, and why, in the same order.
+        notes: What the user should know: the decisions, and what was left out.
+    """
+
+    offers: tuple[Offer, ...]
+    decisions: tuple[SpotDecision, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def risks(self) -> Mapping[str, SpotRisk]:
+        """By VM type, for `CostTerms`."""
+        return {one.vm: one.risk for one in self.decisions if one.risk is not None}
+
+
+class CatalogCloud:
+    """The VM types of a provider in a region, at the catalogue's prices.
+
+    Args:
+        provider: `aws` or `gcp`.
+        region: Its name.
+        spot: Whether workers may be spot VMs.
+        catalog: Of prices; this user's if left out.
+        environment: Where the user's price file is looked up.
+        changes: What a lost worker costs.
+
+    Raises:
+        ConfigurationError: If the catalogue cannot be opened.
+    """
+
+    def __init__(
+        self,
+        provider: str,
+        region: str,
+        *,
+        spot: SpotMode = "never",
+        catalog: Catalog | None = None,
+        environment: Mapping[str, str] = os.environ,
+        changes: ChangeCosts | None = None,
+    ) -> None:
+        self._provider, self._region, self._spot = provider, region, spot
+        self._catalog = catalog or open_catalog(environment)
+        self._changes = changes or ChangeCosts()
+
+    def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
+        """See `Cloud.offers`: what a job that asks for nothing may use."""
+        return self.offers_for(None, workers=(1, workers_max)).offers
+
+    def hardware(self) -> str:
+        """See `Cloud.hardware`: which processors a type has may differ by region."""
+        return f"{self._provider}/{self._region}"
+
+    def offers_for(
+        self,
+        resources: ResourcesSpec | None,
+        *,
+        workers: tuple[int, int],
+        deadline_s: float | None = None,
+        work_s: float | None = None,
+    ) -> Offered:
+        """The types that a job may use.
+
+        Args:
+            resources: As the job file asks; None: the cheapest type of 4 vCPUs.
+            workers: Fewest and most of them.
+            deadline_s, work_s: As in `decide_spot`.
+
+        Raises:
+            ConfigurationError: If a named type does not exist, a price that is needed is not known, or nothing will do.
+        """
+        listings = self._matching(resources)
+        left_out = len(listings) - TYPES_MAX
+        notes = []
+        if resources is None:
+            listings = listings[:1]
+        elif left_out > 0:
+            listings = sorted(listings, key=_on_demand)[:TYPES_MAX]
+            names = ", ".join(listing.machine.name for listing in listings)
+            notes.append(
+                f"resources: {left_out + TYPES_MAX} VM types of {self.hardware()} would do; the {TYPES_MAX} cheapest "
+                f"are searched: {names}"
+            )
+        aggregator = self.on_demand_offer(listings[0].machine.name)
+        fixed = aggregator.price_usd_per_hour
+        decisions = [
+            self._decide(listing, fixed, workers, deadline_s=deadline_s, work_s=work_s)
+            for listing in listings
+        ]
+        pairs = list(zip(listings, decisions, strict=True))
+        offers = [self._offer(listing.machine.name, spot=decision.spot) for listing, decision in pairs]
+        if self._spot != "never":
+            notes += [decision.reason for decision in decisions]
+        return Offered(tuple(offers), tuple(decisions), tuple(notes))
+
+    def on_demand_offer(self, vm: str) -> Offer:
+        """What the aggregators' VM is, on demand, where workers run on this type.
+
+        It is the same type, unless that has accelerators or more than 8 vCPUs: then the cheapest one without
+        accelerators that has 2 vCPUs and 4 GiB.
+
+        Raises:
+            ConfigurationError: If no price is known.
+        """
+        machine = self._catalog.listing(self._provider, self._region, vm).machine
+        enough = machine.cpus >= AGGREGATOR_CPUS_MIN and machine.memory_gib >= AGGREGATOR_GIB_MIN
+        if enough and not machine.accelerators and machine.cpus <= AGGREGATOR_CPUS_MAX:
+            return self._offer(vm, spot=False)
+        wanted = Wanted(
+            cpus=Amount(AGGREGATOR_CPUS_MIN, or_more=True), memory=Amount(AGGREGATOR_GIB_MIN, or_more=True)
+        )
+        offers = self._catalog.offers(self._provider, self._region, wanted)
+        return next(offer for offer in offers if not self._machine(offer).accelerators)
+
+    def terms(
+        self, offered: Offered, *, disk_gib: float, setup_s: float, ready: Mapping[str, int] | None = None
+    ) -> CostTerms:
+        """What the job pays beside its workers: one VM of aggregators, disks, set-up and interruptions.
+
+        Args:
+            offered: What the search is made over.
+            disk_gib: Of each VM's boot disk.
+            setup_s: From a VM's launch to its worker's first step.
+            ready: VMs of each type whose set-up is behind.
+        """
+        disk = self._catalog.disk_price(self._provider, self._region)
+        return CostTerms(
+            aggregators=1,
+            usd_per_aggregator_hour=self.on_demand_offer(offered.offers[0].vm).price_usd_per_hour,
+            disk_gib=disk_gib,
+            usd_per_gib_hour=None if disk is None else disk.usd_per_hour,
+            setup_s=setup_s,
+            risks=offered.risks,
+            ready=ready or {},
+        )
+
+    def _matching(self, resources: ResourcesSpec | None) -> list[Listing]:
+        """In the user's order where he names types, else the cheapest first; only such that a job may be planned on."""
+        spot = self._spot == "always"
+        if resources is not None and resources.vms:
+            for vm in resources.vms:
+                self._catalog.price(self._provider, self._region, vm, spot=spot)
+            return [self._catalog.listing(self._provider, self._region, vm) for vm in resources.vms]
+        accelerators = None
+        wanted = Wanted(cpus=Amount(DEFAULT_CPUS))
+        if resources is not None:
+            accelerators = resources.accelerators
+            name = None if accelerators is None else accelerators.name
+            wanted = Wanted(cpus=resources.cpus, memory=resources.memory, accelerator=name)
+        count = 0 if accelerators is None else accelerators.count
+        offers = self._catalog.offers(self._provider, self._region, wanted, spot=spot)
+        found = [
+            self._catalog.listing(self._provider, self._region, offer.vm)
+            for offer in offers
+            if self._machine(offer).accelerators == count
+        ]
+        if spot:
+            found = [listing for listing in found if listing.on_demand is not None]
+        if not found:
+            each = f"{count} {accelerators.name}" if accelerators else "no accelerator"
+            raise ConfigurationError(
+                f"resources: {self.hardware()} offers no VM type with {wanted} and {each} on each"
+            )
+        return found
+
+    def _machine(self, offer: Offer) -> MachineType:
+        return self._catalog.listing(self._provider, self._region, offer.vm).machine
+
+    def _decide(
+        self,
+        listing: Listing,
+        fixed_usd_per_hour: float,
+        workers: tuple[int, int],
+        *,
+        deadline_s: float | None,
+        work_s: float | None,
+    ) -> SpotDecision:
+        vm = listing.machine.name
+        return decide_spot(
+            SpotTerms(
+                vm=vm,
+                on_demand_usd_per_hour=self.price_usd_per_hour(vm, spot=False),
+                spot_usd_per_hour=self._spot_price(vm),
+                interrupted_monthly=listing.interrupted_monthly,
+                pause_s=self._changes.pause_s,
+                replace_s=self._changes.replace_s,
+                fixed_usd_per_hour=fixed_usd_per_hour,
+                workers_per_vm=max(1, listing.machine.accelerators),
+            ),
+            mode=self._spot,
+            workers=workers,
+            deadline_s=deadline_s,
+            work_s=work_s,
+        )
+
+    def price_usd_per_hour(self, vm: str, *, spot: bool) -> float:
+        """Of one VM.
+
+        Raises:
+            ConfigurationError: If it is not known, or too old to decide by.
+        """
+        return self._catalog.price(self._provider, self._region, vm, spot=spot).usd_per_hour
+
+    def _spot_price(self, vm: str) -> float | None:
+        """None where it is not known, or from too long ago to decide by."""
+        if self._spot == "never":
+            return None
+        try:
+            return self.price_usd_per_hour(vm, spot=True)
+        except ConfigurationError:
+            return None
+
+    def _offer(self, vm: str, *, spot: bool) -> Offer:
+        (offer,) = self._catalog.offers(self._provider, self._region, Wanted((vm,)), spot=spot)
+        return offer
+
+
+def _on_demand(listing: Listing) -> float:
+    return float("inf") if listing.on_demand is None else listing.on_demand.usd_per_hour

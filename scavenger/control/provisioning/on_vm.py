@@ -1,0 +1,63 @@
+"""What runs on a VM: `scavenger-vm JOIN_FILE` joins its leader, and tells it of the VM's end when the cloud does."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scavenger.cloud.notices import watch
+from scavenger.domain.vm import Notice
+from scavenger.errors import CloudError, ConfigurationError
+from scavenger.train.engines.vm.agent import Agent, read_ticket
+
+__all__ = ["main", "watch_notices"]
+
+_WORDS = {
+    "preemption": "the cloud takes its VM back",
+    "rebalance": "the cloud says that its VM is at a higher risk of being taken back",
+}
+
+
+def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
+    """Pass on what the cloud tells of this VM's end, until the agent has ended; for a thread of its own."""
+    try:
+        for notice in watch(provider, stopped=ended.is_set):
+            agent.doom(_in_s(notice), _WORDS[notice.kind])
+    except (CloudError, ConfigurationError) as error:
+        agent.warn(f"it will not hear of its end ahead: {error}")
+
+
+def _in_s(notice: Notice) -> float | None:
+    return None if notice.at is None else (notice.at - datetime.now(UTC)).total_seconds()
+
+
+def main() -> int:
+    """Serve this VM's leader until that one is gone or the VM ends; the exit status."""
+    if len(sys.argv) != 2:
+        print("usage: scavenger-vm JOIN_FILE", file=sys.stderr)
+        return ConfigurationError.exit_code
+    try:
+        ticket = read_ticket(Path(sys.argv[1]))
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    agent = Agent(ticket, Path(tempfile.gettempdir()))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.end("its VM is being shut down"))
+    ended = threading.Event()
+    watching = threading.Thread(
+        target=watch_notices, args=(agent, ticket.provider, ended), name="scavenger-notices", daemon=True
+    )
+    watching.start()
+    try:
+        return agent.run()
+    finally:
+        ended.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

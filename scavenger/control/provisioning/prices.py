@@ -1,0 +1,145 @@
+"""The catalogue as this user sees it: snapshot, refreshed prices, and the price file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from platformdirs import user_cache_path, user_config_path
+from pydantic import ValidationError
+
+from scavenger.cloud.catalog.cache import read_cache, write_cache
+from scavenger.cloud.catalog.catalog import Catalog
+from scavenger.cloud.catalog.prices import Discount, OwnPrice, OwnPrices, PriceFile
+from scavenger.cloud.catalog.snapshot import read_snapshot
+from scavenger.cloud.catalog.types import Stock
+from scavenger.control.job_file.yaml_loader import Node, load_yaml
+from scavenger.domain.forms import FAULT, did_you_mean, shown
+from scavenger.errors import JobFileError
+
+__all__ = [
+    "PRICES_VARIABLE",
+    "cache_path",
+    "load_price_file",
+    "open_catalog",
+    "parse_price_file",
+    "refresh_catalog",
+]
+
+PRICES_VARIABLE = "SCAVENGER_PRICES"
+"""Path of a price file, instead of `prices.yaml` in the user's configuration folder."""
+
+
+def cache_path() -> Path:
+    """Where refreshed prices are."""
+    return user_cache_path("scavenger") / "prices.json"
+
+
+def open_catalog(environment: Mapping[str, str] = os.environ, *, today: date | None = None) -> Catalog:
+    """The catalogue with everything that this user has.
+
+    Args:
+        environment: Where `SCAVENGER_PRICES` is looked up.
+        today: By which prices are old; the clock's if left out.
+
+    Raises:
+        ConfigurationError: If the price file, the refreshed prices or the snapshot cannot be followed.
+    """
+    named = environment.get(PRICES_VARIABLE)
+    path = Path(named) if named else user_config_path("scavenger") / "prices.yaml"
+    own = load_price_file(path) if named or path.exists() else None
+    stock = read_cache(cache_path()).over(read_snapshot())
+    return Catalog(stock, own, today=today or datetime.now(UTC).date())
+
+
+def refresh_catalog(provider: str, regions: Iterable[str], *, now: datetime) -> Stock:
+    """Ask a cloud for its prices and keep them.
+
+    Args:
+        provider: `gcp` (all its regions come at once) or `aws`.
+        regions: Of AWS.
+
+    Returns:
+        What was fetched.
+
+    Raises:
+        CloudError, ConfigurationError: See `fetch_aws` and `fetch_gcp`; what was known before is kept.
+    """
+    if provider == "aws":
+        from scavenger.cloud.catalog.refresh_aws import fetch_aws
+
+        fetched = fetch_aws(regions, now=now)
+    else:
+        from scavenger.cloud.catalog.refresh_gcp import fetch_gcp
+
+        fetched = fetch_gcp(now=now)
+    write_cache(cache_path(), fetched.over(read_cache(cache_path())))
+    return fetched
+
+
+def load_price_file(path: Path) -> OwnPrices:
+    """Read a price file.
+
+    Raises:
+        JobFileError: If it cannot be read or followed; one line with path, line and column.
+    """
+    try:
+        text = path.read_text("utf-8")
+        changed = datetime.fromtimestamp(path.stat().st_mtime, UTC).date()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise JobFileError(f"the price file cannot be read: {reason}", path=str(path)) from error
+    return OwnPrices(parse_price_file(text, path=str(path)), f"price file {path.name}", changed)
+
+
+def parse_price_file(text: str, *, path: str) -> PriceFile:
+    """The text of a price file.
+
+    Raises:
+        JobFileError: As `load_price_file`; of several faults the first, with the number of the others.
+    """
+    root = load_yaml(text, path=path)
+    try:
+        return PriceFile.model_validate(root.plain())
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+    # A misspelt key makes the right one missing: say what was written, not what was not.
+    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
+    loc = tuple(part for part in first["loc"])
+    if first["type"] == FAULT:
+        loc += tuple(first["ctx"]["at"])
+    words = _words(first["type"], str(first["msg"]), loc, first["input"])
+    line, column = _place(root, loc)
+    others = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
+    raise JobFileError(f"{key or 'the file'} {words}{others}", path=path, line=line, column=column)
+
+
+def _words(kind: str, message: str, loc: tuple[str | int, ...], value: object) -> str:
+    if kind == FAULT:
+        return message
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        return f"is not a key of the price file{did_you_mean(str(loc[-1]), _KEYS)}"
+    return f"cannot be {shown(value)}: {message[:1].lower()}{message[1:]}"
+
+
+def _place(root: Node, loc: tuple[str | int, ...]) -> tuple[int, int]:
+    """Of what a location names, or of the nearest thing around it that is there."""
+    node, place = root, (root.line, root.column)
+    for part in loc:
+        if isinstance(node.value, dict) and part in node.value:
+            place = node.keys[str(part)]
+            node = node.value[str(part)]
+        elif isinstance(node.value, list) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            place = node.line, node.column
+        else:
+            break
+    return place
+
+
+_KEYS = (*PriceFile.model_fields, *OwnPrice.model_fields, *Discount.model_fields)

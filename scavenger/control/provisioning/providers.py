@@ -1,0 +1,52 @@
+"""The clouds that VMs can be had from, by name. Their client libraries are loaded when one is opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+from scavenger.cloud.base import Provider
+from scavenger.errors import ConfigurationError, NotSupportedError
+
+__all__ = ["PROVIDERS", "open_provider"]
+
+GCP_PROJECT = "GOOGLE_CLOUD_PROJECT"
+"""Names the project, as for Google's own tools."""
+
+
+def _aws(region: str, environment: Mapping[str, str]) -> Provider:
+    from scavenger.cloud.aws.provider import AwsProvider
+
+    return AwsProvider(region)
+
+
+def _gcp(region: str, environment: Mapping[str, str]) -> Provider:
+    from scavenger.cloud.gcp.provider import GcpProvider
+
+    if not (project := environment.get(GCP_PROJECT)):
+        raise ConfigurationError(f"no Google Cloud project is named: set {GCP_PROJECT}")
+    # Below the reconciler's limit of a call: what takes longer is asked for again with the same token.
+    return GcpProvider(project, region, environment=environment, operation_timeout_s=45.0)
+
+
+PROVIDERS: dict[str, Callable[[str, Mapping[str, str]], Provider]] = {"aws": _aws, "gcp": _gcp}
+
+
+def open_provider(name: str, region: str, environment: Mapping[str, str] = os.environ) -> Provider:
+    """One cloud in one region.
+
+    Raises:
+        NotSupportedError: If this version has no such cloud, or its client library is not installed.
+        ConfigurationError: If the region, or something else that it needs, is not as it must be.
+        CredentialsError: If there are no credentials.
+    """
+    if name not in PROVIDERS:
+        raise NotSupportedError(
+            f"there is no cloud {name!r} to have VMs from; there are {', '.join(PROVIDERS)}"
+        )
+    try:
+        return PROVIDERS[name](region, environment)
+    except ModuleNotFoundError as error:
+        raise NotSupportedError(
+            f"{name} needs {error.name}; install it with `pip install 'scavenger-ml[{name}]'`"
+        ) from None

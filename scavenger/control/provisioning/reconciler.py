@@ -1,0 +1,455 @@
+"""Makes the VMs of one region of one cloud what they should be: looks, decides, acts, writes down what it learned.
+
+What to do is decided by `policy.provisioning`. Here it is done, one action after another, always in the same order:
+write down what is about to be asked for, ask the cloud, write down what that has shown. A crash between any two of
+these loses nothing: the next look sees what there is. `Reconciler.steps` yields every call to the store and the cloud
+before it is made; `perform` makes them, and a simulation puts crashes, stalls and lost answers between them.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from threading import Event
+from typing import TypeVar
+
+from scavenger.cloud.base import Provider
+from scavenger.control.provisioning.ports import IntentStore, Steps, ask, lease_name, perform
+from scavenger.domain.intent import Ending, Fence, Intent, Lease, Place, Situation
+from scavenger.domain.vm import VmSeen
+from scavenger.errors import (
+    CloudError,
+    CloudUnavailableError,
+    ConfigurationError,
+    CredentialsError,
+    GoneError,
+    QuotaError,
+    ScavengerError,
+    StockOutError,
+    ThrottledError,
+)
+from scavenger.policy.provisioning import CALLS, DENIED, THROTTLE, decide, ending_of
+from scavenger.policy.provisioning_actions import (
+    Action,
+    Adopt,
+    Alarm,
+    Create,
+    Drain,
+    Listing,
+    Look,
+    MarkGone,
+    Renew,
+    Retry,
+    Sweep,
+    Terminate,
+)
+from scavenger.policy.provisioning_memory import Memory, Terms
+from scavenger.policy.provisioning_money import charges
+
+__all__ = ["Reconciler"]
+
+ALARM_AGAIN_S = 3600.0
+"""What still holds is told again by then at the latest; what comes and goes within that is told once."""
+
+T = TypeVar("T")
+
+
+class _OvertakenError(Exception):
+    """Another service may act by now."""
+
+
+def _utc() -> datetime:
+    return datetime.now(UTC)
+
+
+class Reconciler:
+    """One service's hands in one region; several may stand by, one acts.
+
+    Args:
+        store: Where wishes and intents are kept.
+        provider: The cloud.
+        owner: This installation's tag, `Store.installation()`.
+        holder: A name for this service, for people.
+        renew: Lets a VM live on for so many seconds; False where it cannot be reached.
+        alarm: Is told what a person should know.
+        terms: None for the defaults with the provider's visibility bound.
+        clock: Monotonic seconds.
+        wall: The time of day: only for what nobody attended to.
+        rng: Of ids, jitter and turns.
+        is_dead: Whether the service of this name is known to have ended: then nobody waits for its lease to be stale.
+    """
+
+    def __init__(
+        self,
+        store: IntentStore,
+        provider: Provider,
+        *,
+        owner: str,
+        holder: str,
+        renew: Callable[[Intent, float], bool],
+        alarm: Callable[[Alarm], None],
+        terms: Terms | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], datetime] = _utc,
+        rng: random.Random | None = None,
+        is_dead: Callable[[str], bool] = lambda holder: False,
+    ) -> None:
+        self._is_dead = is_dead
+        self._store, self._provider, self._owner, self._holder = store, provider, owner, holder
+        self._renew, self._alarm = renew, alarm
+        self._terms = terms or Terms(provider.visibility_s)
+        self._clock, self._wall = clock, wall
+        self._rng = rng or random.SystemRandom()
+        self._memory = Memory()
+        self._fence: Fence | None = None
+        self._beaten_s = 0.0
+        self._other: tuple[Lease | None, float] = (None, 0.0)
+        self._told: dict[tuple[str, str], float] = {}
+        self._standing: dict[str, tuple[int, dict[str, str]]] = {}
+
+    @property
+    def acts(self) -> bool:
+        """Whether this service held the lease when it last looked."""
+        return self._fence is not None
+
+    def look(self) -> bool:
+        """Look once, and do what is to be done next.
+
+        Returns:
+            False where another service acts, or has overtaken this one.
+
+        Raises:
+            StoreBusyError, StoreReadOnlyError, StoreError: The store does not serve; look again later.
+        """
+        return perform(self.steps())
+
+    def run(self, stop: Event, failed: Callable[[Exception], None], *, wake: Event | None = None) -> None:
+        """Look again and again until told to stop, then give the lease back; for a thread of its own.
+
+        Args:
+            stop: Ends it.
+            failed: Is told what went wrong with a look; the next one tries again.
+            wake: Has it look at once, as after a change of what is wanted; to be set with `stop` too.
+        """
+        wake = wake or stop
+        while not stop.is_set():
+            if wake is not stop:
+                wake.clear()
+            self._attempt(self.look, failed)
+            wake.wait(self._terms.look_s * (0.75 + 0.5 * self._rng.random()))
+        self._attempt(self.release, failed)
+
+    def _attempt(self, action: Callable[[], object], failed: Callable[[Exception], None]) -> None:
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - without looks, VMs are not renewed and end themselves
+            failed(error)
+
+    def release(self) -> None:
+        """Give the lease back, so that another service need not wait until it is stale."""
+        if self._fence is not None:
+            fence, self._fence = self._fence, None
+            self._store.release_lease(fence)
+
+    # ---- a look --------------------------------------------------------------------------------------------
+
+    def steps(self) -> Steps[bool]:
+        """A look, call by call; see `look`."""
+        try:
+            return (yield from self._look())
+        except _OvertakenError:
+            self._fence = None
+            return False
+
+    def _look(self) -> Steps[bool]:
+        if self._fence is None:
+            yield from self._take()
+        began_s = self._clock()
+        self._memory.attend(began_s, self._terms.gap_max_s)
+        listing = yield from self._list()
+        tokens = [vm.token for vm in listing.vms if vm.token] if listing is not None else []
+        here = (self._provider.name, self._provider.region)
+        # The listing first, the store second: an intent is written before its VM can be listed.
+        situation = yield from ask(lambda: self._store.situation(*here, tokens))
+        situation = yield from self._charge(situation)
+        self._memory.note(situation, listing)
+        actions = decide(
+            situation,
+            listing,
+            self._memory,
+            self._terms,
+            owner=self._owner,
+            now_s=self._clock(),
+            rng=self._rng,
+        )
+        for action in actions:
+            if isinstance(action, Alarm):
+                self._tell(action)
+            elif self._clock() - began_s < self._terms.look_max_s:
+                yield from self._do(action)
+        yield from self._tell_jobs(situation, actions)
+        return True
+
+    def _tell_jobs(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
+        """Write down how each job's wishes stand, for whoever drives it; where that has changed, or may have before."""
+        standing: dict[str, dict[str, str]] = {desired.job_id: {} for desired in situation.desired}
+        for action in actions:
+            if isinstance(action, Alarm) and action.about in standing:
+                standing[action.about][action.kind] = action.message
+        if (denied := self._memory.denied.get("launch")) is not None:
+            for alarms in standing.values():
+                alarms["credentials"] = denied
+        fence, here = self._held(), (self._provider.name, self._provider.region)
+        for desired in situation.desired:
+            job_id, alarms = desired.job_id, standing[desired.job_id]
+            if self._standing.get(job_id) != (desired.attempt, alarms):
+                if not (yield from ask(partial(self._store.tell, fence, job_id, *here, alarms))):
+                    raise _OvertakenError
+                self._standing[job_id] = (desired.attempt, alarms)
+
+    def _take(self) -> Steps[None]:
+        """Take the lease if nobody has it, or nobody has beaten it for long enough by this side's own clock."""
+        name, now_s = lease_name(self._provider.name, self._provider.region), self._clock()
+        seen = yield from ask(lambda: self._store.lease(name))
+        if seen is not None and seen.holder and not self._is_dead(seen.holder):
+            if self._other[0] != seen:
+                self._other = (seen, now_s)
+            if now_s - self._other[1] < self._terms.lease_s:
+                raise _OvertakenError
+        beaten_s = self._clock()
+        taken = yield from ask(lambda: self._store.take_lease(name, self._holder, seen))
+        if taken is None:
+            raise _OvertakenError
+        self._fence, self._beaten_s, self._memory = Fence(name, taken.token), beaten_s, Memory()
+        self._standing.clear()
+
+    def _held(self) -> Fence:
+        if self._fence is None:
+            raise _OvertakenError
+        return self._fence
+
+    def _charge(self, situation: Situation) -> Steps[Situation]:
+        now_s, wall, fence = self._clock(), self._wall(), self._held()
+        added = charges(situation, self._memory, now_s, wall, self._terms.life_s)
+        if not (yield from ask(lambda: self._store.charge(fence, added, wall))):
+            raise _OvertakenError
+        self._beaten_s = now_s
+        self._memory.charged_s = {intent.id: now_s for intent in situation.intents}
+        intents = []
+        for intent in situation.intents:
+            seconds, usd = added.get(intent.id, (0.0, 0.0))
+            intents.append(
+                replace(intent, billed_s=intent.billed_s + seconds, spent_usd=intent.spent_usd + usd)
+            )
+        return replace(situation, intents=tuple(intents))
+
+    def _list(self) -> Steps[Listing | None]:
+        memory, now_s = self._memory, self._clock()
+        if not memory.is_due(("list",), now_s) or not memory.is_due(THROTTLE, now_s):
+            return None
+        began_s = memory.attended_s
+        try:
+            vms = yield from self._cloud("list", lambda: self._provider.list_owned(self._owner))
+        except CloudError:
+            memory.wait(("list",), self._terms.ending, self._clock(), self._rng)
+            return None
+        memory.hold(("list",), self._terms.list_every_s, now_s)
+        return Listing(vms, began_s)
+
+    def _cloud(self, what: str, call: Callable[[], T]) -> Steps[T]:
+        """A call to the cloud, made only while nobody else may act; what every kind of call teaches is noted."""
+
+        def guarded() -> T:
+            if self._clock() - self._beaten_s >= self._terms.lease_s:
+                raise _OvertakenError
+            return call()
+
+        memory = self._memory
+        try:
+            answer = yield from ask(guarded)
+        except ThrottledError:
+            memory.wait(THROTTLE, self._terms.throttling, self._clock(), self._rng)
+            raise
+        except CredentialsError as error:
+            memory.denied[what] = str(error)
+            raise
+        memory.done(THROTTLE)
+        memory.denied.pop(what, None)
+        return answer
+
+    # ---- one action ----------------------------------------------------------------------------------------
+
+    def _do(self, action: Action) -> Steps[None]:
+        now_s = self._clock()
+        if now_s - self._beaten_s >= self._terms.lease_s / 3:
+            yield from self._beat()
+        if isinstance(action, CALLS) and not self._memory.is_due(THROTTLE, now_s):
+            return  # since it was decided
+        match action:
+            case Create(intent):
+                yield from self._create(intent)
+            case Retry(intent):
+                yield from self._retry(intent)
+            case Adopt(intent, vm):
+                yield from self._up(intent, vm)
+            case Look(intent):
+                yield from self._look_at(intent)
+            case Drain(intent, ending, reason):
+                yield from self._drain(intent, ending, reason)
+            case Terminate(intent):
+                yield from self._terminate(intent.id, intent.instance_id, intent.request.zone)
+            case Sweep(vm):
+                yield from self._terminate(vm.instance_id, vm.instance_id, vm.zone)
+            case MarkGone(intent, ending, reason, vm, never):
+                yield from self._gone(intent, ending, reason, vm, never=never)
+            case Renew(intent):
+                yield from self._let_live(intent)
+
+    def _beat(self) -> Steps[None]:
+        fence, beaten_s = self._held(), self._clock()
+        wall = self._wall()
+        if not (yield from ask(lambda: self._store.charge(fence, {}, wall))):
+            raise _OvertakenError
+        self._beaten_s = beaten_s
+
+    def _create(self, intent: Intent) -> Steps[None]:
+        fence, now_s, memory = self._held(), self._clock(), self._memory
+        if not (memory.is_open(intent.place, now_s) and memory.is_due(DENIED, now_s)):
+            return  # the one before it in this look was refused
+        if (yield from ask(lambda: self._store.write_intent(fence, intent))):
+            memory.charged_s[intent.id] = now_s
+            yield from self._launch(intent, first=True)
+
+    def _retry(self, intent: Intent) -> Steps[None]:
+        fence = self._held()
+        if not intent.asked and (yield from ask(lambda: self._store.ask_again(fence, intent.id))) is None:
+            return
+        self._memory.charged_s.setdefault(intent.id, self._clock())
+        yield from self._launch(intent, first=not intent.asked)
+
+    def _launch(self, intent: Intent, *, first: bool) -> Steps[None]:
+        """Ask for a VM and write down what came of it.
+
+        Args:
+            intent: Written, `asked`.
+            first: No launch of it may have been accepted before, so that one that was not says something.
+        """
+        memory, now_s, place, key = self._memory, self._clock(), intent.place, ("launch", intent.id)
+        try:
+            vm = yield from self._cloud("launch", lambda: self._provider.launch(intent.request))
+        except (StockOutError, QuotaError, CredentialsError, ConfigurationError) as error:
+            ending, reason = self._refused(place, error)
+            if first:
+                yield from self._gone(intent, ending, reason, None, never=True)
+            else:  # what refuses this launch says nothing of the one before, which may still come to a VM
+                yield from self._drain(intent, ending, reason)
+        except GoneError:  # it may still be stopping, which a listing shows
+            yield from self._drain(intent, *ending_of(intent, None))
+        except ThrottledError:
+            memory.wait(key, self._terms.launching, now_s, self._rng)
+            if first:
+                fence = self._held()
+                yield from ask(lambda: self._store.never_asked(fence, intent.id))
+        except CloudUnavailableError:
+            memory.wait(key, self._terms.launching, now_s, self._rng)
+        else:
+            memory.done(key, ("park", *place.key), DENIED)
+            yield from self._up(intent, vm)
+
+    def _refused(self, place: Place, error: ScavengerError) -> tuple[Ending, str]:
+        """Remember where, and for how long, it is of no use to ask."""
+        memory, now_s, words = self._memory, self._clock(), str(error)
+        match error:
+            case StockOutError():
+                memory.wait(("park", *place.key), self._terms.parking, now_s, self._rng)
+                return "stock_out", words
+            case QuotaError():
+                words = f"quota {error.quota} in {error.region} is used up: {words}"
+                memory.barred["quota", place.vm, place.spot] = words
+                return "quota", words
+            case CredentialsError():
+                memory.wait(DENIED, self._terms.denied, now_s, self._rng)
+            case _:
+                memory.barred["refused", *place.key] = words
+        return "refused", words
+
+    def _up(self, intent: Intent, vm: VmSeen) -> Steps[None]:
+        fence = self._held()
+        if vm.state == "gone":
+            yield from self._gone(intent, *ending_of(intent, vm), vm)
+        else:
+            yield from ask(lambda: self._store.mark_up(fence, intent.id, vm))
+
+    def _look_at(self, intent: Intent) -> Steps[None]:
+        key = ("look", intent.id)
+        try:
+            vm = yield from self._cloud(
+                "look", lambda: self._provider.describe(intent.instance_id, intent.request.zone)
+            )
+        except GoneError:
+            yield from self._gone(intent, *ending_of(intent, None), None)
+        except CloudError:
+            self._memory.wait(key, self._terms.ending, self._clock(), self._rng)
+        else:
+            self._memory.hold(key, self._terms.list_every_s, self._clock())
+            if vm.state == "gone":
+                yield from self._gone(intent, *ending_of(intent, vm), vm)
+
+    def _drain(self, intent: Intent, ending: Ending, reason: str) -> Steps[None]:
+        fence = self._held()
+        if (yield from ask(lambda: self._store.mark_deleting(fence, intent.id, ending, reason))) is None:
+            return
+        self._note_health(intent, ending)
+        if intent.state == "PLAN" and ending == "unanswered":
+            place = ("park", *intent.place.key)
+            self._memory.wait(place, self._terms.parking, self._clock(), self._rng)
+        if intent.instance_id and self._memory.is_due(THROTTLE, self._clock()):
+            yield from self._terminate(intent.id, intent.instance_id, intent.request.zone)
+
+    def _terminate(self, key: str, instance_id: str, zone: str) -> Steps[None]:
+        """Ask for a VM's end. That it was asked for proves nothing: the same again after a while, until it is gone."""
+        self._memory.wait(("terminate", key), self._terms.ending, self._clock(), self._rng)
+        try:
+            yield from self._cloud("terminate", lambda: self._provider.terminate(instance_id, zone))
+        except CloudError:
+            return
+
+    def _gone(
+        self, intent: Intent, ending: Ending, reason: str, vm: VmSeen | None, *, never: bool = False
+    ) -> Steps[None]:
+        fence, memory = self._held(), self._memory
+        gone = yield from ask(
+            lambda: self._store.mark_gone(fence, intent.id, ending, reason, vm, never=never)
+        )
+        if gone is None:
+            return
+        memory.done(*((what, intent.id) for what in ("launch", "look", "terminate", "renew")))
+        if not never:
+            memory.freed(intent.place)
+            if intent.state != "DELETING" and not intent.acks:
+                self._note_health(intent, ending)
+
+    def _note_health(self, intent: Intent, ending: Ending) -> None:
+        """A VM that never joined is not followed by the next at once."""
+        if ending in ("never_joined", "died"):
+            self._memory.wait(("create", intent.job_id), self._terms.failing, self._clock(), self._rng)
+
+    def _let_live(self, intent: Intent) -> Steps[None]:
+        def guarded() -> bool:
+            if self._clock() - self._beaten_s >= self._terms.lease_s:
+                raise _OvertakenError
+            return self._renew(intent, self._terms.life_s)
+
+        if (yield from ask(guarded)):
+            self._memory.hold(("renew", intent.id), self._terms.life_s / 3, self._clock())
+            self._memory.done(("create", intent.job_id))
+
+    def _tell(self, alarm: Alarm) -> None:
+        key, now_s = (alarm.kind, alarm.about), self._clock()
+        if now_s - self._told.get(key, -ALARM_AGAIN_S) >= ALARM_AGAIN_S:
+            self._told[key] = now_s
+            self._alarm(alarm)

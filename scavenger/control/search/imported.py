@@ -1,0 +1,244 @@
+"""Models from measurements of past runs, so that a first curve needs no search."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from scavenger.control.search.tables import TABLE_MAX_BYTES, read_header, read_placements, read_runs
+from scavenger.domain.configuration import Offer, SearchSpace
+from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.errors import ConfigurationError
+from scavenger.models.backtest import BATCH_MAX, PlacementRow, RunRow
+from scavenger.models.backtest_steps import step_times_of
+from scavenger.models.job_model import EvaluationLaw, JobModel, VmModel
+from scavenger.models.parallel import fit_parallel
+from scavenger.models.statistical import fit_statistical
+from scavenger.search.plan import evenly
+
+__all__ = ["ImportOptions", "Imported", "fit_to_rows", "read_sources"]
+
+SCHEMA_VERSION = 1
+
+UNKNOWN_EPOCHS = 100.0
+"""Stands for the epochs to the target where no run has told: only ratios between configurations mean something."""
+
+PLACES_MAX = 1000
+"""Configurations that a law is fitted to; of more, as many evenly spread ones, since the time of a fit grows with the
+cube of their number, and its error no longer falls."""
+
+AXIS_MAX = 128
+"""Cluster sizes, and batch sizes, of the configurations that are predicted, and batch sizes that epochs are fitted to:
+more than a curve can show or a law be held to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOptions:
+    """What the files do not say.
+
+    Attributes:
+        workload: Which one to take; None where the files have but one.
+        price_usd_per_hour: Of one node. An unknown price is an error, never 0.
+        dataset_size: Samples of an epoch; None where the column `epochs` counts samples.
+    """
+
+    price_usd_per_hour: float | None
+    workload: str | None = None
+    dataset_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Fitted models with the configurations that they are of."""
+
+    name: str
+    model: JobModel
+    space: SearchSpace
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain JSON; `from_dict` gives back an equal value."""
+        space = TypeAdapter(SearchSpace).dump_python(self.space, mode="json")
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "scavenger-models",
+            "name": self.name,
+            "space": space,
+            "job_model": self.model.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Imported:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            ValueError: If it is something else, of another version, or out of range.
+        """
+        if document.get("kind") != "scavenger-models" or document.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError("not a file of models that this version can read")
+        space = TypeAdapter(SearchSpace).validate_json(json.dumps(document.get("space")))
+        if max(len(space.workers), len(space.global_batch_sizes)) > AXIS_MAX:
+            raise ValueError(f"more than {AXIS_MAX} cluster sizes or batch sizes")
+        if max(space.workers[-1], space.global_batch_sizes[-1]) > BATCH_MAX:
+            raise ValueError("a cluster or a batch that nobody has")
+        if not all(0.0 <= offer.price_usd_per_hour < math.inf and offer.cpus >= 1 for offer in space.offers):
+            raise ValueError("a price is 0 or more, and a VM has a processor")
+        return cls(str(document.get("name")), JobModel.from_dict(document["job_model"]), space)
+
+
+def read_sources(paths: Sequence[Path], terms: ImportOptions) -> Imported:
+    """Models from files: one that `models fit` wrote, or tables of step times and of convergence, in any order.
+
+    Raises:
+        ConfigurationError: If a file cannot be read or is none of these, or what they do not say was not said.
+    """
+    if len(paths) == 1 and paths[0].suffix.lower() == ".json":
+        return _read_models(paths[0])
+    placements: list[PlacementRow] = []
+    runs: list[RunRow] = []
+    for path in paths:
+        header = read_header(path)
+        if "step_time_s" in header:
+            placements += read_placements(path)
+        elif "epochs" in header:
+            runs += read_runs(path)
+        else:
+            raise ConfigurationError(
+                f"{path}:1: neither a table of step times (column 'step_time_s') nor of convergence (column 'epochs')"
+            )
+    return fit_to_rows(placements, runs, terms)
+
+
+def fit_to_rows(placements: Sequence[PlacementRow], runs: Sequence[RunRow], terms: ImportOptions) -> Imported:
+    """Fit both models to one workload's rows.
+
+    Every (cluster, workers per node) is a VM type. The configurations are the measured numbers of workers with
+    the batch sizes of the runs, or where there are none, those that were measured.
+
+    Raises:
+        ConfigurationError: If there are no usable step times of the workload, or something is missing in `terms`.
+    """
+    workload = _workload(placements, runs, terms.workload)
+    if terms.price_usd_per_hour is None:
+        raise ConfigurationError("the price of a node is not known: give --price, US dollars per hour")
+    if not (math.isfinite(terms.price_usd_per_hour) and terms.price_usd_per_hour >= 0.0):
+        raise ConfigurationError(
+            f"a price is 0 or more US dollars per hour, not {terms.price_usd_per_hour:g}"
+        )
+    if terms.dataset_size is not None and terms.dataset_size < 1:
+        raise ConfigurationError(f"a data set has at least one sample, not {terms.dataset_size}")
+    mine = [row for row in placements if row.workload == workload]
+    vms, offers, workers, batches = [], [], set(), set()
+    notes: list[str] = []
+    for cluster, per_node in sorted({(row.cluster, row.workers_per_node) for row in mine}):
+        times = step_times_of([r for r in mine if (r.cluster, r.workers_per_node) == (cluster, per_node)])
+        if not times:
+            continue
+        places = sorted({(time.workers, time.global_batch_size) for time in times})
+        if len(places) > PLACES_MAX:
+            notes.append(f"fitted to {PLACES_MAX} of {len(places)} measured configurations, evenly spread")
+            spread = {places[i * (len(places) - 1) // (PLACES_MAX - 1)] for i in range(PLACES_MAX)}
+            times = [time for time in times if (time.workers, time.global_batch_size) in spread]
+        name = (cluster or "node") + (f" with {per_node}" if per_node > 1 else "")
+        offers.append(
+            Offer(
+                provider="measured",
+                region="",
+                vm=name,
+                price_usd_per_hour=terms.price_usd_per_hour,
+                price_source="given by the user",
+                cpus=per_node,
+                memory_bytes=0,
+                workers_per_vm=per_node,
+            )
+        )
+        vms.append(VmModel(name, per_node, fit_parallel(times)))
+        workers |= {time.workers for time in times}
+        batches |= {time.global_batch_size for time in times}
+    if not vms:
+        raise ConfigurationError(f"there is no usable step time of {workload}")
+    records, size, of_runs = _records([run for run in runs if run.workload == workload], terms.dataset_size)
+    notes += of_runs
+    if records:
+        batches = {record.global_batch_size for record in records}
+        known = set(evenly(tuple(sorted(batches)), AXIS_MAX))
+        if len(known) < len(batches):
+            notes.append(f"epochs fitted to the runs at {len(known)} of {len(batches)} batch sizes")
+            records = [record for record in records if record.global_batch_size in known]
+    smallest = min(workers)
+    sizes = tuple(sorted(batch for batch in batches if batch >= smallest)) or (max(batches),)
+    statistical = fit_statistical(
+        [], records, global_batch_sizes=sizes, epochs_hint=None, max_epochs=UNKNOWN_EPOCHS
+    )
+    limit = max([UNKNOWN_EPOCHS, *(1000.0 * record.epochs for record in records)])
+    notes.append("evaluation, starting the workers, aggregators, storage and traffic are not counted")
+    model = JobModel(size, statistical, tuple(vms), EvaluationLaw(), limit, tuple(notes))
+    counts = evenly(tuple(sorted(workers)), AXIS_MAX)
+    return Imported(workload, model, SearchSpace(tuple(offers), counts, evenly(sizes, AXIS_MAX)))
+
+
+def _workload(placements: Sequence[PlacementRow], runs: Sequence[RunRow], wanted: str | None) -> str:
+    known = sorted({row.workload for row in placements})
+    if wanted is None:
+        if len(known) == 1:
+            return known[0]
+        if not known:
+            raise ConfigurationError("no step times are given: time and cost cannot be told without")
+        raise ConfigurationError(
+            f"the files have several workloads: give --workload, one of {', '.join(known)}"
+        )
+    if wanted not in known:
+        raise ConfigurationError(
+            f"there are no step times of workload {wanted!r}; there are: {', '.join(known)}"
+        )
+    return wanted
+
+
+def _records(
+    runs: Sequence[RunRow], dataset_size: int | None
+) -> tuple[list[ConvergenceRecord], int, list[str]]:
+    """Runs in epochs, the samples of an epoch, and what to say of them."""
+    sources = sorted({run.source for run in runs})
+    if len(sources) > 1:
+        raise ConfigurationError(
+            f"runs of several sources ({', '.join(sources)}): they do not share a target"
+        )
+    good = [run for run in runs if run.usable()]
+    notes = [f"bad rows of convergence dropped: {len(runs) - len(good)}"] if len(good) < len(runs) else []
+    if not good:
+        notes.append("no run has told how many epochs the target takes: only ratios mean something")
+        if dataset_size is None:
+            raise ConfigurationError("the samples of an epoch are not known: give --dataset-size")
+        return [], dataset_size, notes
+    if dataset_size is None:
+        # Samples: an epoch may be anything, as long as whole steps cover it well.
+        unit = min(run.epochs for run in good)
+        if unit < max(run.global_batch_size for run in good):
+            raise ConfigurationError(
+                "column 'epochs' seems to count epochs: give --dataset-size, the samples of one"
+            )
+        notes.append("column 'epochs' is taken to count samples, as no --dataset-size is given")
+    else:
+        unit = 1.0
+    records = [ConvergenceRecord(int(run.global_batch_size), run.epochs / unit) for run in good]
+    return records, dataset_size or round(unit), notes
+
+
+def _read_models(path: Path) -> Imported:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(TABLE_MAX_BYTES + 1)
+        document = json.loads(raw)
+        if not isinstance(document, dict):
+            raise ValueError("not a file of models")
+        return Imported.from_dict(document)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, ValidationError, KeyError, RecursionError) as error:
+        words = str(error).splitlines()[0]
+        raise ConfigurationError(f"{path}: not a file of models: {words}") from error

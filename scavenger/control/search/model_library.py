@@ -1,0 +1,152 @@
+"""What the store knows of jobs of a kind, and what a run adds to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+
+from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.models.average import average
+from scavenger.models.job_model import SCHEMA_VERSION, JobModel
+from scavenger.search.reuse import SIMILAR_MAX, as_prior, distance, find_nearest
+from scavenger.store import Store
+from scavenger.store.records import ModelRecord
+from scavenger.train.transport.messages.values import Manifest
+
+__all__ = ["ModelLibrary", "fingerprint_of"]
+
+_SETTINGS = ("optimizer", "goal")
+"""What step times do not depend on, so that they carry over; they are held against live steps all the same."""
+_OF_THE_JOB = tuple(field.name for field in fields(Fingerprint) if field.name != "vm")
+
+
+class ModelLibrary:
+    """The stored models and finished runs that bear on one job.
+
+    Args:
+        fingerprint: The job's.
+        write: Carries out a write to the store, now or later.
+
+    Attributes:
+        same: The newest model of the same job on the same hardware; None if there is none.
+        convergence: Finished runs of the same job to the same goal, on any hardware, oldest first.
+    """
+
+    def __init__(
+        self, store: Store, fingerprint: Fingerprint, *, write: Callable[[Callable[[], object]], None]
+    ) -> None:
+        self._store, self._fingerprint, self._write = store, fingerprint, write
+        self._kept: str | None = None
+        alike = store.find_models(fingerprint)
+        self.same = next((model for model in map(_load, alike) if model is not None), None)
+        self.convergence: tuple[ConvergenceRecord, ...] = store.convergence(fingerprint)
+
+    def nearest(self) -> tuple[JobModel, str] | None:
+        """The nearest model that differs in settings alone, as in a search over hyperparameters.
+
+        Returns:
+            It, with what differs in words; None if there is none.
+        """
+        found = self._nearest(self._store.find_models(self._fingerprint, ignoring=_SETTINGS))
+        return None if found is None else (found[1], self._differing(found[0]))
+
+    def similar(self) -> tuple[JobModel, str] | None:
+        """A model of a job near enough to make a search shorter, with what differs in words; None if there is none."""
+        mine = self._fingerprint
+        here = [
+            record
+            for record in self._store.find_models(mine, ignoring=_OF_THE_JOB)
+            if record.fingerprint.hardware == mine.hardware
+        ]
+        found = self._nearest(here)
+        if found is None:
+            return None
+        record, model = found
+        away = distance(mine, record.fingerprint)
+        return (as_prior(model, away), self._differing(record)) if away <= SIMILAR_MAX else None
+
+    def _nearest(self, alike: Iterable[ModelRecord]) -> tuple[ModelRecord, JobModel] | None:
+        """Of those that this version can read."""
+        left = list(alike)
+        while (found := find_nearest(self._fingerprint, [record.fingerprint for record in left])) is not None:
+            record = left.pop(found)
+            if (model := _load(record)) is not None:
+                return record, model
+        return None
+
+    def _differing(self, record: ModelRecord) -> str:
+        mine = self._fingerprint
+        names = (f.name for f in fields(mine) if getattr(mine, f.name) != getattr(record.fingerprint, f.name))
+        return " and ".join(name.replace("_", " ") for name in names)
+
+    def universal(self) -> JobModel | None:
+        """The average of all stored models on this VM type; None if there is none."""
+        here = self._store.find_models(self._fingerprint, ignoring=_OF_THE_JOB)
+        models = [model for model in map(_load, here) if model is not None]
+        return average(models) if models else None
+
+    def keep(self, model: JobModel, job_id: str, *, measurements: int) -> None:
+        """Store a fitted model."""
+        document, runs = model.to_dict(), len(self.convergence)
+
+        def save() -> None:
+            record = self._store.save_model(
+                self._fingerprint,
+                document,
+                job_id=job_id,
+                schema_version=SCHEMA_VERSION,
+                measurements=measurements,
+                runs=runs,
+            )
+            if self._kept not in (None, record.id):
+                self._store.delete_model(str(self._kept))  # the same run knew less when it fitted that one
+            self._kept = record.id
+
+        self._write(save)
+
+    def converged(self, samples_by_batch: Mapping[int, int], epochs: int, job_id: str) -> None:
+        """Store how many epochs a finished run took, under the batch size of most of its samples."""
+        main = max(samples_by_batch, key=samples_by_batch.__getitem__)
+        record = ConvergenceRecord(main, float(epochs))
+        self.convergence += (record,)
+        self._write(lambda: self._store.add_convergence(self._fingerprint, record, job_id))
+
+
+def _load(record: ModelRecord) -> JobModel | None:
+    """A stored model; None where this version cannot read it."""
+    try:
+        return JobModel.from_dict(record.model)
+    except ValueError:
+        return None
+
+
+def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str) -> Fingerprint:
+    """What tells whether another job's models say anything of this one.
+
+    Args:
+        manifest: What the workers found in the training module.
+        goal: `Goal.text`.
+        vm: The type of machine.
+        hardware: What it is made of.
+    """
+    return Fingerprint(
+        architecture=manifest.architecture,
+        parameters=manifest.parameters,
+        optimizer=_optimizer_id(manifest.optimizer),
+        dataset_size=manifest.dataset_size,
+        sample_bytes=manifest.sample_bytes,
+        goal=goal,
+        vm=vm,
+        hardware=hardware,
+    )
+
+
+def _optimizer_id(serialised: str) -> str:
+    """Class and configuration of Keras's serialised optimizer, as `Adam:1f0c2b...`, without its name."""
+    body = json.loads(serialised)
+    config = {key: value for key, value in body["config"].items() if key != "name"}
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    return f"{body['class_name']}:{digest[:16]}"

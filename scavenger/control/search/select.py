@@ -1,0 +1,227 @@
+"""The search's deciding part: from what is known to a choice, and whether live steps bear it out."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+
+from scavenger.control.jobs.outcome import predict_run, progress_of
+from scavenger.control.search.profile import Search, next_to_profile
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
+from scavenger.domain.job import GoalSpec, JobSpec
+from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.errors import ConfigurationError
+from scavenger.models.cost import estimate_of
+from scavenger.models.job_model import JobModel
+from scavenger.models.noise import NoiseReading
+from scavenger.search import replan as search_more
+from scavenger.search.choose import choose
+from scavenger.search.curve import build_curve
+from scavenger.search.replan import Switch
+from scavenger.search.reuse import DRIFT_MAX, step_time_drift
+
+__all__ = [
+    "ask_while_training",
+    "choose_now",
+    "decide",
+    "fit_model",
+    "still_fits",
+    "why_measure_no_more",
+]
+
+
+def fit_model(
+    search: Search,
+    trainer: Trainer,
+    space: SearchSpace,
+    goal: GoalSpec,
+    *,
+    dataset_size: int,
+    convergence: tuple[ConvergenceRecord, ...],
+    prior: JobModel | None,
+    measurements: Sequence[Measurement] | None = None,
+    noise: Sequence[NoiseReading] | None = None,
+) -> JobModel:
+    """The models, fitted to what was measured, to finished runs, and to a stored model where there is one.
+
+    Args:
+        measurements: Instead of the search's.
+        noise: Readings over the run; None takes those of the measurements.
+
+    Raises:
+        ConfigurationError: If nothing was measured and nothing is stored, or it cannot be fitted.
+    """
+    measurements = search.measurements if measurements is None else measurements
+    if prior is None and not measurements:
+        raise ConfigurationError(
+            "profile: max_time or max_cost was used up before one configuration was measured; raise it"
+        )
+    measured = Profile(
+        measurements=tuple(measurements),
+        dataset_size=dataset_size,
+        evaluation_s=trainer.course.evaluation_s(),
+        setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
+        convergence=convergence,
+    )
+    try:
+        return JobModel.fit(
+            measured,
+            space=space,
+            epochs_hint=goal.epochs_hint,
+            max_epochs=goal.max_epochs,
+            fixed_epochs=goal.target is None,
+            prior=prior,
+            noise=noise,
+        )
+    except ValueError as error:
+        raise ConfigurationError(f"the models cannot be fitted: {error}") from None
+
+
+def decide(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) -> None:
+    """Predict every configuration and choose, with what is spent and done so far; fills in the search.
+
+    Limits are held against the rest of the way, since what was trained so far need not be trained again.
+    """
+    search.progress = progress_of(trainer, model)
+    search.ended_s, search.ended_usd = trainer.elapsed_s, trainer.cost_usd
+    search.curve, search.choice = choose_now(model, trainer, space, job)
+    if isinstance(search.choice, Choice):
+        search.predicted = predict_run(trainer, search.choice, search.progress)
+        if (terms := trainer.terms()) is not None:
+            offer = space.offer(search.choice.configuration.vm)
+            search.estimate = estimate_of(search.choice.point, offer, terms)
+
+
+def choose_now(
+    model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec
+) -> tuple[TradeoffCurve, Choice | Infeasible]:
+    """The curve, with what is spent and done so far, and what the objective chooses from it."""
+    worth = None if job.utility is None else job.utility.worth_at
+    deadline_s, budget_usd = job.constraints.deadline, job.constraints.budget
+    spent_s, spent_usd = trainer.elapsed_s, trainer.cost_usd
+    remaining = 1.0 - progress_of(trainer, model)
+    curve = build_curve(
+        model,
+        space,
+        deadline_s=deadline_s,
+        budget_usd=budget_usd,
+        workers_max=trainer.workers_max,
+        spent_time_s=spent_s,
+        spent_usd=spent_usd,
+        remaining=remaining,
+        costs=trainer.terms(),
+    )
+    choice = choose(
+        curve,
+        job.objective if isinstance(job.objective, str) else "utility",
+        deadline_s=deadline_s,
+        budget_usd=budget_usd,
+        spent_time_s=spent_s,
+        spent_usd=spent_usd,
+        remaining=remaining,
+        worth=worth,
+    )
+    return curve, choice
+
+
+def why_measure_no_more(
+    search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec
+) -> str:
+    """Why the choice should be made by what is known now; empty where another measurement may well pay."""
+    next_ = next_to_profile(search, space, trainer)
+    if next_ is None:
+        return ""  # the plan itself ends
+    curve, choice = choose_now(model, trainer, space, job)
+    if isinstance(choice, Infeasible):
+        return ""
+    chosen, there = curve.index(choice.configuration), curve.index(next_)
+    assert chosen is not None
+    assert there is not None
+    missing = max(0, next_.workers - trainer.ready_on(next_.vm))
+    setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
+    price_s = trainer.price_usd_per_hour(next_.vm) / 3600.0
+    steps = search.plan.steps_per_configuration
+    steps_s = steps * float(curve.step_time_s[there])
+    # What the steps train need not be trained again.
+    share = steps * next_.global_batch_size / (float(curve.epochs[there]) * model.dataset_size)
+    waiting = _waiting(curve, choice, trainer.configuration, setup_s)
+    measuring = Switch(
+        max(0.0, steps_s - share * choice.point.time_s) + waiting.time_s,
+        max(0.0, next_.workers * steps_s * price_s - share * choice.point.cost_usd)
+        + missing * setup_s * price_s
+        + waiting.cost_usd,
+    )
+    return search_more.why_measure_no_more(
+        curve,
+        choice,
+        model.ratio_log_sd(space, curve, chosen),
+        remaining=1.0 - progress_of(trainer, model),
+        measuring=measuring,
+    )
+
+
+def _waiting(curve: TradeoffCurve, choice: Choice, now: Configuration | None, setup_s: float) -> Switch:
+    """What is lost by training on where the job is, and not at the choice, while workers that are missing start."""
+    here = None if now is None else curve.index(now)
+    if here is None or not setup_s:
+        return Switch(0.0, 0.0)
+    time_s, cost_usd = float(curve.time_s[here]), float(curve.cost_usd[here])
+    done = setup_s / time_s  # of the way, meanwhile
+    return Switch(
+        max(0.0, done * (time_s - choice.point.time_s)), max(0.0, done * (cost_usd - choice.point.cost_usd))
+    )
+
+
+def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, steps: int) -> bool:
+    """Train on for some steps, and tell whether a stored model agrees with them; notes where it does not."""
+    begin = trainer.step
+    trainer.until(
+        lambda: trainer.wanted < chosen.workers or len(trainer.course.window(chosen, begin)) >= steps
+    )
+    window = trainer.course.window(chosen, begin)
+    if trainer.finished or not window:
+        return True
+    live_s = statistics.median(record.step_time_s for record in window)
+    drift = step_time_drift(prior, chosen, trainer.offer, live_s)
+    if drift <= DRIFT_MAX:
+        return True
+    trainer.note(
+        f"the stored model does not fit this machine: a step takes {live_s * 1e3:.1f} ms, {drift:.0%} off "
+        "what it says; profiling after all"
+    )
+    return False
+
+
+def ask_while_training(
+    ask: Callable[[], bool], trainer: Trainer, *, at_end: Callable[[BaseException], None]
+) -> bool:
+    """Ask on this thread while another one trains, so that limits hold however long the answer takes.
+
+    Args:
+        at_end: Called at once, on the other thread, when training ends with an error, which is raised here
+            once there is an answer.
+    """
+    answered = threading.Event()
+    failures: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            trainer.until(answered.is_set)
+        except BaseException as error:  # noqa: BLE001 - raised again on the thread that drives the job
+            failures.append(error)
+            at_end(error)
+
+    training = threading.Thread(target=train, name="scavenger-train")
+    training.start()
+    try:
+        agreed = ask()
+    finally:
+        answered.set()
+        training.join()
+    if failures:
+        raise failures[0]
+    trainer.heed_stop()  # the wish may have come between the other thread's last look and the answer
+    return agreed

@@ -1,0 +1,1 @@
+"""A running training: the controller, its history, policies, operations, limits and records."""

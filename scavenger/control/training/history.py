@@ -1,0 +1,234 @@
+"""The course that a job's training has taken: its steps and epochs, and what they show."""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import deque
+from dataclasses import dataclass, replace
+
+from scavenger.control.training.goal import Goal
+from scavenger.control.training.sample_counter import SampleCounter
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.measurement import EpochRecord, StepRecord
+from scavenger.domain.snapshot import Departure
+from scavenger.models.noise import NoiseTracker
+from scavenger.train.transport import messages as m
+
+__all__ = ["EarlierAttempts", "TrainingHistory"]
+
+RECENT_STEPS = 50
+"""Steps of each worker that are remembered, for whoever compares workers."""
+KEPT_STEPS = 4096
+"""Steps that are remembered at least, of 0.5 kB each; all are in the journal. Those of a window that is being waited
+for stay, however many they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierAttempts:
+    """What earlier attempts at a job have come to: time and money count on, and so do its epochs.
+
+    Attributes:
+        step: The last one that stands.
+        epoch, consumed: Where the next one begins: so many whole epochs, and samples of one more.
+        epochs: That were evaluated and stand.
+        samples_by_batch: Samples trained, by global batch size, as far as it is known.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    consumed: int = 0
+    elapsed_s: float = 0.0
+    cost_usd: float = 0.0
+    epochs: tuple[EpochRecord, ...] = ()
+    samples_by_batch: tuple[tuple[int, int], ...] = ()
+
+
+class TrainingHistory:
+    """What has happened and stands: a roll-back takes back what it undoes.
+
+    Args:
+        goal: Which epoch is the best one.
+        before: What earlier attempts at the job have come to; None where there was none.
+
+    Attributes:
+        steps: The newest of this attempt, oldest first.
+        epochs: That were evaluated, also by earlier attempts.
+        best_epoch: The first of those with the best value of the goal's metric; None where none has a value.
+        measured: Undisturbed steps, their samples and seconds, by configuration.
+        noise: Of the gradients, smoothed.
+        departures: Workers that are gone although the job went on.
+    """
+
+    def __init__(self, goal: Goal, before: EarlierAttempts | None = None) -> None:
+        self._goal, self.before = goal, before or EarlierAttempts()
+        self.steps: list[StepRecord] = []
+        self.epochs: list[EpochRecord] = []
+        self.best_epoch: EpochRecord | None = None
+        self._tally = SampleCounter(self.before.samples_by_batch)
+        self.measured: dict[Configuration, tuple[int, int, float]] = {}
+        self.noise = NoiseTracker()
+        self.departures: list[Departure] = []
+        self._steps_of: dict[str, int] = {}
+        self._recent: dict[str, deque[tuple[int, float, int]]] = {}
+        self._step_times_s: dict[tuple[int, int], deque[float]] = {}
+        self._workers_at: dict[int, int] = {}
+        self._window = (0, 0)
+        for epoch in self.before.epochs:
+            self.evaluated(epoch)
+
+    # ---- what is -------------------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The last one."""
+        return self.before.step if self._tally.step is None else self._tally.step
+
+    @property
+    def samples(self) -> int:
+        """What this attempt has trained."""
+        return self._tally.samples
+
+    @property
+    def samples_by_batch(self) -> dict[int, int]:
+        """Samples trained, by global batch size, also by earlier attempts."""
+        return self._tally.by_batch
+
+    def steps_since(self, step: int) -> list[StepRecord]:
+        """The steps after a step, oldest first, as far as they are remembered."""
+        found = bisect.bisect_right(self.steps, step, key=lambda record: record.step)
+        return self.steps[found:]
+
+    def window(self, configuration: Configuration, since_step: int) -> list[StepRecord]:
+        """The undisturbed steps of a configuration after a step, oldest first, as far as they are remembered."""
+        self._window = (since_step, self.step)
+        return [
+            record
+            for record in self.steps_since(since_step)
+            if not record.disturbed
+            and record.workers == configuration.workers
+            and record.global_batch_size == configuration.global_batch_size
+        ]
+
+    def step_time_s(self, *places: Configuration) -> float:
+        """Median of the newest undisturbed steps of the first of these that has any, or of whatever steps there were.
+
+        Raises:
+            statistics.StatisticsError: If there was no step.
+        """
+        for place in places:
+            if taken := self._step_times_s.get((place.workers, place.global_batch_size)):
+                return statistics.median(taken)
+        every = (took for taken in self._step_times_s.values() for took in taken)
+        return statistics.median([record.step_time_s for record in self.steps] or every)
+
+    def evaluation_s(self) -> tuple[tuple[int, float], ...]:
+        """Median pause at the end of an epoch, by worker count."""
+        workers_at = self._workers_at
+        pauses: dict[int, list[float]] = {}
+        for epoch in self.epochs:
+            if epoch.step in workers_at:
+                pauses.setdefault(workers_at[epoch.step], []).append(epoch.evaluation_s)
+        return tuple((workers, statistics.median(values)) for workers, values in sorted(pauses.items()))
+
+    def steps_of(self, worker: str) -> int:
+        """How many steps a worker has contributed to."""
+        return self._steps_of.get(worker, 0)
+
+    def recent(self, worker: str) -> list[tuple[float, int]]:
+        """Seconds and samples of what a worker did of the last `RECENT_STEPS` steps, oldest first."""
+        first = self.step - RECENT_STEPS
+        return [(took, samples) for step, took, samples in self._recent.get(worker, ()) if step > first]
+
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def stepped(
+        self, report: m.StepReport, configuration: Configuration | None, *, disturbed: bool, at_s: float
+    ) -> StepRecord:
+        """A step was applied.
+
+        Args:
+            configuration: In effect.
+            disturbed: It tells nothing of the configuration.
+            at_s: Since the job began.
+        """
+        for worker, start, stop in report.pieces:
+            self._steps_of[worker] = self._steps_of.get(worker, 0) + 1
+            recent = self._recent.setdefault(worker, deque(maxlen=RECENT_STEPS))
+            recent.append((report.step, report.worker_compute_s[worker], stop - start))
+        record = StepRecord(
+            step=report.step,
+            view=report.view,
+            epoch=report.epoch,
+            workers=report.workers,
+            global_batch_size=report.global_batch_size,
+            samples=report.samples,
+            step_time_s=report.step_time_s,
+            compute_s=report.compute_s,
+            sync_s=max(0.0, report.step_time_s - report.compute_s),
+            loss=report.loss,
+            mean_worker_sqnorm=report.mean_worker_sqnorm,
+            mean_sqnorm=report.mean_sqnorm,
+            noise_parts=report.noise_parts,
+            disturbed=disturbed,
+            at_s=at_s,
+        )
+        self.noise = self.noise.update(record)
+        record = replace(record, gradient_noise=self.noise.gradient_noise, noise_scale=self.noise.noise_scale)
+        self.steps.append(record)
+        self._forget_steps()
+        if not disturbed:
+            place = (record.workers, record.global_batch_size)
+            self._step_times_s.setdefault(place, deque(maxlen=KEPT_STEPS)).append(record.step_time_s)
+        if not disturbed and configuration is not None:
+            steps, samples, seconds = self.measured.get(configuration, (0, 0, 0.0))
+            self.measured[configuration] = (
+                steps + 1,
+                samples + record.samples,
+                seconds + record.step_time_s,
+            )
+        self._tally.add(record.step, record.global_batch_size, record.samples)
+        return record
+
+    def _forget_steps(self) -> None:
+        """All but the newest, and those that a window is waited for of, in turns so that it costs nothing."""
+        if len(self.steps) < 2 * KEPT_STEPS:
+            return
+        since, asked_at = self._window
+        newest = self.steps[-1].step - KEPT_STEPS
+        if asked_at > newest:
+            newest = min(newest, since)
+        del self.steps[: bisect.bisect_right(self.steps, newest, key=lambda record: record.step)]
+
+    def left(self, worker: str) -> None:
+        """A worker is gone, and none of its name comes again."""
+        self._steps_of.pop(worker, None)
+        self._recent.pop(worker, None)
+
+    def evaluated(self, epoch: EpochRecord) -> bool:
+        """An epoch was; returns whether it is the best so far."""
+        value = self._goal.value(epoch)
+        best = None if self.best_epoch is None else self._goal.value(self.best_epoch)
+        improved = value is not None and self._goal.better(value, best)
+        if improved:
+            self.best_epoch = epoch
+        self.epochs.append(epoch)
+        if self.steps and self.steps[-1].step == epoch.step:
+            self._workers_at[epoch.step] = self.steps[-1].workers
+        return improved
+
+    def roll_back(self, step: int) -> int:
+        """Steps after one are done again, and so is the evaluation of an epoch that ended with it.
+
+        Returns:
+            How many steps are undone.
+        """
+        undone = self._tally.undo(step)
+        del self.steps[bisect.bisect_right(self.steps, step, key=lambda record: record.step) :]
+        self._workers_at = {at: workers for at, workers in self._workers_at.items() if at < step}
+        standing = [epoch for epoch in self.epochs if epoch.step < step]
+        self.epochs, self.best_epoch = [], None
+        for epoch in standing:
+            self.evaluated(epoch)
+        self._recent.clear()
+        return undone

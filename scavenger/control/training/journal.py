@@ -1,0 +1,158 @@
+"""What a run leaves behind for later: a line of JSON per step, epoch, view and measurement."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from scavenger.control.training.sample_counter import SampleCounter
+from scavenger.domain.measurement import EpochRecord
+
+__all__ = ["History", "Journal", "read_history"]
+
+SCHEMA_VERSION = 1
+_TELL_S = 5.0
+"""What a job that is killed may forget of the time that it took, which its limits count."""
+
+
+class Journal:
+    """A file of JSON lines, each with its `kind`, handed to the system as things happen: a killed job loses none.
+
+    A job that is resumed goes on with its file, after a line of kind `resumed`: steps after that line's `step`
+    that stand before it were undone. A line of kind `time` tells how long the job has been under way, where nothing
+    else has for a while.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+
+    def __init__(self, path: Path, *, resumed_step: int | None = None, **header: Any) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._told_s = -math.inf
+        if resumed_step is None:
+            self._file: IO[bytes] = path.open("wb")
+            self._write("header", {"schema_version": SCHEMA_VERSION, **header})
+        else:
+            self._file = path.open("ab")
+            self._file.write(b"\n")  # whatever was being written when the last attempt ended
+            self._write("resumed", {"step": resumed_step})
+
+    def add(self, kind: str, record: Any) -> None:
+        """Append a dataclass, or a mapping."""
+        fields: dict[str, Any] = asdict(record) if is_dataclass(record) else record  # type: ignore[arg-type]
+        self._told_s = fields.get("at_s", self._told_s)
+        self._write(kind, fields)
+
+    def tick(self, at_s: float) -> None:
+        """The job has been under way for so long, in all its attempts; written where it tells something new."""
+        if at_s - self._told_s >= _TELL_S:
+            self.end(at_s)
+
+    def end(self, at_s: float) -> None:
+        """`tick`, for the last time."""
+        self._told_s = at_s
+        self._write("time", {"at_s": at_s})
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> None:
+        self._file.write(msgspec.json.encode({"kind": kind, **fields}) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a job had come to at a step, as far as its journal tells.
+
+    Attributes:
+        epochs: That had been evaluated, without one that ended with the step itself: a job that is taken up
+            there evaluates it again.
+        samples_by_batch: Samples trained, by global batch size.
+        elapsed_s: How long the job had been under way when it last wrote, in all its attempts, undone steps included:
+            they took their time.
+    """
+
+    epochs: tuple[EpochRecord, ...] = ()
+    samples_by_batch: tuple[tuple[int, int], ...] = ()
+    elapsed_s: float = 0.0
+
+
+class _Step(msgspec.Struct, tag_field="kind", tag="step"):
+    step: int
+    global_batch_size: int
+    samples: int
+    at_s: float
+
+
+class _Epoch(msgspec.Struct, tag_field="kind", tag="epoch"):
+    epoch: int
+    step: int
+    metrics: dict[str, float | None]
+    evaluation_s: float
+    at_s: float
+
+    def record(self) -> EpochRecord:
+        """JSON has no NaN: null stands for it."""
+        metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
+        return EpochRecord(self.epoch, self.step, metrics, self.evaluation_s, self.at_s)
+
+
+class _Resumed(msgspec.Struct, tag_field="kind", tag="resumed"):
+    step: int
+
+
+class _Time(msgspec.Struct, tag_field="kind", tag="time"):
+    at_s: float
+
+
+def _records(path: Path) -> Iterator[_Step | _Epoch | _Resumed | _Time]:
+    """What can be read of a journal, line by line: one of a long job is larger than memory should have to hold."""
+    decoder = msgspec.json.Decoder(_Step | _Epoch | _Resumed | _Time)
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # damaged, or of another kind
+                yield decoder.decode(line)
+
+
+def read_history(path: Path, step: int) -> History:
+    """What a job had come to at a step of the state that its last attempt left.
+
+    A file that is missing or damaged tells less, and is no error: a resumed job does not need it to go on.
+    """
+    tally = SampleCounter()
+    epochs: dict[int, _Epoch] = {}
+    elapsed_s = 0.0
+
+    def undo(after: int) -> None:
+        tally.undo(after)
+        for number in [number for number, epoch in epochs.items() if epoch.step >= after]:
+            del epochs[number]
+
+    for found in _records(path):
+        match found:
+            case _Step():
+                tally.add(found.step, found.global_batch_size, found.samples)
+                elapsed_s = max(elapsed_s, found.at_s)
+            case _Epoch():
+                epochs[found.epoch] = found
+                elapsed_s = max(elapsed_s, found.at_s)
+            case _Time():
+                elapsed_s = max(elapsed_s, found.at_s)
+            case _Resumed():
+                undo(found.step)
+    undo(step)
+    return History(
+        epochs=tuple(epochs[number].record() for number in sorted(epochs)),
+        samples_by_batch=tuple(
+            sorted((batch, samples) for batch, samples in tally.by_batch.items() if samples)
+        ),
+        elapsed_s=elapsed_s,
+    )

@@ -1,0 +1,203 @@
+"""Carries out what a running job is asked to do from outside, one operation at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from scavenger.control.search.measure import measure
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.measurement import Measurement
+from scavenger.domain.operation import (
+    Migrate,
+    Operation,
+    ProfileRange,
+    ScaleIn,
+    ScaleOut,
+    ScaleTo,
+    StopJob,
+    describe,
+)
+from scavenger.errors import ScavengerError
+from scavenger.store import Store
+from scavenger.store.records import OperationRecord, Verdict
+
+__all__ = ["OperationHandler"]
+
+NOT_YET = "the search is under way; try again once the job runs at its choice"
+
+
+class OperationHandler:
+    """One job's operations.
+
+    Args:
+        store: Where they are asked for and answered.
+        keep: Does a write to the store, at once or, where another process holds it, later, in order.
+        workers: Fewest and most workers that the job may have.
+        batch: The global batch size for a number of workers.
+        stop: Ends the job; told why, and whether to save its model.
+        measured: Is told of what a profile has measured.
+
+    Attributes:
+        refusing: Why the job's size may not be changed from outside now; empty where it may.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        job_id: str,
+        *,
+        keep: Callable[[Callable[[], object]], None],
+        workers: tuple[int, int],
+        batch: Callable[[int], int],
+        stop: Callable[[str, bool], None],
+        measured: Callable[[Measurement], None],
+    ) -> None:
+        self._store, self._job_id, self._keep = store, job_id, keep
+        self._min, self._max = workers
+        self._batch, self._stop, self._measured = batch, stop, measured
+        self._taken: OperationRecord | None = None
+        self._looking = False
+        self.refusing = NOT_YET
+
+    @property
+    def waiting(self) -> bool:
+        """Something was asked for that is to be carried out."""
+        return self._taken is not None and not isinstance(self._taken.operation, StopJob)
+
+    def look(self) -> None:
+        """Take what was asked for, if anything was; a stop takes effect at once."""
+        if self._taken is None and not self._looking:
+            self._looking = True
+            self._keep(self._take)
+        if self._taken is None:
+            return
+        if isinstance(self._taken.operation, StopJob):
+            # answered with the job's end: until then it saves, and is paid for
+            self._stop(f"stopped by {self._taken.requested_by}", self._taken.operation.save)
+        elif self.refusing:
+            self._answer(self._taken, "refused", self.refusing)
+
+    def _take(self) -> None:
+        self._taken = self._store.next_operation(self._job_id)
+        self._looking = False
+
+    def carry_out(self, trainer: Trainer) -> None:
+        """Do what waits, and answer it.
+
+        Raises:
+            ScavengerError: What ends the job; the operation has failed.
+        """
+        if self._taken is None or not self.waiting:
+            return
+        record = self._taken
+        try:
+            done, message = self._perform(record.operation, trainer)
+        except ScavengerError as error:
+            self._answer(record, "failed", str(error))
+            raise
+        self._answer(record, "done" if done else "refused", message)
+
+    def _answer(self, record: OperationRecord, verdict: Verdict, message: str) -> None:
+        self._taken = None
+        self._keep(lambda: self._store.end_operation(record.id, verdict, message))
+
+    # ---- one method per operation --------------------------------------------------------------------------
+
+    def _perform(self, operation: Operation, trainer: Trainer) -> tuple[bool, str]:
+        reason = f"asked to {describe(operation)}"
+        match operation:
+            case ScaleTo(workers):
+                return self._scale(workers, reason, trainer)
+            case ScaleOut(add):
+                return self._scale(trainer.wanted + add, reason, trainer)
+            case ScaleIn(remove):
+                return self._remove(remove, reason, trainer)
+            case Migrate(workers):
+                return self._migrate(workers, reason, trainer)
+            case ProfileRange():
+                return self._profile(operation, trainer)
+            case StopJob():
+                raise AssertionError("a stop does not wait")
+
+    def _scale(self, workers: int, reason: str, trainer: Trainer) -> tuple[bool, str]:
+        if refusal := self._out_of_range(workers):
+            return False, refusal
+        there = trainer.move(self._at(workers, trainer), reason)
+        if not there and not trainer.finished:
+            trainer.move(self._at(trainer.wanted, trainer), "as many as can be kept alive")
+        return _outcome(trainer, there)
+
+    def _remove(self, workers: tuple[str, ...], reason: str, trainer: Trainer) -> tuple[bool, str]:
+        size = trainer.wanted - len(workers)
+        if refusal := _strangers(workers, trainer) or self._out_of_range(size):
+            return False, refusal
+        return _outcome(trainer, trainer.remove(workers, reason, batch=self._batch(size)))
+
+    def _migrate(self, workers: tuple[str, ...] | None, reason: str, trainer: Trainer) -> tuple[bool, str]:
+        leaving = trainer.supervisor.alive if workers is None else workers
+        if refusal := _strangers(leaving, trainer):
+            return False, refusal
+        return _outcome(trainer, trainer.replace(leaving, reason, kind="eviction"))
+
+    def _profile(self, asked: ProfileRange, trainer: Trainer) -> tuple[bool, str]:
+        """From most workers to fewest, since leaving costs less than joining; then back."""
+        if refusal := self._out_of_range(asked.min) or self._out_of_range(asked.max):
+            return False, refusal
+        before = trainer.configuration
+        assert before is not None
+        told = []
+        for workers in range(asked.max, asked.min - 1, -1):
+            measurement = self._measure(self._at(workers, trainer), asked.steps, trainer)
+            if measurement is not None:
+                told.append(f"{workers}: {measurement.step_time_s * 1e3:.4g} ms")
+        if not trainer.finished:
+            trainer.move(before, "profiled, as asked")
+        count = asked.max - asked.min + 1
+        missed = f"; {count - len(told)} of {count} sizes could not be measured" if len(told) < count else ""
+        return bool(told), f"step time by workers: {', '.join(told) or 'none'}{missed}"
+
+    def _measure(self, place: Configuration, steps: int, trainer: Trainer) -> Measurement | None:
+        """None where training is finished, or so many workers could not be kept alive."""
+        if trainer.finished or not trainer.move(place, "profiling, as asked"):
+            return None
+        begin = trainer.step
+        trainer.until(
+            lambda: trainer.wanted < place.workers or len(trainer.course.window(place, begin)) >= steps
+        )
+        window = trainer.course.window(place, begin)
+        if len(window) < steps:
+            return None
+        measurement = measure(place, window, trainer.course.noise, trainer.worker_memory_bytes())
+        trainer.journal.add("measurement", measurement)
+        self._measured(measurement)
+        return measurement
+
+    # ---- what several of them need -------------------------------------------------------------------------
+
+    def _at(self, workers: int, trainer: Trainer) -> Configuration:
+        assert trainer.configuration is not None
+        batch = max(workers, self._batch(workers))
+        return replace(trainer.configuration, workers=workers, global_batch_size=batch)
+
+    def _out_of_range(self, workers: int) -> str:
+        if self._min <= workers <= self._max:
+            return ""
+        return (
+            f"the job has {self._min} to {self._max} workers, by elastic.min and elastic.max, not {workers}"
+        )
+
+
+def _strangers(workers: tuple[str, ...], trainer: Trainer) -> str:
+    alive = trainer.supervisor.alive
+    unknown = [name for name in workers if name not in alive]
+    return f"the job has no worker {', '.join(unknown)}; it has {', '.join(alive)}" if unknown else ""
+
+
+def _outcome(trainer: Trainer, done: bool) -> tuple[bool, str]:
+    if done:
+        return True, f"now at {trainer.configuration}"
+    if trainer.finished:
+        return False, "training was finished before"
+    return False, f"so many workers could not be kept alive; now at {trainer.configuration}"

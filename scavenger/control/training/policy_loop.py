@@ -1,0 +1,134 @@
+"""Re-decides during the run: shows policies what is, and carries out what they decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scavenger.control.training.operations import OperationHandler
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.decision import Blacklist, Hold, Pause, Replace, ScaleTo, Stop
+from scavenger.domain.snapshot import JobSnapshot, Throughput
+from scavenger.errors import LimitReachedError, WorkersLostError
+from scavenger.policy import Policy
+
+__all__ = ["Steering"]
+
+LOOK_S = 1.0
+"""Time between two looks: a policy sees steps in bulk, and a change takes longer anyway."""
+
+
+class Steering:
+    """One job's steering.
+
+    Args:
+        policy: What decides.
+        reference: The configuration that the run was started on.
+        remaining_samples: What the model expects to be left until the goal; None where nothing is known.
+        planned: What the refitted model would run on; None where it was not asked.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        *,
+        policy: Policy,
+        reference: Configuration,
+        remaining_samples: Callable[[], float | None],
+        planned: Callable[[], Configuration | None] = lambda: None,
+    ) -> None:
+        self._trainer, self._policy, self._reference = trainer, policy, reference
+        self._remaining, self._planned = remaining_samples, planned
+        self._blacklist: dict[str, float] = {}
+        self._looked_at = trainer.elapsed_s
+
+    @property
+    def due(self) -> bool:
+        """It is time to look."""
+        return self._trainer.elapsed_s - self._looked_at >= LOOK_S
+
+    def drive(self, operator: OperationHandler) -> None:
+        """Train until training is finished, and do what is asked for from outside and what the policy decides.
+
+        Raises what `look` and `Trainer.until` raise.
+        """
+        trainer = self._trainer
+        operator.refusing = ""
+        try:
+            while not trainer.finished:
+                trainer.until(lambda: operator.waiting or self.due)
+                if trainer.finished:
+                    break
+                operator.carry_out(trainer)
+                self.look()
+        finally:
+            operator.refusing = "training has ended"
+
+    def look(self) -> None:
+        """Ask the policy, and do what it decides; nothing while a change of the view is under way.
+
+        Raises:
+            LimitReachedError: Budget or deadline would be crossed, or there are no workers to be had.
+            WorkersLostError: Workers die as they come.
+        """
+        trainer = self._trainer
+        self._looked_at = trainer.elapsed_s
+        if trainer.configuration is None or not trainer.supervisor.settled:
+            return
+        if at_risk := [
+            name for name in sorted(trainer.at_risk) if name in trainer.supervisor.workers("training")
+        ]:
+            trainer.at_risk.difference_update(at_risk)
+            trainer.replace(at_risk, "the cloud says that they are at risk", kind="eviction")
+            return
+        trainer.follow_noise()
+        match self._policy.decide(self.snapshot()):
+            case Hold():
+                pass
+            case ScaleTo(workers, batch, reason):
+                trainer.move(Configuration(trainer.offer.vm, workers, batch), reason)
+            case Replace(workers, reason):
+                trainer.note(f"{', '.join(workers)} replaced: {reason}")
+                trainer.replace(workers, reason, kind="eviction")
+            case Blacklist(hosts, until_s, reason):
+                self._blacklist |= dict.fromkeys(hosts, until_s)
+                trainer.note(reason)
+            case Pause(reason):
+                raise LimitReachedError(f"paused: {reason}")
+            case Stop(reason, cause):
+                raise (WorkersLostError if cause == "failures" else LimitReachedError)(reason)
+
+    def snapshot(self) -> JobSnapshot:
+        """What is, as policies see it. Time that earlier attempts at the job took counts as its own."""
+        trainer = self._trainer
+        assert trainer.configuration is not None
+        return JobSnapshot(
+            at_s=trainer.elapsed_s,
+            step=trainer.step,
+            epoch=trainer.course.epochs[-1].epoch + 1 if trainer.course.epochs else 0,
+            view=trainer.view,
+            configuration=trainer.configuration,
+            reference=self._reference,
+            workers=trainer.worker_snapshots(),
+            price_usd_per_hour=trainer.offer.price_usd_per_hour,
+            shared_usd_per_hour=trainer.shared_usd_per_hour,
+            throughput=self._throughput(),
+            departures=tuple(trainer.course.departures),
+            cost_usd=trainer.cost_usd,
+            elapsed_s=trainer.elapsed_s,
+            remaining_samples=self._remaining(),
+            budget_usd=trainer.limits.budget_usd,
+            deadline_s=trainer.limits.deadline_s,
+            drain_s=trainer.drain_s,
+            look_every_s=LOOK_S,
+            setup_s=max(trainer.setup_s, default=0.0),
+            blacklist=tuple(self._blacklist.items()),
+            planned=self._planned(),
+        )
+
+    def _throughput(self) -> tuple[Throughput, ...]:
+        return tuple(
+            Throughput(configuration, samples / seconds, steps)
+            for configuration, (steps, samples, seconds) in self._trainer.course.measured.items()
+            if seconds > 0.0
+        )

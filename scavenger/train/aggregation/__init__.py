@@ -1,0 +1,1 @@
+"""The aggregators: average gradients, apply the optimizer, and sequence the steps."""

@@ -1,0 +1,391 @@
+"""The aggregator process: holds parts of jobs' models, averages gradients, applies optimizers, publishes.
+
+The arithmetic of one shard of a model is `model_shard`; `sequencer` is what the first aggregator of a job does for
+all of them. One process can serve several jobs, each with keys, sockets and a block of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from scavenger.elastic.barrier import Barrier
+from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.quarantine import Suspects
+from scavenger.elastic.view import Position
+from scavenger.errors import NotSupportedError, ScavengerError
+from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.aggregation.sequencer import Sequencer
+from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.names import aggregator_name
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import memory_id, open_block, same_block
+from scavenger.train.transport.heartbeat import Heartbeat
+from scavenger.train.transport.replication import Inbox, WeightsInbox, send_weights
+from scavenger.train.transport.shared_memory import JobRecord, Layout
+from scavenger.train.transport.sockets import Dealer, Keys, Router, address_towards
+
+__all__ = ["Aggregator"]
+
+_TICK_MS = 100
+_QUARANTINED_SHARE = 100
+"""One sample of so many may be left out, and one at least: beyond, it is not the data that is at fault."""
+_ASK_AGAIN_S = 1.0
+_OWNER_S = 2.0
+"""How often it is looked whether a part's job is still there, where others' parts live in the same process."""
+
+
+class Aggregator:
+    """One job's seat in an aggregator process.
+
+    Args:
+        boot: Who it is.
+        control: To the supervisor's hub.
+    """
+
+    def __init__(self, context: Any, boot: m.ProcessConfiguration, control: Dealer) -> None:
+        self._context, self._boot, self._control = context, boot, control
+        self.index = boot.index
+        self._keys: Keys = (boot.data_public_key.encode(), boot.data_secret_key.encode())
+        self._fd = open_block(boot)
+        self._data = Router(context, self._keys, address_towards(boot.coordinator))
+        self._at = m.AggregatorAddress(self._data.address, boot.data_public_key, memory_id(self._fd))
+        self._poller = zmq.Poller()
+        self._poller.register(self._control.socket, zmq.POLLIN)
+        self._poller.register(self._data.socket, zmq.POLLIN)
+        self._upstream: Dealer | None = None
+        self._part: ModelShard | None = None
+        self._sequencer: Sequencer | None = None
+        self._inbox: Inbox | None = None
+        self._seeding: _Seeding | None = None
+        self._ready: m.Initialised | None = None
+        self._posted: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
+        self._pulls: dict[str, m.Pull] = {}
+        self._step = 0
+        self._quarantined: tuple[int, ...] = ()
+        self._running = True
+        self._owner_seen_at = time.monotonic()
+        self._pulse = Heartbeat(context, boot, self._beat)
+
+    def run(self) -> None:
+        """Serve until told to quit."""
+        self._greet()
+        try:
+            while self._running:
+                self._turn()
+        finally:
+            self.close()
+
+    def _turn(self) -> None:
+        """Take what has arrived, waiting for a moment."""
+        self._poller.poll(_TICK_MS)
+        for message, _ in self._control.receive():
+            self._from_leader(message)
+        for peer, message, payload in self._data.receive():
+            self._from_peer(peer, message, payload)
+        if self._upstream is not None:
+            for message, _ in self._upstream.receive():
+                self._from_sequencer(message)
+        while not self._posted.empty():
+            self._post_arrived(self._posted.get())
+        if self._sequencer is not None:
+            self._sequencer.tick()
+        self._ask_seeder()
+        self._look_for_owner()
+
+    def _look_for_owner(self) -> None:
+        """In a pool, a job may end, in whatever way, without the word to quit: nobody wants this part any more."""
+        if self._boot.memory and time.monotonic() - self._owner_seen_at > _OWNER_S:
+            self._owner_seen_at = time.monotonic()
+            self._running = self._running and same_block(self._boot.memory, self._fd)
+
+    def _greet(self) -> None:
+        boot = self._boot
+        own = boot.memory_fd < 0 and not boot.memory
+        self._control.send(m.AggregatorReady(self.index, self._at, self._part is not None, own))
+
+    def close(self) -> None:
+        if self._part is not None:
+            self._part.wait_saved()
+            while not self._posted.empty():
+                self._post_arrived(self._posted.get())
+        self._pulse.close()
+        self._data.close()
+        if self._upstream is not None:
+            self._upstream.close()
+        if self._boot.memory_fd < 0:
+            os.close(
+                self._fd
+            )  # a pool's process goes on, and must not hold the block of a job that has ended
+
+    def _beat(self) -> m.Beat:
+        return m.Beat(step=self._step) if self._sequencer is None else self._sequencer.beat
+
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    def _from_leader(self, message: m.Message) -> None:
+        match message:
+            case m.Initialise():
+                self._initialise(message)
+            case m.RollCall():
+                self._greet()
+                if self._sequencer is not None:
+                    self._control.send(self._sequencer.inform(message.token))
+                elif self.index == 0:
+                    self._control.send(m.Inform(False, 0, None, 0))
+            case m.Reconnect() if self.index > 0 and self._upstream is not None:
+                self._connect_upstream(message.aggregators[0])
+            case m.Forget():
+                if self._inbox is not None and self._boot.memory_fd < 0 and not self._boot.memory:
+                    self._inbox.forget(message.worker)
+            case m.Quit():
+                self._running = False
+            case _ if self._sequencer is not None:
+                self._sequencer.from_leader(message)
+                self._answer_pulls()
+            case _:
+                pass
+
+    def _from_peer(self, peer: str, message: m.Message, payload: bytes | None) -> None:
+        match message:
+            case m.Join():
+                self._data.send(peer, m.Joined())
+                if self._part is not None:
+                    with contextlib.suppress(ValueError):  # no worker
+                        self._part.expect(worker_slot(peer))
+                if self._seeding is not None and peer == self._seeding.order.seeder:
+                    self._seeding.asked_at = 0.0
+                if self._sequencer is not None:
+                    self._sequencer.repeat()  # it may have been spoken to before it could hear
+            case m.Chunk() if self._seeding is not None and payload is not None:
+                self._take_initial(peer, message, payload)
+            case m.Chunk() if self._inbox is not None and payload is not None:
+                if self._inbox.take(peer, message, payload) and self.index:
+                    self._to_sequencer(m.Held(self.index, peer, message.view, message.step, message.piece))
+            case m.Pull():
+                self._pulls[peer] = message
+                self._answer_pulls()
+            case _ if self._sequencer is None or self._inbox is None:
+                pass
+            case m.Contributed():
+                complete = 0 in message.held or self._inbox.holds(peer, message.piece)
+                self._sequencer.from_worker(peer, message, complete=complete)
+                self._answer_pulls()
+            case m.Evaluation() | m.Summary():
+                self._sequencer.from_worker(peer, message, complete=True)
+            case m.Held() | m.PartApplied() | m.Finalised() | m.Initialised() | m.PartSaved():
+                if message.index > 0 and peer == aggregator_name(message.index):
+                    self._sequencer.from_aggregator(message)
+                    self._answer_pulls()
+            case _:
+                pass
+
+    def _from_sequencer(self, message: m.Message) -> None:
+        if self._part is None:
+            return
+        match message:
+            case m.ApplyPart() if message.step in (self._step, self._step + 1):
+                applied = self._part.apply(message)
+                self._step = message.step if applied.finite else self._step
+                self._to_sequencer(applied)
+                self._answer_pulls()
+            case m.KeepBest():
+                self._part.keep_best(message.step)
+            case m.Finalise():
+                self._part.finalise(message.step, best=message.best)
+                self._to_sequencer(m.Finalised(self.index, message.step))
+            case m.SavePart():
+                store = CheckpointStore(message.url)
+                self._part.save(
+                    store, message.step, message.attempt, best=message.best, then=self._posted.put
+                )
+            case _:
+                pass
+
+    def _post_arrived(self, message: m.Message) -> None:
+        if self._sequencer is not None:
+            self._sequencer.from_aggregator(message)
+        else:
+            self._to_sequencer(message)
+
+    def _to_sequencer(self, message: m.Message) -> None:
+        assert self._upstream is not None
+        self._upstream.send(message)
+
+    # ---- beginnings ----------------------------------------------------------------------------------------
+
+    def _initialise(self, message: m.Initialise) -> None:
+        if self._part is not None:
+            if self._ready is not None:
+                self._control.send(self._ready)  # it may not have been heard
+            return
+        layout = Layout.of(message.manifest, len(message.aggregators))
+        try:
+            part = ModelShard(self._fd, layout, self.index)
+            record = self._begin(part, message)
+        except NotSupportedError as error:
+            self._control.send(m.Failed("unsupported", str(error)))
+            return
+        except ScavengerError as error:
+            self._control.send(m.Failed("restore", str(error)))
+            return
+        if record is None:
+            inbox = WeightsInbox(part.block, (self.index,))
+            inbox.want(0)
+            self._seeding = _Seeding(message, part, inbox)
+            return
+        self._serve(message, part, record)
+
+    def _serve(self, message: m.Initialise, part: ModelShard, record: JobRecord) -> None:
+        """The part is there: take part in the job."""
+        self._seeding = None
+        self._part, self._inbox, self._step = part, Inbox(part.block, self.index), record.step
+        if self.index == 0:
+            self._sequence(part, message, record)
+        else:
+            self._connect_upstream(message.aggregators[0])
+        position = record.position
+        self._ready = m.Initialised(self.index, record.step, position.epoch, position.consumed)
+        self._control.send(self._ready)
+        if self._upstream is not None:
+            self._to_sequencer(self._ready)
+        self._answer_pulls()
+
+    def _begin(self, part: ModelShard, message: m.Initialise) -> JobRecord | None:
+        """Where the part, and with the first one the job, stands; None where a worker has the initial weights."""
+        kept, job = part.block.read_part(self.index), part.block.read_job()
+        if message.recover and kept is not None and (self.index or job is not None):
+            return job if job is not None and not self.index else JobRecord(step=kept.step)
+        part.block.forget(self.index)
+        if message.restore is None:
+            if message.seeder:
+                return None
+            part.begin()
+            record = JobRecord()
+        else:
+            checkpoint = CheckpointStore(message.restore.url).latest(finite=True)
+            if checkpoint is None:
+                raise ScavengerError(f"{message.restore.url} holds no checkpoint that can be read")
+            manifest = checkpoint.manifest
+            if manifest.fingerprint != message.manifest.digest:
+                raise ScavengerError(
+                    f"the checkpoint in {message.restore.url} is of another model or data set than the training "
+                    "code gives now"
+                )
+            tensors: dict[str, Any] = {}
+            for saved in manifest.parts:
+                tensors |= checkpoint.tensors(saved.name)
+            part.load(manifest.step, tensors)
+            self._quarantined = tuple(int(index) for index in manifest.state.get("quarantined", ()))
+            # without the view's number: the coordinator of this life of the job counts its own
+            record = JobRecord(
+                manifest.step,
+                Position(manifest.epoch, manifest.consumed),
+                best_step=int(manifest.state.get("best_step", 0)),
+            )
+        if self.index == 0:
+            part.block.write_job(record)
+        return record
+
+    def _sequence(self, part: ModelShard, message: m.Initialise, record: JobRecord) -> None:
+        manifest = message.manifest
+        if message.checkpoint is not None and not message.recover:
+            with contextlib.suppress(
+                ScavengerError, OSError
+            ):  # what an earlier attempt was killed in writing
+                CheckpointStore(message.checkpoint.url).discard_unfinished()
+        barrier = Barrier(
+            manifest.dataset_size,
+            manifest.validation_size,
+            aggregators=len(message.aggregators),
+            step=record.step,
+            position=record.position,
+            number=max(record.number, message.number),
+            suspects=Suspects(samples_max=max(1, manifest.dataset_size // _QUARANTINED_SHARE)),
+        )
+        barrier.token = message.token
+        self._sequencer = Sequencer(
+            part,
+            barrier,
+            to_worker=self._data.send,
+            to_aggregator=lambda index, order: self._data.send(aggregator_name(index), order),
+            report=self._control.send,
+            post=self._posted.put,
+            checkpoint=message.checkpoint,
+            best_step=record.best_step,
+            seed=self._boot.seed,
+            quarantined=tuple(sorted({*message.quarantined, *self._quarantined})),
+        )
+        if self._quarantined:
+            self._control.send(m.Quarantined(self._quarantined, "workers died of them before"))
+        if message.recover and (report := part.block.read_report(record.step)) is not None:
+            said = m.decode(report)
+            if isinstance(said, m.StepReport) and said.step == record.step:
+                self._control.send(said)  # it may not have been heard
+
+    def _connect_upstream(self, first: m.AggregatorAddress) -> None:
+        if self._upstream is not None:
+            self._poller.unregister(self._upstream.socket)
+            self._upstream.close()
+        self._upstream = Dealer(
+            self._context, aggregator_name(self.index), first.address, first.key.encode(), self._keys
+        )
+        self._poller.register(self._upstream.socket, zmq.POLLIN)
+        self._to_sequencer(m.Initialised(self.index, self._step, 0, 0))
+
+    # ---- workers of other hosts ----------------------------------------------------------------------------
+
+    def _ask_seeder(self) -> None:
+        """Ask for the initial weights until they are there."""
+        seeding = self._seeding
+        if seeding is None:
+            return
+        if not seeding.inbox.lacking:
+            self._begin_seeded(seeding)
+        elif time.monotonic() - seeding.asked_at > _ASK_AGAIN_S:
+            seeding.asked_at = time.monotonic()
+            self._data.send(seeding.order.seeder, m.Seed(seeding.inbox.number))
+
+    def _take_initial(self, peer: str, chunk: m.Chunk, payload: bytes) -> None:
+        seeding = self._seeding
+        if seeding is not None and peer == seeding.order.seeder:
+            seeding.asked_at = time.monotonic()
+            seeding.inbox.take(self.index, chunk, payload)
+            if not seeding.inbox.lacking:
+                self._begin_seeded(seeding)
+
+    def _begin_seeded(self, seeding: _Seeding) -> None:
+        seeding.part.begin()
+        if self.index == 0:
+            seeding.part.block.write_job(JobRecord())
+        self._serve(seeding.order, seeding.part, JobRecord())
+
+    def _answer_pulls(self) -> None:
+        """Send the weights to whoever waits for them, once they are there."""
+        if self._part is None or not self._pulls:
+            return
+        applied = self._sequencer.step if self._sequencer is not None else self._step
+        for peer, pull in list(self._pulls.items()):
+            if pull.step > applied:
+                continue
+            del self._pulls[peer]
+            # the step before is still wanted where a restarted sequencer has it done again; what is older is
+            # wanted by nobody who has not been left behind
+            if pull.step >= applied - 1:
+                send_weights(self._data, peer, self._part, pull)
+
+
+@dataclass(slots=True)
+class _Seeding:
+    """Initial weights that are on their way from a worker."""
+
+    order: m.Initialise
+    part: ModelShard
+    inbox: WeightsInbox
+    asked_at: float = 0.0

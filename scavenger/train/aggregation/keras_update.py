@@ -1,0 +1,156 @@
+"""Any optimizer of Keras, by Keras itself: what `scavenger.train.aggregation.update` falls back on.
+
+Importing this module imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from scavenger.errors import NotSupportedError
+from scavenger.train.transport.messages.values import TensorSpec
+
+__all__ = ["KerasUpdate"]
+
+Array = npt.NDArray[Any]
+
+
+class KerasUpdate:
+    """One part's tensors and their optimizer as TensorFlow variables, which are filled anew for each step.
+
+    Args:
+        tensors: The trainable tensors of the part.
+        optimizer: Keras's serialised optimizer, JSON: a configuration, never code.
+
+    Raises:
+        NotSupportedError: If the configuration is not that of one of Keras's own optimizers.
+    """
+
+    def __init__(self, tensors: Sequence[TensorSpec], optimizer: str) -> None:
+        self._tensors, self._config = tuple(tensors), optimizer
+        zeros = [np.zeros(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+        self._optimizer, self._weights = self._built(zeros)
+        self._all = [self._optimizer, *getattr(self._optimizer, "optimizers", ())]
+        self._scale = tf.Variable(1.0, trainable=False)
+        self._rates: list[tuple[Any, np.float32]] = []
+        for one in self._all:
+            rate = one._learning_rate
+            if isinstance(rate, keras.Variable):
+                self._rates.append((rate, np.float32(rate.numpy())))
+            else:
+                one.learning_rate = _Scaled(rate, self._scale)
+        self._iterations = [one._iterations for one in self._all]
+        self._state = self._state_of(self._optimizer)
+        paths = [self._path(variable) for variable in self._state]
+        self.slots = tuple(
+            TensorSpec(path, tuple(variable.shape), variable.dtype, "slot")
+            for path, variable in zip(_unique(paths), self._state, strict=True)
+        )
+        clips_globally = any((one.global_clipnorm or 0.0) > 0.0 for one in self._all)
+        self.splittable = len(set(paths)) == len(paths) and not clips_globally
+        self._step = tf.function(lambda gradients: self._optimizer.apply(gradients, self._weights))
+
+    def _built(self, values: Sequence[Array]) -> tuple[Any, list[Any]]:
+        try:
+            optimizer = keras.optimizers.deserialize(json.loads(self._config))
+            if not isinstance(optimizer, keras.optimizers.Optimizer):
+                raise TypeError("it names none of Keras's own")
+        except (TypeError, ValueError, KeyError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise NotSupportedError(
+                f"the optimizer cannot be built from its configuration: {first}"
+            ) from None
+        weights = [_variable(tensor, value) for tensor, value in zip(self._tensors, values, strict=True)]
+        optimizer.build(weights)
+        return optimizer, weights
+
+    def _path(self, variable: Any) -> str:
+        """Keras's path, unless the variable was given no name: Keras numbers those by the process's history."""
+        return variable.path if "/" in variable.path else f"{self._optimizer.name}/shared"
+
+    @staticmethod
+    def _state_of(optimizer: Any) -> list[Any]:
+        """Its variables but for the number of updates and the learning rate, which no step changes."""
+        others = set()
+        for one in (optimizer, *getattr(optimizer, "optimizers", ())):
+            others |= {id(one._iterations), id(one._learning_rate)}
+        return [variable for variable in optimizer.variables if id(variable) not in others]
+
+    def initial_slots(self, weights: Sequence[Array]) -> list[Array]:
+        """The state that Keras gives an optimizer built on these weights."""
+        optimizer, _ = self._built(weights)
+        return [np.array(variable.numpy()) for variable in self._state_of(optimizer)]
+
+    def apply(
+        self,
+        gradients: Sequence[Array],
+        old_weights: Sequence[Array],
+        old_slots: Sequence[Array],
+        new_weights: Sequence[Array],
+        new_slots: Sequence[Array],
+        *,
+        step: int,
+        lr_scale: float,
+    ) -> None:
+        """One step of the optimizer. `gradients` may be the arrays of `new_weights`."""
+        self._fill(old_weights, old_slots)
+        self._scale.assign(lr_scale)
+        for variable, rate in self._rates:
+            variable.assign(float(rate) * lr_scale)
+        for iterations in self._iterations:
+            iterations.assign(step - 1)
+        self._step([tf.convert_to_tensor(gradient) for gradient in gradients])
+        for variable, target in zip(self._weights, new_weights, strict=True):
+            np.copyto(target, variable.numpy())
+        for variable, target in zip(self._state, new_slots, strict=True):
+            np.copyto(target, variable.numpy())
+
+    def finalise(self, weights: Sequence[Array], slots: Sequence[Array], out: Sequence[Array]) -> None:
+        """What Keras does at the end of training: put averaged weights, if there are any, in place."""
+        self._fill(weights, slots)
+        self._optimizer.finalize_variable_values(self._weights)
+        for variable, target in zip(self._weights, out, strict=True):
+            np.copyto(target, variable.numpy())
+
+    def _fill(self, weights: Sequence[Array], slots: Sequence[Array]) -> None:
+        for variable, value in zip(self._weights, weights, strict=True):
+            variable.assign(value)
+        for variable, value in zip(self._state, slots, strict=True):
+            variable.assign(value)
+
+
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule times a variable."""
+
+    def __init__(self, schedule: Any, scale: Any) -> None:
+        self._schedule, self._scale = schedule, scale
+
+    def __call__(self, step: Any) -> Any:
+        return self._schedule(step) * self._scale
+
+
+def _unique(paths: Sequence[str]) -> list[str]:
+    """The same, where one comes again with a number behind it."""
+    seen: dict[str, int] = {}
+    unique = []
+    for path in paths:
+        seen[path] = seen.get(path, 0) + 1
+        unique.append(path if seen[path] == 1 else f"{path}~{seen[path]}")
+    return unique
+
+
+def _variable(tensor: TensorSpec, value: Array) -> Any:
+    """A variable under the path that it has in the model, by which some optimizers tell layers apart."""
+    *scopes, name = tensor.path.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        return keras.Variable(value, dtype=tensor.dtype, name=name)

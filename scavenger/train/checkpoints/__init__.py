@@ -1,0 +1,1 @@
+"""Checkpoints: their format, their folders, and which one can be trusted."""

@@ -1,0 +1,395 @@
+"""Checkpoints of a job: written so that whatever happens, the newest complete one can be found and trusted.
+
+A store holds one folder per attempt to write a checkpoint; one job writes to a store at a time::
+
+    URL/step-00001200-3f9c/part-0.safetensors       written by the first aggregator
+                           part-1.safetensors       written by the second
+                           manifest.json            written last, by the first: the commit
+
+The attempt's name is unique, so the parts of two attempts at one step never mix. The manifest holds the SHA-256
+of every part, and of itself. Nothing that was read is believed before that was compared; nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
+from scavenger.train.checkpoints.files import Files, open_files
+from scavenger.train.checkpoints.format import Array, DamagedError, TensorStream, check_size, read_tensors
+
+__all__ = ["FORMAT_VERSION", "Checkpoint", "CheckpointStore", "Manifest", "Part"]
+
+FORMAT_VERSION = 1
+"""Rises when an older Scavenger would misread a checkpoint."""
+
+_MANIFEST = "manifest.json"
+_MANIFEST_BYTES_MAX = 4 << 20
+"""A manifest has some hundred bytes and 120 per part; what is longer is not read into memory."""
+
+_ATTEMPT = r"[A-Za-z0-9_]{1,64}"
+_FOLDER = re.compile(rf"step-\d{{8,19}}-{_ATTEMPT}", re.ASCII)
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}"
+_DAMAGE = frozenset({errno.ENOENT, errno.EIO, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EINVAL})
+"""What a missing, unreadable or replaced file says. Any other error says nothing about the checkpoint."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_PartName = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME}\Z")]
+_AttemptName = Annotated[str, msgspec.Meta(pattern=rf"^{_ATTEMPT}\Z")]
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One safetensors file. `finite`: none of its numbers is NaN or infinite."""
+
+    name: _PartName
+    sha256: _Digest
+    bytes: _Count
+    finite: bool
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a checkpoint is.
+
+    Attributes:
+        fingerprint: Of the job, so that another one's checkpoint is not taken for its own.
+        step: The last step that is in it.
+        attempt: Names this writing; letters, digits and `_`.
+        epoch: Where the next step begins (0-based).
+        consumed: Samples of that epoch already used.
+        view: The highest view number that the job has used.
+        parts: At least one; what `CheckpointStore.write_part` returned.
+        state: Everything else that a resumed job needs, as JSON values.
+        created_at: With a time zone.
+        serial: Order of commits within the store; given by `CheckpointStore.commit`.
+    """
+
+    fingerprint: str
+    step: _Count
+    attempt: _AttemptName
+    epoch: _Count
+    consumed: _Count
+    view: _Count
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(min_length=1)]
+    created_at: Annotated[datetime, msgspec.Meta(tz=True)]
+    state: dict[str, Any] = {}
+    serial: _Count = 0
+    version: int = FORMAT_VERSION
+
+    @property
+    def finite(self) -> bool:
+        return all(part.finite for part in self.parts)
+
+    @property
+    def folder(self) -> str:
+        return _folder(self.step, self.attempt)
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sha256: _Digest
+    manifest: msgspec.Raw
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: Annotated[int, msgspec.Meta(ge=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed checkpoint that verified.
+
+    Attributes:
+        problems: What was passed over while it was looked for, one line each.
+    """
+
+    manifest: Manifest
+    problems: tuple[str, ...]
+    _files: Files
+
+    def tensors(self, name: str) -> dict[str, Array]:
+        """The tensors of a part, verified while they are read, in memory that is theirs alone.
+
+        Raises:
+            KeyError: If there is no such part.
+            TransientError: If the part was damaged since it was found; another look finds another checkpoint.
+        """
+        part = {part.name: part for part in self.manifest.parts}[name]
+        try:
+            with self._files.reading(self.manifest.folder, _file(part.name)) as (file, size):
+                check_size(size, part.bytes)
+                return read_tensors(file, size=size, sha256=part.sha256)
+        except (DamagedError, OSError) as error:
+            place = f"{self._files.root}/{self.manifest.folder}/{_file(part.name)}"
+            raise TransientError(f"{place}: cannot be read: {_reason(error)}") from error
+
+
+class CheckpointStore:
+    """The checkpoints of one job at one place.
+
+    Any process may write parts and look; `commit` and `discard_unfinished` are for the one that leads the job.
+
+    Args:
+        url: A local path or any URL of fsspec's. Nothing is touched there before something is written.
+        keep: How many verified checkpoints to keep, at least 1.
+
+    Attributes:
+        problems: What the last call passed over or could not tidy up, one line each.
+
+    Raises:
+        ConfigurationError: If the URL's protocol is unknown.
+        NotSupportedError: If a package must be installed for it.
+    """
+
+    def __init__(self, url: str, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ConfigurationError(f"at least one checkpoint must be kept, not {keep}")
+        self._files, self._keep = open_files(url), keep
+        self._verified: set[str] = set()
+        self.problems: tuple[str, ...] = ()
+
+    def write_part(self, step: int, attempt: str, name: str, tensors: Mapping[str, Array]) -> Part:
+        """Write one part; it counts only once a manifest that names it is committed.
+
+        Takes no memory beyond the tensors, except for one at a time that is not contiguous.
+
+        Raises:
+            NotSupportedError: If a tensor's type is none that a checkpoint holds, as bfloat16.
+            TransientError: If it could not be written: disk full, device or network error. Nothing of it is left.
+            ConfigurationError: If the place may not be written to.
+            ValueError: If the step, the attempt or the name cannot be part of a file's name.
+        """
+        folder = _folder(step, attempt)
+        if not re.fullmatch(_NAME, name):
+            raise ValueError(f"{name!r} cannot name a part")
+        stream = TensorStream(tensors)
+        self._write(folder, _file(name), stream)
+        return Part(name, stream.sha256, stream.bytes, stream.finite)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a checkpoint of parts: read them back, write the manifest, then remove what is superseded.
+
+        Kept are the newest `keep` that verify, and the newest that is finite too. Removed are the others, and
+        unfinished attempts at this or an earlier step. What cannot be removed is named in `problems`.
+
+        Raises:
+            TransientError: If a part is not as it was written, or the manifest could not be. What was the newest
+                checkpoint still is, except where only the last flush to the device failed.
+            ConfigurationError: If the place may not be written to.
+            ValueError: If the manifest would not be the same when read: `state` holds more than JSON values.
+        """
+        for part in manifest.parts:
+            if problem := self._check_part(manifest.folder, part):
+                raise TransientError(f"{problem}; the checkpoint was not committed")
+        committed = self._committed([])
+        serial = 1 + max((other.serial for other in committed), default=0)
+        manifest = msgspec.structs.replace(manifest, serial=serial, version=FORMAT_VERSION)
+        self._write(manifest.folder, _MANIFEST, [memoryview(_encode(manifest))])
+        self._verified.add(manifest.folder)
+        self._tidy_up(manifest)
+
+    def latest(self, *, finite: bool = False) -> Checkpoint | None:
+        """The checkpoint committed last of those that verify: every part's size, header, shapes and SHA-256.
+
+        Args:
+            finite: Pass over those with a NaN or an infinity.
+
+        Returns:
+            None where there is none; if `problems` is not empty then, there were some, all damaged.
+
+        Raises:
+            TransientError: If the place cannot be looked at, so that nothing can be said.
+            NotSupportedError: If a checkpoint was written by a newer Scavenger.
+            ConfigurationError: If the place may not be read.
+        """
+        problems: list[str] = []
+        found = None
+        for manifest in self._committed(problems):
+            problem = self._check(manifest)
+            if problem is None and finite and not manifest.finite:
+                problem = f"{self._files.root}/{manifest.folder}: holds NaN or infinity"
+            if problem is None:
+                found = manifest
+                break
+            problems.append(problem)
+        self.problems = tuple(problems)
+        return None if found is None else Checkpoint(found, self.problems, self._files)
+
+    def discard_unfinished(self) -> None:
+        """Remove every attempt without a manifest; only while nobody writes: at the start, or after a failure.
+
+        Without it, a full disk would stay full of what did not fit.
+        """
+        problems: list[str] = []
+        for folder in self._folders():
+            if self._is_unfinished(folder):
+                self._remove(folder, problems)
+        self.problems = tuple(problems)
+
+    def _tidy_up(self, newest: Manifest) -> None:
+        problems: list[str] = []
+        try:
+            committed = [newest, *(m for m in self._committed([]) if m.folder != newest.folder)]
+            kept: list[Manifest] = []
+            superseded, suspect = [], []
+            for manifest in committed:
+                finite = any(other.finite for other in kept)
+                if len(kept) >= self._keep and (finite or not manifest.finite):
+                    superseded.append(manifest.folder)
+                elif manifest.folder in self._verified or self._check(manifest) is None:
+                    self._verified.add(manifest.folder)
+                    kept.append(manifest)
+                else:
+                    suspect.append(manifest.folder)
+            known = {manifest.folder for manifest in committed}
+            for folder in self._folders():
+                if folder not in known and int(folder.split("-")[1]) <= newest.step:
+                    (superseded if self._is_unfinished(folder) else suspect).append(folder)
+            # a read error may pass: what cannot be read now goes only when nothing can depend on it
+            enough = len(kept) >= self._keep and any(manifest.finite for manifest in kept)
+            for folder in superseded + (suspect if enough else []):
+                self._remove(folder, problems)
+        except (TransientError, ConfigurationError) as error:  # the commit stands; the next one tidies up
+            problems.append(str(error))
+        self.problems = tuple(problems)
+
+    def _remove(self, folder: str, problems: list[str]) -> None:
+        try:
+            self._files.remove(folder, first=_MANIFEST)  # so that half of one is never taken for a whole
+        except OSError as error:
+            problems.append(f"{self._files.root}/{folder}: could not be removed: {_reason(error)}")
+        self._verified.discard(folder)
+
+    def _folders(self) -> list[str]:
+        try:
+            return [name for name in self._files.folders() if _FOLDER.fullmatch(name)]
+        except OSError as error:
+            raise self._failure(self._files.root, "cannot be read", error) from error
+
+    def _committed(self, problems: list[str]) -> list[Manifest]:
+        """Manifests that can be read, the one committed last first; those that cannot be are named."""
+        manifests = []
+        for folder in self._folders():
+            try:
+                manifests.append(self._read_manifest(folder))
+            except FileNotFoundError:
+                continue  # unfinished
+            except (DamagedError, OSError) as error:
+                problems.append(self._problem(folder, _MANIFEST, error))
+        return sorted(manifests, key=lambda m: (m.serial, m.view, m.step), reverse=True)
+
+    def _is_unfinished(self, folder: str) -> bool:
+        try:
+            self._read_manifest(folder)
+        except FileNotFoundError:
+            return True
+        except (DamagedError, OSError) as error:
+            self._problem(folder, _MANIFEST, error)
+        return False
+
+    def _read_manifest(self, folder: str) -> Manifest:
+        with self._files.reading(folder, _MANIFEST) as (file, size):
+            if size > _MANIFEST_BYTES_MAX:
+                raise DamagedError(f"it has {size} bytes")
+            data = bytearray()
+            buffer = bytearray(size + 1)
+            while (count := file.readinto(buffer)) and len(data) <= size:
+                data += buffer[:count]
+        manifest = _decode(bytes(data), f"{self._files.root}/{folder}")
+        if manifest.folder != folder:
+            raise DamagedError(f"it belongs to {manifest.folder}")
+        return manifest
+
+    def _check(self, manifest: Manifest) -> str | None:
+        for part in manifest.parts:
+            if problem := self._check_part(manifest.folder, part):
+                return problem
+        return None
+
+    def _check_part(self, folder: str, part: Part) -> str | None:
+        try:
+            self._files.verify(folder, _file(part.name), size=part.bytes, sha256=part.sha256)
+        except (DamagedError, OSError) as error:
+            return self._problem(folder, _file(part.name), error)
+        return None
+
+    def _problem(self, folder: str, name: str, error: DamagedError | OSError) -> str:
+        """What is wrong with a file; raises where the error says nothing about the file itself."""
+        place = f"{self._files.root}/{folder}/{name}"
+        if (
+            isinstance(error, OSError)
+            and error.errno not in _DAMAGE
+            and not isinstance(error, FileNotFoundError)
+        ):
+            raise self._failure(place, "cannot be read", error) from error
+        return f"{place}: {_reason(error)}"
+
+    def _write(self, folder: str, name: str, chunks: TensorStream | list[memoryview]) -> None:
+        try:
+            self._files.write(folder, name, chunks)
+        except OSError as error:
+            place = f"{self._files.root}/{folder}/{name}"
+            raise self._failure(place, "the checkpoint could not be written", error) from error
+
+    def _failure(self, place: str, what: str, error: OSError) -> ConfigurationError | TransientError:
+        no_access = isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS
+        return (ConfigurationError if no_access else TransientError)(f"{place}: {what}: {_reason(error)}")
+
+
+def _folder(step: int, attempt: str) -> str:
+    folder = f"step-{step:08d}-{attempt}"
+    if not _FOLDER.fullmatch(folder):
+        raise ValueError(f"attempt {attempt!r} at step {step} cannot name a folder")
+    return folder
+
+
+def _file(name: str) -> str:
+    return f"part-{name}.safetensors"
+
+
+def _reason(error: DamagedError | OSError) -> str:
+    """One line, without the path that an `OSError` repeats."""
+    if isinstance(error, FileNotFoundError):
+        return "it is missing"
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def _encode(manifest: Manifest) -> bytes:
+    try:
+        body = msgspec.json.encode(manifest)
+        same = msgspec.json.decode(body, type=Manifest) == manifest
+    except (msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"the manifest cannot be written as JSON: {error}") from None
+    names = [part.name for part in manifest.parts]
+    if not same:  # NaN becomes null, a tuple a list
+        raise ValueError("the manifest's state holds values that JSON does not give back, as NaN or a tuple")
+    if len(set(names)) < len(names):
+        raise ValueError(f"a part is named twice among {names}")
+    data = msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
+    if len(data) > _MANIFEST_BYTES_MAX:
+        raise ValueError(f"the manifest has {len(data)} bytes; at most {_MANIFEST_BYTES_MAX} are read back")
+    return data
+
+
+def _decode(data: bytes, place: str) -> Manifest:
+    try:
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        body = bytes(envelope.manifest)
+        if hashlib.sha256(body).hexdigest() != envelope.sha256:
+            raise DamagedError("its SHA-256 is not the one written down")
+        version = msgspec.json.decode(body, type=_Version).version
+        if version > FORMAT_VERSION:
+            raise NotSupportedError(
+                f"{place}: written by a newer Scavenger (format {version}, this one reads {FORMAT_VERSION})"
+            )
+        return msgspec.json.decode(body, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise DamagedError(f"it is not valid: {error}") from None

@@ -1,0 +1,1 @@
+"""The coordinator of a job: who is in, what the next view is, and how training begins."""

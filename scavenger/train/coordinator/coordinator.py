@@ -1,0 +1,395 @@
+"""The coordinator process: leads one job. It may die at any time, and another takes its place.
+
+It holds nothing that cannot be asked again: who is there is asked of everybody (`RollCall`), where the job stands
+of the sequencer, what was last wanted of the supervisor, which started it. Training does not need it from step to step.
+What membership and views follow from events is decided in `scavenger.elastic`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import zmq
+
+from scavenger.elastic.barrier import Announce, Death
+from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
+from scavenger.elastic.membership import Membership, WorkerState
+from scavenger.elastic.quarantine import Cause
+from scavenger.train.coordinator.initialization import Initialization
+from scavenger.train.failpoints import fail_here
+from scavenger.train.names import BEATING, SUPERVISOR, aggregator_name
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.sockets import EVERYBODY, HubConnection
+
+__all__ = ["Coordinator"]
+
+_CUT_OFF_S = 4 * HEARTBEAT_S
+"""Silence of the supervisor, through which all others are heard, after which theirs says nothing of them."""
+_AGAIN_S = 1.0
+"""Until a view that has not taken effect is announced again."""
+
+
+class Coordinator:
+    """Leads one job.
+
+    Args:
+        boot: Who it is; `token` is higher than that of every coordinator before.
+        seat: Its place at the hub.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        boot: m.ProcessConfiguration,
+        seat: HubConnection,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._token, self._seat, self._clock = boot.token, seat, clock
+        self._membership = Membership(boot.token)
+        self._liveness = Liveness()
+        self._brief: m.Brief | None = None
+        self._initialization = Initialization(
+            self._membership, token=boot.token, send=seat.send_to, announce=self._announce
+        )
+        self._present: set[str] = set()
+        self._launched_at: dict[str, float] = {}
+        self._leaving: set[str] = set()
+        self._expelled: set[str] = set()
+        self._command = 0
+        self._wanted: m.Resize | None = None
+        self._sequencer = m.Beat()
+        self._step_time_s = 0.0
+        self._stepped: tuple[int, float] | None = None
+        self._announced_at = 0.0
+        self._aggregators_at = 0.0
+        self._watched_at = self._supervisor_at = 0.0
+        self._roster: m.Roster | None = None
+        self._running = True
+
+    def run(self) -> None:
+        """Serve until told to quit."""
+        poller = zmq.Poller()
+        poller.register(self._seat.socket, zmq.POLLIN)
+        self._seat.send_to(SUPERVISOR, m.Beat())
+        beaten_at = self._clock()
+        while self._running:
+            poller.poll(int(HEARTBEAT_S * 1000 / 2))
+            for peer, message in self._seat.hear():
+                self._take(peer, message)
+            now = self._clock()
+            if now - beaten_at >= HEARTBEAT_S:
+                beaten_at = now
+                self._seat.send_to(SUPERVISOR, m.Beat())
+            self._watch(now)
+            self._publish()
+
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    def _take(self, peer: str, message: m.Message) -> None:
+        if peer == SUPERVISOR:
+            self._from_supervisor(message)
+            return
+        if peer.endswith(BEATING):
+            if isinstance(message, m.Beat):
+                self._beat(peer.removesuffix(BEATING), message)
+            return
+        if isinstance(message, m.Quarantined):
+            self._initialization.quarantined(message.samples)
+        elif isinstance(message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.Inform):
+            if self._speaks_for(peer, message):
+                self._from_aggregator(message)
+        elif self._membership.knows(peer) and self._membership.state(peer) is not WorkerState.GONE:
+            self._from_worker(peer, message)  # the dead may speak late
+
+    def _speaks_for(self, peer: str, message: m.Message) -> bool:
+        """It is one of the job's aggregators, and the one that it says it is; the first one speaks of views."""
+        index = message.index if isinstance(message, m.AggregatorReady | m.Initialised) else 0
+        aggregators = () if self._brief is None else self._brief.aggregators
+        return index in range(len(aggregators)) and aggregators[index] == peer
+
+    def _from_supervisor(self, message: m.Message) -> None:
+        match message:
+            case m.Beat():
+                self._supervisor_at = self._clock()
+            case m.Brief():
+                self._supervisor_at = self._clock()
+                self._take_over(message)
+            case m.Launched():
+                self._launched(message.worker)
+            case m.Ended():
+                self._ended(message.name, message.death)
+            case m.Resize():
+                self._resize(message)
+            case m.Rewind() if self._brief is not None:
+                self._initialization.rewind(message.restore)
+            case m.Release():
+                self._command = message.command
+                leaving = self._membership.spare(message.keep)
+                for worker in leaving:
+                    self._membership.release(worker)
+                    self._leaving.add(worker)
+                    self._liveness.forget(worker)
+                self._publish()  # before they go: the supervisor must not take it for a failure
+                for worker in leaving:
+                    self._seat.send_to(worker, m.Quit())
+            case m.Quit():
+                self._running = False
+            case _:
+                pass
+
+    def _from_worker(self, worker: str, message: m.Message) -> None:
+        match message:
+            case m.Hello():
+                self._initialization.hello(worker, message.manifest)
+            case m.Present():
+                if message.ready:
+                    self._present.add(worker)
+                self._initialization.present(worker, message)
+                if message.ready and self._initialization.informed:
+                    self._ready(worker)
+            case m.Seeded():
+                self._initialization.seeded_by(worker, message.memory)
+            case m.Ready():
+                self._ready(worker)
+            case _:
+                pass
+
+    def _from_aggregator(self, message: m.Message) -> None:
+        match message:
+            case m.AggregatorReady():
+                self._aggregator_ready(message)
+            case m.Initialised():
+                self._initialization.initialised(message.index)
+            case m.ViewInstalled():
+                view = message.view
+                self._announce(
+                    self._membership.installed(view.number, [member.worker for member in view.members])
+                )
+                fail_here("coordinator.installed")
+            case m.Inform() if not self._initialization.informed:
+                self._inform(message)
+            case _:
+                pass
+
+    # ---- beginnings ----------------------------------------------------------------------------------------
+
+    def _take_over(self, brief: m.Brief) -> None:
+        if self._brief is not None:
+            return
+        self._brief = brief
+        for worker in brief.workers:
+            self._launched(worker)
+        self._initialization.take_over(brief)
+        if self._token > 1:
+            self._initialization.informed = False
+            self._seat.send_to(EVERYBODY, m.RollCall(self._token))
+            for name in brief.aggregators:
+                # whoever stood still before this one led will never speak; one that only starts has time for it
+                self._liveness.heard(name, self._clock() + SILENT_S)
+        if brief.resize is not None:
+            self._resize(brief.resize)
+        self._command = brief.command
+
+    def _inform(self, message: m.Inform) -> None:
+        """The sequencer has said where the job stands: this coordinator leads it now."""
+        self._initialization.informed = True
+        view = None if message.view is None else m.view_of(message.view)
+        assert self._brief is not None
+        number = max(message.number, self._brief.number)
+        if number:
+            self._membership.restore(number, view, self._present)
+        for worker in self._membership.workers(WorkerState.TRAINING):
+            self._liveness.heard(worker, self._clock())  # from whom nothing may ever come
+        for worker in sorted(self._present):
+            self._ready(worker)
+        self._initialization.worker_ready()
+        self._initialization.proceed()
+        newest = max(self._command, self._brief.command)
+        if self._wanted is not None:
+            self._resize(self._wanted)
+        self._command = newest
+
+    def _launched(self, worker: str) -> None:
+        if not self._membership.knows(worker):
+            self._membership.launch(worker)
+            self._launched_at[worker] = self._clock()
+
+    def _aggregator_ready(self, message: m.AggregatorReady) -> None:
+        name = aggregator_name(message.index)
+        self._liveness.heard(name, self._clock())
+        self._expelled.discard(name)
+        if not self._initialization.aggregator_ready(message):
+            return
+        if not message.initialised and message.index == 0 and not self._initialization.informed:
+            self._inform(m.Inform(False, 0, None, 0))  # it may not have heard the roll call
+        self._initialization.proceed()
+
+    # ---- views ---------------------------------------------------------------------------------------------
+
+    def _ready(self, worker: str) -> None:
+        self._liveness.heard(worker, self._clock())
+        self._announce(self._membership.ready(worker))
+        self._initialization.worker_ready()
+
+    def _resize(self, message: m.Resize) -> None:
+        self._command, self._wanted = message.command, message
+        if not self._initialization.informed:
+            return  # it is done as soon as it is known who is there
+        self._announce(
+            self._membership.resize(
+                message.workers,
+                message.global_batch_size,
+                message.reason,
+                without=message.without,
+                lr_scale=message.lr_scale,
+            )
+        )
+
+    def _announce(self, announce: Announce | None) -> None:
+        if announce is None or not self._initialization.informed or self._brief is None:
+            return
+        self._announced_at = self._clock()
+        self._seat.send_to(
+            self._brief.aggregators[0],
+            m.Announcement(
+                number=announce.number,
+                members=tuple(m.MemberBody(member.worker, member.slot) for member in announce.members),
+                global_batch_size=announce.global_batch_size,
+                lost=announce.lost,
+                deaths=tuple(
+                    m.DeathBody(death.worker, death.host, death.cause.value, death.hosts)
+                    for death in announce.deaths
+                ),
+                token=announce.token,
+                lr_scale=announce.lr_scale,
+                reason=announce.reason,
+            ),
+        )
+        fail_here("coordinator.announced")
+
+    # ---- losses and hangs ----------------------------------------------------------------------------------
+
+    def _ended(self, name: str, death: m.DeathBody | None) -> None:
+        self._liveness.forget(name)
+        if not self._membership.knows(name):
+            return
+        if death is None:
+            self._lost(name)
+        else:
+            self._lost(name, Death(death.worker, death.host, Cause(death.cause), death.hosts))
+
+    def _lost(self, worker: str, death: Death | None = None) -> None:
+        fail_here("coordinator.lost")
+        self._announce(self._membership.lost(worker, death))
+        self._initialization.lost(worker)
+
+    def _beat(self, name: str, beat: m.Beat) -> None:
+        now = self._clock()
+        if self._brief is None:
+            return
+        if name in self._brief.aggregators:
+            self._liveness.heard(name, now)
+            if name == self._brief.aggregators[0]:
+                self._sequencer = beat
+                if self._stepped is not None and beat.step > self._stepped[0]:
+                    steps, since = beat.step - self._stepped[0], now - self._stepped[1]
+                    self._step_time_s = since / steps
+                if self._stepped is None or beat.step != self._stepped[0]:
+                    self._stepped = (beat.step, now)
+        elif self._membership.knows(name) and self._membership.state(name) in (
+            WorkerState.STANDBY,
+            WorkerState.TRAINING,
+        ):
+            self._liveness.heard(name, now)
+
+    def _watch(self, now: float) -> None:
+        """Notice processes that are silent, start or compute for ever; say again what had no answer."""
+        if now - self._watched_at < HEARTBEAT_S or self._brief is None:
+            return
+        if now - self._supervisor_at > _CUT_OFF_S:
+            return  # this one is cut off, or nobody passes messages on
+        self._watched_at = now
+        sequencer = self._sequencer
+        for name in self._liveness.suspects(
+            now,
+            awaited=sequencer.missing,
+            awaited_for_s=sequencer.waiting_s,
+            step_time_s=self._step_time_s,
+        ):
+            self._liveness.forget(name)
+            self._expel(name, "was silent, though its process was there")
+        self._end_slow_starters(now)
+        if sequencer.waiting_s > self._brief.step_s:
+            self._end_hung(sequencer)
+        if now - self._announced_at > _AGAIN_S:
+            self._announce(self._membership.announce_again())
+
+    def _end_slow_starters(self, now: float) -> None:
+        assert self._brief is not None
+        limit = self._brief.start_s
+        if not self._initialization.complete:
+            self._aggregators_at = (
+                now  # a worker that waits for aggregators, which may still boot, is not slow
+            )
+        for worker in self._membership.workers(WorkerState.STARTING):
+            since = max(self._launched_at[worker], self._aggregators_at)
+            if now - since > limit and worker not in self._expelled:
+                cause = f"did not get ready within {limit:.0f} s (limits.start)"
+                # where others are ready, the code is not to blame
+                others = self._membership.count(WorkerState.STANDBY, WorkerState.TRAINING)
+                self._expel(worker, cause, hung=True, fatal="" if others else f"{worker} {cause}")
+
+    def _end_hung(self, sequencer: m.Beat) -> None:
+        """Some did not do their part in time: end them; if all are to blame, it is the training code."""
+        assert self._brief is not None
+        limit = self._brief.step_s
+        self._sequencer = m.Beat(step=sequencer.step)
+        training = self._membership.count(WorkerState.TRAINING)
+        fatal = ""
+        if sequencer.missing and len(sequencer.missing) >= training:
+            fatal = (
+                f"step {sequencer.step + 1}, or the evaluation before it, was not done within {limit:.0f} s "
+                "(limits.step)"
+            )
+        cause = f"did not do its part of a step or evaluation within {limit:.0f} s (limits.step)"
+        for worker in sequencer.missing:
+            self._expel(worker, cause, hung=True, fatal=fatal)
+        for index in sequencer.behind:
+            self._expel(self._brief.aggregators[index], cause, hung=True)
+
+    def _expel(self, name: str, cause: str, *, hung: bool = False, fatal: str = "") -> None:
+        if name in self._expelled:
+            return
+        self._expelled.add(name)
+        if self._membership.knows(name):
+            self._lost(name, Death(name, "", Cause.HUNG) if hung else None)
+        self._seat.send_to(SUPERVISOR, m.Expel(name, cause, hung, fatal))
+
+    # ---- book ----------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        """Tell the supervisor what has changed."""
+        membership = self._membership
+        words = {
+            WorkerState.STARTING: "starting",
+            WorkerState.STANDBY: "ready",
+            WorkerState.TRAINING: "training",
+            WorkerState.GONE: "gone",
+        }
+        if self._brief is None or not self._initialization.informed:
+            return
+        names = membership.workers(*WorkerState)
+        roster = m.Roster(
+            command=self._command,
+            states={
+                name: "leaving" if name in self._leaving else words[membership.state(name)] for name in names
+            },
+            settled=membership.settled,
+            number=membership.number,
+            forgotten=tuple(name for name in names if membership.forgotten(name)),
+        )
+        if roster != self._roster:
+            self._roster = roster
+            self._seat.send_to(SUPERVISOR, roster)

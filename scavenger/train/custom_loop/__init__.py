@@ -1,0 +1,1 @@
+"""Training loops that the user writes: supervisor, worker, messages, snapshots."""

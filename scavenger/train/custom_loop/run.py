@@ -1,0 +1,460 @@
+"""Runs a training loop of one's own on a changing number of workers: its leader, which all of them speak to.
+
+It is driven by `poll` and owns no thread; `scavenger.elastic.rounds` decides. The leader forms the means and keeps
+the shard ledger; when it ends, all workers end with it, and only a checkpoint lets the job be taken up again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from scavenger.elastic import round_events as r
+from scavenger.elastic.leases import Attempt, EpochEnded, Found, Grant, Part
+from scavenger.elastic.ledger import Ledger
+from scavenger.elastic.liveness import HEARTBEAT_S
+from scavenger.elastic.quarantine import Cause, Innocent, NotTheData, cause_of_death
+from scavenger.elastic.rounds import Rounds
+from scavenger.errors import (
+    ConfigurationError,
+    TrainingCodeError,
+    TrainingHungError,
+    WorkersLostError,
+)
+from scavenger.train.custom_loop import messages as lm
+from scavenger.train.custom_loop.mean import weighted_mean
+from scavenger.train.custom_loop.report import (
+    EpochDone,
+    LoopEvent,
+    LoopReport,
+    RolledBack,
+    Snapshotted,
+    StepDone,
+)
+from scavenger.train.custom_loop.snapshot import Keeper, LoopSnapshot, LoopSnapshots
+from scavenger.train.custom_loop.supervisor import LoopSupervisor
+from scavenger.train.engines.base import Engine, Exit
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.failure import error_of
+from scavenger.train.job_source import JobSource, Timeouts
+from scavenger.train.supervisor.events import Lost, Started
+from scavenger.train.transport.messages import Failed
+
+__all__ = ["LoopRun"]
+
+_LAST_WORDS_S = 1.0  # a dead process's message may still be on its way through the sockets
+_LOSSES_MAX, _LOSSES_WITHIN_S = 5, 60.0  # so often lost, and replaced, it is no chance
+_STEP_TIME_WEIGHT = 0.2  # of the newest step in the moving average; only a scale for silence
+
+
+class LoopRun:
+    """One job under way; `with` starts it, and ends it whatever happens.
+
+    Args:
+        source: The training function.
+        workers: K to begin with.
+        work_dir: For logs.
+        timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
+        checkpoints: Where to write checkpoints, as a path or URL; None for none.
+        checkpoint_every_s: At least so long apart.
+        resume: Go on from the newest checkpoint, where there is one.
+        replace: Start another worker for each that dies.
+        engine: Where processes run; None for this machine.
+        clock: Monotonic seconds.
+        now: For the date of checkpoints.
+
+    Raises:
+        ConfigurationError: If there would be no worker, or a checkpoint is another job's.
+    """
+
+    def __init__(
+        self,
+        source: JobSource,
+        *,
+        workers: int,
+        work_dir: Path,
+        timeouts: Timeouts,
+        checkpoints: str | None = None,
+        checkpoint_every_s: float = 60.0,
+        resume: bool = False,
+        replace: bool = True,
+        engine: Callable[[Path, int], Engine] = ProcessEngine,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        if workers < 1:
+            raise ConfigurationError(f"a loop needs at least one worker, not {workers}")
+        self._source, self._timeouts, self._clock = source, timeouts, clock
+        snapshots = None if checkpoints is None else LoopSnapshots(checkpoints, source.train)
+        self._keeper = Keeper(snapshots, every_s=checkpoint_every_s, resume=resume, clock=clock, now=now)
+        self._replace = replace
+        first = 0 if self._keeper.held is None else self._keeper.held.launched
+        self.supervisor = LoopSupervisor(
+            source, log_dir=work_dir / "logs", first=first, engine=engine, clock=clock
+        )
+        self._rounds: Rounds | None = None
+        self._target, self._begun = workers, False
+        self._lost: list[str] = []
+        self._losses_at: deque[float] = deque()
+        self._pushed: dict[tuple[str, int], dict[str, lm.Array]] = {}
+        self._donation: dict[str, lm.Array] = {}
+        self._round_at = self._watched_at = clock()
+        self._step_time_s = 0.0
+        self._losses: dict[int, tuple[float, int]] = {}
+        self._final: dict[str, lm.Array] | None = None
+        self._equal = True
+        self._events: list[LoopEvent] = []
+
+    def __enter__(self) -> LoopRun:
+        try:
+            for _ in range(self._target):
+                self._launch()
+        except BaseException:
+            self.supervisor.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.supervisor.close()
+
+    # ---- what the caller wants, and may know ---------------------------------------------------------------
+
+    def scale_out(self, workers: int) -> tuple[str, ...]:
+        """Start more workers; they build their replicas while the others train. Returns their names."""
+        names = tuple(self._launch() for _ in range(workers))
+        self._target += workers
+        self._resize("scale out", ())
+        return names
+
+    def scale_in(self, workers: Collection[str]) -> None:
+        """Have members leave at the next step boundary.
+
+        Raises:
+            ConfigurationError: If one is no member, or none would stay.
+        """
+        leavers = dict.fromkeys(workers)
+        if leavers.keys() - set(self.members) or len(leavers) >= len(self.members):
+            raise ConfigurationError(f"of the members {self.members}, {tuple(leavers)} cannot leave")
+        self._target = max(1, self._target - len(leavers))
+        self._resize("scale in", tuple(leavers))
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Workers that train, or are about to."""
+        return () if self._rounds is None else self._rounds.members
+
+    @property
+    def step(self) -> int:
+        """The last one that was applied."""
+        return 0 if self._rounds is None else self._rounds.step
+
+    @property
+    def done(self) -> bool:
+        """The training function has returned at every member."""
+        return self._rounds is not None and self._rounds.done
+
+    @property
+    def report(self) -> LoopReport:
+        """What it came to.
+
+        Raises:
+            RuntimeError: If it is not done.
+        """
+        if not self.done or self._rounds is None or self._final is None:
+            raise RuntimeError("the loop is not done")
+        return LoopReport(
+            steps=self._rounds.step,
+            epochs=self._rounds.epoch,
+            losses={epoch: total / samples for epoch, (total, samples) in sorted(self._losses.items())},
+            state=self._final,
+            replicas_equal=self._equal,
+            lost=tuple(self._lost),
+            quarantined=self._rounds.ledger.quarantined,
+        )
+
+    def poll(self, timeout_s: float) -> list[LoopEvent]:
+        """Take what has arrived, waiting at most `timeout_s` for something; returns what happened, in order.
+
+        Raises:
+            TrainingError: The function raised, hangs, yields NaN, or differs between workers.
+            WorkersLostError: Every worker died, or one after the other.
+        """
+        self.supervisor.wait(timeout_s)
+        self._hear()
+        for ended in self.supervisor.ended():
+            self._ended(ended)
+        if not self.done:
+            if not self._begun and self.supervisor.arrived and not self.supervisor.starting:
+                self._begun = True
+                self._resize("start", ())
+            self._watch()
+        events, self._events = self._events, []
+        return events
+
+    # ---- what workers say ----------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        for name, message, frames in self.supervisor.take():
+            match message:
+                case Failed():
+                    raise error_of(message.kind, message.message, process=name, log=self.supervisor.log(name))
+                case lm.Hello() if name in self.supervisor.starting:
+                    self._arrived(name, message.sizes)
+                case lm.Ask():
+                    self._handle(r.Asked(name, message.step, message.epoch))
+                case lm.Push():
+                    part = Part(message.shard, Attempt(*message.attempt), message.start, message.stop)
+                    self._pushed.setdefault((name, message.step), _unpack(name, message.tensors, frames))
+                    self._handle(r.Pushed(name, message.view, message.step, part))
+                case lm.DonatedState():
+                    self._donated(name, message.step, _unpack(name, message.tensors, frames))
+                case lm.Stepped() if message.loss is not None:
+                    total, samples = self._losses.get(message.epoch, (0.0, 0))
+                    total += message.loss * message.samples
+                    self._losses[message.epoch] = (total, samples + message.samples)
+                case lm.Finished() if name in self.members:
+                    self._finished(name, _unpack(name, message.tensors, frames))
+                case _:
+                    pass
+
+    def _arrived(self, name: str, sizes: tuple[int, ...]) -> None:
+        if self._rounds is None:
+            self._open(sizes)
+        assert self._rounds is not None
+        if sizes != self._rounds.ledger.sizes:
+            raise TrainingCodeError(f"{name} has other shards than the workers before it, or the checkpoint")
+        self.supervisor.arrive(name)
+        self._events.append(Started(name, self.supervisor.age_s(name)))
+        self._handle(r.Arrived(name, self.supervisor.host(name)))
+
+    def _donated(self, name: str, step: int, state: dict[str, lm.Array]) -> None:
+        self._donation = state
+        self._handle(r.Donated(name, step))
+        self._donation = {}
+        if self._keeper.take(step, state):
+            self._events.append(Snapshotted(step))
+
+    def _finished(self, name: str, state: dict[str, lm.Array]) -> None:
+        if self._final is None:
+            self._final = state
+        self._equal = self._equal and _same(self._final, state)
+        self._handle(r.Finished(name))
+        self.supervisor.leave(name, "training has ended")
+
+    # ---- what the rounds are told, and say -----------------------------------------------------------------
+
+    def _open(self, sizes: tuple[int, ...]) -> None:
+        """Begin anew, or from what is held, with the workers that there are."""
+        held, before = self._keeper.held, self._rounds
+        if held is None:
+            self._rounds = Rounds(Ledger(sizes, self._source.seed))
+        else:
+            snapshot, view = held.ledger, held.view
+            incarnation = snapshot["incarnation"]
+            if before is not None:
+                incarnation, view = max(incarnation, before.ledger.incarnation), max(view, before.view)
+                # steps are undone, but not what is known of the data
+                snapshot = {**snapshot, "suspects": before.ledger.snapshot()["suspects"]}
+            ledger = Ledger.restore(snapshot, incarnation=incarnation + 1)
+            self._rounds = Rounds(ledger, held=True, view=view)
+        self._pushed = {}
+        self._keeper.go_back()
+        for name in self.supervisor.staying:
+            self._rounds.handle(r.Launched(name))
+
+    def _resize(self, reason: str, without: tuple[str, ...]) -> None:
+        if self._begun:
+            self._handle(r.Resized(self._target, reason, without))
+
+    def _handle(self, event: r.Happening) -> None:
+        if self._rounds is not None:
+            self._obey(self._rounds.handle(event))
+
+    def _obey(self, orders: Sequence[r.Order]) -> None:
+        rounds = self._rounds
+        assert rounds is not None
+        for order in orders:
+            match order:
+                case r.Average():
+                    self._average(order)
+                case Grant():
+                    number = (order.attempt.incarnation, order.attempt.number)
+                    self.supervisor.send(order.worker, lm.Grant(order.shard, number, order.start, order.stop))
+                case r.Over():
+                    self.supervisor.send(order.worker, lm.Over(order.epoch))
+                case r.Start():
+                    self._start(order, len(rounds.members))
+                case r.Donate():
+                    launched, ledger = self.supervisor.launched, rounds.ledger.snapshot()
+                    self._keeper.asked(LoopSnapshot(order.step, rounds.view, launched, ledger, {}))
+                    self.supervisor.send(order.worker, lm.Donate(order.step))
+                case r.Leave():
+                    self.supervisor.leave(order.worker, order.reason)
+                case r.Expel():
+                    self._lose(order.worker, order.reason, Cause.EVICTED)
+                case r.Stranded():
+                    self._roll_back()
+                    return
+                case Found(finding=NotTheData() as finding):
+                    raise TrainingCodeError(finding.reason)
+                case EpochEnded():
+                    self._events.append(EpochDone(order.epoch, order.step, order.quarantined))
+                case _:
+                    pass
+
+    def _average(self, order: r.Average) -> None:
+        rounds = self._rounds
+        assert rounds is not None
+        step, epoch, view = order.step, rounds.ledger.epoch, rounds.view
+        pushed = [
+            (name, part.stop - part.start, self._pushed[name, step]) for name, part in order.contributions
+        ]
+        headers, frames = lm.pack(weighted_mean(pushed, step=step))
+        now = self._clock()
+        took, self._round_at = now - self._round_at, now
+        self._step_time_s += (took - self._step_time_s) * (_STEP_TIME_WEIGHT if self._step_time_s else 1.0)
+        self._pushed = {key: value for key, value in self._pushed.items() if key[1] > step}
+        self._events.append(StepDone(step, epoch, view, order.contributions))
+        orders = rounds.handle(r.Averaged(step))
+        for said in orders:
+            if isinstance(said, r.Publish):  # before whatever else a worker is told
+                mean = lm.Mean(step, epoch, said.over, said.view, said.members, headers)
+                for worker in said.workers:
+                    self.supervisor.send(worker, mean, frames)
+        self._obey(orders)
+
+    def _start(self, order: r.Start, members: int) -> None:
+        state: dict[str, lm.Array] = {}
+        if order.load:
+            held = self._keeper.held  # for the first members after it was taken up, nobody donates
+            state = self._donation or (held.state if held is not None else {})
+        headers, frames = lm.pack(state)
+        self._round_at = self._clock()
+        start = lm.Start(order.step, order.epoch, order.view, members, order.load, headers)
+        self.supervisor.send(order.worker, start, frames)
+
+    # ---- losses --------------------------------------------------------------------------------------------
+
+    def _launch(self) -> str:
+        name = self.supervisor.launch()
+        self._handle(r.Launched(name))
+        return name
+
+    def _ended(self, ended: Exit) -> None:
+        name = ended.name
+        if ended.status >= 0:
+            deadline = self._clock() + _LAST_WORDS_S
+            while name in self.supervisor.staying and (left := deadline - self._clock()) > 0:
+                self.supervisor.wait(left)
+                self._hear()
+            if name in self.supervisor.staying:
+                raise TrainingCodeError(
+                    f"the training code ended {name}, which {ended.cause} (log: {self.supervisor.log(name)})"
+                )
+            return
+        self._lose(name, ended.cause, cause_of_death(ended.status))
+
+    def _lose(self, worker: str, reason: str, cause: Cause) -> None:
+        """Count a worker as lost."""
+        if worker not in self.supervisor.staying:
+            return
+        self.supervisor.give_up(worker)
+        self._lost.append(worker)
+        self._events.append(Lost(worker, reason))
+        orders = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
+        # deaths that tell something of the data come to an end: what is guilty is left out
+        if not any(isinstance(order, Found) and not isinstance(order.finding, Innocent) for order in orders):
+            self._count_loss(worker, reason)
+        if self._replace and not (self._rounds is not None and self._rounds.finishing):
+            self._launch()
+        if self._rounds is not None:
+            self._obey(orders)
+        if not self.done and not self.supervisor.staying:
+            raise WorkersLostError(
+                f"no worker is left: {worker} {reason} (log: {self.supervisor.log(worker)})"
+            )
+
+    def _count_loss(self, worker: str, reason: str) -> None:
+        now = self._clock()
+        self._losses_at.append(now)
+        while now - self._losses_at[0] > _LOSSES_WITHIN_S:
+            self._losses_at.popleft()
+        if self._replace and len(self._losses_at) > _LOSSES_MAX:
+            times = f"{len(self._losses_at)} workers were lost within {_LOSSES_WITHIN_S:.0f} s"
+            raise WorkersLostError(
+                f"{times}, the last since it {reason} (log: {self.supervisor.log(worker)})"
+            )
+
+    def _roll_back(self) -> None:
+        """Go on from the last checkpoint, with workers that have not been members yet."""
+        rounds = self._rounds
+        assert rounds is not None
+        held = self._keeper.held
+        if held is None:
+            raise WorkersLostError("every worker that held the weights was lost, and there is no checkpoint")
+        self._open(rounds.ledger.sizes)
+        self._events.append(RolledBack(held.step))
+        self._losses = {epoch: sums for epoch, sums in self._losses.items() if epoch < held.ledger["epoch"]}
+        for name in self.supervisor.arrived:
+            self._handle(r.Arrived(name, self.supervisor.host(name)))
+        self._resize("after a checkpoint", ())
+
+    # ---- watching ------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Notice workers that are silent, start or compute for ever, or do not go; have checkpoints written."""
+        now = self._clock()
+        if now - self._watched_at < HEARTBEAT_S:
+            return
+        self._watched_at = now
+        self.supervisor.tidy_up()
+        for worker in self.supervisor.starting:
+            if self.supervisor.age_s(worker) > self._timeouts.start_s:
+                reason = f"did not call loop.init within {self._timeouts.start_s:.0f} s"
+                self._hung(worker, reason, self.supervisor.arrived)
+        rounds = self._rounds
+        if rounds is None:
+            return
+        missing, waited = rounds.missing, now - self._round_at
+        for worker in self.supervisor.liveness.suspects(
+            now, awaited=missing, awaited_for_s=waited, step_time_s=self._step_time_s
+        ):
+            self._lose(worker, "was silent, though its process was there", Cause.SILENT)
+        if waited > self._timeouts.step_s:
+            self._round_at = now
+            reason = f"did not do its part of step {rounds.step + 1} within {self._timeouts.step_s:.0f} s"
+            others = set(rounds.members) - set(missing)
+            for worker in missing:
+                self._hung(worker, reason, others)
+        if rounds is self._rounds and not rounds.finishing and self._keeper.due(rounds.step):
+            self._obey(rounds.want_state())
+
+    def _hung(self, worker: str, reason: str, others: Collection[str]) -> None:
+        """End a worker that computes for ever; where no other did better, the code is to blame."""
+        if worker not in self.supervisor.staying:
+            return
+        self.supervisor.show_stack(worker)
+        if not others:
+            raise TrainingHungError(f"{worker} {reason}; its stack is in {self.supervisor.log(worker)}")
+        self._lose(worker, reason, Cause.HUNG)
+
+
+def _unpack(name: str, headers: Sequence[lm.TensorHeader], frames: Sequence[bytes]) -> dict[str, lm.Array]:
+    try:
+        return lm.unpack(headers, frames)
+    except (ValueError, TypeError) as error:
+        raise TrainingCodeError(f"{name} sent arrays that cannot be read: {error}") from error
+
+
+def _same(a: dict[str, lm.Array], b: dict[str, lm.Array]) -> bool:
+    # bits, so that a NaN equals itself and -0.0 is not 0.0
+    return a.keys() == b.keys() and all(np.array_equal(_bits(a[name]), _bits(b[name])) for name in a)
+
+
+def _bits(array: lm.Array) -> lm.Array:
+    return np.frombuffer(array.tobytes(), dtype=np.uint8)

@@ -1,0 +1,171 @@
+"""A worker of a training loop of one's own: runs the user's function, and is its `Link` to the others."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import zmq
+
+from scavenger.errors import TrainingCodeError
+from scavenger.sdk import loop as sdk
+from scavenger.train.custom_loop import messages as lm
+from scavenger.train.failpoints import fail_here
+from scavenger.train.transport.heartbeat import Heartbeat
+from scavenger.train.transport.messages import Beat, encode
+from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.transport.sockets import Dealer
+
+__all__ = ["LoopLink", "serve"]
+
+
+class LoopLink:
+    """See `scavenger.sdk.loop.Link`. Takes one message at a time, and none before the step before is applied.
+
+    So a `Donate`, which comes behind the mean of a step, is answered with the replica as it is after that step.
+    """
+
+    def __init__(self, name: str, socket: Dealer) -> None:
+        self._name, self._socket = name, socket
+        self._state: Callable[[], dict[str, lm.Array]] | None = None
+        self.step = self.view = 0
+
+    @property
+    def worker(self) -> str:
+        return self._name
+
+    @property
+    def entered(self) -> bool:
+        """The training function has called `init`."""
+        return self._state is not None
+
+    def enter(
+        self,
+        sizes: Sequence[int],
+        state: Callable[[], dict[str, lm.Array]],
+        load: Callable[[dict[str, lm.Array]], None],
+    ) -> sdk.Place:
+        """See `scavenger.sdk.loop.Link.enter`."""
+        if self.entered:
+            raise TrainingCodeError("loop.init is to be called once")
+        self._state = state
+        fail_here("worker.joining")
+        self._say(lm.Hello(tuple(sizes)))
+        start, frames = self._await(lm.Start)
+        if start.load:
+            load(lm.unpack(start.tensors, frames))
+        self.step, self.view = start.step, start.view
+        return sdk.Place(start.step, start.epoch, start.members)
+
+    def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
+        """See `scavenger.sdk.loop.Link.seek`."""
+        self._say(lm.Ask(self.step, epoch))
+        message, frames = self._await(lm.Grant, lm.Mean, lm.Over)
+        match message:
+            case lm.Grant():
+                fail_here("worker.leased")
+                return sdk.Granted(message.shard, message.attempt, message.start, message.stop)
+            case lm.Mean():
+                return self._made(message, frames)
+            case _:
+                return None
+
+    def push(self, part: sdk.Granted, tensors: dict[str, lm.Array]) -> sdk.Step:
+        """See `scavenger.sdk.loop.Link.push`."""
+        fail_here("worker.computed")
+        headers, frames = lm.pack(tensors)
+        self._say(
+            lm.Push(self.view, self.step + 1, part.shard, part.attempt, part.start, part.stop, headers),
+            frames,
+        )
+        fail_here("worker.pushed")
+        mean, received = self._await(lm.Mean)
+        return self._made(mean, received)
+
+    def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
+        """See `scavenger.sdk.loop.Link.boundary`."""
+        self.step += 1
+        self._say(lm.Stepped(self.step, epoch, samples, loss))
+        while self._socket.socket.poll(0):
+            event = self._receive()
+            if event is not None:
+                raise TrainingCodeError(f"unexpected {type(event[0]).__name__}")
+
+    def finish(self) -> None:
+        """The training function has returned; raises `Left` once that is heard."""
+        assert self._state is not None
+        headers, frames = lm.pack(self._state())
+        self._say(lm.Finished(self.step, headers), frames, copy=True)
+        self._await()
+
+    def status(self) -> Beat:
+        """For heartbeats."""
+        return Beat(step=self.step, view=self.view)
+
+    def _made(self, mean: lm.Mean, frames: list[bytes]) -> sdk.Step:
+        self.view = mean.view
+        return sdk.Step(mean.step, mean.over, mean.members, lm.unpack(mean.tensors, frames))
+
+    def _await(self, *kinds: type[Any]) -> tuple[Any, list[bytes]]:
+        """The next message of these kinds; what may come at any time is done on the way."""
+        while True:
+            event = self._receive()
+            if event is None:
+                continue
+            if not isinstance(event[0], kinds):
+                raise TrainingCodeError(f"unexpected {type(event[0]).__name__}")
+            return event
+
+    def _receive(self) -> tuple[lm.LoopMessage, list[bytes]] | None:
+        """One message; None for one that is dealt with."""
+        body, *frames = self._socket.socket.recv_multipart()
+        message = lm.decode(body)
+        match message:
+            case lm.Leave():
+                raise sdk.Left(message.reason)
+            case lm.Donate():
+                assert self._state is not None
+                headers, state = lm.pack(self._state())
+                self._say(lm.DonatedState(self.step, headers), state, copy=True)
+                return None
+            case lm.Grant() | lm.Mean() | lm.Over() | lm.Start():
+                return message, frames
+            case _:
+                return None
+
+    def _say(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
+        """Send; without `copy` the frames must stay as they are until the answer is there."""
+        self._socket.socket.send_multipart([encode(message), *frames], copy=copy or not frames)
+
+
+def serve(context: zmq.Context[Any], boot: ProcessConfiguration, socket: Dealer) -> None:
+    """Run `module:function` of the user in this process until it returns or is to be left.
+
+    Raises:
+        TrainingCodeError: If there is no such function, or it ends without having joined.
+    """
+    link = LoopLink(boot.name, socket)
+    pulse = Heartbeat(context, boot, link.status)
+    try:
+        sdk.connect(link)
+        _function(boot.train, boot.job_dir)()
+        if not link.entered:
+            raise TrainingCodeError(f"{boot.train} ended without calling loop.init")
+        link.finish()
+    except sdk.Left as left:
+        print(f"{boot.name} leaves: {left}")
+    finally:
+        sdk.connect(None)
+        pulse.close()
+
+
+def _function(train: str, job_dir: str) -> Callable[[], object]:
+    module_name, _, attribute = train.partition(":")
+    sys.path.insert(0, job_dir)
+    module = importlib.import_module(module_name)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        raise TrainingCodeError(f"{module.__file__} has no function {attribute!r}")
+    return function  # type: ignore[no-any-return]

@@ -1,0 +1,278 @@
+"""Starting and ending the processes of a job on this machine, so that none is ever left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import psutil
+
+from scavenger.errors import CleanupError
+from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
+from scavenger.train.supervisor import reaper
+from scavenger.train.transport.messages.values import ProcessConfiguration
+
+__all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]
+
+_COMMAND = (sys.executable, "-m", "scavenger.train.process")
+_CLOSING_S = 1.0
+_KILL_S = 5.0  # the kernel may take a moment to free a large process
+_HOST = "127.0.0.1"
+LOG_BYTES_MAX = 16 << 20
+"""What is kept of a log."""
+_SWEEPS_MAX = 40
+_SWEEP_S = 0.05
+
+
+@dataclass(slots=True)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    log: Path
+    peak_bytes: int = 0
+    ended: bool = False
+
+
+class ProcessEngine(Engine):
+    """Runs each role of a job as a process group of its own on this machine.
+
+    Args:
+        log_dir: Where each process's output goes, one file each; None: to a folder that ends with the engine.
+        memory_fd: The job's shared block, which every process inherits; -1 if there is none.
+        command: What a process runs; it reads its `ProcessConfiguration` from standard input.
+    """
+
+    def __init__(self, log_dir: Path | None, memory_fd: int, *, command: Sequence[str] = _COMMAND) -> None:
+        self._command = command
+        self._fd = memory_fd
+        self._processes: dict[str, _Process] = {}
+        self._tag = uuid.uuid4().hex
+        self._closed = False
+        # killed processes cannot tidy up: TensorFlow alone leaves a file for each function that it rewrote
+        self._temporary = tempfile.mkdtemp(prefix="scavenger-")
+        self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        self._reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper.__file__, self._tag, self._temporary],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def launch(
+        self,
+        boot: ProcessConfiguration,
+        *,
+        env: dict[str, str] | None = None,
+        host: str | None = None,
+        vm: str = "",
+    ) -> int:
+        """See `Engine.launch`; a process is up, with its id, when this returns."""
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if boot.name in self.running:
+            raise ValueError(f"a process {boot.name!r} runs already")
+        if host not in (None, _HOST):
+            raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
+        log = self._log_dir / f"{boot.name}.log"
+        with log.open("ab") as output:
+            popen = subprocess.Popen(
+                list(self._command),
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(self._fd,) if self._fd >= 0 else (),
+                start_new_session=True,
+                env={
+                    **os.environ,
+                    "PYTHONUNBUFFERED": "1",
+                    "TMPDIR": self._temporary,
+                    **(env or {}),
+                    reaper.VARIABLE: self._mark(boot.name),
+                },
+            )
+        self._tell_reaper("+", popen.pid)
+        self._processes[boot.name] = _Process(popen, log)
+        assert popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            popen.stdin.write(msgspec.json.encode(boot) + b"\n")
+            popen.stdin.flush()  # and kept open: its end tells the process that this one is gone
+        os.set_blocking(popen.stdin.fileno(), False)  # who does not read must not hold up the leader
+        return popen.pid
+
+    def tell(self, name: str, line: bytes) -> None:
+        """See `Engine.tell`."""
+        whole = as_line(line)
+        process = self._processes[name]
+        assert process.popen.stdin is not None
+        if not process.ended:
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):
+                os.write(process.popen.stdin.fileno(), whole)
+
+    def poll(self) -> list[Exit]:
+        """Processes that have ended since the last look; what they started is ended with them."""
+        exits = []
+        for name, process in self._processes.items():
+            if not process.ended and process.popen.poll() is not None:
+                exits.append(Exit(name, process.popen.returncode))
+                self._bury(name, process)
+        return exits
+
+    def doomed(self) -> tuple[PreemptionNotice, ...]:
+        """See `Engine.doomed`: nobody tells of this machine's end."""
+        return ()
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].popen.pid
+
+    def host(self, name: str) -> str:
+        self._processes[name]  # an unknown name has no host either
+        return _HOST
+
+    @property
+    def leader_host(self) -> str:
+        """See `Engine.leader_host`."""
+        return _HOST
+
+    def suspended(self, name: str) -> bool:
+        process = self._processes[name]
+        if process.ended:
+            return False
+        try:
+            return bool(psutil.Process(process.popen.pid).status() == psutil.STATUS_STOPPED)
+        except psutil.Error:
+            return False
+
+    def log(self, name: str) -> Path:
+        return self._processes[name].log
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        # a copy, since a signal handler may ask while another thread starts a process
+        return tuple(name for name, process in self._processes.copy().items() if not process.ended)
+
+    def sample_memory(self) -> dict[str, int]:
+        """Largest resident memory seen so far of each running process, bytes; shared pages count for each."""
+        sizes = {}
+        for name, process in self._processes.items():
+            if process.ended:
+                continue
+            with contextlib.suppress(psutil.Error):
+                resident = psutil.Process(process.popen.pid).memory_info().rss
+                process.peak_bytes = max(process.peak_bytes, resident)
+                sizes[name] = process.peak_bytes
+        return sizes
+
+    def cap_logs(self) -> None:
+        """Keep the end of logs that have grown beyond bounds, also while their processes write."""
+        for process in self._processes.values():
+            if not process.ended:
+                cap_log(process.log)
+
+    def show_stack(self, name: str) -> None:
+        """Have a process write where it stands to its log."""
+        process = self._processes[name]
+        if not process.ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process.popen.pid, signal.SIGUSR1)
+
+    def kill(self, name: str) -> None:
+        """End a process and all that it started, at once."""
+        process = self._processes[name]
+        if not process.ended:
+            self._kill_group(process.popen.pid)
+
+    def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
+        """End processes that have been told to quit: wait, then SIGTERM, then SIGKILL to each group.
+
+        Raises:
+            CleanupError: If one cannot be ended; the message names it.
+        """
+        chosen = {name: self._processes[name] for name in (names if names is not None else self.running)}
+        for action in (None, signal.SIGTERM, signal.SIGKILL):
+            waiting = {name: process for name, process in chosen.items() if not process.ended}
+            for process in waiting.values():
+                if action is not None and process.popen.poll() is None:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.popen.pid, action)
+            deadline = time.monotonic() + (max(grace_s, _KILL_S) if action is signal.SIGKILL else grace_s)
+            for name, process in waiting.items():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.popen.wait(timeout=max(0.0, deadline - time.monotonic()))
+                if process.popen.poll() is not None:
+                    self._bury(name, process)
+        left = [process.popen.pid for process in chosen.values() if not process.ended]
+        if left:
+            raise CleanupError(
+                f"processes {left} do not end; end them with `kill -9 {' '.join(map(str, left))}`"
+            )
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything, without waiting; safe to call from a signal handler."""
+        for name in self.running:
+            self.kill(name)
+
+    def close(self) -> None:
+        """End what still runs, then the reaper."""
+        self._closed = True
+        try:
+            self.stop(grace_s=_CLOSING_S)
+        finally:
+            pipe = self._reaper.stdin
+            if pipe is not None and not pipe.closed:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+            self._reaper.wait()
+            shutil.rmtree(self._temporary, ignore_errors=True)  # if the reaper was killed
+
+    def _mark(self, name: str) -> str:
+        return f"{self._tag}.{name}"
+
+    def _bury(self, name: str, process: _Process) -> None:
+        process.ended = True
+        with contextlib.suppress(BrokenPipeError):
+            assert process.popen.stdin is not None
+            process.popen.stdin.close()
+        # what its code started and left: in its group, or else told by the mark that it inherited
+        self._kill_group(process.popen.pid)
+        for _ in range(_SWEEPS_MAX):
+            if not reaper.kill_marked(self._mark(name)):
+                break
+            time.sleep(_SWEEP_S)
+        self._tell_reaper("-", process.popen.pid)
+        cap_log(process.log)
+
+    @staticmethod
+    def _kill_group(group: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+
+    def _tell_reaper(self, sign: str, group: int) -> None:
+        pipe: IO[bytes] | None = self._reaper.stdin
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(f"{sign}{group}\n".encode())
+            pipe.flush()
+
+
+def cap_log(log: Path) -> None:
+    """Keep a log's end where the training code writes without end; it appends, so it goes on behind it."""
+    with contextlib.suppress(OSError):
+        size = log.stat().st_size
+        if size > LOG_BYTES_MAX:
+            with log.open("rb+") as file:
+                file.seek(size - LOG_BYTES_MAX)
+                tail = file.read()
+                file.seek(0)
+                file.write(tail)
+                file.truncate()

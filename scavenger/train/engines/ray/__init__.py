@@ -1,0 +1,1 @@
+"""The engine for the nodes of a Ray cluster."""

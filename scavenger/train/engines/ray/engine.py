@@ -1,0 +1,379 @@
+"""The processes of a job on the hosts of a Ray cluster.
+
+Ray places an actor for each process and tells when a host is gone. The actor runs the process by a
+`ProcessEngine` of its own, so that groups, marks, life line and logs work there as they do locally. Reasons
+and measurements: docs/adr/0007-ray-engine.md.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from scavenger.errors import CleanupError, NotSupportedError, TransientError
+from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
+from scavenger.train.engines.process import cap_log
+from scavenger.train.engines.ray.host import Host, Placed, Report
+from scavenger.train.transport.messages.values import ProcessConfiguration
+
+__all__ = ["RayEngine", "engine_maker"]
+
+_PLACING_S = 60.0
+"""How long a process may wait for a host with room before it counts as ended."""
+_TICK_S = 0.05
+_LEASE_S = 300.0
+"""Longer than any pause of a healthy leader; Ray itself lets the processes of a host that is cut off live on."""
+_CLOSING_S = 1.0
+_CONNECTING_S = 5.0
+_MARGIN_S = 30.0
+"""What `stop` waits beyond the host's own deadlines: Ray takes half of it to declare a host dead."""
+_LOCAL_STORE_BYTES = 80 << 20
+"""The smallest object store that Ray starts with: payloads do not travel through it."""
+_KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
+"""Ray would kill the reaper before it could end what the training code started in sessions of its own."""
+
+
+@dataclass(slots=True)
+class _Process:
+    actor: Any
+    answer: Any  # what the leader waits for: that of `start`, then that of `watch`, again and again
+    log: Path
+    placed_by: float
+    again: Any  # calls for the next answer; untyped, as all of Ray's
+    pid: int = 0
+    host: str = ""
+    memory_bytes: int = 0
+    suspended: bool = False
+    killed: bool = False
+    ended: bool = False
+
+
+class RayEngine(Engine):
+    """Runs each role of a job in a process of its own on some host of a Ray cluster.
+
+    A process takes as many CPUs of its host as its bootstrap says threads, and Ray spreads them over the hosts.
+    What takes longer than a minute to place, or is lost with its host, is reported by `poll` with a reason.
+
+    Args:
+        log_dir: Where each process's output is brought to, one file each, on this host.
+        address: Of the cluster, `HOST:PORT`; `auto`: the one that this host belongs to; `local`: a new one, on
+            this host only, which ends with this engine.
+        command: What a process runs; None: the training process, by the host's own Python.
+        lease_s: How long a process lives on when `poll` (or `stop`) has not asked for it, because the leader
+            hangs or the host is cut off from it.
+        clock: Seconds, monotonic.
+
+    Raises:
+        NotSupportedError: If Ray is not installed.
+        TransientError: If the cluster cannot be reached.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        address: str = "auto",
+        command: Sequence[str] | None = None,
+        lease_s: float = _LEASE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ray = _connections.join(address)
+        self._here: str = self._ray.util.get_node_ip_address()
+        self._log_dir = log_dir
+        self._command = command
+        self._lease_s = lease_s
+        self._clock = clock
+        self._processes: dict[str, _Process] = {}
+        self._exits: list[Exit] = []
+        self._closed = False
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._host = self._ray.remote(
+            concurrency_groups={"watch": 1, "stop": 1},
+            max_restarts=0,
+            max_task_retries=0,
+            runtime_env={"env_vars": _KEEP_CHILDREN},
+        )(Host)
+
+    def launch(
+        self,
+        boot: ProcessConfiguration,
+        *,
+        env: dict[str, str] | None = None,
+        host: str | None = None,
+        vm: str = "",
+    ) -> int:
+        """See `Engine.launch`; always 0."""
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if boot.name in self.running:
+            raise ValueError(f"a process {boot.name!r} runs already")
+        # a resource that Ray gives every host, of which next to nothing is asked
+        pin = (
+            {"resources": {f"node:{host}": 0.001}} if host is not None else {"scheduling_strategy": "SPREAD"}
+        )
+        actor = self._host.options(num_cpus=boot.threads, **pin).remote(self._command, self._lease_s)
+
+        boot = msgspec.structs.replace(boot, memory_fd=-1)  # nobody inherits descriptors across hosts
+
+        def start() -> Any:  # not the constructor: its arguments, here keys, would stay in Ray's tables
+            return actor.start.remote(boot, env)
+
+        log = self._log_dir / f"{boot.name}.log"
+        log.touch()
+        placed_by = self._clock() + _PLACING_S
+        self._processes[boot.name] = _Process(actor, start(), log, placed_by, again=start)
+        return 0
+
+    def poll(self) -> list[Exit]:
+        """See `Engine.poll`."""
+        self._hear(0.0)
+        for name, process in self._processes.items():
+            if not process.ended and not process.pid and self._clock() > process.placed_by:
+                self._ray.kill(process.actor)
+                self._lost(name, process, "found no host with room for it")
+        exits, self._exits = self._exits, []
+        return exits
+
+    def doomed(self) -> tuple[PreemptionNotice, ...]:
+        """See `Engine.doomed`: Ray tells of none."""
+        return ()
+
+    def kill(self, name: str) -> None:
+        """See `Engine.kill`."""
+        process = self._processes[name]
+        if not process.ended:
+            process.killed = True
+            if process.pid:
+                process.actor.kill.remote()
+            else:
+                self._ray.kill(process.actor)
+
+    def kill_all(self) -> None:
+        """See `Engine.kill_all`."""
+        for name in self.running:
+            self.kill(name)
+
+    def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
+        """See `Engine.stop`; a process whose host Ray has declared dead counts as ended."""
+        chosen = {name: self._processes[name] for name in (names if names is not None else self.running)}
+        for process in chosen.values():
+            if process.ended:
+                continue
+            if process.pid:
+                process.actor.stop.options(concurrency_group="stop").remote(grace_s)
+            else:
+                self._ray.kill(process.actor)
+        deadline = self._clock() + 3 * grace_s + _MARGIN_S
+        while (left := [name for name in chosen if not chosen[name].ended]) and self._clock() < deadline:
+            self._hear(_TICK_S)
+        self._exits = [ended for ended in self._exits if ended.name not in chosen]
+        if left:
+            where = ", ".join(f"{name} (process {chosen[name].pid} on {chosen[name].host})" for name in left)
+            raise CleanupError(f"nobody tells whether these have ended: {where}; look there and kill them")
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.stop(grace_s=_CLOSING_S)
+        finally:
+            for process in self._processes.values():
+                self._bury(process)
+            _connections.leave()
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """See `Engine.running`."""
+        return tuple(name for name, process in self._processes.copy().items() if not process.ended)
+
+    def pid(self, name: str) -> int:
+        """See `Engine.pid`."""
+        return self._processes[name].pid
+
+    def host(self, name: str) -> str:
+        """See `Engine.host`."""
+        return self._processes[name].host
+
+    def log(self, name: str) -> Path:
+        """See `Engine.log`."""
+        return self._processes[name].log
+
+    @property
+    def leader_host(self) -> str:
+        """See `Engine.leader_host`."""
+        return self._here
+
+    def suspended(self, name: str) -> bool:
+        """See `Engine.suspended`."""
+        return self._processes[name].suspended
+
+    def tell(self, name: str, line: bytes) -> None:
+        """See `Engine.tell`."""
+        as_line(line)
+        process = self._processes[name]
+        if not process.ended:
+            process.actor.tell.remote(line)
+
+    def sample_memory(self) -> dict[str, int]:
+        """See `Engine.sample_memory`."""
+        return {
+            name: process.memory_bytes
+            for name, process in self._processes.items()
+            if not process.ended and process.memory_bytes
+        }
+
+    def cap_logs(self) -> None:
+        """See `Engine.cap_logs`; the hosts cap theirs by themselves."""
+        for process in self._processes.values():
+            if not process.ended:
+                cap_log(process.log)
+
+    def show_stack(self, name: str) -> None:
+        """See `Engine.show_stack`."""
+        process = self._processes[name]
+        if not process.ended:
+            process.actor.show_stack.remote()
+
+    def _hear(self, timeout_s: float) -> None:
+        """Take the answers that are here, waiting at most so long for the first."""
+        waiting = {process.answer: name for name, process in self._processes.items() if not process.ended}
+        if not waiting:
+            return
+        ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
+        if ready:
+            ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+        for answer in ready:
+            name = waiting[answer]
+            self._take(name, self._processes[name])
+
+    def _take(self, name: str, process: _Process) -> None:
+        errors = self._ray.exceptions
+        try:
+            news = self._ray.get(process.answer)
+        except errors.ActorUnavailableError:  # out of reach, not dead yet
+            process.answer = process.again()
+            return
+        except errors.RayTaskError as error:
+            place = process.host or "a host"
+            self._lost(name, process, f"could not be run on {place}: {error.cause or error}")
+            return
+        except errors.RayError:
+            where = f"on {process.host}" if process.host else "where it was being started"
+            self._lost(
+                name, process, "" if process.killed else f"was lost: Ray cannot reach it any more {where}"
+            )
+            return
+        if isinstance(news, Placed):
+            process.pid, process.host = news.pid, news.host
+            process.again = process.actor.watch.options(concurrency_group="watch").remote
+        else:
+            self._note(name, process, news)
+        if not process.ended:
+            process.answer = process.again()
+
+    def _note(self, name: str, process: _Process, report: Report) -> None:
+        if report.log:
+            with process.log.open("ab") as file:
+                file.write(report.log)
+        process.suspended = report.suspended
+        process.memory_bytes = max(process.memory_bytes, report.memory_bytes)
+        if report.status is not None:
+            self._bury(process)
+            self._exits.append(Exit(name, report.status))
+
+    def _lost(self, name: str, process: _Process, reason: str) -> None:
+        self._bury(process)
+        self._exits.append(Exit(name, -signal.SIGKILL, reason))
+
+    @staticmethod
+    def _bury(process: _Process) -> None:
+        process.ended, process.suspended = True, False
+        process.actor = process.answer = process.again = None  # with its last handle, Ray ends an actor
+        cap_log(process.log)
+
+
+def engine_maker(choice: str) -> Callable[[Path, int], Engine] | None:
+    """The maker of a supervisor's engine, from what a job file says: `process`, or `ray` with or without an address.
+
+    Returns:
+        None for `process`, which is the supervisor's own choice.
+    """
+    name, _, address = choice.partition("/")
+    if name == "process":
+        return None
+    return lambda log_dir, _: RayEngine(log_dir, address=address or "auto")
+
+
+class _Connections:
+    """The engines of this process share its one connection to Ray, which the last one closes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._ours = False
+
+    def join(self, address: str) -> ModuleType:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # read by Ray on import
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody has been asked
+        try:
+            import ray
+        except ImportError:
+            raise NotSupportedError(
+                "the engine `ray` needs Ray: `pip install 'scavenger-ml[ray]'` here and on every host"
+            ) from None
+        # Ray has no public way to keep it from writing news of the cluster to standard output, which is not its own
+        setattr(sys.modules.get("ray._private.worker"), "_worker_logs_enabled", False)  # noqa: B010
+        with self._lock:
+            if not ray.is_initialized():
+                self._connect(ray, address)
+                self._ours = True
+            self._users += 1
+        module: ModuleType = ray
+        return module
+
+    def leave(self) -> None:
+        import ray
+
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._ours:
+                self._ours = False
+                ray.shutdown()
+
+    @staticmethod
+    def _connect(ray: ModuleType, address: str) -> None:
+        local: dict[str, Any] = {"include_dashboard": False, "object_store_memory": _LOCAL_STORE_BYTES}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            host, _, port = address.rpartition(":")
+            if host:  # Ray tries for minutes
+                socket.create_connection((host, int(port)), timeout=_CONNECTING_S).close()
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                configure_logging=False,
+                **(local if address == "local" else {}),
+            )
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise TransientError(f"no Ray cluster answers at {address!r}: {error}") from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                for number, handler in handlers.items():  # Ray puts its own in their place
+                    if handler is not None:
+                        signal.signal(number, handler)
+
+
+_connections = _Connections()

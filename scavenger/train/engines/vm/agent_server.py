@@ -1,0 +1,501 @@
+"""The leader's end of the agents on its VMs: lets each in once, and keeps a line to it.
+
+A VM's user data holds a key that is good for joining once. Its agent makes keys of its own, and sends the public one
+by that line; from when it is first heard under them, whatever is said with the one-time key is an alarm, since
+somebody else has read the user data. Peers are told apart by the key that each message came by, never by the name
+that a peer gives itself: who holds a key that is good for little must not be taken for another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from scavenger import __version__
+from scavenger.errors import ConfigurationError
+from scavenger.train.engines.vm import messages as m
+from scavenger.train.engines.vm.channel import WINDOW, Channel
+from scavenger.train.engines.vm.file_server import FileServer
+from scavenger.train.engines.vm.job_archive import Archive
+from scavenger.train.engines.vm.values import (
+    AgentSession,
+    AgentStatus,
+    Alarms,
+    Gone,
+    MisbehavedError,
+    News,
+    Role,
+    one_time_keys,
+)
+from scavenger.train.transport.authenticator import Authenticator
+from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.transport.sockets import listen, new_keys
+
+__all__ = ["LOST_S", "AgentServer", "AgentStatus", "one_time_keys"]
+
+LOST_S = 15.0
+"""Silence after which what runs on a VM counts as lost."""
+LATELY_S = 3.0
+"""An agent speaks every second: one that was not heard for so long gets no new process, and nobody waits for it."""
+RENEW_S = 2.0
+"""How long `renew` waits for the VM's answer."""
+LEASE_S = 300.0
+"""A leader whose engine does not look for so long hangs: its agents are no longer told that it lives."""
+_TICK_MS = 20
+_PAUSE_S = 1.0
+"""Between two looks; if more, this process stood still, and what it did not hear is nobody's silence."""
+_NEWS_MAX, _NEWS_BYTES_MAX = 1000, 8 << 20
+"""Of a VM, that the engine has not taken; an agent has at most two MiB on its way."""
+_CHUNKS_MAX = 2
+"""Of the job's folder, on their way to a VM: an agent asks for the next one when it has one."""
+_BACKLOG_MAX = 2000
+"""Words that a VM has not taken while it goes on asking: far more than its operations on files can be owed."""
+_QUEUE_MAX = 2 * WINDOW
+"""Messages of, and to, one VM that ZeroMQ keeps; what does not fit is said again."""
+_TURN_MAX = 1000
+"""Messages of all VMs before what the leader has to say gets its turn."""
+_LINGER_MS = 500
+
+
+class AgentServer:
+    """Every VM of one job. A thread of its own serves them; methods may be called from any other.
+
+    Args:
+        address: By which VMs reach this machine: a host name or address.
+        job_dir: The folder of the training code, which workers' VMs get.
+        port: To listen at; 0 for any.
+        boot_key: From which one-time keys are derived; None for a new one.
+        leave_out: What of the folder VMs do not get, see `Archive`.
+        lost_s: Silence after which what runs on a VM counts as lost.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        address: As given.
+        port: As given.
+        endpoint: `tcp://host:port`, for VMs.
+        server_key: The public key by which agents know this leader, Z85.
+        boot_key: As given or made; secret.
+
+    Raises:
+        ConfigurationError: If the folder cannot be packed, or the port not be had.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        job_dir: Path,
+        *,
+        port: int = 0,
+        boot_key: bytes | None = None,
+        leave_out: Collection[Path] = (),
+        lost_s: float = LOST_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.address, self._clock, self._lost_s = address, clock, lost_s
+        self._lately_s = min(LATELY_S, lost_s)
+        self.boot_key = boot_key or secrets.token_bytes(32)
+        self._archive = Archive(job_dir, leave_out=leave_out)
+        self._context = zmq.Context()
+        public, secret = new_keys()
+        self.server_key = public.decode()
+        self._door = Authenticator(self._context)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, m.AGENT_BYTES_MAX)
+        self._socket.setsockopt(zmq.RCVHWM, _QUEUE_MAX)
+        self._socket.setsockopt(zmq.SNDHWM, _QUEUE_MAX)
+        self._socket.curve_server = True
+        self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
+        self.port = port
+        try:
+            self.endpoint = f"tcp://{address}:{listen(self._socket, address, port)}"
+        except ConfigurationError:
+            self._release()
+            raise
+        self._hosts: dict[str, AgentSession] = {}
+        self._gone: set[str] = set()
+        self._heard: set[str] = set()
+        self._launches = 0
+        self._news: deque[tuple[int, News]] = deque()
+        self._alarms = Alarms(
+            f"{link}, a link that leads out of the folder of the training code, is not sent to VMs"
+            for link in self._archive.left_out
+        )
+        self._attended_at: float | None = None
+        self._turned_at = clock()
+        self._lock = threading.Condition(threading.RLock())  # a signal handler may come in again
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._files = FileServer(self._answer, self._may_have_files)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scavenger-hosts", daemon=True)
+        self._thread.start()
+
+    # ---- for the fleet -------------------------------------------------------------------------------------
+
+    def expect(self, intent: str, *, role: Role, vm: str, threads: int, places: int = 1) -> str:
+        """Let the VM of an intent join, once. Idempotent.
+
+        Args:
+            intent: The intent's id.
+            role: What it may run.
+            vm: Its type.
+            threads: Its processors.
+            places: How many processes it may run.
+
+        Returns:
+            The secret one-time key for its user data, Z85.
+        """
+        public, secret = one_time_keys(self.boot_key, intent)
+        with self._lock:
+            if intent not in self._hosts and intent not in self._gone:
+                self._hosts[intent] = AgentSession(intent, vm, role, threads, places)
+                self._door.admit(f"join.{intent}", public)
+        return secret
+
+    def gone(self, intent: str, reason: str) -> None:
+        """The VM has been seen to end: what ran there is lost, and nobody joins for it any more."""
+        with self._lock:
+            self._gone.add(intent)
+            host = self._hosts.pop(intent, None)
+            if host is not None:
+                self._lose(host, reason)
+                self._shut_doors(intent)
+            self._alarms.forget(intent)
+
+    def heard(self) -> frozenset[str]:
+        """Intents whose agents were heard since the last call."""
+        with self._lock:
+            heard, self._heard = frozenset(self._heard), set()
+        return heard
+
+    def renew(self, intent: str, life_s: float) -> bool:
+        """Have a VM's time limit start anew.
+
+        Args:
+            life_s: How long it may live from then on.
+
+        Returns:
+            Whether it has; False at once where the VM was not heard lately.
+        """
+        with self._lock:
+            host = self._hosts.get(intent)
+            if host is None or not (host.address and host.route):
+                return False
+            if self._clock() - host.heard_at >= self._lately_s:
+                return False
+            host.renewals += 1
+            number = host.renewals
+            host.channel.put(m.Renew(number, life_s))
+            return self._lock.wait_for(lambda: host.renewed >= number, RENEW_S)
+
+    def vms(self) -> tuple[AgentStatus, ...]:
+        """Every VM that is expected or has joined, until it is gone."""
+        with self._lock:
+            now = self._clock()
+            return tuple(host.seen(now) for host in self._hosts.values())
+
+    def alarms(self) -> tuple[str, ...]:
+        """What a person should know, since the last call."""
+        with self._lock:
+            return self._alarms.take()
+
+    def close(self) -> None:
+        """Tell every agent that it is over, and end. Idempotent."""
+        if self._closing.is_set():
+            return
+        with self._lock:
+            for host in self._hosts.values():
+                host.channel.put(m.Farewell())
+        self._closing.set()
+        self._thread.join()
+        self._files.close()
+        with self._lock:
+            os.close(self._bell)
+            self._bell = -1
+        self._release()
+
+    def _release(self) -> None:
+        self._socket.close()
+        self._door.close()
+        self._context.term()
+        self._archive.close()
+
+    # ---- for the engine ------------------------------------------------------------------------------------
+
+    def free(self) -> tuple[AgentStatus, ...]:
+        """VMs that may be given a process now: with room, heard lately, and told nothing of their end."""
+        return tuple(vm for vm in self.vms() if self._is_free(vm))
+
+    def _is_free(self, vm: AgentStatus) -> bool:
+        able = vm.joined and vm.doomed is None and vm.heard_s_ago < self._lately_s
+        return able and len(vm.processes) < vm.places
+
+    def launch(
+        self,
+        intent: str,
+        boot: ProcessConfiguration,
+        env: dict[str, str],
+        command: tuple[str, ...],
+        *,
+        folder: bool,
+    ) -> int:
+        """Have a VM run a process.
+
+        Args:
+            folder: Whether it needs that of the training code.
+
+        Returns:
+            The number that news of it come under; 0 if the VM is not there any more.
+        """
+        with self._lock:
+            host = self._hosts.get(intent)
+            if host is None or not self._is_free(host.seen(self._clock())):
+                return 0
+            self._launches += 1
+            host.launches[self._launches] = boot.name
+            sha256 = self._archive.sha256 if folder else ""
+            host.channel.put(m.Start(self._launches, boot, env, sha256, command))
+            return self._launches
+
+    def say(self, intent: str, word: m.Word) -> None:
+        """Say something to an agent; nothing where its VM is gone."""
+        with self._lock:
+            if intent in self._hosts:
+                self._hosts[intent].channel.put(word)
+
+    def share(self, folder: str) -> None:
+        """Let aggregators have a folder of this machine for checkpoints, by its absolute path; thread-safe."""
+        self._files.share(folder)
+
+    def news(self) -> list[tuple[int, News]]:
+        """What has come of processes since the last call, by their launch; it shows that the engine looks."""
+        with self._lock:
+            self._attended_at = self._clock()
+            news = list(self._news)
+            self._news.clear()
+            for host in self._hosts.values():
+                host.unread = host.unread_bytes = 0
+        return news
+
+    def unattended(self) -> None:
+        """There is no engine any more whose looks would be missed."""
+        with self._lock:
+            self._attended_at = None
+
+    # ---- the thread ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._door.socket, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
+        while True:
+            last = self._closing.is_set()
+            poller.poll(_TICK_MS)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            with self._lock:
+                now = self._clock()
+                self._allow_for_pause(now)
+                self._door.answer()
+                self._take(now)
+                for host in self._hosts.values():
+                    if host.launches and now - host.heard_at > self._lost_s:
+                        self._lose(
+                            host, f"was lost: its VM ({host.address}) has been silent for {self._lost_s:g} s"
+                        )
+                    self._send(host, now)
+                self._lock.notify_all()
+            if last:
+                return
+
+    def _allow_for_pause(self, now: float) -> None:
+        pause = now - self._turned_at
+        self._turned_at = now
+        if pause > _PAUSE_S:
+            for host in self._hosts.values():
+                host.heard_at += pause
+
+    def _take(self, now: float) -> None:
+        for _ in range(_TURN_MAX):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            route, body = frames[0].bytes, frames[-1]
+            name, _, intent = (self._door.name_of(str(body.get("User-Id"))) or "").partition(".")
+            host = self._hosts.get(intent)
+            if host is None:
+                continue
+            try:
+                self._open(host, name, route, body.bytes, now)
+            except MisbehavedError as error:
+                self._shut_out(host, f"it {error}")
+            except Exception as error:  # noqa: BLE001 - one VM must not end what serves all
+                self._shut_out(host, f"what it says cannot be handled: {type(error).__name__}: {error}")
+
+    def _open(self, host: AgentSession, name: str, route: bytes, body: bytes, now: float) -> None:
+        try:
+            message = m.decode(body)
+        except msgspec.DecodeError as error:
+            self._alarms.add_of(host.intent, f"VM {host.intent}: what it says is no message: {error}")
+            return
+        match name, message:
+            case "join", m.Join():
+                self._join(host, route, message)
+            case "spent", m.Join() if message.public_key == host.key:
+                pass  # it was still on its way
+            case "spent", _:
+                self._alarms.add(_MISUSED.format(host.intent))
+                self._shut(f"spent.{host.intent}")
+            case "vm", m.Packet():
+                self._hear(host, route, message, now)
+            case _:
+                pass
+
+    def _join(self, host: AgentSession, route: bytes, message: m.Join) -> None:
+        refusal = ""
+        if (message.protocol, message.version) != (m.PROTOCOL, __version__):
+            refusal = (
+                f"VM {host.intent} cannot join: it has Scavenger {message.version} (protocol {message.protocol}), "
+                f"and this is {__version__} (protocol {m.PROTOCOL})"
+            )
+        elif host.key not in ("", message.public_key):
+            refusal = _MISUSED.format(host.intent)
+        if refusal:
+            self._alarms.add_of(host.intent, refusal)
+            self._post(route, m.Refused(refusal))
+            return
+        if not host.key:
+            host.key = message.public_key
+            self._door.admit(f"vm.{host.intent}", host.key)
+        self._post(route, m.Admitted())
+
+    def _hear(self, host: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
+        if host.heard_at == float("-inf"):
+            # the same key under another name: nothing that is said by it is heard, but it is told
+            self._door.admit(f"spent.{host.intent}", one_time_keys(self.boot_key, host.intent)[0])
+        host.route, host.heard_at = route, now
+        self._heard.add(host.intent)
+        if (
+            host.unread > _NEWS_MAX or host.unread_bytes > _NEWS_BYTES_MAX
+        ):  # they are said again when the engine has looked
+            packet = m.Packet(0, packet.heard)
+        word = host.channel.take(packet, now)
+        if word is not None:
+            self._told(host, word, now)
+
+    def _told(self, host: AgentSession, word: m.Word, now: float) -> None:
+        """Act on a word.
+
+        Raises:
+            MisbehavedError: If no agent of ours would say it.
+        """
+        if host.channel.backlog > _BACKLOG_MAX:
+            raise MisbehavedError("asks for more than it takes")
+        match word:
+            case m.Hello() if not host.address:
+                with contextlib.suppress(ValueError):
+                    host.address = str(ipaddress.ip_address(word.address))
+            case m.Placed() | m.Report() if word.launch in host.launches:
+                self._note(host, word.launch, word)
+                if isinstance(word, m.Report) and word.status is not None:
+                    del host.launches[word.launch]
+            case m.Fetch():
+                if word.offset >= self._archive.bytes:
+                    raise MisbehavedError("asks for what is not in the folder of the training code")
+                if host.channel.unheard(m.Chunk) >= _CHUNKS_MAX:
+                    raise MisbehavedError("asks for the folder of the training code faster than it takes it")
+                data = self._archive.read(word.offset, m.CHUNK_BYTES)
+                host.channel.put(m.Chunk(word.offset, self._archive.bytes, data))
+            case m.FileAsk():
+                self._files.ask(host.intent, word.number, word.body)
+            case m.FileEnd():
+                self._files.end(host.intent, word.number)
+            case m.Doom():
+                host.doomed, host.doomed_at = word, now
+                for launch in host.launches:
+                    self._note(host, launch, word)
+            case m.Renewed():
+                if word.error:
+                    self._alarms.add_of(
+                        host.intent,
+                        f"VM {host.intent}: its time limit cannot be started anew: {word.error}",
+                    )
+                else:
+                    host.renewed = max(host.renewed, word.number)
+            case m.Ending():
+                host.ending = word.reason
+            case m.Warned():
+                self._alarms.add_of(host.intent, f"VM {host.intent}: {word.text}")
+            case _:
+                pass
+
+    def _note(self, host: AgentSession, launch: int, news: News) -> None:
+        self._news.append((launch, news))
+        host.unread += 1
+        if isinstance(news, m.Report):
+            host.unread_bytes += len(news.log)
+
+    def _send(self, host: AgentSession, now: float) -> None:
+        hung = self._attended_at is not None and now - self._attended_at > LEASE_S
+        if host.route and not hung and now - host.heard_at <= self._lost_s:
+            for packet in host.channel.due(now):
+                self._post(host.route, packet)
+
+    def _post(self, route: bytes, message: m.Wire) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # who is gone is missed elsewhere
+            self._socket.send_multipart([route, m.encode(message)], zmq.NOBLOCK)
+
+    def _lose(self, host: AgentSession, reason: str) -> None:
+        for launch in host.launches:
+            self._note(host, launch, Gone(host.ending or reason))
+            host.channel.put(m.Kill(launch))  # should it come back
+        host.launches.clear()
+        self._files.lose(host.intent)
+
+    def _shut_out(self, host: AgentSession, why: str) -> None:
+        """Have no more to do with a VM: what ran there is lost, nobody answers it, and it counts as about to end."""
+        self._alarms.add(f"VM {host.intent} ({host.address}) is shut out: {why}")
+        host.ending, host.shut_out = "", True
+        host.doomed, host.doomed_at = m.Doom(0.0, f"its VM was shut out: {why}"), self._clock()
+        self._lose(host, f"was lost: its VM ({host.address}) was shut out: {why}")
+        self._shut_doors(host.intent)
+        host.route, host.channel = b"", Channel()
+
+    # ---- for the leader's files ----------------------------------------------------------------------------
+
+    def _may_have_files(self, intent: str, launch: int) -> bool:
+        with self._lock:
+            host = self._hosts.get(intent)
+            return host is not None and host.role == "aggregator" and launch in host.launches
+
+    def _answer(self, intent: str, number: int, body: bytes) -> None:
+        with self._lock:
+            self.say(intent, m.FileAnswer(number, body))
+            if self._bell >= 0:
+                os.eventfd_write(self._bell, 1)
+
+    def _shut_doors(self, intent: str) -> None:
+        for name in ("join", "spent", "vm"):
+            self._shut(f"{name}.{intent}")
+
+    def _shut(self, name: str) -> None:
+        """Give a name to a key that nobody holds."""
+        self._door.admit(name, new_keys()[0].decode())
+
+
+_MISUSED = (
+    "VM {} was to be joined with its one-time key a second time, under another key: somebody has read its user data, "
+    "or its agent was started again"
+)

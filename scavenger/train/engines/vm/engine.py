@@ -1,0 +1,365 @@
+"""The processes of a job on VMs whose agents have joined (`scavenger.train.engines.vm.agent_server`).
+
+The coordinator runs beside the leader, on whose machine nothing is taken away. Aggregators and workers run on VMs of
+their role. While there is none with room a process waits, and `needs` tells how many are wanted.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from scavenger.errors import CleanupError
+from scavenger.train.checkpoints.files import local_path
+from scavenger.train.checkpoints.remote_folder import SCHEME
+from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
+from scavenger.train.engines.process import ProcessEngine, cap_log
+from scavenger.train.engines.vm import messages as m
+from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
+from scavenger.train.engines.vm.values import AgentStatus, Gone, News
+from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.transport.sockets import is_own
+
+__all__ = ["Needs", "VmEngine"]
+
+_PLACE_MAX_S = 900.0
+_CLOSING_S = 1.0
+_MARGIN_S = LOST_S + 5.0
+"""What `stop` waits beyond the agents' own deadlines: until one that has fallen silent counts as lost."""
+_TICK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Processes that have not ended, placed or waiting.
+
+    Attributes:
+        workers: How many on VMs of each type.
+        aggregators: How many.
+    """
+
+    workers: Mapping[str, int]
+    aggregators: int
+
+
+@dataclass(slots=True)
+class _Process:
+    boot: ProcessConfiguration
+    env: dict[str, str]
+    address: str | None
+    vm: str
+    log: Path
+    place_by: float
+    launch: int = 0
+    intent: str = ""
+    place: str = ""
+    pid: int = 0
+    host: str = ""
+    memory_bytes: int = 0
+    suspended: bool = False
+    ended: bool = False
+    told: list[bytes] | None = None
+
+
+class VmEngine(Engine):
+    """Runs each role of a job in a process of its own, workers and aggregators on VMs.
+
+    Args:
+        log_dir: Where each process's output is brought to, one file each, on this machine.
+        hosts: The VMs; they outlive the engine. One engine at a time uses them.
+        place_max_s: How long a process may wait for a VM with room before it counts as ended.
+        command: What a process runs; None: the training process, by the Python of its machine.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        hosts: AgentServer,
+        *,
+        place_max_s: float = _PLACE_MAX_S,
+        command: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log_dir, self._hosts, self._place_max_s, self._clock = log_dir, hosts, place_max_s, clock
+        self._command = () if command is None else tuple(command)
+        self._local = (
+            ProcessEngine(log_dir, -1) if command is None else ProcessEngine(log_dir, -1, command=command)
+        )
+        self._locals: set[str] = set()
+        self._processes: dict[str, _Process] = {}
+        self._exits: list[Exit] = []
+        self._doomed: list[PreemptionNotice] = []
+        self._closed = False
+
+    def launch(
+        self,
+        boot: ProcessConfiguration,
+        *,
+        env: dict[str, str] | None = None,
+        host: str | None = None,
+        vm: str = "",
+    ) -> int:
+        """See `Engine.launch`; the leader's own address as `host` means no place in particular."""
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if boot.name in self.running:
+            raise ValueError(f"a process {boot.name!r} runs already")
+        if boot.role == "coordinator":
+            if not is_own(self._hosts.address):  # nobody promises a way out of this machine and in again
+                port = boot.coordinator.rpartition(":")[2]
+                boot = msgspec.structs.replace(boot, coordinator=f"tcp://127.0.0.1:{port}")
+            pid = self._local.launch(boot, env=env)
+            self._processes.pop(boot.name, None)
+            self._locals.add(boot.name)
+            return pid
+        if host is not None and not any(seen.address == host for seen in self._hosts.vms()):
+            raise ValueError(f"there is no VM at {host!r}")
+        log = self._log_dir / f"{boot.name}.log"
+        log.touch()
+        self._locals.discard(boot.name)
+        self._processes[boot.name] = _Process(
+            boot, dict(env or {}), host, vm, log, self._clock() + self._place_max_s, told=[]
+        )
+        self._place()
+        return 0
+
+    def needs(self) -> Needs:
+        """What VMs are wanted for: by a process until its end is seen."""
+        living = [process for process in self._processes.values() if not process.ended]
+        workers = Counter(process.vm for process in living if process.boot.role != "aggregator")
+        return Needs(dict(workers), len(living) - workers.total())
+
+    def refuse_waiting(self, vm: str, count: int, reason: str) -> None:
+        """No more VMs of a type will be had: of the workers that wait for one, so many end, the newest first."""
+        waiting = [
+            (name, process)
+            for name, process in self._processes.items()
+            if process.vm == vm
+            and process.boot.role != "aggregator"
+            and not (process.ended or process.launch)
+        ]
+        for name, process in waiting[len(waiting) - min(count, len(waiting)) :]:
+            self._end(name, process, -signal.SIGKILL, reason, refused=True)
+
+    def waiting(self, vm: str) -> int:
+        """Workers that wait for a VM of a type."""
+        return sum(
+            process.vm == vm and process.boot.role != "aggregator" and not (process.ended or process.launch)
+            for process in self._processes.values()
+        )
+
+    def poll(self) -> list[Exit]:
+        """See `Engine.poll`."""
+        self._hear()
+        self._place()
+        for name, process in self._processes.items():
+            if not (process.ended or process.launch) and self._clock() > process.place_by:
+                self._end(name, process, -signal.SIGKILL, self._complaint(process))
+        exits, self._exits = self._exits, []
+        return exits + self._local.poll()
+
+    def doomed(self) -> tuple[PreemptionNotice, ...]:
+        """See `Engine.doomed`; a time that is set later is told again."""
+        doomed, self._doomed = self._doomed, []
+        return tuple(one for one in doomed if not self._processes[one.name].ended)
+
+    def kill(self, name: str) -> None:
+        """See `Engine.kill`."""
+        if name in self._locals:
+            self._local.kill(name)
+            return
+        process = self._processes[name]
+        if process.ended:
+            return
+        if process.launch:
+            self._hosts.say(process.intent, m.Kill(process.launch))
+        else:
+            self._end(name, process, -signal.SIGKILL, "")
+
+    def kill_all(self) -> None:
+        """See `Engine.kill_all`."""
+        for name in self.running:
+            self.kill(name)
+
+    def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
+        """See `Engine.stop`; a process whose VM counts as lost counts as ended."""
+        chosen = names if names is not None else self.running
+        local = [name for name in chosen if name in self._locals]
+        far = {name: self._processes[name] for name in chosen if name not in self._locals}
+        for name, process in far.items():
+            if process.launch and not process.ended:
+                self._hosts.say(process.intent, m.Stop(process.launch, grace_s))
+            elif not process.ended:
+                self._end(name, process, -signal.SIGTERM, "")
+        deadline = self._clock() + 2 * grace_s + _MARGIN_S
+        try:
+            self._local.stop(local, grace_s=grace_s)
+        finally:
+            while any(not process.ended for process in far.values()) and self._clock() < deadline:
+                self._hear()
+                time.sleep(_TICK_S)
+        self._exits = [ended for ended in self._exits if ended.name not in far]
+        left = [name for name, process in far.items() if not process.ended]
+        if left:
+            where = ", ".join(f"{name} (process {far[name].pid} on {far[name].host})" for name in left)
+            raise CleanupError(f"nobody tells whether these have ended: {where}; end their VMs")
+
+    def close(self) -> None:
+        """See `Engine.close`; the VMs stay."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.stop(grace_s=_CLOSING_S)
+        finally:
+            self._local.close()
+            self._hosts.unattended()
+
+    @property
+    def leader_host(self) -> str:
+        """See `Engine.leader_host`."""
+        return self._hosts.address
+
+    @property
+    def leader_port(self) -> int:
+        """See `Engine.leader_port`: the one after that which VMs join by, where that was chosen."""
+        return self._hosts.port + 1 if self._hosts.port else 0
+
+    def reachable(self, url: str) -> str:
+        """See `Engine.reachable`: a folder of this machine is shared with aggregators, by way of their agents."""
+        path = local_path(url)
+        if path is None:
+            return url
+        self._hosts.share(path)
+        return f"{SCHEME}{path}"
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """See `Engine.running`."""
+        far = tuple(name for name, process in self._processes.copy().items() if not process.ended)
+        return far + self._local.running
+
+    def pid(self, name: str) -> int:
+        """See `Engine.pid`."""
+        return self._local.pid(name) if name in self._locals else self._processes[name].pid
+
+    def host(self, name: str) -> str:
+        """See `Engine.host`."""
+        return self._hosts.address if name in self._locals else self._processes[name].host
+
+    def log(self, name: str) -> Path:
+        """See `Engine.log`."""
+        return self._local.log(name) if name in self._locals else self._processes[name].log
+
+    def suspended(self, name: str) -> bool:
+        """See `Engine.suspended`."""
+        return self._local.suspended(name) if name in self._locals else self._processes[name].suspended
+
+    def tell(self, name: str, line: bytes) -> None:
+        """See `Engine.tell`."""
+        as_line(line)
+        if name in self._locals:
+            self._local.tell(name, line)
+            return
+        process = self._processes[name]
+        if process.launch and not process.ended:
+            self._hosts.say(process.intent, m.Tell(process.launch, line))
+        elif process.told is not None:
+            process.told.append(line)
+
+    def sample_memory(self) -> dict[str, int]:
+        """See `Engine.sample_memory`."""
+        far = {
+            name: process.memory_bytes
+            for name, process in self._processes.items()
+            if not process.ended and process.memory_bytes
+        }
+        return far | self._local.sample_memory()
+
+    def cap_logs(self) -> None:
+        """See `Engine.cap_logs`; the agents cap theirs by themselves."""
+        self._local.cap_logs()
+        for process in self._processes.values():
+            if not process.ended:
+                cap_log(process.log)
+
+    def show_stack(self, name: str) -> None:
+        """See `Engine.show_stack`."""
+        if name in self._locals:
+            self._local.show_stack(name)
+            return
+        process = self._processes[name]
+        if process.launch and not process.ended:
+            self._hosts.say(process.intent, m.ShowStack(process.launch))
+
+    # ---- places --------------------------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        """Give VMs with room to those who wait, in their order."""
+        waiting = [one for one in self._processes.values() if not (one.ended or one.launch)]
+        for process in waiting:
+            role = "aggregator" if process.boot.role == "aggregator" else "worker"
+            able = [
+                vm
+                for vm in self._hosts.free()
+                if vm.role == role
+                and process.address in (None, vm.address)
+                # of aggregators' VMs there is one kind
+                and (role == "aggregator" or process.vm in ("", vm.vm))
+            ]
+            if able:
+                self._put(process, min(able, key=lambda vm: len(vm.processes)))
+
+    def _put(self, process: _Process, vm: AgentStatus) -> None:
+        boot = process.boot
+        sharing = vm.places if vm.role == "worker" else max(1, self.needs().aggregators)
+        boot = msgspec.structs.replace(boot, memory_fd=-1, threads=max(1, vm.threads // sharing))
+        needs_code = boot.role != "aggregator"
+        process.launch = self._hosts.launch(vm.intent, boot, process.env, self._command, folder=needs_code)
+        if not process.launch:
+            return
+        process.intent, process.place = vm.intent, vm.address
+        for line in process.told or ():
+            self._hosts.say(vm.intent, m.Tell(process.launch, line))
+        process.told = None
+
+    def _complaint(self, process: _Process) -> str:
+        return f"no VM could be had for it within {self._place_max_s:g} s"
+
+    # ---- news ----------------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        names = {process.launch: name for name, process in self._processes.items() if process.launch}
+        for launch, news in self._hosts.news():
+            name = names.get(launch)
+            if name is not None and not self._processes[name].ended:
+                self._note(name, self._processes[name], news)
+
+    def _note(self, name: str, process: _Process, news: News) -> None:
+        match news:
+            case m.Placed():
+                process.pid, process.host = news.pid, process.place
+            case m.Report():
+                if news.log:
+                    with process.log.open("ab") as file:
+                        file.write(news.log)
+                process.suspended = news.suspended
+                process.memory_bytes = max(process.memory_bytes, news.memory_bytes)
+                if news.status is not None:
+                    self._end(name, process, news.status, news.reason)
+            case m.Doom():
+                self._doomed.append(PreemptionNotice(name, news.in_s, news.reason))
+            case Gone():
+                self._end(name, process, -signal.SIGKILL, news.reason)
+
+    def _end(self, name: str, process: _Process, status: int, reason: str, *, refused: bool = False) -> None:
+        process.ended, process.suspended, process.told = True, False, None
+        cap_log(process.log)
+        self._exits.append(Exit(name, status, reason, refused))

@@ -1,0 +1,157 @@
+"""Where processes on a VM ask for files of the leader's: a Unix socket of the agent's, which passes everything on.
+
+It understands nothing of what is asked. It reads no further while as many questions are unanswered as may be on the
+line at a time, so that whoever writes faster than the line carries waits in the kernel, and logs and beats find room.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scavenger.train.checkpoints.remote_folder import AHEAD, FRAME_BYTES_MAX, HEAD, near
+from scavenger.train.engines.vm import messages as m
+
+__all__ = ["FileProxy"]
+
+_CONNECTIONS_MAX = 32
+"""At a time; who comes then waits until one has ended."""
+_NAME = "files"
+
+
+@dataclass(slots=True)
+class _Connection:
+    way: socket.socket
+    incoming: bytearray = field(default_factory=bytearray)
+    outgoing: bytearray = field(default_factory=bytearray)
+    unanswered: int = 0
+    wanted: int = 0
+
+
+class FileProxy:
+    """For the agent's one thread; nothing here waits.
+
+    Args:
+        folder: A private one, for the socket.
+        say: Tells the leader.
+
+    Attributes:
+        path: Of the socket.
+    """
+
+    def __init__(self, folder: Path, say: Callable[[m.Word], None]) -> None:
+        self.path, self._say = folder / _NAME, say
+        self._connections: dict[int, _Connection] = {}
+        self._number = 0
+        self._poll = select.epoll()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        with near(self.path) as path:
+            self._listener.bind(path)
+        self._listener.listen(_CONNECTIONS_MAX)
+        self._poll.register(self._listener, select.EPOLLIN)
+
+    def fileno(self) -> int:
+        """Can be read from when `step` has something to do."""
+        return self._poll.fileno()
+
+    @property
+    def _full(self) -> bool:
+        """As much is on the line as may be: answers must come before more is taken."""
+        return sum(one.unanswered for one in self._connections.values()) >= AHEAD
+
+    def step(self) -> None:
+        """Take what has come, as far as there is room on the line, and hand on what waits."""
+        left = {place for place, event in self._poll.poll(0) if event & (select.EPOLLHUP | select.EPOLLERR)}
+        for number, connection in list(self._connections.items()):
+            gone = connection.way.fileno() in left  # what it still asks for, nobody waits for
+            if gone or not self._flush(connection) or not self._take(number, connection):
+                self._end(number)
+        with contextlib.suppress(BlockingIOError):
+            while len(self._connections) < _CONNECTIONS_MAX:
+                self._add(self._listener.accept()[0])
+        self._wait_for_what_can_be_done()
+
+    def answer(self, word: m.FileAnswer) -> None:
+        """What the leader says; nothing where nobody waits for it any more."""
+        connection = self._connections.get(word.number)
+        if connection is not None and connection.unanswered:
+            connection.unanswered -= 1
+            connection.outgoing += HEAD.pack(len(word.body)) + word.body
+            if not self._flush(connection):
+                self._end(word.number)
+
+    def close(self) -> None:
+        """End every connection."""
+        for connection in self._connections.values():
+            connection.way.close()
+        self._listener.close()
+        self._poll.close()
+
+    def _wait_for_what_can_be_done(self) -> None:
+        room = len(self._connections) < _CONNECTIONS_MAX
+        self._poll.modify(self._listener, select.EPOLLIN if room else 0)
+        for connection in self._connections.values():
+            wanted = (0 if self._full else select.EPOLLIN) | (select.EPOLLOUT if connection.outgoing else 0)
+            if wanted != connection.wanted:
+                connection.wanted = wanted
+                self._poll.modify(connection.way, wanted)
+
+    def _add(self, way: socket.socket) -> None:
+        way.setblocking(False)
+        self._number += 1
+        self._connections[self._number] = _Connection(way)
+        self._poll.register(way, 0)
+
+    def _take(self, number: int, connection: _Connection) -> bool:
+        """Pass on what is whole, until there is no more or no more room; False at the end."""
+        while not self._full:
+            body, wanted = _first(connection.incoming)
+            if body is not None:
+                connection.unanswered += 1
+                self._say(m.FileAsk(number, body))
+                continue
+            if wanted > FRAME_BYTES_MAX:
+                return False
+            try:
+                data = connection.way.recv(wanted)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            connection.incoming += data
+        return True
+
+    @staticmethod
+    def _flush(connection: _Connection) -> bool:
+        """Hand on as much as is taken; False where nobody takes it any more."""
+        try:
+            while connection.outgoing:
+                del connection.outgoing[: connection.way.send(connection.outgoing)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return False
+        return True
+
+    def _end(self, number: int) -> None:
+        self._connections.pop(number).way.close()
+        self._say(m.FileEnd(number))
+
+
+def _first(incoming: bytearray) -> tuple[bytes | None, int]:
+    """Takes out the first whole message; None, and how many bytes to wait for, where there is none."""
+    if len(incoming) < HEAD.size:
+        return None, HEAD.size - len(incoming)
+    (length,) = HEAD.unpack_from(incoming)
+    end = HEAD.size + length
+    if len(incoming) < end:
+        return None, end - len(incoming)
+    body = bytes(memoryview(incoming)[HEAD.size : end])
+    del incoming[:end]
+    return body, 0

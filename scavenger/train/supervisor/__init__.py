@@ -1,0 +1,1 @@
+"""The supervisor of a job: starts, watches, replaces and ends its processes, and routes their messages."""

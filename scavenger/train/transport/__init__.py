@@ -1,0 +1,1 @@
+"""How the processes of a job reach each other: sockets, authentication, heartbeats, shared memory, replication."""

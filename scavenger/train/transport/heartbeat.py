@@ -1,0 +1,42 @@
+"""Heartbeats: a thread of its own, so that a long computation is not taken for death."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from scavenger.elastic.liveness import HEARTBEAT_S
+from scavenger.train.names import BEATING
+from scavenger.train.transport.messages import Beat
+from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.transport.sockets import Dealer
+
+__all__ = ["Heartbeat"]
+
+
+class Heartbeat:
+    """Says that the process lives, and where it stands, until the process ends.
+
+    Args:
+        status: Called from the thread.
+    """
+
+    def __init__(self, context: Any, boot: ProcessConfiguration, status: Callable[[], Beat]) -> None:
+        self._context, self._boot, self._status = context, boot, status
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        boot = self._boot
+        keys = (boot.public_key.encode(), boot.secret_key.encode())
+        name = boot.name + BEATING
+        socket = Dealer(self._context, name, boot.coordinator, boot.server_key.encode(), keys)
+        while not self._ended.wait(HEARTBEAT_S):
+            socket.send(self._status())
+        socket.close()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()

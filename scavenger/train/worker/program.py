@@ -1,0 +1,393 @@
+"""The user's Keras model as three pure functions of (weights, samples): gradient, evaluation, metrics.
+
+A worker keeps nothing between steps that it could not fetch again: weights come in, gradients go out, dropout
+draws from a seed that names the samples, metric variables are zeroed before each step and summed by the
+aggregator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from scavenger.errors import NotSupportedError
+from scavenger.sdk.job import KerasJob
+from scavenger.train.names import partial_model
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.worker.checks import check_model, check_variables
+from scavenger.train.worker.data import Source, open_source
+
+__all__ = ["Gradient", "Program"]
+
+Array = npt.NDArray[Any]
+
+_ALIGNMENT = 64  # TensorFlow's kernels end the process where a tensor's memory begins elsewhere
+_TARGETS = 16  # at most so many tell one data set from another: quickly read, and seldom equal by chance
+_PROBE_SAMPLES = 4  # enough to be cut into unequal parts
+_PROBE_TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What one share of a step yields.
+
+    Attributes:
+        gradients: One per trainable tensor.
+        states: One per other tensor, as the forward pass left it.
+        metrics: One per metric variable, over these samples alone.
+        loss: Mean over these samples.
+        half_sqnorm: Mean of |g|^2 over the two halves of the samples; 0 where they were not computed apart.
+    """
+
+    gradients: Sequence[Array]
+    states: Sequence[Array]
+    metrics: Sequence[Array]
+    loss: float
+    half_sqnorm: float
+
+
+class Program:
+    """A job's model and data inside a worker.
+
+    Args:
+        job: What the user's module gave.
+
+    Raises:
+        NotSupportedError: If the model trains in a way that cannot be split over workers.
+        DataError: If the data cannot be read.
+    """
+
+    def __init__(self, job: KerasJob) -> None:
+        self.model = job.model
+        check_model(self.model)
+        self.train = open_source(job.train, "train")
+        self.validation = None if job.validation is None else open_source(job.validation, "validation")
+        sample = self.train.batch(np.zeros(1, dtype=np.int64))
+        self._prepare(sample)
+
+        model = self.model
+        weights = {id(v) for v in model.non_trainable_weights}
+        self._trainable = list(model.trainable_variables)
+        self._states = [v for v in model.non_trainable_variables if id(v) in weights]
+        self._seeds = [v for v in model.non_trainable_variables if id(v) not in weights]
+        self._metrics = [v for metric in model.metrics for v in metric.variables]
+        check_variables(self._trainable, self._states)
+        self._check_separable()
+        self.manifest = self._manifest(sample)
+
+        specs = _specs(sample)
+        state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
+        seed = tf.TensorSpec((), tf.int64)
+        self._whole = tf.function(self._gradient_whole, input_signature=[state, specs, seed])
+        self._halves = tf.function(self._gradient_halves, input_signature=[state, specs, seed])
+        if self.validation is not None:
+            specs = _specs(self.validation.batch(np.zeros(1, dtype=np.int64)))
+        self._test = tf.function(self._evaluate_batch, input_signature=[specs])
+        self._load = tf.function(self._assign, input_signature=[state])
+
+    def initial_state(self) -> list[Array]:
+        """The weights that the user's module built, in the manifest's order."""
+        return [v.numpy() for v in self._trainable + self._states]
+
+    def alias(self, arrays: Sequence[Array]) -> list[Any]:
+        """Tensors over the memory of these arrays, to be given as weights without copying them.
+
+        They are as the arrays are when they are used: whoever changes those must not do so meanwhile. The
+        model's variables go on pointing there until other weights are given.
+        """
+        return [_shared(array) for array in arrays]
+
+    def gradient(
+        self, weights: Sequence[Array], batch: tuple[Any, ...], *, seed: int, halves: bool
+    ) -> Gradient:
+        """The gradient of the mean loss over some samples at given weights.
+
+        Args:
+            weights: In the manifest's order; arrays, or tensors from `alias`.
+            batch: The samples, as `train.batch` gives them; at least 1, and at least 2 with `halves`.
+            seed: From which dropout draws.
+            halves: Compute the two halves apart, so that their norms tell the gradient noise; their
+                sample-weighted mean is the gradient.
+        """
+        function: Callable[..., Any] = self._halves if halves else self._whole
+        gradients, states, metrics, loss, half = function(list(weights), batch, np.int64(seed))
+        return Gradient(
+            gradients=[_seen(g) for g in gradients],
+            states=[_seen(s) for s in states],
+            metrics=[_seen(m) for m in metrics],
+            loss=float(loss),
+            half_sqnorm=float(half),
+        )
+
+    def evaluate(self, weights: Sequence[Array], start: int, stop: int, batch_size: int) -> list[Array]:
+        """Metric variables over samples `start` to `stop` of the validation data at given weights."""
+        self.model.reset_metrics()
+        if self.validation is not None and stop > start:
+            self._load(list(weights))
+            for low in range(start, stop, batch_size):
+                self._test(self.validation.batch(np.arange(low, min(low + batch_size, stop))))
+        return [v.numpy() for v in self._metrics]
+
+    def summarise(self, training: Sequence[Array], validation: Sequence[Array]) -> dict[str, float]:
+        """Metrics by Keras's names from the sums of their variables over workers and steps."""
+        results = self._result(training)
+        if self.validation is not None:
+            results |= {f"val_{name}": value for name, value in self._result(validation).items()}
+        return results
+
+    def save(self, weights: Sequence[Array], path: Path) -> None:
+        """Write the model with given weights as a `.keras` file, whole or not at all."""
+        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+            variable.assign(value)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = partial_model(path)
+        # the optimizer's state is the aggregator's; here it is new, but whole, so that the file loads as it is
+        self.model.optimizer.build(self._trainable)
+        try:
+            self.model.save(partial)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    # ---- traced --------------------------------------------------------------------------------------------
+
+    def _assign(self, weights: list[Any]) -> None:
+        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+            variable.assign(value)
+
+    def _start(self, weights: list[Any], seed: Any) -> None:
+        self._assign(weights)
+        for index, variable in enumerate(self._seeds):
+            draw = tf.cast(tf.stack([seed, tf.constant(index, tf.int64)]), variable.dtype)
+            variable.assign(tf.reshape(draw, variable.shape))
+        for metric in self.model.metrics:
+            metric.reset_state()
+
+    def _half(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        """Loss and gradients of a batch, counting it in the metrics, as Keras's own training step does."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        model = self.model
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True) if model._call_has_training_arg else model(x)
+            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
+        variables = [v.value for v in self._trainable]
+        gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
+        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        return loss, [tf.convert_to_tensor(g) for g in gradients]
+
+    def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], seed: Any) -> Any:
+        self._start(weights, seed)
+        loss, gradients = self._half(batch)
+        return self._outputs(gradients, loss, tf.zeros((), tf.float64))
+
+    def _gradient_halves(self, weights: list[Any], batch: tuple[Any, ...], seed: Any) -> Any:
+        self._start(weights, seed)
+        samples = tf.shape(tf.nest.flatten(batch)[0])[0]
+        middle = samples // 2
+        share = tf.cast(middle, tf.float64) / tf.cast(samples, tf.float64)
+        first_loss, first = self._half(tf.nest.map_structure(lambda leaf: leaf[:middle], batch))
+        between = [tf.identity(v.value) for v in self._states]
+        # the second half starts where the first did, as it would on another worker
+        for variable, value in zip(self._states, weights[len(self._trainable) :], strict=True):
+            variable.assign(value)
+        second_loss, second = self._half(tf.nest.map_structure(lambda leaf: leaf[middle:], batch))
+        for variable, value in zip(self._states, between, strict=True):
+            if _is_float(variable):
+                after = variable.value
+                value = after + tf.cast(share, after.dtype) * (value - after)
+            variable.assign(value)
+        half = share * _sqnorm(first) + (1 - share) * _sqnorm(second)
+        gradients = [
+            tf.cast(share, a.dtype) * a + tf.cast(1 - share, b.dtype) * b
+            for a, b in zip(first, second, strict=True)
+        ]
+        loss = (
+            tf.cast(share, first_loss.dtype) * first_loss
+            + tf.cast(1 - share, second_loss.dtype) * second_loss
+        )
+        return self._outputs(gradients, loss, half)
+
+    def _outputs(self, gradients: list[Any], loss: Any, half: Any) -> Any:
+        states = [tf.identity(v.value) for v in self._states]
+        metrics = [tf.identity(v.value) for v in self._metrics]
+        return gradients, states, metrics, loss, half
+
+    def _evaluate_batch(self, batch: tuple[Any, ...]) -> None:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        model = self.model
+        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
+        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
+        model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
+        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+
+    # ---- set-up --------------------------------------------------------------------------------------------
+
+    def _prepare(self, sample: tuple[Any, ...]) -> None:
+        """Build what Keras builds lazily (layers, metrics), leaving weights and metrics as they were."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(sample)
+        predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
+        if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(predicted)):
+            raise NotSupportedError(
+                "the model's output carries a mask, so its loss is a mean over unmasked positions, which "
+                "cannot be put together from parts of a batch; use sample weights"
+            )
+        if sample_weight is not None and any(
+            getattr(loss, "reduction", None) == "mean_with_sample_weight"
+            for loss in keras.tree.flatten(self.model.loss)
+        ):
+            raise NotSupportedError(
+                "a loss with reduction 'mean_with_sample_weight' changes its meaning with the number of "
+                "workers; use 'sum_over_batch_size'"
+            )
+        self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
+        self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        self.model.reset_metrics()
+
+    def _check_separable(self) -> None:
+        """Refuse losses and metrics of a batch that do not follow from those of its parts.
+
+        Tried on a few samples: a mean over samples, and metrics made of sums, pass; a loss that compares
+        samples of a batch with each other does not.
+        """
+        count = min(_PROBE_SAMPLES, len(self.train))
+        if count < 2:
+            return
+        whole, again = self._probe(0, count), self._probe(0, count)
+        if not _close(whole[0], again[0]):
+            return  # it draws at random even when not training: nothing can be told
+        (loss_a, sums_a), (loss_b, sums_b) = self._probe(0, 1), self._probe(1, count)
+        if not _close(whole[0], (loss_a + (count - 1) * loss_b) / count):
+            raise NotSupportedError(
+                "the loss of a batch is not the mean of its samples' losses: it cannot be split over workers"
+            )
+        if not all(_close(w, a + b) for w, a, b in zip(whole[1], sums_a, sums_b, strict=True)):
+            raise NotSupportedError(
+                "a metric is not made of sums over samples: it cannot be put together from the workers' parts"
+            )
+
+    def _probe(self, start: int, stop: int) -> tuple[float, list[Array]]:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(self.train.batch(np.arange(start, stop)))
+        model = self.model
+        model.reset_metrics()
+        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
+        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
+        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        sums = [v.numpy() for v in self._metrics]
+        model.reset_metrics()
+        return float(loss), sums
+
+    def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
+        model = self.model
+        tensors = [
+            TensorSpec(v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype), "trainable")
+            for v in self._trainable
+        ]
+        for variable in self._states:
+            dtype = keras.backend.standardize_dtype(variable.dtype)
+            role = "mean" if _is_float(variable) else "first"
+            tensors.append(TensorSpec(variable.path, tuple(variable.shape), dtype, role))
+        names = tuple(model.get_metrics_result())
+        if self.validation is not None:
+            names += tuple(f"val_{name}" for name in names)
+        return Manifest(
+            tensors=tuple(tensors),
+            metrics=tuple(tuple(v.shape) for v in self._metrics),
+            optimizer=json.dumps(keras.optimizers.serialize(model.optimizer), default=float),
+            architecture=_architecture(model, self.train),
+            parameters=sum(int(np.prod(v.shape)) for v in self._trainable),
+            dataset_size=len(self.train),
+            validation_size=0 if self.validation is None else len(self.validation),
+            sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
+            metric_names=names,
+        )
+
+    def _result(self, sums: Sequence[Array]) -> dict[str, float]:
+        for variable, value in zip(self._metrics, sums, strict=True):
+            variable.assign(np.asarray(value).astype(variable.dtype))
+        flat: dict[str, float] = {}
+        for name, value in self.model.get_metrics_result().items():
+            for key, leaf in value.items() if isinstance(value, dict) else ((name, value),):
+                flat[key] = float(np.mean(leaf))
+        return flat
+
+
+def _is_float(variable: Any) -> bool:
+    return "float" in keras.backend.standardize_dtype(variable.dtype)
+
+
+def _close(a: Any, b: Any) -> bool:
+    return bool(np.allclose(a, b, rtol=_PROBE_TOLERANCE, atol=1e-6, equal_nan=True))
+
+
+def _specs(sample: tuple[Any, ...]) -> Any:
+    """The form of a batch of samples like this one, of any size."""
+    return tf.nest.map_structure(
+        lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)), sample
+    )
+
+
+def _sqnorm(gradients: Sequence[Any]) -> Any:
+    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in gradients])
+
+
+def _architecture(model: Any, train: Source) -> str:
+    """SHA-256 of layers (classes, configurations, weight shapes) and loss, without names, and some targets.
+
+    Workers must agree on it, so it also tells of one that shuffled its data in another way than the others.
+    """
+    layers = [[*_described(layer), [list(v.shape) for v in layer.weights]] for layer in model.layers]
+    losses = [_described(loss) for loss in keras.tree.flatten(model.loss)]
+    text = json.dumps([type(model).__name__, layers, losses], sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode())
+    for index in range(0, len(train), -(-len(train) // _TARGETS)):
+        for leaf in keras.tree.flatten(train.batch(np.array([index]))[1]):
+            digest.update(leaf.tobytes())
+    return digest.hexdigest()
+
+
+def _described(part: Any) -> list[Any]:
+    """Class and configuration of a layer or loss; the name alone of what has none."""
+    if not hasattr(part, "get_config"):
+        return [getattr(part, "__name__", part), None]
+    try:
+        return [type(part).__name__, _nameless(part.get_config())]
+    except (NotImplementedError, TypeError, ValueError):
+        return [type(part).__name__, None]  # a subclass without one: its class must do
+
+
+def _nameless(value: Any) -> Any:
+    if isinstance(value, dict):
+        drop = ("name", "inbound_nodes", "build_config", "input_layers", "output_layers")
+        return {key: _nameless(item) for key, item in value.items() if key not in drop}
+    if isinstance(value, (list, tuple)):
+        return [_nameless(item) for item in value]
+    return value
+
+
+def _shared(array: Array) -> Any:
+    """A tensor over an array's memory, or a copy where TensorFlow can share none."""
+    if array.ctypes.data % _ALIGNMENT or array.size == 0:
+        return array
+    try:
+        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+    except (BufferError, TypeError, RuntimeError, ValueError, tf.errors.OpError):
+        return array
+
+
+def _seen(tensor: Any) -> Array:
+    """A tensor's values, without a copy where it lies in the processor's memory."""
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, TypeError, RuntimeError, ValueError, AttributeError, tf.errors.OpError):
+        value: Array = tensor.numpy()
+        return value

@@ -1,0 +1,398 @@
+"""The worker process: computes gradients of its share of every step at the published weights.
+
+It holds nothing that cannot be fetched again, so it may join, leave or die at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import sys
+import tempfile
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import zmq
+
+from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.order import epoch_order, sample_seed
+from scavenger.elastic.quarantine import without
+from scavenger.elastic.view import Piece, View, plan_step
+from scavenger.errors import TrainingCodeError
+from scavenger.sdk.job import KerasJob
+from scavenger.train.failpoints import fail_here
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import memory_id, open_block
+from scavenger.train.transport.heartbeat import Heartbeat
+from scavenger.train.transport.replication import CHUNK_BYTES, WeightsInbox, pack, send_initial, send_piece
+from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.sockets import Dealer, Keys
+from scavenger.train.worker.prefetch import Prefetcher
+from scavenger.train.worker.program import Gradient, Program
+
+__all__ = ["Worker", "load_program"]
+
+_WARM_UP_SAMPLES = 4
+_ASK_AGAIN_S = 1.0
+
+
+def load_program(train: str, job_dir: str, seed: int) -> Program:
+    """Build the job that `module:object` names, after setting every seed that Keras knows.
+
+    Raises:
+        TrainingCodeError: If the module has no such object, or it is not a job.
+    """
+    module_name, _, attribute = train.partition(":")
+    sys.path.insert(0, job_dir)
+    keras.utils.set_random_seed(seed % (1 << 32))
+    module = importlib.import_module(module_name)
+    try:
+        job = getattr(module, attribute)
+    except AttributeError:
+        raise TrainingCodeError(f"{module.__file__} has no object {attribute!r}") from None
+    if callable(job) and not isinstance(job, KerasJob):
+        job = job()
+    if not isinstance(job, KerasJob):
+        raise TrainingCodeError(
+            f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
+        )
+    return Program(job)
+
+
+class _ToldToQuit(Exception):  # noqa: N818 - it is no error
+    """The job needs this worker no more."""
+
+
+class _Superseded(Exception):  # noqa: N818 - it is no error
+    """The job has gone on, or back, while this worker waited: its order counts no more."""
+
+
+class Worker:
+    """One worker of one job.
+
+    Args:
+        boot: Who it is, and where the training code lies.
+        control: To the supervisor's hub.
+        keys: Its own, for the data channel.
+    """
+
+    def __init__(self, context: Any, boot: m.ProcessConfiguration, control: Dealer, keys: Keys) -> None:
+        self._context, self._boot, self._control, self._keys = context, boot, control, keys
+        self._name = boot.name
+        self._program = load_program(boot.train, boot.job_dir, boot.seed)
+        self._batches = Prefetcher(self._program.train)
+        self._fd = open_block(boot)
+        self._memory = memory_id(self._fd)
+        self._poller = zmq.Poller()
+        self._poller.register(self._control.socket, zmq.POLLIN)
+        self._aggregators: list[Dealer] = []
+        self._remote: tuple[int, ...] = ()
+        self._inbox: WeightsInbox | None = None
+        self._initial: memoryview | None = None
+        self._waiting: deque[m.Message] = deque()
+        self._joined: set[int] = set()
+        self._epoch: tuple[int, Any] | None = None
+        self._done: dict[tuple[str, int, int], m.Message] = {}
+        self._places: dict[int, list[Any]] = {}
+        self._quarantined: tuple[int, ...] = ()
+        self._prepared = self._seeded = self._ready = False
+        self._step = self._view = 0
+        self._running = True
+        self._pulse = Heartbeat(context, boot, lambda: m.Beat(step=self._step, view=self._view))
+        fail_here("worker.joining")
+        control.send(m.Hello(self._program.manifest))
+
+    def run(self) -> None:
+        """Serve until told to quit."""
+        with contextlib.suppress(_ToldToQuit):
+            while self._running:
+                self._poller.poll()
+                for message, _ in self._control.receive():
+                    self._from_leader(message)
+                self._hear_aggregators()
+                while self._waiting and self._running:
+                    with contextlib.suppress(_Superseded):
+                        self._from_sequencer(self._waiting.popleft())
+                    self._hear_aggregators()
+        self._batches.close()
+        self._pulse.close()
+
+    # ---- messages ------------------------------------------------------------------------------------------
+
+    def _from_leader(self, message: m.Message) -> None:
+        match message:
+            case m.Prepare():
+                self._prepare(message)
+            case m.Reconnect() if self._prepared:
+                self._connect(message.aggregators)
+            case m.RollCall():
+                manifest = self._program.manifest
+                self._control.send(
+                    m.Present(manifest, self._prepared, self._seeded, self._ready, self._memory)
+                )
+            case m.Save():
+                self._save(message)
+            case m.Quit():
+                self._running = False
+            case _:
+                pass
+
+    def _hear_aggregators(self) -> None:
+        """Take what has arrived: weights at once, orders in their turn."""
+        for index, dealer in enumerate(self._aggregators):
+            for message, payload in dealer.receive():
+                match message:
+                    case m.Chunk() if payload is not None and self._inbox is not None:
+                        self._inbox.take(index, message, payload)
+                    case m.Seed():
+                        if self._initial is not None:
+                            send_initial(dealer.send, self._layout, index, self._initial, message.number)
+                    case m.Joined():
+                        self._joined.add(index)
+                        if len(self._joined) == len(self._aggregators) and not self._ready:
+                            self._ready = True
+                            self._control.send(m.Ready())
+                    case _:
+                        self._waiting.append(message)
+
+    def _from_sequencer(self, message: m.Message) -> None:
+        match message:
+            case m.Order(action="train"):
+                self._train(message)
+            case m.Order(action="evaluate"):
+                self._evaluate(message)
+            case m.Order():
+                self._batches.forget()
+            case m.Summarise():
+                shapes = self._program.manifest.metrics
+                training, validation = (
+                    [np.frombuffer(data).reshape(shape) for data, shape in zip(sums, shapes, strict=True)]
+                    for sums in (message.training, message.validation)
+                )
+                metrics = self._program.summarise(training, validation)
+                self._say(m.Summary(message.view, message.step, metrics))
+            case _:
+                pass
+
+    def _say(self, message: m.Message) -> None:
+        self._aggregators[0].send(message)
+
+    # ---- beginnings ----------------------------------------------------------------------------------------
+
+    def _prepare(self, message: m.Prepare) -> None:
+        if self._prepared:
+            return  # said again
+        self._prepared = True
+        self._layout = Layout.of(message.manifest, len(message.aggregators))
+        self._block = Block(self._fd, self._layout)
+        arrays = [self._block.tensors(self._layout.state_at(turn)) for turn in (0, 1)]
+        self._views = [self._program.alias(turn) for turn in arrays]
+        initial = self._program.initial_state()
+        if message.initial:
+            for target, value in zip(arrays[0], initial, strict=True):
+                target[...] = value
+            self._seeded = True
+            self._control.send(m.Seeded(self._memory))
+        if any(at.memory != self._memory for at in message.aggregators):
+            # memory that nobody shares may be lost, and the job then begins anew with somebody's initial weights
+            self._initial = pack(self._layout, initial)
+        # trace, and use the memory of a first step, before the others wait for us; what comes out is thrown away
+        some = self._program.train.batch(np.arange(min(_WARM_UP_SAMPLES, len(self._program.train))))
+        for halves in (False, True) if len(self._program.train) > 1 else (False,):
+            self._put(self._program.gradient(initial, some, seed=0, halves=halves), worker_slot(self._name))
+        for turn in (0, 1):
+            self._block.touch(self._layout.state_at(turn), self._layout.state_bytes)
+        self._program.evaluate(
+            initial, 0, min(_WARM_UP_SAMPLES, message.manifest.validation_size), _WARM_UP_SAMPLES
+        )
+        self._connect(message.aggregators)
+
+    def _connect(self, aggregators: tuple[m.AggregatorAddress, ...]) -> None:
+        for dealer in self._aggregators:
+            self._poller.unregister(dealer.socket)
+            dealer.close()
+        self._joined.clear()
+        self._remote = tuple(i for i, at in enumerate(aggregators) if at.memory != self._memory)
+        self._inbox = WeightsInbox(self._block, self._remote)
+        self._aggregators = [
+            Dealer(self._context, self._name, at.address, at.key.encode(), self._keys) for at in aggregators
+        ]
+        for dealer in self._aggregators:
+            self._poller.register(dealer.socket, zmq.POLLIN)
+            dealer.send(m.Join())
+
+    # ---- work ----------------------------------------------------------------------------------------------
+
+    def _weights(self, step: int, order: m.Order | None = None) -> list[Any]:
+        """The weights after a step, fetched where they lie on another host.
+
+        Args:
+            order: What they are wanted for; None: the end, where they may have changed since they were fetched.
+
+        Raises:
+            _Superseded: If a later order has come meanwhile.
+        """
+        assert self._inbox is not None
+        self._inbox.want(step, anew=order is None)
+        moved_at, received = -math.inf, self._inbox.received_bytes
+        while lacking := self._inbox.lacking:
+            if self._inbox.received_bytes != received:
+                moved_at, received = time.monotonic(), self._inbox.received_bytes
+            if time.monotonic() - moved_at >= _ASK_AGAIN_S:
+                moved_at = time.monotonic()
+                for index in lacking:
+                    self._aggregators[index].send(m.Pull(step, self._inbox.number))
+                fail_here("worker.pulling")
+            self._poller.poll(int(_ASK_AGAIN_S * 1000))
+            self._hear_aggregators()
+            inbox = self._inbox
+            for message, _ in self._control.receive():
+                self._from_leader(message)
+            if not self._running:
+                raise _ToldToQuit
+            if order is not None and self._superseded(order):
+                raise _Superseded
+            if self._inbox is not inbox:  # connected anew
+                moved_at, received = -math.inf, 0
+                self._inbox.want(step)
+        return self._views[step % 2]
+
+    def _superseded(self, order: m.Order) -> bool:
+        return any(
+            isinstance(other, m.Order) and (other.view.number, other.step) > (order.view.number, order.step)
+            for other in self._waiting
+        )
+
+    def _save(self, message: m.Save) -> None:
+        """Write the model where the supervisor wants it, or send the file where that is another host's."""
+        weights = self._weights(message.step)
+        if message.path:
+            self._program.save(weights, Path(message.path))
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "model.keras"
+                self._program.save(weights, path)
+                with path.open("rb") as file:
+                    while data := file.read(CHUNK_BYTES):
+                        self._control.send(m.SavedPart(file.tell() - len(data), data))
+        self._control.send(m.Saved())
+
+    def _order_of(self, epoch: int) -> Any:
+        if self._epoch is None or self._epoch[0] != epoch:
+            self._epoch = (epoch, epoch_order(self._boot.seed, epoch, len(self._program.train)))
+        return self._epoch[1]
+
+    def _samples(self, epoch: int, start: int, stop: int) -> Any:
+        """Which samples stand at these places of the epoch's order, but for those in quarantine."""
+        return without(self._order_of(epoch)[start:stop], self._quarantined)
+
+    def _train(self, order: m.Order) -> None:
+        step, view = order.step + 1, m.view_of(order.view)
+        self._quarantined = order.quarantined
+        if order.cautious:
+            self._batches.forget()
+        self._view = max(self._view, view.number)
+        fail_here("worker.leased")
+        plan = plan_step(view, step, len(self._program.train))
+        for body in order.pieces:
+            piece = m.piece_of(body)
+            if not self._said_before("train", step, piece):
+                self._compute(order, plan.epoch, view, piece)
+        self._step = step
+
+    def _compute(self, order: m.Order, epoch: int, view: View, piece: Piece) -> None:
+        step = order.step + 1
+        share = piece.share
+        indices = self._samples(epoch, share.start, share.stop)
+        weights = self._weights(order.step, order) if len(indices) else []
+        # fetching weights from other hosts is no computing
+        started, waited_before = time.perf_counter(), self._batches.waited_s
+        loss = half_sqnorm = 0.0
+        if len(indices):
+            batch = self._batches.take((epoch, share.start, share.stop), indices)
+            if not order.cautious:
+                self._look_ahead(step + 1, view)
+            result = self._program.gradient(
+                weights,
+                batch,
+                seed=sample_seed(self._boot.seed, step, share.start),
+                # alone, a worker tells the noise from the two halves of its batch
+                halves=view.workers == 1 and len(indices) > 1,
+            )
+            self._put(result, piece.slot)
+            loss, half_sqnorm = result.loss, result.half_sqnorm
+        waited = self._batches.waited_s - waited_before
+        fail_here("worker.computed")
+        said = m.Contributed(
+            view=view.number,
+            step=step,
+            piece=piece.number,
+            samples=len(indices),
+            held=tuple(i for i in range(len(self._aggregators)) if i not in self._remote),
+            compute_s=time.perf_counter() - started - waited,
+            data_wait_s=waited,
+            loss=loss,
+            half_sqnorm=half_sqnorm,
+        )
+        self._push(view.number, step, piece, said)
+        self._done["train", step, piece.number] = said
+
+    def _put(self, result: Gradient, slot: int) -> None:
+        """Write what a piece yields where the aggregators read it."""
+        if slot not in self._places:
+            at = self._layout.slot_at(slot)
+            self._places[slot] = [*self._block.tensors(at), *self._block.metrics(at)]
+        values = (*result.gradients, *result.states, *result.metrics)
+        for target, value in zip(self._places[slot], values, strict=True):
+            np.copyto(target, value)
+
+    def _push(self, view: int, step: int, piece: Piece, said: m.Contributed) -> None:
+        for index in self._remote:
+            send_piece(self._aggregators[index].send, self._block, index, view, step, piece)
+            fail_here("worker.pushed_some")
+        self._say(said)
+        fail_here("worker.pushed")
+
+    def _evaluate(self, order: m.Order) -> None:
+        view = m.view_of(order.view)
+        for body in order.pieces:
+            piece = m.piece_of(body)
+            if self._said_before("evaluate", order.step, piece):
+                continue
+            share = piece.share
+            sums = self._program.evaluate(
+                self._weights(order.step, order), share.start, share.stop, view.local_batch_size
+            )
+            packed = tuple(np.asarray(value, dtype=np.float64).tobytes() for value in sums)
+            said = m.Evaluation(view.number, order.step, piece.number, packed)
+            fail_here("worker.evaluated")
+            self._say(said)
+            self._done["evaluate", order.step, piece.number] = said
+        if not order.cautious:
+            self._look_ahead(order.step + 1, view)
+
+    def _said_before(self, action: str, step: int, piece: Piece) -> bool:
+        """Say again what was computed already: it may not have been heard."""
+        self._done = {key: said for key, said in self._done.items() if key[1] >= step - 1}
+        said = self._done.get((action, step, piece.number))
+        if isinstance(said, m.Contributed):
+            self._push(said.view, step, piece, said)
+        elif said is not None:
+            self._say(said)
+        return said is not None
+
+    def _look_ahead(self, step: int, view: View) -> None:
+        """Have the samples read that the next step takes, as far as this view tells."""
+        rank = view.rank(self._name)
+        if rank is None:
+            return
+        plan = plan_step(view, step, len(self._program.train))
+        share = plan.shares[rank]
+        if share.samples:
+            key = (plan.epoch, share.start, share.stop)
+            self._batches.want(key, self._samples(plan.epoch, share.start, share.stop))

@@ -1,0 +1,98 @@
+"""At the hub, a name is whose key was given for it: nobody speaks as another, or as one that was replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from scavenger.train.names import BEATING
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.authenticator import Authenticator
+from scavenger.train.transport.sockets import Dealer, Keys, Router, new_keys
+
+WITHIN_S, SILENCE_S = 5.0, 0.4
+
+
+class Hub:
+    """One that admits, and the ways to it."""
+
+    def __init__(self) -> None:
+        self.context, self.keys = zmq.Context(), new_keys()
+        self.door = Authenticator(self.context)
+        self.router = Router(self.context, self.keys, door=self.door)
+        self.dealers: list[Dealer] = []
+
+    def admitted(self, name: str) -> Keys:
+        keys = new_keys()
+        self.door.admit(name, keys[0].decode())
+        return keys
+
+    def dealer(self, name: str, keys: Keys) -> Dealer:
+        self.dealers.append(Dealer(self.context, name, self.router.address, self.keys[0], keys))
+        return self.dealers[-1]
+
+    def heard(self, within_s: float = WITHIN_S) -> list[tuple[str, m.Message]]:
+        """The first that comes, with what else has come by then."""
+        rounds = int(within_s / 0.02)
+        for _ in range(rounds):
+            self.router.wait(0.02)
+            if found := [(peer, said) for peer, said, _ in self.router.receive()]:
+                return found
+        return []
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    made = Hub()
+    yield made
+    made.context.destroy(linger=0)
+
+
+def test_one_that_was_admitted_is_heard_under_its_name_and_with_its_heartbeats(hub: Hub) -> None:
+    keys = hub.admitted("w0")
+    for name in ("w0", f"w0{BEATING}"):
+        dealer = hub.dealer(name, keys)
+        dealer.send(m.Join())
+        assert hub.heard() == [(name, m.Join())]
+    hub.router.send("w0", m.Joined())
+    assert hub.dealers[0].socket.poll(WITHIN_S * 1000)
+    assert list(hub.dealers[0].receive()) == [(m.Joined(), None)]
+
+
+def test_one_that_was_not_admitted_is_not_heard(hub: Hub) -> None:
+    hub.admitted("w0")
+    hub.dealer("w0", new_keys()).send(m.Join())
+    assert hub.heard(SILENCE_S) == []
+    assert hub.router.malformed.count == 0, "it did not get as far as saying anything"
+
+
+@pytest.mark.parametrize("name", ["w1", "aggregator-0", f"w1{BEATING}", "w00", "nobody"])
+def test_one_that_was_admitted_is_not_heard_under_another_name(hub: Hub, name: str) -> None:
+    hub.admitted("w1")
+    keys = hub.admitted("w0")
+    hub.dealer(name, keys).send(m.Join())
+    assert hub.heard(SILENCE_S) == []
+    assert hub.router.malformed.count == 1
+
+
+def test_one_that_was_replaced_is_heard_no_more_even_where_it_is_still_connected(hub: Hub) -> None:
+    before = hub.dealer("aggregator-0", hub.admitted("aggregator-0"))
+    before.send(m.Join())
+    assert hub.heard()
+    keys = hub.admitted("aggregator-0")
+    before.send(m.Join())
+    assert hub.heard(SILENCE_S) == []
+    assert hub.router.malformed.count == 1
+
+    after = hub.dealer("aggregator-0", keys)
+    after.send(m.Join())
+    assert hub.heard() == [("aggregator-0", m.Join())]
+    # the one before wants its connection back, which it must not get
+    for _ in range(3):
+        before.send(m.Join())
+        assert hub.heard(SILENCE_S) == []
+    hub.router.send("aggregator-0", m.Joined())
+    assert after.socket.poll(WITHIN_S * 1000)
+    assert not before.socket.poll(0)

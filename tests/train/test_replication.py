@@ -1,0 +1,347 @@
+"""What travels between blocks arrives whole or counts for nothing, and nobody writes where it may not."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
+from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.transport import replication as mirror
+from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.messages import Chunk, Pull
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.replication import (
+    Inbox,
+    WeightsInbox,
+    pack,
+    send_initial,
+    send_piece,
+    send_weights,
+)
+from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.sockets import address_towards
+
+Sent = tuple[Chunk, bytes]
+WORKER, SLOT = "w2", 2 * SLOTS_PER_WORKER
+
+
+def manifest(*rows: int) -> Manifest:
+    """A model of matrices with so many rows, a state, and one metric."""
+    tensors = [TensorSpec(f"m{i}", (n, 5), "float32", "trainable") for i, n in enumerate(rows)]
+    return Manifest(
+        tensors=(*tensors, TensorSpec("mean", (3,), "float32", "mean")),
+        metrics=((2,),),
+        optimizer='{"class_name": "SGD", "config": {"learning_rate": 0.1}}',
+        architecture="",
+        parameters=0,
+        dataset_size=10,
+        validation_size=0,
+        sample_bytes=1,
+        metric_names=(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "CHUNK_BYTES", 100)
+
+
+def block(layout: Layout) -> Block:
+    fd = create_block()
+    try:
+        return Block(fd, layout)
+    finally:
+        os.close(fd)
+
+
+def filled(layout: Layout, section: int, seed: int) -> Block:
+    made = block(layout)
+    content = np.random.default_rng(seed).bytes(layout.state_bytes)
+    made.range(section, layout.state_bytes)[:] = content
+    return made
+
+
+def piece(number: int) -> Piece:
+    return Piece(number, Share(0, 4), WORKER, SLOT)
+
+
+def sent(source: Block, index: int, number: int) -> list[Sent]:
+    """What a worker pushes of a piece, as it is on the wire."""
+    chunks: list[Sent] = []
+    send_piece(
+        lambda chunk, data: chunks.append((chunk, bytes(data))), source, index, 1, number, piece(number)
+    )
+    return chunks
+
+
+def feed(inbox: Inbox, chunks: list[Sent]) -> list[bool]:
+    return [inbox.take(WORKER, chunk, data) for chunk, data in chunks]
+
+
+@pytest.mark.parametrize("aggregators", [1, 2, 3])
+def test_a_piece_arrives_byte_by_byte_in_the_parts_that_its_aggregators_hold(aggregators: int) -> None:
+    layout = Layout.of(manifest(40, 30, 20, 7), aggregators)
+    at = layout.slot_at(SLOT)
+    source, whole = filled(layout, at, 1), bytearray(layout.state_bytes)
+    for index in range(aggregators):
+        target = block(layout)
+        inbox = Inbox(target, index)
+
+        told = feed(inbox, sent(source, index, 7))
+
+        assert told == [False] * (len(told) - 1) + [True]
+        assert inbox.holds(WORKER, 7)
+        assert not inbox.holds(WORKER, 8)
+        assert not inbox.holds("w1", 7)
+        begin, end = layout.part_ranges[index]
+        whole[begin:end] = target.range(at + begin, end - begin)
+        if index == 0:
+            assert target.metrics(at)[0].tolist() == source.metrics(at)[0].tolist()
+    used = layout.part_ranges[-1][1]
+    assert bytes(whole[:used]) == bytes(source.range(at, used))
+
+
+def test_an_aggregator_without_a_part_still_tells_that_a_piece_is_there() -> None:
+    layout = Layout.of(manifest(4), 3)
+    empty = [index for index, (begin, end) in enumerate(layout.part_ranges) if begin == end]
+    assert empty
+    for index in empty:
+        assert feed(Inbox(block(layout), index), sent(block(layout), index, 1)) == [True]
+        inbox = WeightsInbox(block(layout), (index,))
+        inbox.want(3)
+        assert not inbox.lacking
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32), lost=st.floats(0, 0.6))
+def test_a_piece_is_complete_exactly_when_one_sending_has_arrived_without_a_gap(
+    seed: int, lost: float
+) -> None:
+    layout = LAYOUT
+    rng, at = random.Random(seed), layout.slot_at(SLOT)
+    source, target = SOURCE, block(layout)
+    inbox, whole = Inbox(target, 0), False
+    chunks = sent(source, 0, 7)
+    for _ in range(4):
+        kept = [chunk for chunk in chunks if rng.random() > lost]
+        told = feed(inbox, kept)
+        whole = whole or inbox.holds(WORKER, 7)
+        assert any(told) == (whole and kept[-1:] == chunks[-1:])
+        if kept == chunks:
+            assert whole
+        if whole:
+            begin, end = layout.part_ranges[0]
+            assert bytes(target.range(at + begin, end)) == bytes(source.range(at + begin, end))
+            assert target.metrics(at)[0].tolist() == source.metrics(at)[0].tolist()
+
+
+LAYOUT = Layout.of(manifest(40, 30))
+SOURCE = filled(LAYOUT, LAYOUT.slot_at(SLOT), 3)
+
+
+def test_what_is_sent_again_or_too_late_changes_nothing_that_is_complete() -> None:
+    target = block(LAYOUT)
+    inbox, at = Inbox(target, 0), LAYOUT.slot_at(SLOT)
+    feed(inbox, sent(SOURCE, 0, 7))
+    before = bytes(target.range(at, LAYOUT.state_bytes))
+    other = filled(LAYOUT, at, 4)
+
+    again = feed(inbox, sent(other, 0, 7))
+    late = feed(inbox, sent(other, 0, 6))
+
+    assert again[-1], "whoever says it again wants to hear that it is there"
+    assert not any(late)
+    assert bytes(target.range(at, LAYOUT.state_bytes)) == before
+    assert inbox.holds(WORKER, 7)
+    assert feed(inbox, sent(other, 0, 8))[-1], "the connection, and the slot, go on"
+    assert not inbox.holds(WORKER, 7)
+
+
+GOOD = Chunk(step=7, offset=0, piece=7, slot=SLOT, view=1)
+
+
+@pytest.mark.parametrize(
+    ("who", "changes", "size"),
+    [
+        (WORKER, {"slot": SLOT - 1}, 100),
+        (WORKER, {"slot": SLOT + SLOTS_PER_WORKER}, 100),
+        (WORKER, {"slot": -1}, 100),
+        (WORKER, {"offset": -100}, 100),
+        (WORKER, {"offset": LAYOUT.part_ranges[0][1]}, 100),
+        (WORKER, {"offset": LAYOUT.state_bytes}, 100),
+        (WORKER, {"offset": 1 << 62}, 100),
+        (WORKER, {}, LAYOUT.state_bytes + 1),
+        (WORKER, {"offset": LAYOUT.weights_bytes - 1}, 2),
+        ("w1", {}, 100),
+        ("w٣", {"slot": 3 * SLOTS_PER_WORKER}, 100),
+        ("w-1", {"slot": -SLOTS_PER_WORKER}, 100),
+        ("aggregator-1", {}, 100),
+        ("", {}, 100),
+    ],
+)
+def test_a_chunk_that_does_not_fit_is_refused_before_a_byte_is_written(
+    who: str, changes: dict[str, int], size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = block(LAYOUT)
+    inbox = Inbox(target, 0)
+
+    assert not inbox.take(who, msgspec.structs.replace(GOOD, **changes), b"\xff" * size)
+
+    assert "refused a chunk" in capsys.readouterr().out
+    assert not any(target.range(LAYOUT.slot_at(SLOT - SLOTS_PER_WORKER), 3 * LAYOUT.state_bytes))
+    assert not any(target.range(LAYOUT.slot_at(SLOT), LAYOUT.state_bytes))
+    assert feed(inbox, sent(SOURCE, 0, 7))[-1], "what fits is taken after it"
+
+
+HEIR = f"w{2 + LAYOUT.workers_max}"
+"""Who has the place of `WORKER` after it."""
+
+
+def inherited(number: int, source: Block) -> list[Sent]:
+    return [
+        (msgspec.structs.replace(chunk, slot=SLOT + LAYOUT.slots), data)
+        for chunk, data in sent(source, 0, number)
+    ]
+
+
+def test_one_that_wakes_up_changes_nothing_in_the_place_that_another_has_by_now() -> None:
+    target = block(LAYOUT)
+    inbox, at = Inbox(target, 0), LAYOUT.slot_at(SLOT)
+    late = sent(SOURCE, 0, 7)
+    feed(inbox, late[:1])
+    heirs = inherited(9, filled(LAYOUT, at, 4))
+    for chunk, data in heirs:
+        inbox.take(HEIR, chunk, data)
+        assert not any(feed(inbox, late)), "between the chunks of the other too"
+    # even where its number is high: the other has the place
+    assert not any(feed(inbox, sent(SOURCE, 0, 1 << 40)))
+
+    assert inbox.holds(HEIR, 9)
+    assert not inbox.holds(WORKER, 9)
+    end = LAYOUT.part_ranges[0][1]
+    assert bytes(target.range(at, end)) == bytes(filled(LAYOUT, at, 4).range(at, end))
+
+
+def test_memory_of_one_that_is_gone_is_given_back_unless_another_has_its_place() -> None:
+    target = block(LAYOUT)
+    inbox, at = Inbox(target, 0), LAYOUT.slot_at(SLOT)
+    feed(inbox, sent(SOURCE, 0, 7))
+    inbox.forget(WORKER)
+    assert not any(target.range(at, LAYOUT.state_bytes))
+
+    for chunk, data in inherited(9, SOURCE):
+        inbox.take(HEIR, chunk, data)
+    inbox.forget(WORKER)
+    assert any(target.range(at, LAYOUT.state_bytes))
+    inbox.forget("nobody")
+
+
+class _Wire:
+    """In place of a router."""
+
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+
+    def send(self, peer: str, message: Any, payload: Any) -> None:
+        self.sent.append((message, bytes(payload)))
+
+
+@pytest.fixture
+def wires() -> Iterator[Callable[[int, Pull], list[Sent]]]:
+    layout = Layout.of(manifest(40, 30, 20), 2)
+    fd = create_block()
+    Block(fd, layout).range(layout.state_at(0), 2 * layout.state_bytes)[:] = np.random.default_rng(1).bytes(
+        2 * layout.state_bytes
+    )
+    parts = [ModelShard(fd, layout, index) for index in range(2)]
+
+    def weights(index: int, pull: Pull) -> list[Sent]:
+        wire = _Wire()
+        send_weights(wire, "w2", parts[index], pull)  # type: ignore[arg-type]
+        return wire.sent
+
+    yield weights
+    os.close(fd)
+
+
+def test_weights_are_there_when_all_parts_of_the_step_are(wires: Callable[[int, Pull], list[Sent]]) -> None:
+    layout = Layout.of(manifest(40, 30, 20), 2)
+    target = block(layout)
+    inbox = WeightsInbox(target, (0, 1))
+    inbox.want(5)
+    assert inbox.lacking == (0, 1)
+
+    for index in (1, 0):
+        for chunk, data in wires(index, Pull(5, inbox.number)):
+            assert index in inbox.lacking
+            inbox.take(index, chunk, data)
+
+    assert not inbox.lacking
+    assert inbox.received_bytes == sum(end - begin for begin, end in layout.part_ranges)
+    whole = b"".join(data for index in (0, 1) for _, data in wires(index, Pull(5, 0)))
+    assert bytes(target.range(layout.state_at(5), layout.part_ranges[1][1])) == whole
+    inbox.want(5)
+    assert not inbox.lacking
+    inbox.want(5, anew=True)
+    assert inbox.lacking == (0, 1), "they may have changed since"
+
+
+def test_weights_that_nobody_asked_for_are_passed_over(wires: Callable[[int, Pull], list[Sent]]) -> None:
+    layout = Layout.of(manifest(40, 30, 20), 2)
+    target = block(layout)
+    inbox = WeightsInbox(target, (0,))
+    inbox.want(4)
+    inbox.want(5)
+    right = wires(0, Pull(5, inbox.number))
+    chunk, data = right[0]
+    wrong = [
+        (0, msgspec.structs.replace(chunk, step=4), data),
+        (0, msgspec.structs.replace(chunk, step=7), data),
+        (0, msgspec.structs.replace(chunk, piece=inbox.number - 1), data),
+        (1, chunk, data),
+        (0, msgspec.structs.replace(chunk, offset=-1), data),
+        (0, msgspec.structs.replace(chunk, offset=layout.part_ranges[0][1]), data),
+        (0, chunk, bytes(layout.state_bytes)),
+    ]
+
+    for index, other, payload in wrong:
+        inbox.take(index, other, payload)
+    for gap in right[1:]:
+        inbox.take(0, *gap)
+
+    assert not any(target.range(layout.state_at(0), 2 * layout.state_bytes))
+    assert inbox.lacking == (0,)
+
+
+def test_initial_weights_lie_with_the_aggregator_as_they_did_with_the_worker() -> None:
+    layout = Layout.of(manifest(40, 30, 20), 2)
+    rng = np.random.default_rng(3)
+    arrays = [rng.normal(size=spec.shape).astype(spec.dtype) for spec in layout.manifest.tensors]
+    target = block(layout)
+    packed = pack(layout, arrays)
+    for index in (0, 1):
+        inbox = WeightsInbox(target, (index,))
+        inbox.want(0)
+        chunks: list[Sent] = []
+        send_initial(lambda c, d: chunks.append((c, bytes(d))), layout, index, packed, inbox.number)  # noqa: B023
+        for chunk, data in chunks:
+            inbox.take(index, chunk, data)
+        assert not inbox.lacking
+
+    for got, array in zip(target.tensors(layout.state_at(0)), arrays, strict=True):
+        np.testing.assert_array_equal(got, array)
+
+
+def test_an_aggregator_listens_where_the_hub_is_reached_from_and_nowhere_else() -> None:
+    assert address_towards("tcp://127.0.0.1:5555") == "127.0.0.1"
+    with pytest.raises(OSError, match=r"."):
+        address_towards("tcp://host.invalid:5555")

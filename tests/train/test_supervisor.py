@@ -1,0 +1,146 @@
+"""What a supervisor does by itself, without any process: places of workers, and files that are not whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stubs import StubEngine, manifest, stub_supervisor
+
+from scavenger.elastic.membership import worker_slot
+from scavenger.errors import WorkersLostError
+from scavenger.train.names import partial_model
+from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport import messages as m
+from scavenger.train.transport import shared_memory as memory
+from scavenger.train.transport.shared_memory import Layout
+
+PLACES = 3
+
+
+@pytest.fixture(autouse=True)
+def _few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_WORKERS_MAX", PLACES)
+
+
+def place(worker: str) -> int:
+    return Layout.of(manifest()).place_of(worker_slot(worker))
+
+
+def roster(
+    supervisor: Supervisor, *forgotten: str, states: tuple[str, ...] = (), settled: bool = False
+) -> None:
+    """What the coordinator says: views without these have taken effect."""
+    known = dict.fromkeys((*supervisor.alive, *states), "training")
+    supervisor._take_roster(m.Roster(0, known, settled, 1, forgotten))
+
+
+def test_a_job_may_have_any_number_of_workers_one_after_the_other(tmp_path: Path) -> None:
+    with stub_supervisor(tmp_path, workers=1) as (supervisor, engine):
+        for _ in range(5 * PLACES):
+            (name,) = supervisor.alive
+            (other,) = supervisor.launch(1)
+            engine.die(name)
+            supervisor.poll(0.0)
+            roster(supervisor, name)
+            assert supervisor.alive == (other,)
+            assert place(other) != place(name)
+        assert int(other[1:]) >= 5 * PLACES, "names, and so numbers of slots, are never given twice"
+
+
+def test_one_that_lives_long_keeps_its_place_while_others_come_and_go(tmp_path: Path) -> None:
+    with stub_supervisor(tmp_path, workers=2) as (supervisor, engine):
+        for _ in range(5 * PLACES):
+            name = supervisor.alive[-1]
+            engine.die(name)
+            supervisor.poll(0.0)
+            roster(supervisor, name)
+            (other,) = supervisor.launch(1)
+            assert place(other) != place("w0")
+        assert supervisor.alive == ("w0", other)
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_nobody_gets_a_place_where_another_could_still_write_or_be_read(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with stub_supervisor(tmp_path_factory.mktemp("supervisor"), workers=1) as (supervisor, engine):
+        held = {"w0"}  # by one whose process is there, or whose gradients a step may count
+        for _ in range(data.draw(st.integers(1, 25))):
+            match data.draw(st.sampled_from(["launch", "expel", "die", "forget"])):
+                case "launch" if len(held) == PLACES:
+                    with pytest.raises(WorkersLostError, match=f"room for the gradients of {PLACES} workers"):
+                        supervisor.launch(1)
+                case "launch":
+                    (name,) = supervisor.launch(1)
+                    assert place(name) not in {place(other) for other in held}
+                    held.add(name)
+                case "expel" if supervisor.alive:
+                    # it counts as lost, but its process may wake up and write
+                    supervisor._expel(
+                        m.Expel(data.draw(st.sampled_from(supervisor.alive)), "was silent", hung=False)
+                    )
+                case "die" if alive := [name for name in engine.running if name.startswith("w")]:
+                    engine.die(data.draw(st.sampled_from(alive)))
+                    supervisor.poll(0.0)
+                case "forget" if held:
+                    name = data.draw(st.sampled_from(sorted(held)))
+                    if name not in engine.running:
+                        held.discard(name)
+                        roster(supervisor, name, states=(name,))
+
+
+def test_one_that_died_before_the_coordinator_did_gives_its_place_back_too(tmp_path: Path) -> None:
+    with stub_supervisor(tmp_path, workers=PLACES) as (supervisor, engine):
+        engine.die("w1")
+        supervisor.poll(0.0)
+        roster(
+            supervisor
+        )  # another coordinator's, which has never heard of w1; the view found may not hold yet
+        with pytest.raises(WorkersLostError):
+            supervisor.launch(1)
+        roster(supervisor, settled=True)
+        assert [place(name) for name in supervisor.launch(1)] == [place("w1")]
+
+
+def test_more_workers_than_a_model_has_room_for_are_refused_when_it_is_known(tmp_path: Path) -> None:
+    with (
+        pytest.raises(WorkersLostError, match=f"{PLACES} workers of a model of this size"),
+        stub_supervisor(tmp_path, workers=PLACES + 1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("writes", ["here", "elsewhere"])
+def test_what_a_worker_that_died_has_written_of_the_model_is_removed(
+    tmp_path: Path, writes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if writes == "elsewhere":
+        monkeypatch.setattr(StubEngine, "host", lambda self, name: "10.0.0.9")
+    path = tmp_path / "model.keras"
+    with stub_supervisor(tmp_path, workers=1) as (supervisor, engine):
+        partial_model(path).write_bytes(b"half of it")
+        engine.die("w0")
+        supervisor._save("w0", path, 7, supervisor._clock() + 60.0)
+    assert not list(tmp_path.glob(".*")) + list(tmp_path.glob("*.keras*"))
+
+
+def test_a_model_that_arrived_whole_is_put_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StubEngine, "host", lambda self, name: "10.0.0.9")
+    path = tmp_path / "model.keras"
+    with stub_supervisor(tmp_path, workers=1) as (supervisor, _):
+
+        def send(peer: str, message: m.Message) -> None:
+            for said in (m.SavedPart(4, b"5678"), m.SavedPart(0, b"1234"), m.Saved()):
+                supervisor._from_process(peer, said, b"")
+
+        monkeypatch.setattr(supervisor._hub, "send", send)
+        supervisor._save("w0", path, 7, supervisor._clock() + 60.0)
+        monkeypatch.undo()
+    assert path.read_bytes() == b"12345678"
+    assert not partial_model(path).exists()

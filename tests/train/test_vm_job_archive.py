@@ -1,0 +1,102 @@
+"""A job's folder comes to VMs as it is, without what does not belong there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from scavenger.errors import ConfigurationError
+from scavenger.train.engines.vm.job_archive import Archive, unpack
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    for name in (
+        "train.py",
+        "data/x.npy",
+        ".git/config",
+        ".env",
+        "__pycache__/train.pyc",
+        "runs/1/log",
+        "out/model",
+    ):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (folder / "empty").mkdir()
+    return folder
+
+
+def arrived(archive: Archive, place: Path) -> dict[str, str]:
+    """What comes out at the other end: files and what they hold."""
+    place.mkdir()
+    packed = place.with_suffix(".tar")
+    packed.write_bytes(archive.read(0, archive.bytes))
+    unpack(packed, archive.sha256, place)
+    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+
+
+def test_code_and_data_arrive_and_neither_secrets_nor_outputs(job: Path, tmp_path: Path) -> None:
+    archive = Archive(job, leave_out=(job / "out",))
+
+    assert arrived(archive, tmp_path / "there") == {"train.py": "train.py", "data/x.npy": "data/x.npy"}
+    assert (tmp_path / "there" / "empty").is_dir()
+
+
+def test_the_same_folder_is_the_same_archive_whenever_it_was_written(job: Path) -> None:
+    before = Archive(job)
+    os.utime(job / "train.py", (1, 1))
+
+    assert Archive(job).sha256 == before.sha256
+    (job / "train.py").write_text("changed")
+    assert Archive(job).sha256 != before.sha256
+
+
+def test_links_within_the_folder_arrive_and_those_that_leave_it_are_named(job: Path, tmp_path: Path) -> None:
+    (job / "data" / "again.py").symlink_to(job / "train.py")
+    (job / "passwords").symlink_to("/etc/passwd")
+    (job / "nowhere").symlink_to("gone")
+    archive = Archive(job, leave_out=(job / "out",))
+
+    assert arrived(archive, tmp_path / "there")["data/again.py"] == "train.py"
+    assert set(archive.left_out) == {"passwords", "nowhere"}
+
+
+def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(job: Path) -> None:
+    (job / "data" / "images.bin").write_bytes(bytes(3 << 20))
+
+    with pytest.raises(ConfigurationError, match=r"3 MiB are too much .* data/images.bin \(3 MiB\)"):
+        Archive(job, bytes_max=1 << 20)
+
+
+def test_an_archive_that_was_changed_on_its_way_is_not_unpacked(job: Path, tmp_path: Path) -> None:
+    archive = Archive(job)
+    packed = tmp_path / "job.tar"
+    packed.write_bytes(archive.read(0, archive.bytes).replace(b"train.py", b"other.py"))
+    (tmp_path / "there").mkdir()
+
+    with pytest.raises(ValueError, match="did not arrive as it was sent"):
+        unpack(packed, archive.sha256, tmp_path / "there")
+    assert not list((tmp_path / "there").iterdir())
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out"])
+def test_nothing_is_written_outside_of_the_folder(name: str, tmp_path: Path) -> None:
+    packed, there = tmp_path / "job.tar", tmp_path / "a" / "there"
+    there.mkdir(parents=True)
+    with tarfile.open(packed, "w") as tar:
+        info = tarfile.TarInfo(name)
+        info.size = 1
+        tar.addfile(info, io.BytesIO(b"x"))
+
+    with contextlib.suppress(tarfile.FilterError):
+        unpack(packed, hashlib.sha256(packed.read_bytes()).hexdigest(), there)
+    assert not (tmp_path / "a" / "out").exists()
+    assert not Path("/tmp/out").exists()
