@@ -1,7 +1,32 @@
 """Scavenger decides what a training job should run on, and then runs it there.
 
-The layers, from values to the world, are drawn in docs/architecture.md. Importing this package costs nothing:
-TensorFlow, SQLAlchemy and the cloud clients are imported where they are used.
+The public Python API is what `__all__` of this package and of `scavenger.sdk` name, and the exceptions in
+`scavenger.errors`; every other module may change in any version. The layers, from values to the world, are drawn
+in docs/architecture.md. Importing this package costs nothing: TensorFlow, SQLAlchemy and the cloud clients are
+imported where they are used.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scavenger.errors import ScavengerError
+    from scavenger.sdk import KerasJob, RunningJob
+
+__all__ = ["KerasJob", "RunningJob", "ScavengerError", "__version__"]
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    from importlib import import_module
+
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("scavenger.errors" if name.endswith("Error") else "scavenger.sdk"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["KERAS_BACKEND"] = "tensorflow"
+
+# Machines are shared and busy, so no example has a time limit of its own; pytest-timeout ends what hangs. In CI
+# a failure prints what reproduces it, and no database of earlier failures decides what is tried.
+settings.register_profile("development", deadline=None)
+settings.register_profile(
+    "ci", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci" if os.environ.get("CI") else "development")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

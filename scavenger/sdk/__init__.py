@@ -1,5 +1,37 @@
-"""What a training module imports: nothing here pulls in TensorFlow or a database."""
+"""The Python API: what a training module returns, loops that users write, and control of a running job.
+
+Importing this package pulls in neither TensorFlow nor a database; each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from scavenger.sdk.job import KerasJob
 
-__all__ = ["KerasJob"]
+if TYPE_CHECKING:
+    from scavenger.sdk import loop
+    from scavenger.sdk.running import RunningJob
+    from scavenger.train.custom_loop.start import run_loop
+
+__all__ = ["KerasJob", "RunningJob", "loop", "run_loop"]
+
+_MODULES = {
+    "RunningJob": "scavenger.sdk.running",
+    "loop": "scavenger.sdk.loop",
+    "run_loop": "scavenger.train.custom_loop.start",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    from importlib import import_module
+
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = import_module(_MODULES[name])
+    return module if name == "loop" else getattr(module, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

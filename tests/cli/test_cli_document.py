@@ -40,7 +40,7 @@ def curves(draw: st.DrawFn) -> TradeoffCurve:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(curve=curves())
 def test_a_curve_survives_the_way_through_json(curve: TradeoffCurve) -> None:
     report = replace(make_report(), curve=curve, choice=None)

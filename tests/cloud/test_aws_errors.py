@@ -6,7 +6,7 @@ import string
 
 import pytest
 from botocore import exceptions as sdk
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scavenger.cloud.aws.errors import translated
@@ -93,7 +93,6 @@ def test_each_failure_of_the_library_has_its_error(
     assert type(translated(raised, region="us-east-1")) is kind
 
 
-@settings(deadline=None)
 @given(st.text(string.ascii_letters, min_size=1, max_size=30), st.integers(500, 599))
 def test_an_unknown_fault_of_the_clouds_own_is_never_called_definite(code: str, status: int) -> None:
     assume(type(translated(client_error(code, 400), region="us-east-1")) is ConfigurationError)
@@ -101,7 +100,6 @@ def test_an_unknown_fault_of_the_clouds_own_is_never_called_definite(code: str, 
     assert type(translated(client_error(code, status), region="us-east-1")) is CloudUnavailableError
 
 
-@settings(deadline=None)
 @given(st.text(max_size=2_000), st.sampled_from(["AuthFailure", "VcpuLimitExceeded", "InternalError", "Odd"]))
 def test_a_message_is_one_short_line_whatever_the_cloud_says(message: str, code: str) -> None:
     text = str(translated(client_error(code, message=message), region="us-east-1", vm="c5.large"))

@@ -6,7 +6,7 @@ import re
 import uuid
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.cloud.gcp.names import (
@@ -42,14 +42,12 @@ def request_with(**changes: object) -> VmRequest:
     return VmRequest(**(values | changes))  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(TOKENS, TOKENS)
 def test_names_are_allowed_and_tell_tokens_apart(first: str, second: str) -> None:
     assert NAME.fullmatch(instance_name(first))
     assert (instance_name(first) == instance_name(second)) == (first == second)
 
 
-@settings(deadline=None)
 @given(TOKENS, st.integers(0, 50), st.integers(0, 50))
 def test_each_attempt_of_a_token_has_one_request_id(token: str, first: int, second: int) -> None:
     assert request_id(token, 0) == token
@@ -66,7 +64,6 @@ def test_a_token_that_google_would_not_take_is_refused(token: str) -> None:
         instance_name(token)
 
 
-@settings(deadline=None)
 @given(
     owner=st.text(max_size=12),
     job_id=st.text(max_size=12),
@@ -91,13 +88,11 @@ def test_what_labels_say_is_what_was_written(
     assert owner_filter(owner).endswith(f'= "{labels["scavenger-owner"]}"')
 
 
-@settings(deadline=None)
 @given(st.text("aB_ -é", max_size=5), st.text("aB_ -é", max_size=5))
 def test_different_owners_never_have_one_label(first: str, second: str) -> None:
     assert (owner_filter(first) == owner_filter(second)) == (first == second)
 
 
-@settings(deadline=None)
 @given(
     st.text(st.characters(codec="utf-8"), max_size=40),
     st.dictionaries(st.text(max_size=9), st.text(), max_size=4),
@@ -110,7 +105,6 @@ def test_labels_of_others_are_read_without_an_error(text: str, others: dict[str,
     assert tags.slot >= -1
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=70), st.text(max_size=80)), max_size=4))
 def test_labels_of_a_request_are_made_allowed_or_refused(labels: list[tuple[str, str]]) -> None:
     try:
@@ -144,7 +138,6 @@ def test_a_long_owner_is_refused_rather_than_cut() -> None:
         labels_of(request_with(owner="a" * 64))
 
 
-@settings(deadline=None)
 @given(
     family=st.sampled_from(["n1", "n2", "n2d", "e2"]),
     cpus=st.integers(1, 16).map(lambda half: 2 * half),

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from aws_imds import Imds
 from gce_metadata import GceMetadata
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.cloud.notices import NOTICE_DELAY_MAX_S, Reply, http_transport, watch
@@ -164,7 +164,6 @@ def test_a_cloud_without_notices_is_refused_at_once() -> None:
         watch("local", stopped=lambda: False)
 
 
-@settings(deadline=None)
 @given(st.floats(0, 500), st.floats(0, 0.4))
 def test_a_notice_is_heard_within_the_bound_whenever_it_comes(at_s: float, answer_s: float) -> None:
     vm = Vm(interrupted_s=at_s)
@@ -193,7 +192,6 @@ def test_a_notice_is_heard_within_the_bound_whenever_it_comes(at_s: float, answe
     assert vm.now_s - at_s <= NOTICE_DELAY_MAX_S
 
 
-@settings(deadline=None)
 @given(
     st.one_of(st.text(), st.sampled_from(['{"action": "stop"}', "[]", "3", '{"time": 3}', '{"time": "x"}']))
 )

@@ -118,7 +118,7 @@ def journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return attempt(tmp_path_factory.mktemp("j"), EarlierAttempts(), until=25).journal.path.read_bytes()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_damaged_journal_tells_less_but_nothing_wrong(
     journal: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

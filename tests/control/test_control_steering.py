@@ -110,7 +110,7 @@ def test_nothing_is_decided_while_the_view_is_being_changed(tmp_path: Path) -> N
     assert policy.shown != []
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     slow=st.dictionaries(st.sampled_from(["w0", "w1", "w2"]), st.floats(0.5, 10.0)),
     dies_at=st.dictionaries(st.integers(20, 60), st.sampled_from(["w0", "w1"]), max_size=1),

@@ -63,7 +63,7 @@ def test_without_reaching_it_training_ends_after_the_last_epoch_and_the_best_wei
 # ---- limits ------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(budget_usd=st.floats(0.03, 0.1), workers=st.integers(1, 4))
 def test_what_is_spent_when_a_budget_stops_the_job_leaves_enough_to_end_in_order(
     tmp_path_factory: pytest.TempPathFactory, budget_usd: float, workers: int

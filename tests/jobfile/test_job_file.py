@@ -288,13 +288,13 @@ def accepted_or_refused_in_one_line(text: str) -> None:
         assert 1 <= refused.column <= len(lines[refused.line - 1]) + 1
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.text(max_size=300) | st.text(alphabet="a:-?[]{}&*!|>'\"%@`#,\n\t \\<.0\x1b\u2028é", max_size=120))
 def test_any_text_is_accepted_or_refused_in_one_line(text: str) -> None:
     accepted_or_refused_in_one_line(text)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(KEYS), structures, max_size=6))
 def test_any_structure_is_accepted_or_refused_in_one_line(document: dict[str, object]) -> None:
     required = {"version": 1, "name": "digits", "train": "train:job", "goal": {"max_epochs": 3}}
@@ -302,7 +302,7 @@ def test_any_structure_is_accepted_or_refused_in_one_line(document: dict[str, ob
     accepted_or_refused_in_one_line("\n".join(f"{key}: {rendered(value)}" for key, value in merged.items()))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(edits)
 def test_any_damage_to_a_good_file_is_accepted_or_refused_in_one_line(
     damage: list[tuple[int, int, str]],

@@ -135,7 +135,7 @@ def test_points_that_fit_to_nothing_are_refused(points: int | str) -> None:
         backtest_epochs(CRITICAL, points)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.dictionaries(st.integers(1, 2**40), st.floats(1e-6, 1e12), min_size=4, max_size=8),
     st.floats(1e-6, 1e6),

@@ -97,7 +97,7 @@ def test_nothing_measured_and_nothing_stored_is_no_model() -> None:
         fit(Profile((), 10_000))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 8), st.integers(100, 500), st.floats(1e-4, 10), st.floats(1e-6, 1))
 def test_with_free_synchronisation_more_workers_are_never_cheaper(
     workers: int, share: int, base_s: float, per_sample_s: float
@@ -135,7 +135,7 @@ MEASUREMENTS = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(MEASUREMENTS, max_size=6), st.none() | st.floats(0.5, 500))
 def test_predictions_are_positive_and_finite_and_survive_the_store(
     rows: list[Measurement], hint: float | None

@@ -266,7 +266,7 @@ def test_doubt_grows_where_synchronisation_decides() -> None:
     assert small > 1.3 * large
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ROWS, st.floats(-6, 6))
 def test_times_in_another_unit_are_the_same_times(rows, log_scale: float) -> None:  # type: ignore[no-untyped-def]
     scale = 10.0**log_scale
@@ -280,7 +280,7 @@ def test_times_in_another_unit_are_the_same_times(rows, log_scale: float) -> Non
         assert deviation2 == pytest.approx(deviation, rel=0.05)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(ROWS, st.randoms())
 def test_the_fit_does_not_depend_on_the_order_of_the_measurements(rows, random) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(rows)
@@ -289,7 +289,7 @@ def test_the_fit_does_not_depend_on_the_order_of_the_measurements(rows, random) 
     assert fit_parallel(steps(rows)) == fit_parallel(steps(shuffled))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 32, 128])),
@@ -307,7 +307,7 @@ def test_measured_points_are_reproduced_within_their_error(seen) -> None:  # typ
     assert np.all(deviation <= 0.02)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([8, 32, 128]), st.floats(0.8, 1.25)),
@@ -365,7 +365,7 @@ def test_what_two_configurations_have_in_common_cancels_out_of_their_ratio() -> 
     assert model.ratio_log_sd(workers, batch, ones, here)[there] < math.hypot(own[here], own[there])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ROWS, st.floats(0, 1e3))
 def test_step_times_are_positive_and_finite_for_any_sane_profile(rows, spread: float) -> None:  # type: ignore[no-untyped-def]
     points = [replace(point, spread_s=spread) for point in steps(rows)]

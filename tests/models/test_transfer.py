@@ -107,7 +107,7 @@ def test_a_ratio_of_speeds_that_is_none_is_refused(ratio: float) -> None:
         transfer(fit_parallel(measured(SEEN)), [], speed_ratio=ratio)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.integers(1, 64), st.integers(1, 512), st.floats(1e-9, 1e9)), min_size=1, max_size=4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from spaces import CLOUD, SHARED, SPACE
 
@@ -111,7 +111,6 @@ def test_partial_begins_with_the_smallest_and_repeats_nothing() -> None:
     assert {c.workers for c in tried} >= {1, 8}
 
 
-@settings(deadline=None)
 @given(SIZES, SIZES, st.integers(1, 9))
 def test_partial_ends_after_its_points_or_when_everything_is_measured(
     workers: tuple[int, ...], batches: tuple[int, ...], points: int

@@ -330,7 +330,7 @@ class TestDatabase:
         assert not store.write_intent(bench.fence, elsewhere)
         assert store.situation("gcp", "us-central1").past[job_id].spent_usd == pytest.approx(0.1)
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         slots=st.sets(st.integers(0, 4095), max_size=5),
         budget=st.floats(0, 1e9) | st.just(float("inf")),

@@ -143,7 +143,7 @@ class TestAJobsLife:
         assert ended.job_file == "/tmp/caf\\udce9.yaml"
         assert ended.error == "bad \\x00 byte"
 
-    @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(documents, fingerprints, configurations, predictions)
     def test_every_field_is_read_as_written(
         self, shared: Store, spec: dict, fingerprint: object, chosen: Configuration, predicted: Predicted
@@ -292,7 +292,7 @@ class TestWhatHappens:
         assert store.events(busy.id, after=kept[-3].id) == kept[-2:]
         assert store.events(busy.id, limit=2) == kept[-2:]
 
-    @settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(measurements, max_size=5, unique_by=lambda each: each.configuration))
     def test_measurements_are_read_as_written_and_in_order(self, shared: Store, taken: list) -> None:
         job = new_job(shared)

@@ -49,7 +49,7 @@ def nested(depth: int) -> list[Any]:
 
 
 class TestKeeping:
-    @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(fingerprints, documents)
     def test_a_model_is_read_as_written_and_intact(self, shared: Store, fingerprint, model) -> None:
         saved = save(shared, fingerprint, model)

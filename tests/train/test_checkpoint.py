@@ -97,7 +97,7 @@ def same(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 # ---- the format --------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(tensor_dicts)
 def test_a_part_gives_back_every_bit_and_the_reference_library_agrees(tensors: dict[str, Array]) -> None:
     stream = TensorStream(tensors)
@@ -320,7 +320,7 @@ _events = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(_events, st.integers(1, 3))
 def test_retention_keeps_the_newest_that_verify_and_the_last_finite_one(
     events: list[tuple[float, str]], keep: int
@@ -392,7 +392,7 @@ def _folder(path: Path, at: int, bit: int) -> None:
     path.mkdir()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.sampled_from([_flip, _flip, _flip, _cut, _lengthen, _zero_the_end, _remove, _link, _pipe, _folder]),
     st.sampled_from(["manifest.json", "part-a0.safetensors", "part-a1.safetensors"]),
@@ -499,7 +499,7 @@ def test_a_checkpoint_of_a_newer_version_stops_instead_of_being_passed_over(tmp_
     assert path.exists()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text(max_size=8), st.text(max_size=8))
 def test_no_name_leads_out_of_the_folder(attempt: str, name: str) -> None:
     with tempfile.TemporaryDirectory() as outside:

@@ -94,7 +94,7 @@ def test_the_generator_makes_messages_of_every_kind() -> None:
     made: set[type] = set()
 
     @given(well_formed)
-    @settings(max_examples=1500, database=None, derandomize=True, deadline=None)
+    @settings(max_examples=1500, database=None, derandomize=True)
     def look(data: bytes) -> None:
         if is_message(data):
             made.add(type(m.decode(data)))
@@ -152,7 +152,7 @@ def ends(context: Any) -> Iterator[tuple[Router, Dealer]]:
 
 
 @given(parts=frames)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_router_hands_on_messages_and_counts_the_rest(
     ends: tuple[Router, Dealer], parts: list[bytes]
 ) -> None:
@@ -165,7 +165,7 @@ def test_a_router_hands_on_messages_and_counts_the_rest(
 
 
 @given(parts=frames)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_dealer_hands_on_messages_and_counts_the_rest(
     ends: tuple[Router, Dealer], parts: list[bytes]
 ) -> None:
@@ -199,7 +199,7 @@ def test_a_name_that_is_no_text_is_dropped(context: Any) -> None:
 
 
 @given(said=st.lists(st.tuples(names, frames), max_size=12))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_hub_goes_on_whatever_processes_say(
     said: list[tuple[str, list[bytes]]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -263,7 +263,7 @@ BRIEF = m.Brief(
 
 
 @given(said=st.lists(st.tuples(names.filter(lambda name: name != SUPERVISOR), well_formed), max_size=25))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, bytes]]) -> None:
     seat = _Place()
     coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), seat)
@@ -331,7 +331,7 @@ def aggregator(context: Any) -> Iterator[Aggregator]:
 
 
 @given(said=st.lists(st.tuples(names.filter(lambda name: name != SUPERVISOR), anything), max_size=25))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_aggregator_goes_on_and_applies_nothing_whatever_peers_say(
     aggregator: Aggregator, said: list[tuple[str, bytes]]
 ) -> None:

@@ -297,7 +297,7 @@ _CALLS = st.lists(
 
 
 @given(calls=_CALLS, depth=st.integers(1, 3), concurrent=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_is_wanted_and_forgotten_what_is_taken_is_what_a_plain_read_gives(
     calls: list[tuple[str, int, list[int]]], depth: int, concurrent: bool
 ) -> None:

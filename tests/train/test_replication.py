@@ -121,7 +121,7 @@ def test_an_aggregator_without_a_part_still_tells_that_a_piece_is_there() -> Non
         assert not inbox.lacking
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=st.integers(0, 2**32), lost=st.floats(0, 0.6))
 def test_a_piece_is_complete_exactly_when_one_sending_has_arrived_without_a_gap(
     seed: int, lost: float

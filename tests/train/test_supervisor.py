@@ -63,7 +63,7 @@ def test_one_that_lives_long_keeps_its_place_while_others_come_and_go(tmp_path: 
 
 
 @given(data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_nobody_gets_a_place_where_another_could_still_write_or_be_read(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -167,7 +167,7 @@ def test_every_other_optimizer_is_left_to_keras(name: str) -> None:
         assert_close(got, want, rtol=2e-5, atol=2e-5)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=1, max_size=4),
     name=st.sampled_from(sorted(FUSED)),
@@ -260,7 +260,7 @@ def test_the_mean_weighs_by_samples_and_passes_over_who_has_none() -> None:
 
 
 @pytest.mark.parametrize("name", ["Adam", "SGD, Nesterov, clipped by norm", "Nadam"])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     samples=st.lists(st.integers(0, 100), min_size=1, max_size=5).filter(any), seed=st.integers(0, 2**32 - 1)
 )

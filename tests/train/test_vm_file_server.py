@@ -70,7 +70,7 @@ def in_thread(work: Callable[[], object]) -> tuple[threading.Thread, list[BaseEx
     return thread, raised
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(SIZES, max_size=4), at_once=st.integers(1, 2 * f.CHUNK_BYTES))
 def test_whatever_is_written_comes_back_however_it_is_cut(
     files: Files, root: Path, parts: list[int], at_once: int
