@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from spaces import CLOUD, SPACE, curve_of, job_model
+from speed import UNIT_S, units
 
 from scavenger.domain.configuration import SearchSpace
 from scavenger.search.curve import build_curve, find_knee, pareto_front
@@ -155,10 +155,6 @@ def test_a_mere_bound_on_the_epochs_is_carried_to_the_curve() -> None:
 
 def test_a_hundred_thousand_configurations_take_less_than_a_second() -> None:
     space = SearchSpace((CLOUD,), tuple(range(1, 101)), tuple(range(100, 100_100, 100)))
-    started = time.process_time()
-    curve = build_curve(MODEL, space)
-    taken = time.process_time() - started
 
-    assert len(curve) == 100_000
-    # Three times the promise: the machine may be busy with something else.
-    assert taken < 3.0
+    assert len(build_curve(MODEL, space)) == 100_000
+    assert units(lambda: build_curve(MODEL, space)) < 1.0 / UNIT_S
