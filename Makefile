@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo test install install-dev check format bench backtest chaos proofs simulate clean
+.PHONY: help demo test quick install install-dev check format bench backtest chaos proofs simulate clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -14,7 +14,11 @@ demo: install  ## train a small network at the knee of its time-cost curve, on t
 	$(BIN)/scavenger optimize examples/digits/job.yaml --objective knee --yes
 
 test: install-dev  ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+	$(BIN)/python -m pytest -m slow
+
+quick: install-dev  ## the tests that start no processes and train nothing; about a minute
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
 check: install-dev  ## lint, format, types and import layers
 	$(BIN)/ruff check .

@@ -19,7 +19,8 @@ UNIT_S = 0.01
 
 
 def _unit() -> None:
-    values = np.linspace(0.0, 1.0, 500_000)  # megabytes that are new each time, as in the work that is compared
+    # megabytes that are new each time, as in the work that is compared
+    values = np.linspace(0.0, 1.0, 500_000)
     for _ in range(2):
         values = np.sqrt(np.exp(-values) + np.log1p(values))
     total = 0

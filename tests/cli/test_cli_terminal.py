@@ -20,6 +20,8 @@ import pytest
 
 from scavenger.store import Store
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 JOB = """\
 version: 1

@@ -29,6 +29,8 @@ from scavenger.cloud.boot.user_data import RENEW_COMMAND, user_data
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, GoneError
 
+pytestmark = pytest.mark.slow
+
 PACKAGE = "scavenger-ml==0.1.0"
 SECRET = "4)[:wz/Ch>ls?qn'$(x)`y`@JOIN@&\\Zz#0aB1c2"
 HELLO = f"""#!{sys.executable} -IS

@@ -18,6 +18,8 @@ from scavenger.cloud.notices import NOTICE_DELAY_MAX_S, Reply, http_transport, w
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudUnavailableError, ConfigurationError, NotSupportedError
 
+pytestmark = pytest.mark.slow
+
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 

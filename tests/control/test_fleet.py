@@ -44,6 +44,8 @@ from fake import FakeProvider, Fault
 from processes import eventually
 from vm_driving import AGENT
 
+pytestmark = pytest.mark.slow
+
 WORK = [sys.executable, "-c", "import sys, time; sys.stdin.readline(); time.sleep(600)"]
 OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32)
 QUICK = Backoff(0.1, 0.2)

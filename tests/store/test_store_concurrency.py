@@ -8,9 +8,12 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 from store_values import start_python
 
 from scavenger.store import Store
+
+pytestmark = pytest.mark.slow
 
 WRITER = """
 import sys, time

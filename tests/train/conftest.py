@@ -13,7 +13,7 @@ from processes import eventually, ours
 def _files() -> set[str]:
     """What a job could leave; databases beside it have shared memory of their own."""
     shared = set(os.listdir("/dev/shm")) if Path("/dev/shm").is_dir() else set()
-    shared = {name for name in shared if not name.startswith("PostgreSQL.")}
+    shared = {name for name in shared if not name.startswith(("PostgreSQL.", "."))}
     return shared | {str(path) for path in Path("/tmp").glob("*.ipc")}
 
 

@@ -12,6 +12,8 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.sockets import Dealer, Keys, Router, new_keys
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S, SILENCE_S = 5.0, 0.4
 
 

@@ -17,6 +17,8 @@ import pytest
 
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 
+pytestmark = pytest.mark.slow
+
 _CALLS = (
     *("openat", "open", "creat", "close", "read", "pread64", "write", "pwrite64", "lseek", "ftruncate"),
     *("fsync", "fdatasync", "rename", "renameat", "renameat2", "mkdir", "mkdirat"),

@@ -22,6 +22,8 @@ from scavenger.train.transport.replication import send_piece
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.transport.sockets import Dealer, Keys, Router, new_keys
 
+pytestmark = pytest.mark.slow
+
 _SILENCE_S = 0.5
 """Longer than any answer on this machine takes."""
 

@@ -16,6 +16,8 @@ from scavenger.sdk import KerasJob
 from scavenger.train.failure import DataError
 from scavenger.train.worker.program import Gradient, Program
 
+pytestmark = pytest.mark.slow
+
 _RANDOM = np.random.default_rng(3)
 X = _RANDOM.normal(size=(37, 5)).astype("float32")
 Y = _RANDOM.integers(0, 3, size=37)

@@ -21,6 +21,8 @@ from scavenger.train.aggregation.schedules import read_learning_rate
 from scavenger.train.aggregation.update import Norms, Update
 from scavenger.train.transport.messages.values import TensorSpec
 
+pytestmark = pytest.mark.slow
+
 _RANDOM = np.random.default_rng(11)
 _SHAPES = {
     "embedding/table": (6, 4),

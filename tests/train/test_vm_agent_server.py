@@ -24,6 +24,8 @@ from scavenger.train.engines.vm.values import ALARMS_MAX, Gone
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import new_keys
 
+pytestmark = pytest.mark.slow
+
 SILENCE_MS = 400
 
 
