@@ -33,6 +33,7 @@ from scavenger_cli.options import (
     StoreOption,
     Strategy,
     StrategyOption,
+    VerboseOption,
     WorkloadOption,
     YesOption,
     finish,
@@ -93,11 +94,13 @@ def optimize(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     audit: AuditOption = False,
+    verbose: VerboseOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Choose what a job should run on, and run it there."""
-    _execute(True, job_file, objective, strategy, budget, deadline, yes, dry_run, store, output, audit=audit)
+    overrides = (objective, strategy, budget, deadline)
+    _execute(job_file, overrides, yes, dry_run, store, output, run=True, audit=audit, verbose=verbose)
 
 
 @app.command()
@@ -109,30 +112,31 @@ def plan(
     deadline: DeadlineOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
+    verbose: VerboseOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show what a job would take, without running it."""
-    _execute(False, job_file, objective, strategy, budget, deadline, yes, dry_run, store, output)
+    overrides = (objective, strategy, budget, deadline)
+    _execute(job_file, overrides, yes, dry_run, store, output, run=False, verbose=verbose)
 
 
 def _execute(
-    run: bool,
     job_file: Path,
-    objective: ObjectiveName | None,
-    strategy: Strategy | None,
-    budget: str | None,
-    deadline: str | None,
+    overrides: tuple[ObjectiveName | None, Strategy | None, str | None, str | None],
     yes: bool,
     dry_run: bool,
     store: str | None,
     output: Output,
     *,
+    run: bool,
     audit: bool = False,
+    verbose: bool = False,
 ) -> None:
     def command() -> int:
         from scavenger_cli.commands.run import Overrides, execute
 
+        objective, strategy, budget, deadline = overrides
         return execute(
             job_file,
             run=run,
@@ -147,6 +151,7 @@ def _execute(
             store_url=store,
             as_json=output is Output.JSON,
             audit=audit,
+            verbose=verbose,
         )
 
     finish(output, command)

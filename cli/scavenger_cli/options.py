@@ -36,6 +36,7 @@ __all__ = [
     "Strategy",
     "StrategyOption",
     "TimeoutOption",
+    "VerboseOption",
     "WaitOption",
     "WorkloadOption",
     "YesOption",
@@ -99,6 +100,7 @@ AuditOption = Annotated[
     bool, typer.Option("--audit", help="Write down which worker trained on which samples: audit.jsonl.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Show all notes.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobKey = Annotated[
     str | None, typer.Argument(metavar="JOB", help="Id, start of the id, or name; the latest if left out.")

@@ -87,6 +87,9 @@ def test_sizes_and_differences() -> None:
     assert size(600 * 2**20) == "600 MiB"
     assert difference(1.1, 1.0) == "+10.0 %"
     assert difference(1.0, 0.0) == "was 0"
+    assert difference(0.9999, 1.0) == "0 %"
+    assert difference(1.0001, 1.0) == "0 %"
+    assert difference(244.9, 1.0) == "245 times"
     assert quantity(123_456) == "123,000"
 
 

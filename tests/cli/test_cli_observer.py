@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 from cli_samples import make_choice, make_curve
-from scavenger_cli.observer import PLAIN_INTERVAL_S, LiveObserver, PlainObserver, make_observer
+from rich.console import Console
+from scavenger_cli.observer import DISPLAY_ROWS, PLAIN_INTERVAL_S, LiveObserver, PlainObserver, make_observer
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
@@ -20,6 +21,11 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def step(number: int) -> StepDone:
@@ -95,10 +101,6 @@ def test_where_there_is_no_terminal_the_plain_one_is_used() -> None:
 
 
 def test_the_live_display_draws_the_last_step_and_costs_nothing_per_step() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     stream = Terminal()
     observer = LiveObserver(stream)
     for event in EVENTS:
@@ -121,3 +123,17 @@ def test_the_live_display_draws_the_last_step_and_costs_nothing_per_step() -> No
     assert "step 999" in drawn
     assert "profiling" in drawn
     assert drawn.endswith("\x1b[2K") or "\x1b[?25h" in drawn
+
+
+def test_a_phase_without_known_progress_shows_its_name_and_time_and_repeats_nothing() -> None:
+    clock = [0.0]
+    observer = LiveObserver(Terminal(), clock=lambda: clock[0])
+    observer.on_event(step(1))
+    observer.on_event(PhaseChanged("saving", "/home/u/model.keras"))
+    clock[0] = 12.0
+    drawn = io.StringIO()
+    screen = Console(file=drawn, width=80, color_system=None)
+    screen.print(observer._render())
+
+    assert drawn.getvalue().split() == ["saving", "12", "s"]
+    assert len(drawn.getvalue().splitlines()) == DISPLAY_ROWS

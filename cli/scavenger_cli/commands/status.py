@@ -109,7 +109,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
         ),
     )
     if job.predicted is not None or job.actual is not None:
-        console.emit("", *render.comparison(job.predicted, job.actual))
+        console.emit("", *render.comparison(job.predicted, job.actual, finished=job.state in render.FINISHED))
     # of a job that has ended, only what explains its end
     shown = [each for each in processes if not job.ended or each.state in ("lost", "failed")]
     if shown:
