@@ -197,6 +197,7 @@ def curves(
         ),
     ] = None,
     out: OutOption = None,
+    verbose: VerboseOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -206,18 +207,19 @@ def curves(
         from scavenger_cli.commands import curves as drawing
         from scavenger_cli.commands.pricing import Sizes
 
-        ending = None if out is None else out.suffix.removeprefix(".").lower()
-        meant = next((one for one in CurveFormat if one == ending), CurveFormat.TERMINAL)
-        wanted = (CurveFormat.JSON if output is Output.JSON else form or meant).value
+        named = CurveFormat.JSON if output is Output.JSON else form
+        wanted = drawing.form_of(None if named is None else named.value, out)
         limits = drawing.Limits.of(None if objective is None else objective.value, budget, deadline)
         sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
         if not sources:
             drawing.refuse_limits_of_a_job(limits)
-            return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes)
+            return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes, verbose=verbose)
         from scavenger.control.search.imported import ImportOptions
 
         terms = ImportOptions(price, workload, dataset_size)
-        return drawing.show_imported(sources, terms, limits, form=wanted, out=out, sizes=sizes)
+        return drawing.show_imported(
+            sources, terms, limits, form=wanted, out=out, sizes=sizes, verbose=verbose
+        )
 
     finish(output, command)
 

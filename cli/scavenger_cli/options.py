@@ -83,6 +83,8 @@ class CurveFormat(StrEnum):
 
     TERMINAL = "terminal"
     SVG = "svg"
+    PNG = "png"
+    PDF = "pdf"
     HTML = "html"
     CSV = "csv"
     JSON = "json"

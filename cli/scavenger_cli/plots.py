@@ -11,29 +11,39 @@ import io
 import math
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scavenger.domain.curve import BoolArray, Choice, FloatArray, TradeoffCurve
+from scavenger.domain.curve import BoolArray, FloatArray, TradeoffCurve
 from scavenger.errors import ConfigurationError
 from scavenger_cli.formatting import clean, duration, money
-from scavenger_cli.labels import Label, place_labels
+from scavenger_cli.labels import CHARACTER_WIDTH, Label, place_labels
+from scavenger_cli.ui.panel import (
+    COUNTS_MAX,
+    Panel,
+    axis_span,
+    describe,
+    describe_panels,
+    drawn_limits,
+    landmarks,
+    limit_words,
+    time_unit,
+    with_interval,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 __all__ = [
     "INK",
-    "Panel",
-    "curve_figure",
-    "curve_svg",
-    "describe",
-    "describe_panels",
-    "landmarks",
     "panels_figure",
+    "panels_pdf",
+    "panels_png",
     "panels_svg",
 ]
 
@@ -41,18 +51,15 @@ INK = "#010203"
 """Stands for `currentColor`, which matplotlib cannot say; no data has this colour."""
 LEGEND_MAX = 9
 """Batch sizes told apart in a legend; more get a colour bar."""
-COUNTS_MAX = 24
-"""Points up to which each says its K: beyond, the numbers hide the points."""
-LOG_RATIO = 10.0
-"""An axis that spans more than this is logarithmic."""
+LEGEND_FONT_PT, HANDLE_PT = 9.0, 40.0
+"""Of a legend's entry: the size of its text, and the width of its mark with the space around."""
+PNG_DPI = 160
+VIRIDIS_SPAN = (0.25, 0.8)
+"""Of the colours of batch sizes: between, they show on white and on black."""
+LIMIT = "#c0392b"
 _MARKERS = "osD^vPX*<>"
-_TIME_UNITS = (
-    (86400.0, "days"),
-    (3600.0, "hours"),
-    (60.0, "minutes"),
-    (1.0, "seconds"),
-    (1e-3, "milliseconds"),
-)
+_PREDICTED, _ACTUAL = ("D", 46, "none"), ("*", 130, INK)
+"""Marker, size and filling of the run's own figures."""
 _STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Helvetica", "Arial"],
@@ -67,53 +74,10 @@ _STYLE = {
 }
 
 
-def landmarks(curve: TradeoffCurve, choice: Choice | None) -> dict[int, str]:
-    """The points worth a name: index -> `chosen, knee`, in that order of importance."""
-    marks: list[tuple[str, int | None]] = [("knee", curve.knee)]
-    if choice is not None:
-        marks.insert(0, ("chosen", curve.index(choice.configuration)))
-        marks += [(clean(name), curve.index(point.configuration)) for name, point in choice.alternatives]
-    named: dict[int, list[str]] = {}
-    for name, index in marks:
-        if index is not None and name not in named.setdefault(index, []):
-            named[index].append(name)
-    return {index: ", ".join(words) for index, words in named.items()}
-
-
-def describe(curve: TradeoffCurve, choice: Choice | None) -> str:
-    """The picture in words, for those who cannot see it."""
-    shown = np.isfinite(curve.time_s) & np.isfinite(curve.cost_usd)
-    if not shown.any():
-        return "No configuration has a predicted time and cost."
-    times, costs = curve.time_s[shown], curve.cost_usd[shown]
-    text = (
-        f"{int(shown.sum())} configurations, from {duration(float(times.min()))} to "
-        f"{duration(float(times.max()))} and from {money(float(costs.min()))} to "
-        f"{money(float(costs.max()))}; "
-        f"{int(curve.on_front.sum())} on the front, {int(curve.measured.sum())} measured."
-    )
-    for index, name in landmarks(curve, choice).items():
-        point = curve[index]
-        text += f" {name[0].upper()}{name[1:]}: {clean(point.configuration)}, "
-        text += f"{duration(point.time_s)}, {money(point.cost_usd)}."
-    return text
-
-
-Panel = tuple[str, TradeoffCurve, Choice | None]
-"""A title, a curve, and what was chosen of it."""
-
-
-def curve_figure(curve: TradeoffCurve, choice: Choice | None, *, title: str) -> Figure:
+def panels_figure(panels: Sequence[Panel]) -> Figure:
     """Draw every point: time across, cost up, one line per batch size and VM type over K.
 
-    Raises:
-        ConfigurationError: If matplotlib is not installed.
-    """
-    return panels_figure([(title, curve, choice)])
-
-
-def panels_figure(panels: Sequence[Panel]) -> Figure:
-    """As `curve_figure`, for curves of the same configurations side by side, with one legend.
+    Curves of the same configurations stand side by side, with one legend.
 
     Raises:
         ConfigurationError: If matplotlib is not installed.
@@ -130,64 +94,84 @@ def panels_figure(panels: Sequence[Panel]) -> Figure:
         width = 8.0 if len(panels) == 1 else 6.2 * len(panels)
         figure: Figure = MakeFigure(figsize=(width, 5.4), layout="constrained")
         figure.patch.set_alpha(0.0)
-        drawn = []
-        for axes, (title, curve, choice) in zip(
-            figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
-        ):
-            axes.patch.set_alpha(0.0)
-            shown = np.isfinite(curve.time_s) & np.isfinite(curve.cost_usd)
-            axes.set_title(clean(title), loc="left", fontweight="bold")
-            if not shown.any():
-                axes.text(0.5, 0.5, describe(curve, choice), ha="center", transform=axes.transAxes)
-                continue
-            scale, unit = _time_unit(float(curve.time_s[shown].max()))
-            _axes(axes, curve, shown, scale, unit)
-            colours = _colours(curve, figure, axes)
-            _points(axes, curve, shown, scale, colours)
-            _front(axes, curve, shown, scale)
-            names = landmarks(curve, choice)
-            _ring(axes, curve, names, scale)
-            drawn.append((axes, curve, shown, names, scale, colours))
+        every = figure.subplots(1, len(panels), squeeze=False)[0]
+        drawn = [
+            one for one in (_draw(axes, panel) for axes, panel in zip(every, panels, strict=True)) if one
+        ]
         if drawn:
-            axes, curve, shown, _, scale, colours = drawn[0]
-            _legend(axes, curve, shown, scale, colours)
+            _legend(figure, drawn[0])
         figure.draw_without_rendering()  # labels are placed in pixels
-        for axes, curve, shown, names, scale, _ in drawn:
-            points = np.column_stack([curve.time_s[shown] / scale, curve.cost_usd[shown]])
-            place_labels(axes, _labels(curve, shown, names, scale), points, colour=INK)
+        for one in drawn:
+            curve, shown = one.panel.curve, one.panel.shown
+            points = np.column_stack([curve.time_s[shown] / one.scale, curve.cost_usd[shown]])
+            place_labels(one.axes, _labels(one), points, colour=INK)
     return figure
 
 
-def _time_unit(longest_s: float) -> tuple[float, str]:
-    return next((pair for pair in _TIME_UNITS if longest_s >= pair[0]), _TIME_UNITS[-1])
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Axes with a curve in them.
+
+    Attributes:
+        scale: Seconds of the time axis's unit.
+        colours: By batch size.
+    """
+
+    axes: Axes
+    panel: Panel
+    scale: float
+    colours: dict[int, Any]
 
 
-def _axes(axes: Axes, curve: TradeoffCurve, shown: BoolArray, scale: float, unit: str) -> None:
+def _draw(axes: Axes, panel: Panel) -> _Drawn | None:
+    """A curve without its labels and legend; None where no point can be drawn."""
+    axes.patch.set_alpha(0.0)
+    axes.set_title(clean(panel.title), loc="left", fontweight="bold")
+    curve, shown = panel.curve, panel.shown
+    if not shown.any():
+        axes.text(0.5, 0.5, describe(panel), ha="center", transform=axes.transAxes)
+        return None
+    scale, unit = time_unit(curve.time_s[shown])
+    _axes(axes, panel, scale, unit)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    one = _Drawn(axes, panel, scale, _colours(curve, figure, axes))
+    _points(one)
+    _front(axes, curve, shown, scale)
+    _limit_lines(one)
+    _ring(axes, curve, landmarks(curve, panel.choice), scale)
+    _run(one)
+    return one
+
+
+def _axes(axes: Axes, panel: Panel, scale: float, unit: str) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+    curve, shown = panel.curve, panel.shown
     unsure = ", only ratios are certain" if curve.relative_only else ""
-    axes.set_xlabel(f"time to target ({unit}{unsure})")
+    beyond = limit_words(panel)
+    below = f"\nbeyond the picture: {', '.join(beyond)}" if beyond else ""
+    axes.set_xlabel(f"time to target ({unit}{unsure}){below}")
     axes.set_ylabel(f"cost (US dollars{unsure})")
-    time_s = (curve.time_s / scale, curve.time_low_s / scale, curve.time_high_s / scale)
-    cost_usd = (curve.cost_usd, curve.cost_low_usd, curve.cost_high_usd)
-    for axis, (values, lows, highs), sign in ((axes.xaxis, time_s, ""), (axes.yaxis, cost_usd, "$")):
-        low, high = _limits(values, lows, highs, shown, curve.excluded == 0)
+    for axis, column, one, sign in (
+        (axes.xaxis, "time_s", scale, ""),
+        (axes.yaxis, "cost_usd", 1.0, "$"),
+    ):
+        low, high, logarithmic = axis_span(panel, column)
+        low, high = low / one, high / one
         set_scale, set_limits = (
             (axes.set_yscale, axes.set_ylim) if axis is axes.yaxis else (axes.set_xscale, axes.set_xlim)
         )
-        logarithmic = low > 0 and high / low > LOG_RATIO
         if logarithmic:
             set_scale("log")
             decades = math.log10(high / low)
             axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 3 else (1.0,)))
             axis.set_minor_formatter(NullFormatter())
-            pad = (high / low) ** 0.06
-            set_limits(low / pad, high * pad)
+            set_limits(low, high)
             form = ",.6g"
         else:
-            pad = 0.06 * (high - low) or abs(high) * 0.5 or 1.0
-            set_limits(low - pad if low > pad else -0.3 * pad, high + pad)
-            if high == 0:  # free: nothing to read off this axis but that
+            set_limits(low, high)
+            if not curve.cost_usd[shown].any() and column == "cost_usd":  # free: nothing to read off but that
                 axis.set_ticks([0.0])
             form = f",.{_decimals(axis.get_majorticklocs())}f"
         axis.set_major_formatter(
@@ -202,25 +186,13 @@ def _decimals(ticks: FloatArray) -> int:
     return next((d for d in range(9) if np.allclose(np.round(ticks, d), ticks, rtol=1e-9, atol=1e-12)), 9)
 
 
-def _limits(
-    values: FloatArray, lows: FloatArray, highs: FloatArray, shown: BoolArray, allowed: BoolArray
-) -> tuple[float, float]:
-    """Every allowed point, and intervals and ruled-out points as far as the rest stays readable."""
-    core = values[shown & allowed] if (shown & allowed).any() else values[shown]
-    low, high = float(core.min()), float(core.max())
-    reach = (high - low) or abs(high)
-    wide = np.concatenate([values[shown], lows[shown & allowed], highs[shown & allowed]])
-    wide = wide[np.isfinite(wide)]
-    return max(float(wide.min()), low - reach), min(float(wide.max()), high + reach)
-
-
 def _colours(curve: TradeoffCurve, figure: Figure, axes: Axes) -> dict[int, Any]:
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
     batches = sorted({int(b) for b in curve.global_batch_size})
-    places = np.linspace(0.18, 0.88, len(batches)) if len(batches) > 1 else np.array([0.4])
+    places = np.linspace(*VIRIDIS_SPAN, len(batches)) if len(batches) > 1 else np.array([0.4])
     steps = [colormaps["viridis"](place) for place in places]
     if len(batches) > LEGEND_MAX:
         norm = BoundaryNorm(np.arange(len(batches) + 1) - 0.5, len(batches))
@@ -232,22 +204,20 @@ def _colours(curve: TradeoffCurve, figure: Figure, axes: Axes) -> dict[int, Any]
     return dict(zip(batches, steps, strict=True))
 
 
-def _points(
-    axes: Axes, curve: TradeoffCurve, shown: BoolArray, scale: float, colours: dict[int, Any]
-) -> None:
-    """Intervals as thin bars behind, a thin line over K, measured points filled, predicted ones hollow."""
-    crowded = 0.22 if shown.sum() > COUNTS_MAX else 0.45
+def _points(one: _Drawn) -> None:
+    """Intervals as light lines behind, a thin line over K, measured points filled, predicted ones hollow."""
+    axes, curve, scale = one.axes, one.panel.curve, one.scale
+    for index in with_interval(one.panel):
+        _interval(one, index)
     for vm in range(len(curve.vms)):
-        for batch, colour in colours.items():
-            chosen = shown & (curve.vm_index == vm) & (curve.global_batch_size == batch)
+        for batch, colour in one.colours.items():
+            chosen = one.panel.shown & (curve.vm_index == vm) & (curve.global_batch_size == batch)
             line = np.flatnonzero(chosen)[np.argsort(curve.workers[chosen], kind="stable")]
             if not len(line):
                 continue
             x, y = curve.time_s[line] / scale, curve.cost_usd[line]
             axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.6, zorder=2)
             sure = line[curve.excluded[line] == 0]
-            for index in sure:
-                _interval(axes, curve, int(index), scale, colour, crowded)
             for filled in (True, False):
                 kind = curve.measured[sure] == filled
                 axes.scatter(
@@ -266,15 +236,41 @@ def _points(
             )
 
 
-def _interval(axes: Axes, curve: TradeoffCurve, i: int, scale: float, colour: Any, alpha: float) -> None:
-    x, y = curve.time_s[i] / scale, curve.cost_usd[i]
-    style = {"color": colour, "alpha": alpha, "linewidth": 1.0, "zorder": 1}
-    times = (curve.time_low_s[i] / scale, curve.time_high_s[i] / scale)
-    costs = (curve.cost_low_usd[i], curve.cost_high_usd[i])
-    if np.isfinite(times).all():
-        axes.plot(times, (y, y), **style)
-    if np.isfinite(costs).all():
-        axes.plot((x, x), costs, **style)
+def _interval(one: _Drawn, i: int) -> None:
+    """One line from the low to the high end: cost is time times price, so both are uncertain together."""
+    curve = one.panel.curve
+    times_s = np.array([curve.time_low_s[i], curve.time_s[i], curve.time_high_s[i]])
+    costs_usd = [curve.cost_low_usd[i], curve.cost_usd[i], curve.cost_high_usd[i]]
+    colour = one.colours[int(curve.global_batch_size[i])]
+    one.axes.plot(
+        times_s / one.scale,
+        costs_usd,
+        color=colour,
+        alpha=0.35,
+        linewidth=2.6,
+        solid_capstyle="round",
+        zorder=1,
+    )
+
+
+def _limit_lines(one: _Drawn) -> None:
+    deadline_s, budget_usd = drawn_limits(one.panel)
+    style: dict[str, Any] = {"color": LIMIT, "linewidth": 1.3, "linestyle": (0, (5, 3)), "zorder": 2}
+    if deadline_s is not None:
+        one.axes.axvline(deadline_s / one.scale, **style)
+    if budget_usd is not None:
+        one.axes.axhline(budget_usd, **style)
+
+
+def _run(one: _Drawn) -> None:
+    """What was predicted of the run and what it came to, joined by a line."""
+    if one.panel.run is None:
+        return
+    predicted, actual = one.panel.run
+    times, costs = [p.time_s / one.scale for p in (predicted, actual)], [predicted.cost_usd, actual.cost_usd]
+    one.axes.plot(times, costs, color=INK, linewidth=1.0, linestyle="dotted", zorder=5)
+    for x, y, (marker, size, fill) in zip(times, costs, (_PREDICTED, _ACTUAL), strict=True):
+        one.axes.scatter([x], [y], s=size, marker=marker, c=fill, edgecolors=INK, linewidths=1.4, zorder=6)
 
 
 def _front(axes: Axes, curve: TradeoffCurve, shown: BoolArray, scale: float) -> None:
@@ -301,49 +297,72 @@ def _ring(axes: Axes, curve: TradeoffCurve, names: dict[int, str], scale: float)
             )
 
 
-def _legend(
-    axes: Axes, curve: TradeoffCurve, shown: BoolArray, scale: float, colours: dict[int, Any]
-) -> None:
-    from matplotlib.lines import Line2D
+def _legend(figure: Figure, one: _Drawn) -> None:
+    """In as many columns as the picture is wide."""
+    entries = list(_entries(one))
+    longest = max(len(str(entry.get_label())) for entry in entries)
+    column_pt = longest * LEGEND_FONT_PT * CHARACTER_WIDTH + HANDLE_PT
+    columns = max(1, min(len(entries), int(72.0 * figure.get_figwidth() // column_pt)))
+    figure.legend(
+        handles=entries, loc="outside lower center", ncols=columns, frameon=False, fontsize=LEGEND_FONT_PT
+    )
+
+
+def _entries(one: _Drawn) -> Iterator[Line2D]:
+    from matplotlib.lines import Line2D as MakeLine
+
+    curve, shown = one.panel.curve, one.panel.shown
 
     def entry(label: str, **style: Any) -> Line2D:
-        return Line2D(
-            [], [], **{"linestyle": "none", "markersize": 6, "markeredgewidth": 1.4, **style}, label=label
-        )
+        look = {"linestyle": "none", "markersize": 6, "markeredgewidth": 1.4, **style}
+        return MakeLine([], [], label=label, **look)
 
-    entries = [entry("front", color=INK, linestyle="solid", linewidth=1.6, alpha=0.75)]
+    yield entry("front", color=INK, linestyle="solid", linewidth=1.6, alpha=0.75)
     allowed = shown & (curve.excluded == 0)
     if (allowed & curve.measured).any():
-        entries.append(entry("measured", marker="o", color=INK))
+        yield entry("measured", marker="o", color=INK)
     if (allowed & ~curve.measured).any():
-        entries.append(entry("predicted", marker="o", color=INK, markerfacecolor="none"))
+        yield entry("predicted", marker="o", color=INK, markerfacecolor="none")
+    if with_interval(one.panel):
+        yield entry("90 % interval", color=INK, linestyle="solid", linewidth=2.6, alpha=0.35)
+    if one.panel.run is not None:
+        yield entry("this run, predicted", marker=_PREDICTED[0], color=INK, markerfacecolor="none")
+        yield entry("this run, actual", marker=_ACTUAL[0], color=INK, markersize=9)
     out = np.flatnonzero(shown & (curve.excluded > 0))
     if len(out):
-        (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
-        x, y = curve.time_s[out] / scale, curve.cost_usd[out]
+        (left, right), (bottom, top) = one.axes.get_xlim(), one.axes.get_ylim()
+        x, y = curve.time_s[out] / one.scale, curve.cost_usd[out]
         hidden = int(((x < left) | (x > right) | (y < bottom) | (y > top)).sum())
         words = f"ruled out ({hidden} beyond the picture)" if hidden else "ruled out"
-        entries.append(entry(words, marker="x", color="#888888"))
+        yield entry(words, marker="x", color="#888888")
+    deadline_s, budget_usd = drawn_limits(one.panel)
+    dashed = {"color": LIMIT, "linestyle": (0, (5, 3)), "linewidth": 1.3}
+    if deadline_s is not None:
+        yield entry(f"deadline {duration(deadline_s)}", **dashed)
+    if budget_usd is not None:
+        yield entry(f"budget {money(budget_usd)}", **dashed)
     if len(curve.vms) > 1:
-        entries += [
-            entry(clean(vm), marker=_MARKERS[i % len(_MARKERS)], color=INK) for i, vm in enumerate(curve.vms)
-        ]
-    if len(colours) <= LEGEND_MAX:
-        entries += [
-            entry(f"batch {b:,}", marker="o", color=c, linestyle="solid", linewidth=1)
-            for b, c in colours.items()
-        ]
-    axes.figure.legend(handles=entries, loc="outside lower center", ncols=min(len(entries), 6), frameon=False)
+        for i, vm in enumerate(curve.vms):
+            yield entry(clean(vm), marker=_MARKERS[i % len(_MARKERS)], color=INK)
+    if len(one.colours) <= LEGEND_MAX:
+        for batch, colour in one.colours.items():
+            yield entry(f"batch {batch:,}", marker="o", color=colour, linestyle="solid", linewidth=1)
 
 
-def _labels(curve: TradeoffCurve, shown: BoolArray, names: dict[int, str], scale: float) -> Iterator[Label]:
-    """Names first, then K at the points while there are few."""
+def _labels(one: _Drawn) -> Iterator[Label]:
+    """Names first, then the run's own figures, then K at the points while there are few."""
+    curve, shown, scale = one.panel.curve, one.panel.shown, one.scale
+    names = landmarks(curve, one.panel.choice)
     for index, name in names.items():
         configuration = curve[index].configuration
         vm = f" {clean(configuration.vm)}" if len(curve.vms) > 1 else ""
         text = f"{name}\n{configuration.workers} x{vm} batch {configuration.global_batch_size}"
         x, y = float(curve.time_s[index]) / scale, float(curve.cost_usd[index])
         yield Label(text, x, y, 9.0, must=True, bold="chosen" in name)
+    if one.panel.run is not None:
+        for word, figures in zip(("predicted", "actual"), one.panel.run, strict=True):
+            text = f"this run, {word}\n{duration(figures.time_s)}, {money(figures.cost_usd)}"
+            yield Label(text, figures.time_s / scale, figures.cost_usd, 8.0, must=True)
     if int(shown.sum()) <= COUNTS_MAX:
         for index in np.flatnonzero(shown).tolist():
             if index not in names:
@@ -351,28 +370,13 @@ def _labels(curve: TradeoffCurve, shown: BoolArray, names: dict[int, str], scale
                 yield Label(f"K={curve.workers[index]}", x, y, 7.0)
 
 
-def curve_svg(curve: TradeoffCurve, choice: Choice | None, *, title: str) -> str:
+def panels_svg(panels: Sequence[Panel], *, title: str) -> str:
     """The picture as SVG: real text, title and description, and text colours that follow light or dark.
 
     Raises:
         ConfigurationError: If matplotlib is not installed.
     """
-    return panels_svg([(title, curve, choice)], title=title)
-
-
-def panels_svg(panels: Sequence[Panel], *, title: str) -> str:
-    """As `curve_svg`, for curves of the same configurations side by side.
-
-    Raises:
-        ConfigurationError: If matplotlib is not installed.
-    """
-    figure = panels_figure(panels)
-    from matplotlib import rc_context
-
-    with rc_context(_STYLE):
-        raw = io.StringIO()
-        figure.savefig(raw, format="svg", metadata={"Date": None, "Creator": None})
-    svg = raw.getvalue()
+    svg = _saved(panels_figure(panels), format="svg", metadata={"Date": None, "Creator": None}).decode()
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     head = (
@@ -385,8 +389,32 @@ def panels_svg(panels: Sequence[Panel], *, title: str) -> str:
     return f'{start} role="img" aria-labelledby="scavenger-title scavenger-desc">{head}{rest}'
 
 
-def describe_panels(panels: Sequence[Panel]) -> str:
-    """Several curves in words; one alone is not called by its title."""
-    if len(panels) == 1:
-        return describe(panels[0][1], panels[0][2])
-    return " ".join(f"{clean(title)}: {describe(curve, choice)}" for title, curve, choice in panels)
+def panels_png(panels: Sequence[Panel]) -> bytes:
+    """The picture as PNG, on white.
+
+    Raises:
+        ConfigurationError: If matplotlib is not installed.
+    """
+    metadata = {"Software": None, "Description": describe_panels(panels)}
+    return _saved(panels_figure(panels), format="png", dpi=PNG_DPI, facecolor="white", metadata=metadata)
+
+
+def panels_pdf(panels: Sequence[Panel], *, title: str) -> bytes:
+    """The picture as PDF, on white.
+
+    Raises:
+        ConfigurationError: If matplotlib is not installed.
+    """
+    metadata = {"Title": clean(title), "Subject": describe_panels(panels), "CreationDate": None}
+    return _saved(panels_figure(panels), format="pdf", facecolor="white", metadata=metadata)
+
+
+def _saved(figure: Figure, **how: Any) -> bytes:
+    from matplotlib import rc_context
+
+    raw = io.BytesIO()
+    if "facecolor" in how:
+        figure.patch.set_alpha(1.0)
+    with rc_context(_STYLE):
+        figure.savefig(raw, **how)
+    return raw.getvalue()

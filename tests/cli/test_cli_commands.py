@@ -22,6 +22,7 @@ from scavenger_cli.commands.driving import drive
 from scavenger_cli.main import app
 from typer.testing import CliRunner
 
+from scavenger.control.job_file.load import load_job
 from scavenger.domain.document import report_document
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.report import RunReport
@@ -233,6 +234,48 @@ def test_the_ending_of_the_file_names_the_format(
 ) -> None:
     assert scavenger("curves", "--out", tmp_path / name)[0] == 0
     assert (tmp_path / name).read_text() == scavenger("curves", "-f", form)[1]
+
+
+@pytest.mark.parametrize(("name", "begins"), [("c.png", b"\x89PNG"), ("c.PDF", b"%PDF-")])
+def test_a_picture_is_written_as_its_name_says(
+    scavenger: Run, stored: str, tmp_path: Path, name: str, begins: bytes
+) -> None:
+    assert scavenger("curves", "--out", tmp_path / name)[0] == 0
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--out", "c.jpg"), "no curve is written as .jpg: use .svg, .png, .pdf"),
+        (("-f", "csv", "--out", "c.png"), "the file's name says png, and -f csv"),
+    ],
+)
+def test_a_file_whose_name_says_something_else_is_refused(
+    scavenger: Run,
+    stored: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = scavenger("curves", *arguments)
+
+    assert code == 2
+    assert words in err
+    assert not list(tmp_path.glob("c.*"))
+
+
+def test_the_limits_of_the_job_file_are_drawn(scavenger: Run, store_url: str, job_file: Path) -> None:
+    report, job_file = make_report(), job_file.with_name("limited.yaml")
+    job_file.write_text(JOB + "constraints: {deadline: 25m}\n")
+    with Store.open(store_url) as store:
+        spec = load_job(job_file).written()
+        job = store.create_job("digits-cnn", spec=spec, job_file="job.yaml")
+        store.finish_job(job.id, state="succeeded", report=report_document(report), exit_code=0)
+
+    assert "deadline 25 min" in scavenger("curves", "-f", "svg")[1]
 
 
 def test_curves_as_json_holds_every_point(scavenger: Run, stored: str) -> None:
