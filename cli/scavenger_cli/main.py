@@ -13,7 +13,7 @@ import typer
 
 from scavenger import __version__
 from scavenger.errors import Interrupted, ScavengerError
-from scavenger_cli import catalog, clearing, console, costing, modelling, operating
+from scavenger_cli import catalog, clearing, costing, modelling, operating
 from scavenger_cli.options import (
     AuditOption,
     BudgetOption,
@@ -38,6 +38,7 @@ from scavenger_cli.options import (
     YesOption,
     finish,
 )
+from scavenger_cli.ui import console
 
 __all__ = ["app", "main"]
 

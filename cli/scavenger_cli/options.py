@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from scavenger.errors import ScavengerError
-from scavenger_cli import console
+from scavenger_cli.ui import console
 
 __all__ = [
     "AuditOption",

@@ -17,9 +17,9 @@ import cli_fake
 import pytest
 from cli_fake import JOB, Run
 from cli_samples import make_report
-from scavenger_cli import console
 from scavenger_cli.commands.driving import drive
 from scavenger_cli.main import app
+from scavenger_cli.ui import console
 from typer.testing import CliRunner
 
 from scavenger.control.job_file.load import load_job

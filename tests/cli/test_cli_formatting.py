@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scavenger_cli.formatting import (
+from scavenger_cli.ui.formatting import (
     clean,
     difference,
     duration,

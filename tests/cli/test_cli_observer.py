@@ -6,7 +6,13 @@ import io
 
 from cli_samples import make_choice, make_curve
 from rich.console import Console
-from scavenger_cli.observer import DISPLAY_ROWS, PLAIN_INTERVAL_S, LiveObserver, PlainObserver, make_observer
+from scavenger_cli.ui.observer import (
+    DISPLAY_ROWS,
+    PLAIN_INTERVAL_S,
+    LiveObserver,
+    PlainObserver,
+    make_observer,
+)
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord

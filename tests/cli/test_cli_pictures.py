@@ -20,11 +20,11 @@ from cli_samples import make_choice, make_curve, make_report
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from plotly.offline import get_plotlyjs
-from scavenger_cli.curve_files import curve_csv
-from scavenger_cli.plots import INK, panels_figure, panels_svg
+from scavenger_cli.ui.curve_files import curve_csv
 from scavenger_cli.ui.drawing import Drawing
 from scavenger_cli.ui.page import panel_figure
 from scavenger_cli.ui.panel import Panel, axis_span, landmarks, panel_of, time_unit
+from scavenger_cli.ui.plots import INK, panels_figure, panels_svg
 
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.document import report_document

@@ -11,8 +11,8 @@ from cli_samples import make_choice, make_curve, make_infeasible_report, make_re
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from scavenger_cli import console, render
-from scavenger_cli.terminal_plot import terminal_plot
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.terminal_plot import terminal_plot
 
 from scavenger.domain.document import report_document, report_from_document
 from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, SearchOutcome, time_error

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from scavenger.domain.document import report_from_document
 from scavenger.domain.report import RunReport
 from scavenger.errors import ConfigurationError, StoreError
-from scavenger_cli import console
 from scavenger_cli.commands.pricing import priced
+from scavenger_cli.ui import console
 from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
 
 if TYPE_CHECKING:

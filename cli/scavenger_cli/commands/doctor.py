@@ -16,8 +16,8 @@ from rich.text import Text
 
 from scavenger import __version__
 from scavenger.errors import ScavengerError
-from scavenger_cli import console
-from scavenger_cli.formatting import clean, plural, size
+from scavenger_cli.ui import console
+from scavenger_cli.ui.formatting import clean, plural, size
 
 if TYPE_CHECKING:
     from scavenger.store import Store

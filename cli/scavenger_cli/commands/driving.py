@@ -14,8 +14,8 @@ from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.document import report_document
 from scavenger.domain.report import Observer, Predicted, RunReport
 from scavenger.errors import ConfigurationError, Interrupted, ScavengerError
-from scavenger_cli import console, render
-from scavenger_cli.observer import CliObserver, make_observer
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.observer import CliObserver, make_observer
 
 if TYPE_CHECKING:
     from scavenger.store import Store

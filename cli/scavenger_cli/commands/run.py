@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scavenger_cli import console, render
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
-from scavenger_cli.formatting import clean, duration, money, plural
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
     from scavenger.control.provisioning.cloud_resources import CloudResources

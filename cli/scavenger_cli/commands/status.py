@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.domain.operation import describe
-from scavenger_cli import console, render
 from scavenger_cli.commands.operate import operation_row
-from scavenger_cli.formatting import clean, duration, money, when
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, duration, money, when
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.errors import ConfigurationError
-from scavenger_cli import console, render
-from scavenger_cli.formatting import clean, plural, when
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, plural, when
 
 if TYPE_CHECKING:
     from scavenger.store import Store

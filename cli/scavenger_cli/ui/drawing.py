@@ -12,10 +12,10 @@ from rich.text import Text
 
 from scavenger.domain.document import report_document
 from scavenger.domain.report import RunReport
-from scavenger_cli import console, render
-from scavenger_cli.curve_files import curve_csv
-from scavenger_cli.terminal_plot import terminal_plot
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.curve_files import curve_csv
 from scavenger_cli.ui.panel import Panel, panel_of
+from scavenger_cli.ui.terminal_plot import terminal_plot
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -83,7 +83,7 @@ class Drawing:
 
                 return panels_page(self._panels(), title=self.title).encode()
             case "svg" | "png" | "pdf":
-                from scavenger_cli import plots
+                from scavenger_cli.ui import plots
 
                 panels = self._panels()
                 if form == "png":

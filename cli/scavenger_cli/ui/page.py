@@ -19,8 +19,7 @@ import numpy as np
 
 from scavenger.domain.curve import Choice, CurvePoint, TradeoffCurve
 from scavenger.errors import ConfigurationError
-from scavenger_cli.formatting import clean, duration, duration_range, money, money_range, quantity
-from scavenger_cli.render import relative_note
+from scavenger_cli.ui.formatting import clean, duration, duration_range, money, money_range, quantity
 from scavenger_cli.ui.panel import (
     Panel,
     axis_span,
@@ -30,6 +29,7 @@ from scavenger_cli.ui.panel import (
     time_unit,
     with_interval,
 )
+from scavenger_cli.ui.render import relative_note
 
 __all__ = ["panel_figure", "panels_page"]
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, Choice, FloatArray, TradeoffCurve
 from scavenger.domain.report import Actual, Predicted, RunReport
-from scavenger_cli.formatting import clean, duration, money
-from scavenger_cli.render import FINISHED
+from scavenger_cli.ui.formatting import clean, duration, money
+from scavenger_cli.ui.render import FINISHED
 
 __all__ = [
     "COUNTS_MAX",

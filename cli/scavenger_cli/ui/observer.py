@@ -24,8 +24,8 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
-from scavenger_cli.console import console, is_terminal
-from scavenger_cli.formatting import clean, duration, money, plural, quantity
+from scavenger_cli.ui.console import console, is_terminal
+from scavenger_cli.ui.formatting import clean, duration, money, plural, quantity
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

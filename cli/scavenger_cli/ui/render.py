@@ -22,7 +22,7 @@ from scavenger.domain.curve import (
     TradeoffCurve,
 )
 from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, time_error
-from scavenger_cli.formatting import (
+from scavenger_cli.ui.formatting import (
     clean,
     difference,
     duration,

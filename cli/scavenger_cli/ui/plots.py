@@ -19,8 +19,8 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray, TradeoffCurve
 from scavenger.errors import ConfigurationError
-from scavenger_cli.formatting import clean, duration, money
-from scavenger_cli.labels import CHARACTER_WIDTH, Label, place_labels
+from scavenger_cli.ui.formatting import clean, duration, money
+from scavenger_cli.ui.labels import CHARACTER_WIDTH, Label, place_labels
 from scavenger_cli.ui.panel import (
     COUNTS_MAX,
     Panel,
