@@ -30,6 +30,7 @@ from scavenger_cli.options import (
     OutputOption,
     PriceOption,
     Pricing,
+    QuietOption,
     StoreOption,
     Strategy,
     StrategyOption,
@@ -47,7 +48,7 @@ USAGE_ERROR = 2
 
 _settings = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=_settings,
@@ -96,12 +97,15 @@ def optimize(
     dry_run: DryRunOption = False,
     audit: AuditOption = False,
     verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Choose what a job should run on, and run it there."""
     overrides = (objective, strategy, budget, deadline)
-    _execute(job_file, overrides, yes, dry_run, store, output, run=True, audit=audit, verbose=verbose)
+    _execute(
+        job_file, overrides, yes, dry_run, store, output, run=True, audit=audit, verbose=verbose, quiet=quiet
+    )
 
 
 @app.command()
@@ -114,12 +118,13 @@ def plan(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show what a job would take, without running it."""
     overrides = (objective, strategy, budget, deadline)
-    _execute(job_file, overrides, yes, dry_run, store, output, run=False, verbose=verbose)
+    _execute(job_file, overrides, yes, dry_run, store, output, run=False, verbose=verbose, quiet=quiet)
 
 
 def _execute(
@@ -133,6 +138,7 @@ def _execute(
     run: bool,
     audit: bool = False,
     verbose: bool = False,
+    quiet: bool = False,
 ) -> None:
     def command() -> int:
         from scavenger_cli.commands.run import Overrides, execute
@@ -153,6 +159,7 @@ def _execute(
             as_json=output is Output.JSON,
             audit=audit,
             verbose=verbose,
+            quiet=quiet,
         )
 
     finish(output, command)

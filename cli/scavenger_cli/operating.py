@@ -11,6 +11,7 @@ from scavenger_cli.options import (
     AuditOption,
     Output,
     OutputOption,
+    QuietOption,
     RunningJob,
     StoreOption,
     TimeoutOption,
@@ -113,6 +114,7 @@ def resume(
     yes: YesOption = False,
     audit: AuditOption = False,
     verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -122,7 +124,9 @@ def resume(
         from scavenger_cli.commands.resume import resume as resume_job
 
         as_json = output is Output.JSON
-        return resume_job(job, yes=yes, audit=audit, verbose=verbose, store_url=store, as_json=as_json)
+        return resume_job(
+            job, yes=yes, audit=audit, verbose=verbose, quiet=quiet, store_url=store, as_json=as_json
+        )
 
     finish(output, command)
 

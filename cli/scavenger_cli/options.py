@@ -30,6 +30,7 @@ __all__ = [
     "OutputOption",
     "PriceOption",
     "Pricing",
+    "QuietOption",
     "RunningJob",
     "StepTimesOption",
     "StoreOption",
@@ -102,6 +103,7 @@ AuditOption = Annotated[
     bool, typer.Option("--audit", help="Write down which worker trained on which samples: audit.jsonl.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="While it runs, show warnings alone.")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Show all notes.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobKey = Annotated[

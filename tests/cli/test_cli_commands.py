@@ -504,3 +504,22 @@ def test_a_dry_run_keeps_the_path_of_the_job_file_whole(scavenger: Run, tmp_path
 
     assert code == 0, err
     assert any(line.endswith(str(folder / "job.yaml")) for line in out.splitlines())
+
+
+def test_a_quiet_run_writes_its_report_and_no_progress(scavenger: Run, job_file: Path) -> None:
+    code, out, err = scavenger("optimize", job_file, "--yes", "-q")
+
+    assert code == 0
+    assert "Chosen: " in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "offered"), [("scavenger cur", 1, "curves"), ("scavenger plan --objective ", 3, "knee")]
+)
+def test_a_shell_is_offered_commands_and_values(words: str, at: int, offered: str) -> None:
+    shell = {"_SCAVENGER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+    command = [sys.executable, "-m", "scavenger_cli"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **shell}, timeout=60)
+
+    assert offered in done.stdout.split()

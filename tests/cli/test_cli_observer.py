@@ -94,6 +94,15 @@ def test_a_step_line_holds_configuration_step_time_loss_metric_target_and_cost()
         assert words in line
 
 
+def test_a_quiet_display_says_warnings_and_lost_workers_alone() -> None:
+    stream = io.StringIO()
+    observer = make_observer(stream, quiet=True)
+    for event in EVENTS:
+        observer.on_event(event)
+
+    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["warning", "worker"]
+
+
 def test_a_reader_who_left_does_not_end_the_training() -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:

@@ -179,11 +179,12 @@ def test_time_and_cost_of_a_point_are_one_line_along_its_ray() -> None:
     ("times_s", "unit"),
     [
         ((36.0, 75.0), "seconds"),
-        ((61.0, 3000.0), "minutes"),
+        ((66.0, 159.0), "seconds"),
+        ((301.0, 3000.0), "minutes"),
         ((0.5, 0.9), "milliseconds"),
         ((30.0, 7200.0), "seconds"),
         ((5.0, 500_000.0), "minutes"),
-        ((4000.0, 90_000.0), "hours"),
+        ((20_000.0, 90_000.0), "hours"),
     ],
 )
 def test_an_axis_is_in_the_longest_unit_of_which_no_time_is_a_fraction(

@@ -203,9 +203,9 @@ def test_an_error_is_told_by_cause_with_the_source_of_the_epochs() -> None:
     text = " ".join(printed(*render.report_text(report)).split())
     document = report_document(report)
 
-    assert "of +67.0 % in time: +69.2 % from epochs, 30 predicted and 16 needed" in text
+    assert "time off by +67.0 %: +69.2 % from epochs (30 predicted, 16 needed" in text
     assert "epochs from goal.epochs_hint: 30 at batch 32" in text.split("needed")[1]
-    assert "-2.2 % from step time; 0 % from all else" in text
+    assert "-2.2 % from step time, 0 % from all else" in text
     assert document["time_error"]["from_epochs_s"] == pytest.approx(69.2, abs=0.1)
     assert report_document(report_from_document(document)) == document
 

@@ -70,6 +70,7 @@ def drive(
     store_url: str | None,
     as_json: bool,
     verbose: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Drive a job to its end, with its progress on stderr and its report on stdout.
 
@@ -79,6 +80,7 @@ def drive(
         store_url: The database; None for the default.
         as_json: Whether the report is a JSON document.
         verbose: Whether all notes are shown.
+        quiet: Whether warnings alone are shown while it runs.
 
     Returns:
         The exit code: the report's own.
@@ -88,7 +90,7 @@ def drive(
     """
     from scavenger.store import Store
 
-    observer = make_observer(sys.stderr)
+    observer = make_observer(sys.stderr, quiet=quiet)
     interrupts = Interrupts(observer)
     confirmed = False
 

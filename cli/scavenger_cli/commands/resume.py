@@ -8,7 +8,14 @@ __all__ = ["resume"]
 
 
 def resume(
-    key: str, *, yes: bool, store_url: str | None, as_json: bool, audit: bool = False, verbose: bool = False
+    key: str,
+    *,
+    yes: bool,
+    store_url: str | None,
+    as_json: bool,
+    audit: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Resume the job and drive it to its end, shown and reported as `optimize` does.
 
@@ -36,4 +43,5 @@ def resume(
         store_url=store_url,
         as_json=as_json,
         verbose=verbose,
+        quiet=quiet,
     )

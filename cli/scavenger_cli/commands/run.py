@@ -55,6 +55,7 @@ def execute(
     as_json: bool,
     audit: bool = False,
     verbose: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Run the job, or only plan it.
 
@@ -91,6 +92,7 @@ def execute(
         store_url=store_url,
         as_json=as_json,
         verbose=verbose,
+        quiet=quiet,
     )
 
 

@@ -44,7 +44,8 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
             ("VM", "left"),
             ("params", "right"),
             ("goal", "left"),
-            ("evidence", "left"),
+            ("measured", "right"),
+            ("runs", "right"),
             ("", "left"),
         )
         for model in models:
@@ -55,7 +56,8 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
                 clean(model.fingerprint.vm),
                 f"{model.fingerprint.parameters:,}",
                 clean(model.fingerprint.goal) or "-",
-                _evidence(model),
+                str(model.measurements),
+                str(model.runs),
                 mark,
             )
         console.emit(grid)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-__all__ = ["CliObserver", "LiveObserver", "PlainObserver", "make_observer"]
+__all__ = ["CliObserver", "LiveObserver", "PlainObserver", "QuietObserver", "make_observer"]
 
 PLAIN_INTERVAL_S = 10.0
 """Between two lines about steps: an hour's log stays readable, and a dead job is soon noticed."""
@@ -227,6 +227,17 @@ class LiveObserver(CliObserver):
         return Group(head, *(Text(row, no_wrap=True, overflow="ellipsis") for row in below))
 
 
-def make_observer(stream: TextIO) -> CliObserver:
-    """A live display where `stream` is a terminal, plain lines elsewhere."""
+class QuietObserver(PlainObserver):
+    """Warnings alone, and workers that were lost."""
+
+    def on_event(self, event: Event) -> None:
+        """See `Observer.on_event`."""
+        if isinstance(event, WorkerChanged) or (isinstance(event, Noted) and event.level == "warning"):
+            super().on_event(event)
+
+
+def make_observer(stream: TextIO, *, quiet: bool = False) -> CliObserver:
+    """A live display where `stream` is a terminal, plain lines elsewhere; `quiet`: warnings alone."""
+    if quiet:
+        return QuietObserver(stream)
     return LiveObserver(stream) if is_terminal(stream) else PlainObserver(stream)

@@ -374,13 +374,15 @@ def _names(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
     curve = panel.curve
     if not panel.shown.any():
         return
+    below = 20
     logarithmic = [axis_span(panel, column)[2] for column in ("time_s", "cost_usd")]
     for index, name in landmarks(curve, panel.choice).items():
         if not panel.shown[index]:
             continue
         x, y = float(curve.time_s[index]) / scale, float(curve.cost_usd[index])
         chosen = "chosen" in name
-        left = x < (np.median(curve.time_s[panel.shown]) / scale)
+        # nothing lies below the front but intervals; a name above would cover points
+        below += 18
         yield {
             "x": math.log10(x) if logarithmic[0] else x,
             "y": math.log10(y) if logarithmic[1] else y,
@@ -389,12 +391,9 @@ def _names(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
             "arrowhead": 0,
             "arrowwidth": 1,
             "arrowcolor": "@ink@",
-            "ax": 26 if left else -26,
-            "ay": 34 if chosen else -30,
-            "xanchor": "left" if left else "right",
+            "ax": 0,
+            "ay": below,
             "font": {"color": "@ink@", "size": 13},
-            "bgcolor": "@back@",
-            "borderpad": 1,
         }
 
 

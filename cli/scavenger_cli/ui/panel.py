@@ -26,12 +26,14 @@ __all__ = [
     "with_interval",
 ]
 
-INTERVALS_MAX = 12
+INTERVALS_MAX = 6
 """Points up to which each shows its interval: those of one K lie on one ray, and more hide each other."""
 COUNTS_MAX = 24
 """Points up to which each says its K: beyond, the numbers hide the points."""
 LOG_RATIO = 10.0
 """An axis that spans more than this is logarithmic."""
+UNITS_MIN = 5.0
+"""Minutes, hours or days from which on times are drawn in them."""
 UNITS_MAX = 10_000.0
 """Figures on a time axis beyond which the next longer unit is taken."""
 STRETCH = 1.5
@@ -130,13 +132,20 @@ def with_interval(panel: Panel) -> list[int]:
 
 
 def time_unit(times_s: FloatArray) -> tuple[float, str]:
-    """The longest unit of which every time is at least one, as (seconds, name).
+    """The longest unit of which every time is at least `UNITS_MIN`, as (seconds, name): below, minutes are fractions.
 
     Args:
         times_s: Of the points drawn, shape `(n,)`, at least one.
     """
     shortest, longest = float(times_s.min()), float(times_s.max())
-    place = next((i for i, (unit, _) in enumerate(_TIME_UNITS) if shortest >= unit), len(_TIME_UNITS) - 1)
+    place = next(
+        (
+            i
+            for i, (unit, _) in enumerate(_TIME_UNITS)
+            if shortest >= unit * (UNITS_MIN if unit > 1.0 else 1.0)
+        ),
+        len(_TIME_UNITS) - 1,
+    )
     while place > 0 and longest / _TIME_UNITS[place][0] > UNITS_MAX:
         place -= 1
     return _TIME_UNITS[place]
@@ -172,7 +181,8 @@ def axis_span(panel: Panel, column: str) -> tuple[float, float, bool]:
     core = values[allowed] if allowed.any() else values[shown]
     low, high = float(core.min()), float(core.max())
     reach = (high - low) or abs(high)
-    ends = [getattr(curve, f"{name}_{end}_{unit}")[allowed] for end in ("low", "high")]
+    drawn = with_interval(panel)
+    ends = [getattr(curve, f"{name}_{end}_{unit}")[drawn] for end in ("low", "high")]
     wide = np.concatenate([values[shown], *ends])
     wide = wide[np.isfinite(wide)]
     musts = [float(getattr(figures, column)) for figures in panel.run or ()]

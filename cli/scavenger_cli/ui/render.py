@@ -319,12 +319,12 @@ def _causes(report: RunReport) -> Iterator[RenderableType]:
         return
     notes = report.curve.notes if report.curve is not None else ()
     source = next((note for note in notes if note.startswith(EPOCHS_FROM)), "")
-    hinted = f" ({clean(source)})" if source else ""
+    hinted = f"; {clean(source)}" if source else ""
     epochs, step_time, other = (_share(part, actual.time_s) for part in parts)
     yield Text(
-        f"of {_share(error.whole_s, actual.time_s)} in time: {epochs} from epochs, {quantity(predicted.epochs)} "
-        f"predicted and {quantity(actual.epochs)} needed{hinted}; {step_time} from step time; {other} from all else "
-        "(starts, evaluations, changes of configuration)"
+        f"time off by {_share(error.whole_s, actual.time_s)}: {epochs} from epochs "
+        f"({quantity(predicted.epochs)} predicted, {quantity(actual.epochs)} needed{hinted}), {step_time} from "
+        f"step time, {other} from all else (starts, evaluations, changes of configuration)"
     )
 
 
