@@ -13,7 +13,7 @@ import typer
 
 from scavenger import __version__
 from scavenger.errors import Interrupted, ScavengerError
-from scavenger_cli import catalog, clearing, console, costing, modelling, operating
+from scavenger_cli import catalog, clearing, costing, modelling, operating
 from scavenger_cli.options import (
     AuditOption,
     BudgetOption,
@@ -30,13 +30,16 @@ from scavenger_cli.options import (
     OutputOption,
     PriceOption,
     Pricing,
+    QuietOption,
     StoreOption,
     Strategy,
     StrategyOption,
+    VerboseOption,
     WorkloadOption,
     YesOption,
     finish,
 )
+from scavenger_cli.ui import console
 
 __all__ = ["app", "main"]
 
@@ -45,7 +48,7 @@ USAGE_ERROR = 2
 
 _settings = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=_settings,
@@ -93,11 +96,16 @@ def optimize(
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     audit: AuditOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Choose what a job should run on, and run it there."""
-    _execute(True, job_file, objective, strategy, budget, deadline, yes, dry_run, store, output, audit=audit)
+    overrides = (objective, strategy, budget, deadline)
+    _execute(
+        job_file, overrides, yes, dry_run, store, output, run=True, audit=audit, verbose=verbose, quiet=quiet
+    )
 
 
 @app.command()
@@ -109,30 +117,33 @@ def plan(
     deadline: DeadlineOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show what a job would take, without running it."""
-    _execute(False, job_file, objective, strategy, budget, deadline, yes, dry_run, store, output)
+    overrides = (objective, strategy, budget, deadline)
+    _execute(job_file, overrides, yes, dry_run, store, output, run=False, verbose=verbose, quiet=quiet)
 
 
 def _execute(
-    run: bool,
     job_file: Path,
-    objective: ObjectiveName | None,
-    strategy: Strategy | None,
-    budget: str | None,
-    deadline: str | None,
+    overrides: tuple[ObjectiveName | None, Strategy | None, str | None, str | None],
     yes: bool,
     dry_run: bool,
     store: str | None,
     output: Output,
     *,
+    run: bool,
     audit: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> None:
     def command() -> int:
         from scavenger_cli.commands.run import Overrides, execute
 
+        objective, strategy, budget, deadline = overrides
         return execute(
             job_file,
             run=run,
@@ -147,6 +158,8 @@ def _execute(
             store_url=store,
             as_json=output is Output.JSON,
             audit=audit,
+            verbose=verbose,
+            quiet=quiet,
         )
 
     finish(output, command)
@@ -192,6 +205,7 @@ def curves(
         ),
     ] = None,
     out: OutOption = None,
+    verbose: VerboseOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -201,18 +215,19 @@ def curves(
         from scavenger_cli.commands import curves as drawing
         from scavenger_cli.commands.pricing import Sizes
 
-        ending = None if out is None else out.suffix.removeprefix(".").lower()
-        meant = next((one for one in CurveFormat if one == ending), CurveFormat.TERMINAL)
-        wanted = (CurveFormat.JSON if output is Output.JSON else form or meant).value
+        named = CurveFormat.JSON if output is Output.JSON else form
+        wanted = drawing.form_of(None if named is None else named.value, out)
         limits = drawing.Limits.of(None if objective is None else objective.value, budget, deadline)
         sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
         if not sources:
             drawing.refuse_limits_of_a_job(limits)
-            return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes)
+            return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes, verbose=verbose)
         from scavenger.control.search.imported import ImportOptions
 
         terms = ImportOptions(price, workload, dataset_size)
-        return drawing.show_imported(sources, terms, limits, form=wanted, out=out, sizes=sizes)
+        return drawing.show_imported(
+            sources, terms, limits, form=wanted, out=out, sizes=sizes, verbose=verbose
+        )
 
     finish(output, command)
 

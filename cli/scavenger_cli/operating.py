@@ -11,9 +11,11 @@ from scavenger_cli.options import (
     AuditOption,
     Output,
     OutputOption,
+    QuietOption,
     RunningJob,
     StoreOption,
     TimeoutOption,
+    VerboseOption,
     WaitOption,
     YesOption,
     finish,
@@ -111,6 +113,8 @@ def resume(
     job: RunningJob,
     yes: YesOption = False,
     audit: AuditOption = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -119,7 +123,10 @@ def resume(
     def command() -> int:
         from scavenger_cli.commands.resume import resume as resume_job
 
-        return resume_job(job, yes=yes, audit=audit, store_url=store, as_json=output is Output.JSON)
+        as_json = output is Output.JSON
+        return resume_job(
+            job, yes=yes, audit=audit, verbose=verbose, quiet=quiet, store_url=store, as_json=as_json
+        )
 
     finish(output, command)
 

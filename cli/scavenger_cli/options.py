@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from scavenger.errors import ScavengerError
-from scavenger_cli import console
+from scavenger_cli.ui import console
 
 __all__ = [
     "AuditOption",
@@ -30,12 +30,14 @@ __all__ = [
     "OutputOption",
     "PriceOption",
     "Pricing",
+    "QuietOption",
     "RunningJob",
     "StepTimesOption",
     "StoreOption",
     "Strategy",
     "StrategyOption",
     "TimeoutOption",
+    "VerboseOption",
     "WaitOption",
     "WorkloadOption",
     "YesOption",
@@ -82,6 +84,8 @@ class CurveFormat(StrEnum):
 
     TERMINAL = "terminal"
     SVG = "svg"
+    PNG = "png"
+    PDF = "pdf"
     HTML = "html"
     CSV = "csv"
     JSON = "json"
@@ -99,6 +103,8 @@ AuditOption = Annotated[
     bool, typer.Option("--audit", help="Write down which worker trained on which samples: audit.jsonl.")
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="While it runs, show warnings alone.")]
+VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Show all notes.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobKey = Annotated[
     str | None, typer.Argument(metavar="JOB", help="Id, start of the id, or name; the latest if left out.")

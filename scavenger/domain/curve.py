@@ -10,7 +10,16 @@ import numpy.typing as npt
 
 from scavenger.domain.configuration import Configuration
 
-__all__ = ["Choice", "CurvePoint", "Infeasible", "Objective", "TradeoffCurve", "paid_share", "rest"]
+__all__ = [
+    "EPOCHS_FROM",
+    "Choice",
+    "CurvePoint",
+    "Infeasible",
+    "Objective",
+    "TradeoffCurve",
+    "paid_share",
+    "rest",
+]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -18,6 +27,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 Objective = str
 """`time`, `cost`, `knee` or `utility`."""
+
+
+EPOCHS_FROM = "epochs from "
+"""How the note begins that names the source of the predicted epochs."""
 
 
 def rest(whole: FloatArray, once: FloatArray | None, remaining: float) -> FloatArray:
@@ -80,7 +93,7 @@ class TradeoffCurve:
         reasons: `reasons[0]` is empty.
         relative_only: Nothing is known of the epochs to the target but the user's bound: ratios between points
             mean something, absolute figures do not.
-        notes: What the reader must know: what is not counted, assumed or extrapolated.
+        notes: What is not counted, assumed or extrapolated; those that most change a choice come first.
         knee: Index of the knee among the points; None where the front has none.
         setup_s: Of `time_s`, shape `(n,)`: until VMs that are not there yet train. It is due whatever share of the
             way is left, and paid for at the same rate as the rest. None where it is not counted.

@@ -16,7 +16,7 @@ from scavenger.domain.configuration import Configuration
 from scavenger.domain.cost import CostEstimate, CostItem
 from scavenger.domain.curve import Choice, CurvePoint, Infeasible, TradeoffCurve
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, SearchOutcome
+from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, SearchOutcome, time_error
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -37,7 +37,8 @@ def report_document(report: RunReport) -> Document:
 
     Returns:
         `schema_version`, `job`, `search`, `choice` (null where `infeasible` says why), `curve` with one entry
-        per configuration, `curve_info`, `predicted`, `actual` (null for a plan), `metric`, `steps`,
+        per configuration, `curve_info`, `predicted`, `actual` (null for a plan), `time_error` (predicted less
+        actual time by cause; null where it cannot be split), `metric`, `steps`,
         `model_path`, `measurements_path`, `warnings`, `quarantined`, `estimate`, `error` and `exit_code`.
     """
     chosen = report.choice if isinstance(report.choice, Choice) else None
@@ -66,6 +67,7 @@ def report_document(report: RunReport) -> Document:
             "step_time_s": _finite(report.actual.step_time_s),
             "epochs": _finite(report.actual.epochs),
         },
+        "time_error": _time_error(report.predicted, report.actual),
         "metric": None
         if report.metric is None
         else {
@@ -163,6 +165,21 @@ def _predicted(predicted: Predicted) -> Document:
         "interval": _interval(predicted.time_interval_s, predicted.cost_interval_usd),
         "step_time_s": _finite(predicted.step_time_s),
         "epochs": _finite(predicted.epochs),
+        "spent_s": _finite(predicted.spent_s),
+        "spent_usd": _finite(predicted.spent_usd),
+        "remaining": _finite(predicted.remaining),
+    }
+
+
+def _time_error(predicted: Predicted | None, actual: Actual | None) -> Document | None:
+    error = None if predicted is None or actual is None else time_error(predicted, actual)
+    if error is None:
+        return None
+    return {
+        "whole_s": error.whole_s,
+        "from_epochs_s": error.epochs_s,
+        "from_step_time_s": error.step_time_s,
+        "from_other_s": error.other_s,
     }
 
 
@@ -378,6 +395,9 @@ def _read_report(document: Mapping[str, Any]) -> RunReport:
             cost_interval_usd=_pair(predicted["interval"]["cost_usd"]),
             step_time_s=_number(predicted["step_time_s"]),
             epochs=_number(predicted["epochs"]),
+            spent_s=_number(predicted.get("spent_s", 0.0)),
+            spent_usd=_number(predicted.get("spent_usd", 0.0)),
+            remaining=_number(predicted.get("remaining", 1.0)),
         ),
         actual=None
         if actual is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,8 +26,10 @@ __all__ = [
     "RunReport",
     "SearchOutcome",
     "StepDone",
+    "TimeError",
     "ViewChanged",
     "WorkerChanged",
+    "time_error",
 ]
 
 JobState = Literal[
@@ -151,7 +154,12 @@ class SearchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """For this run, from its start to its end, as predicted at the moment of the choice; intervals hold 90 %."""
+    """For this run, from its start to its end, as predicted at the moment of the choice; intervals hold 90 %.
+
+    Attributes:
+        spent_s, spent_usd: Of `time_s` and `cost_usd`: spent before the choice, and due for the start of workers.
+        remaining: Share of the way to the target that was left at the choice, in [0, 1].
+    """
 
     time_s: float
     time_interval_s: tuple[float, float]
@@ -159,6 +167,9 @@ class Predicted:
     cost_interval_usd: tuple[float, float]
     step_time_s: float
     epochs: float
+    spent_s: float = 0.0
+    spent_usd: float = 0.0
+    remaining: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,49 @@ class Actual:
     cost_usd: float
     step_time_s: float
     epochs: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeError:
+    """Predicted less actual time, by cause: the three causes add up to `whole_s`.
+
+    Attributes:
+        epochs_s: As more or fewer epochs were needed than predicted.
+        step_time_s: As a step took more or less time than predicted.
+        other_s: As starts, evaluations and changes of configuration took more or less time than predicted.
+    """
+
+    whole_s: float
+    epochs_s: float
+    step_time_s: float
+    other_s: float
+
+
+def time_error(predicted: Predicted, actual: Actual) -> TimeError | None:
+    """Split the error of a predicted time into its causes.
+
+    What was left at the choice takes `V = E s r` seconds, with E epochs to go, s seconds a step, and r for all else.
+    The logarithmic mean `L = (Vp - Va) / ln(Vp / Va)` splits the difference exactly and alike for both directions:
+    `Vp - Va = L ln(Ep / Ea) + L ln(sp / sa) + L ln(rp / ra)` [1]_. What was spent before is the same in both.
+
+    Returns:
+        None where a figure is unknown, or the run ended before it went on from the choice.
+
+    References:
+        .. [1] Ang, "The LMDI approach to decomposition analysis", Energy Policy 33, 2005.
+    """
+    ahead_s, came_s = predicted.time_s - predicted.spent_s, actual.time_s - predicted.spent_s
+    epochs = predicted.epochs * predicted.remaining
+    came_epochs = actual.epochs - predicted.epochs * (1.0 - predicted.remaining)
+    figures = (ahead_s, came_s, epochs, came_epochs, predicted.step_time_s, actual.step_time_s)
+    if not all(math.isfinite(figure) and figure > 0.0 for figure in figures):
+        return None
+    ratio = math.log(ahead_s / came_s)
+    mean_s = came_s if abs(ratio) < 1e-9 else (ahead_s - came_s) / ratio
+    epochs_s = mean_s * math.log(epochs / came_epochs)
+    step_time_s = mean_s * math.log(predicted.step_time_s / actual.step_time_s)
+    whole_s = predicted.time_s - actual.time_s
+    return TimeError(whole_s, epochs_s, step_time_s, whole_s - epochs_s - step_time_s)
 
 
 @dataclass(frozen=True, slots=True)

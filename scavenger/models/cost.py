@@ -139,34 +139,39 @@ def estimate(rental: Rental) -> CostEstimate:
         busy_s = expected_time_s(work_s, vms, risk)
         if math.isinf(busy_s):
             raise NoFeasiblePlanError(
-                f"spot: {vms} VMs with {risk.interruptions_per_hour:g} interruptions per hour each lose "
-                f"{loss_per_interruption_s(vms, risk):.0f} s at every one, and would never finish"
+                f"spot: {vms} VM{'' if vms == 1 else 's'} with {risk.interruptions_per_hour:g} interruptions per VM "
+                f"and hour would lose {loss_per_interruption_s(vms, risk):.0f} s at each and never finish"
             )
 
-    def item(name: str, count: int, seconds: float, usd_per_hour: float, what: str) -> CostItem:
+    def item(
+        name: str, count: int, seconds: float, usd_per_hour: float, noun: str, which: str = ""
+    ) -> CostItem:
         usd = count * seconds / _HOUR_S * usd_per_hour
-        return CostItem(name, usd, f"{count} {what} x {seconds:.0f} s at ${usd_per_hour:.6g} per hour")
+        counted = f"{count} {noun}{'' if count == 1 else 's'}{which}"
+        return CostItem(name, usd, f"{counted} x {seconds:.0f} s at ${usd_per_hour:.6g} per hour")
 
     time_s = rental.setup_s + busy_s
-    items = [item("training", vms, rental.train_s, price, "VMs")]
+    items = [item("training", vms, rental.train_s, price, "VM")]
     if change_s:
-        items.append(item("changes", vms, change_s, price, "VMs"))
+        items.append(item("changes", vms, change_s, price, "VM"))
     if risk is not None:
-        extra = item("interruptions", vms, busy_s - work_s, price, "VMs")
+        extra = item("interruptions", vms, busy_s - work_s, price, "VM")
         count = expected_interruptions(busy_s, vms, risk)
         items.append(CostItem(extra.name, extra.usd, f"{count:.3g} expected, {extra.how}"))
     if rental.setup_s:
-        items.append(item("set-up", vms, rental.setup_s, price, "VMs"))
+        items.append(item("set-up", vms, rental.setup_s, price, "VM"))
     if rental.aggregators and rental.usd_per_aggregator_hour is not None:
         hourly = rental.usd_per_aggregator_hour
-        items.append(item("aggregators", rental.aggregators, time_s, hourly, "VMs on demand"))
+        items.append(item("aggregators", rental.aggregators, time_s, hourly, "VM", " on demand"))
     disks = vms + rental.aggregators
     not_counted: list[str] = []
     if rental.disk_gib and rental.usd_per_gib_hour is not None:
         hourly = rental.disk_gib * rental.usd_per_gib_hour
-        items.append(item("disks", disks, time_s, hourly, f"disks of {rental.disk_gib:g} GiB"))
+        items.append(item("disks", disks, time_s, hourly, "disk", f" of {rental.disk_gib:g} GiB"))
     elif rental.disk_gib:
-        not_counted.append(f"{disks} disks of {rental.disk_gib:g} GiB: their price is not known")
+        not_counted.append(
+            f"{disks} disk{'' if disks == 1 else 's'} of {rental.disk_gib:g} GiB: their price is not known"
+        )
     if rental.spot and risk is None:
         not_counted.append("interruptions of spot VMs: how often they come is not known")
     return CostEstimate(time_s, tuple(items), (*not_counted, *NEVER_COUNTED))

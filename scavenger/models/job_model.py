@@ -200,17 +200,19 @@ class JobModel:
         return self.statistical.relative_only
 
     def all_notes(self, costs: CostTerms | None = None, offers: Sequence[Offer] = ()) -> tuple[str, ...]:
-        """Those of the job, of the epochs and of every VM type, each once.
+        """Of the epochs, the job and every VM type, each once; what is not counted comes last.
+
+        The first say what most changes a choice: a reader may stop there.
 
         Args:
             costs: What is counted beside the workers, in the words of which the notes then say what is not.
             offers: Whose interruptions `costs` speaks of.
         """
         parallel = [note for vm in self.vms for note in vm.parallel.notes]
-        notes = dict.fromkeys((*self.notes, *self.statistical.notes, *parallel))
-        if costs is None:
-            return tuple(notes)
-        return (*(note for note in notes if note != NOT_COUNTED), *terms_notes(costs, offers))
+        notes = tuple(dict.fromkeys((*self.statistical.notes, *self.notes, *parallel)))
+        counting = tuple(note for note in notes if note == NOT_COUNTED)
+        others = tuple(note for note in notes if note != NOT_COUNTED)
+        return (*others, *(counting if costs is None else terms_notes(costs, offers)))
 
     def knows(self, offer: Offer) -> bool:
         """Whether steps were measured on this VM type; elsewhere they are carried over by processor count."""

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from scavenger.domain.curve import FloatArray
+from scavenger.domain.curve import EPOCHS_FROM, FloatArray
 from scavenger.domain.measurement import ConvergenceRecord, Measurement
 from scavenger.models.epoch_laws import (
     CRITICAL_BATCH_LOG_SD,
@@ -288,16 +288,16 @@ def _level(
     if runs:
         sizes = sorted({run.global_batch_size for run in runs})
         notes.append(
-            f"epochs from finished runs ({len(runs)}) at batch {', '.join(f'{size:g}' for size in sizes)}"
+            f"{EPOCHS_FROM}finished runs ({len(runs)}) at batch {', '.join(f'{size:g}' for size in sizes)}"
         )
         return *_run_means(runs), False
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
-        notes.append(f"epochs from goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}")
+        notes.append(f"{EPOCHS_FROM}goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}")
         return (smallest,), (math.log(epochs_hint),), (HINT_LOG_SD,), 0.0, False
     if prior is not None and not prior.relative_only:
         epochs, deviation = prior.predict(np.array([smallest]))
-        notes.append("epochs from stored models, none of them a finished run of this job")
+        notes.append(f"{EPOCHS_FROM}stored models, none of them a finished run of this job")
         spread = max(float(deviation[0]), LAW_LOG_SD)
         return (smallest,), (math.log(float(epochs[0])),), (spread,), 0.0, False
     notes.append(
@@ -363,8 +363,8 @@ def _scale_prior(
     estimate = critical_batch_from_noise(readings)
     if estimate is not None:
         notes.append(
-            f"critical batch size of about {estimate.critical_batch_size:.3g} samples from the measured noise scale, "
-            f"which grows over a run: uncertain by a factor of {math.exp(estimate.log_sd):.2g}"
+            f"critical batch size of about {_three_digits(estimate.critical_batch_size)} samples from the measured "
+            f"noise scale, which grows over a run: uncertain by a factor of {math.exp(estimate.log_sd):.2g}"
         )
         return math.log(estimate.critical_batch_size), estimate.log_sd, True
     if prior is not None and isinstance(prior.law, CriticalBatch | UShaped):
@@ -373,6 +373,11 @@ def _scale_prior(
         return math.log(prior.law.critical_batch_size), spread, True
     notes.append("no noise scale was measured: how epochs grow with the batch size is a guess")
     return math.log(batch_max), CRITICAL_BATCH_LOG_SD, False
+
+
+def _three_digits(value: float) -> str:
+    """`1,260`, not `1.26e+03`."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 def _noise_line(measurements: Sequence[Measurement]) -> tuple[float, float]:

@@ -180,11 +180,13 @@ def _infeasible(
     misses = []
     if over_time[index] > 1.0 and deadline_s is not None:
         misses.append(
-            f"{time_s[index]:.4g} s, {_percent(over_time[index])} past the deadline of {deadline_s:.6g} s"
+            f"{time_s[index]:.4g} s{_with(f'{spent_time_s:.4g} s', spent_time_s)}, "
+            f"{_percent(over_time[index])} past the deadline of {deadline_s:.6g} s"
         )
     if over_cost[index] > 1.0 and budget_usd is not None:
         misses.append(
-            f"${cost_usd[index]:.4g}, {_percent(over_cost[index])} over the budget of ${budget_usd:.6g}"
+            f"${cost_usd[index]:.4g}{_with(f'${spent_usd:.4g}', spent_usd)}, "
+            f"{_percent(over_cost[index])} over the budget of ${budget_usd:.6g}"
         )
     point = curve[index]
     limits = " and ".join(
@@ -195,6 +197,10 @@ def _infeasible(
         f"{' and '.join(misses)}"
     )
     return Infeasible(reason, point)
+
+
+def _with(words: str, spent: float) -> str:
+    return f" with the {words} spent so far" if spent > 0.0 else ""
 
 
 def _over(total: FloatArray, limit: float | None) -> FloatArray:

@@ -101,7 +101,7 @@ def build_curve(
     too_large = (local_batch_sizes(workers, batch) > memory_max) & ~predicted.measured
     exclude(too_large, "local batch too large for a worker's memory")
     exclude(~np.isfinite(predicted.time_s), NEVER_DONE)
-    notes = list(model.all_notes(costs, space.offers))
+    notes: list[str] = []
     setup_s = setup_usd = None
     if costs is not None:
         setup_s = predicted.setup_s
@@ -139,6 +139,7 @@ def build_curve(
         )
     front = pareto_front(predicted.time_s, predicted.cost_usd, allowed)
     knee = find_knee(predicted.time_s, predicted.cost_usd, front)
+    notes += model.all_notes(costs, space.offers)
     if knee is None and np.any(allowed):
         notes.append("the front has no knee")
     return TradeoffCurve(

@@ -10,18 +10,22 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import cli_fake
 import pytest
 from cli_fake import JOB, Run
 from cli_samples import make_report
-from scavenger_cli import console
+from scavenger_cli.commands.driving import drive
 from scavenger_cli.main import app
+from scavenger_cli.ui import console
 from typer.testing import CliRunner
 
+from scavenger.control.job_file.load import load_job
 from scavenger.domain.document import report_document
 from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.report import RunReport
 from scavenger.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -232,6 +236,48 @@ def test_the_ending_of_the_file_names_the_format(
     assert (tmp_path / name).read_text() == scavenger("curves", "-f", form)[1]
 
 
+@pytest.mark.parametrize(("name", "begins"), [("c.png", b"\x89PNG"), ("c.PDF", b"%PDF-")])
+def test_a_picture_is_written_as_its_name_says(
+    scavenger: Run, stored: str, tmp_path: Path, name: str, begins: bytes
+) -> None:
+    assert scavenger("curves", "--out", tmp_path / name)[0] == 0
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--out", "c.jpg"), "no curve is written as .jpg: use .svg, .png, .pdf"),
+        (("-f", "csv", "--out", "c.png"), "the file's name says png, and -f csv"),
+    ],
+)
+def test_a_file_whose_name_says_something_else_is_refused(
+    scavenger: Run,
+    stored: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = scavenger("curves", *arguments)
+
+    assert code == 2
+    assert words in err
+    assert not list(tmp_path.glob("c.*"))
+
+
+def test_the_limits_of_the_job_file_are_drawn(scavenger: Run, store_url: str, job_file: Path) -> None:
+    report, job_file = make_report(), job_file.with_name("limited.yaml")
+    job_file.write_text(JOB + "constraints: {deadline: 25m}\n")
+    with Store.open(store_url) as store:
+        spec = load_job(job_file).written()
+        job = store.create_job("digits-cnn", spec=spec, job_file="job.yaml")
+        store.finish_job(job.id, state="succeeded", report=report_document(report), exit_code=0)
+
+    assert "deadline 25 min" in scavenger("curves", "-f", "svg")[1]
+
+
 def test_curves_as_json_holds_every_point(scavenger: Run, stored: str) -> None:
     document = json.loads(scavenger("curves", "-o", "json")[1])
 
@@ -399,3 +445,81 @@ def test_console_records_become_json() -> None:
     report = console.plain(make_report())
 
     assert json.loads(json.dumps(report, allow_nan=False))["job_name"] == "digits-cnn"
+
+
+def test_a_model_is_listed_with_the_name_of_the_job_that_fitted_it(
+    scavenger: Run, store_url: str, stored: str
+) -> None:
+    fingerprint = Fingerprint("a" * 64, 1000, "Adam:1", 60_000, 784, "val_accuracy>=0.97", "local", "cpu")
+    with Store.open(store_url) as store:
+        store.save_model(fingerprint, {"x": 1.5}, job_id=stored, schema_version=1, measurements=4, runs=1)
+
+    assert "digits-cnn" in scavenger("models", "list")[1]
+    assert json.loads(scavenger("models", "list", "-o", "json")[1])["models"][0]["job_name"] == "digits-cnn"
+
+
+class _Cut:
+    """A driver whose job ends before its goal, with a checkpoint or without one."""
+
+    processes = vms = 0
+
+    def __init__(self, store: Store, *, checkpoint: str | None) -> None:
+        self._store, self._checkpoint = store, checkpoint
+
+    def run(self) -> RunReport:
+        job = self._store.create_job("digits-cnn", spec={}, job_file="job.yaml")
+        report = replace(make_report(), job_id=job.id, state="interrupted", exit_code=130)
+        if self._checkpoint is not None:
+            self._store.update_job(job.id, checkpoint=self._checkpoint)
+        self._store.finish_job(job.id, state="interrupted", report=report_document(report), exit_code=130)
+        return report
+
+    def request_stop(self, reason: str) -> None: ...
+
+    def kill_now(self) -> None: ...
+
+
+@pytest.mark.parametrize("checkpoint", [None, "/home/u/checkpoints"])
+def test_an_interrupted_job_says_how_to_go_on_where_it_has_a_checkpoint(
+    store_url: str, capsys: pytest.CaptureFixture[str], checkpoint: str | None
+) -> None:
+    code = drive(
+        lambda store, observer, confirm: _Cut(store, checkpoint=checkpoint),
+        ask=False,
+        store_url=store_url,
+        as_json=False,
+    )
+
+    assert code == 130
+    assert ("scavenger resume " in capsys.readouterr().err) == (checkpoint is not None)
+
+
+def test_a_dry_run_keeps_the_path_of_the_job_file_whole(scavenger: Run, tmp_path: Path) -> None:
+    folder = tmp_path / ("a-long-name-of-a-folder-" * 5)
+    folder.mkdir()
+    (folder / "job.yaml").write_text(JOB)
+    (folder / "train.py").write_text("job = None")
+
+    code, out, err = scavenger("plan", folder / "job.yaml", "--dry-run")
+
+    assert code == 0, err
+    assert any(line.endswith(str(folder / "job.yaml")) for line in out.splitlines())
+
+
+def test_a_quiet_run_writes_its_report_and_no_progress(scavenger: Run, job_file: Path) -> None:
+    code, out, err = scavenger("optimize", job_file, "--yes", "-q")
+
+    assert code == 0
+    assert "Chosen: " in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "at", "offered"), [("scavenger cur", 1, "curves"), ("scavenger plan --objective ", 3, "knee")]
+)
+def test_a_shell_is_offered_commands_and_values(words: str, at: int, offered: str) -> None:
+    shell = {"_SCAVENGER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(at)}
+    command = [sys.executable, "-m", "scavenger_cli"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **shell}, timeout=60)
+
+    assert offered in done.stdout.split()

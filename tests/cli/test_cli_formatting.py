@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scavenger_cli.formatting import (
+from scavenger_cli.ui.formatting import (
     clean,
     difference,
     duration,
@@ -87,6 +87,9 @@ def test_sizes_and_differences() -> None:
     assert size(600 * 2**20) == "600 MiB"
     assert difference(1.1, 1.0) == "+10.0 %"
     assert difference(1.0, 0.0) == "was 0"
+    assert difference(0.9999, 1.0) == "0 %"
+    assert difference(1.0001, 1.0) == "0 %"
+    assert difference(244.9, 1.0) == "245 times"
     assert quantity(123_456) == "123,000"
 
 

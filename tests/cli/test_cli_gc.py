@@ -110,7 +110,7 @@ def test_without_a_terminal_or_consent_nothing_is_ended(scavenger: Run, scene: S
 def test_on_a_terminal_it_asks(
     scavenger: Run, scene: Scene, monkeypatch: pytest.MonkeyPatch, answer: bool, ended: bool
 ) -> None:
-    from scavenger_cli import console
+    from scavenger_cli.ui import console
 
     scene.launch(written=False)
     monkeypatch.setattr(console, "is_interactive", lambda: True)

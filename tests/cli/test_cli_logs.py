@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scavenger_cli.commands import logs as logs_module
 from scavenger_cli.commands.logs import LINE_BYTES_MAX, READ_BYTES_MAX, LogTail
-from scavenger_cli.formatting import harmless
+from scavenger_cli.ui.formatting import harmless
 
 from scavenger.store import Store
 

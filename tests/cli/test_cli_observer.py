@@ -5,7 +5,14 @@ from __future__ import annotations
 import io
 
 from cli_samples import make_choice, make_curve
-from scavenger_cli.observer import PLAIN_INTERVAL_S, LiveObserver, PlainObserver, make_observer
+from rich.console import Console
+from scavenger_cli.ui.observer import (
+    DISPLAY_ROWS,
+    PLAIN_INTERVAL_S,
+    LiveObserver,
+    PlainObserver,
+    make_observer,
+)
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
@@ -20,6 +27,11 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def step(number: int) -> StepDone:
@@ -82,6 +94,15 @@ def test_a_step_line_holds_configuration_step_time_loss_metric_target_and_cost()
         assert words in line
 
 
+def test_a_quiet_display_says_warnings_and_lost_workers_alone() -> None:
+    stream = io.StringIO()
+    observer = make_observer(stream, quiet=True)
+    for event in EVENTS:
+        observer.on_event(event)
+
+    assert [line.split(":")[0] for line in stream.getvalue().splitlines()] == ["warning", "worker"]
+
+
 def test_a_reader_who_left_does_not_end_the_training() -> None:
     class Gone(io.StringIO):
         def write(self, text: str) -> int:
@@ -95,10 +116,6 @@ def test_where_there_is_no_terminal_the_plain_one_is_used() -> None:
 
 
 def test_the_live_display_draws_the_last_step_and_costs_nothing_per_step() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     stream = Terminal()
     observer = LiveObserver(stream)
     for event in EVENTS:
@@ -121,3 +138,17 @@ def test_the_live_display_draws_the_last_step_and_costs_nothing_per_step() -> No
     assert "step 999" in drawn
     assert "profiling" in drawn
     assert drawn.endswith("\x1b[2K") or "\x1b[?25h" in drawn
+
+
+def test_a_phase_without_known_progress_shows_its_name_and_time_and_repeats_nothing() -> None:
+    clock = [0.0]
+    observer = LiveObserver(Terminal(), clock=lambda: clock[0])
+    observer.on_event(step(1))
+    observer.on_event(PhaseChanged("saving", "/home/u/model.keras"))
+    clock[0] = 12.0
+    drawn = io.StringIO()
+    screen = Console(file=drawn, width=80, color_system=None)
+    screen.print(observer._render())
+
+    assert drawn.getvalue().split() == ["saving", "12", "s"]
+    assert len(drawn.getvalue().splitlines()) == DISPLAY_ROWS

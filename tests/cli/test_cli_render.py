@@ -8,11 +8,14 @@ from dataclasses import replace
 
 import pytest
 from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
-from scavenger_cli import console, render
-from scavenger_cli.terminal_plot import terminal_plot
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.terminal_plot import terminal_plot
 
-from scavenger.domain.report import MetricOutcome, RunReport, SearchOutcome
+from scavenger.domain.document import report_document, report_from_document
+from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, SearchOutcome, time_error
 
 LARGE = make_curve(
     range(1, 11), [64 * i for i in range(1, 11)], ("e2-standard-4", "n2-standard-8"), deadline_s=900
@@ -157,3 +160,77 @@ def test_what_a_stream_cannot_encode_is_replaced_by_as_many_plain_characters() -
     console.write(stream, "2 × é…漢")
 
     assert raw.getvalue() == b"2 x e.?"
+
+
+def _off(epochs: float, step_time_s: float, other_s: float = 0.0) -> RunReport:
+    """A run of 100 s that was predicted with so many times its epochs and step time; 20 s were spent before."""
+    actual = Actual(time_s=100.0, cost_usd=0.01, step_time_s=0.05, epochs=16.0)
+    predicted = Predicted(
+        time_s=20.0 + 80.0 * epochs * step_time_s + other_s,
+        time_interval_s=(50.0, 300.0),
+        cost_usd=0.01,
+        cost_interval_usd=(0.005, 0.03),
+        step_time_s=0.05 * step_time_s,
+        epochs=16.0 * epochs,
+        spent_s=20.0,
+    )
+    curve = replace(make_curve(), notes=("epochs from goal.epochs_hint: 30 at batch 32", "another"))
+    return replace(make_report(curve), predicted=predicted, actual=actual)
+
+
+@given(
+    st.floats(0.1, 10.0),
+    st.floats(0.1, 10.0),
+    st.floats(0.0, 50.0),
+)
+def test_the_causes_of_an_error_in_time_add_up_to_it(
+    epochs: float, step_time_s: float, other_s: float
+) -> None:
+    report = _off(epochs, step_time_s, other_s)
+    assert report.predicted is not None
+    assert report.actual is not None
+    error = time_error(report.predicted, report.actual)
+
+    assert error is not None
+    assert error.epochs_s + error.step_time_s + error.other_s == pytest.approx(error.whole_s, abs=1e-6)
+    assert error.epochs_s * (epochs - 1.0) >= 0.0
+    assert error.step_time_s * (step_time_s - 1.0) >= 0.0
+    assert error.other_s == pytest.approx(0.0, abs=1e-6) or other_s > 0.0
+
+
+def test_an_error_is_told_by_cause_with_the_source_of_the_epochs() -> None:
+    report = _off(30 / 16, 0.98)
+    text = " ".join(printed(*render.report_text(report)).split())
+    document = report_document(report)
+
+    assert "time off by +67.0 %: +69.2 % from epochs (30 predicted, 16 needed" in text
+    assert "epochs from goal.epochs_hint: 30 at batch 32" in text.split("needed")[1]
+    assert "-2.2 % from step time, 0 % from all else" in text
+    assert document["time_error"]["from_epochs_s"] == pytest.approx(69.2, abs=0.1)
+    assert report_document(report_from_document(document)) == document
+
+
+def test_a_run_that_was_cut_short_is_not_held_against_what_was_predicted_of_its_end() -> None:
+    text = printed(*render.report_text(replace(_off(2.0, 1.0), state="interrupted")))
+
+    assert "off by" not in text
+    assert "from epochs" not in text
+
+
+def test_a_prediction_says_what_was_added_to_the_figure_in_the_table() -> None:
+    report = replace(_off(1.0, 1.0))
+    text = " ".join(printed(*render.report_text(report)).split())
+
+    assert "time predicted: 20 s until the choice and for starting workers, and 1 min 20 s" in text
+    assert "(from nothing: 23 min" in text
+
+
+def test_three_notes_are_shown_and_all_where_they_are_asked_for() -> None:
+    curve = replace(make_curve(), notes=tuple(f"remark {number}" for number in range(5)))
+    short = printed(*render.curve_table(curve, make_choice(curve)))
+    whole = printed(*render.curve_table(curve, make_choice(curve), verbose=True))
+
+    assert short.count("note: remark") == 3
+    assert "and 2 more notes: -v shows them" in short
+    assert whole.count("note: remark") == 5
+    assert "more note" not in whole

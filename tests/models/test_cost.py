@@ -325,3 +325,20 @@ def test_a_vm_without_a_sound_price_is_an_error(price: float | None, complaint: 
     prices = {} if price is None else {KEYS[1]: price}
     with pytest.raises(ConfigurationError, match=f"e2-standard-4 in us-central1-a is {complaint}: VM i-0"):
         ledger([seen(0, spot=True, start=0, lived=60)], prices, at=START)
+
+
+def test_one_vm_is_told_as_one() -> None:
+    rental = Rental(
+        workers=1,
+        train_s=60.0,
+        usd_per_vm_hour=1.0,
+        aggregators=1,
+        usd_per_aggregator_hour=0.1,
+        disk_gib=20.0,
+        usd_per_gib_hour=0.0001,
+    )
+    told = {item.name: item.how for item in estimate(rental).items}
+
+    assert told["training"].startswith("1 VM x 60 s")
+    assert told["aggregators"].startswith("1 VM on demand x")
+    assert told["disks"].startswith("2 disks of 20 GiB x")

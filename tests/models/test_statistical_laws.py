@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -363,3 +364,11 @@ def test_predictions_agree_with_the_joint_posterior(runs) -> None:  # type: igno
     assert found.predict(GRID)[0] == pytest.approx(mean)
     assert found.predict(GRID)[1] == pytest.approx(np.diag(covariance), abs=1e-9)
     assert np.all(np.linalg.eigvalsh(covariance) > -1e-9)
+
+
+def test_a_large_critical_batch_is_told_in_digits() -> None:
+    model = fit(hint=10.0, noise=[NoiseReading(0.5, 40_000.0, 20.0, 64.0)])
+    note = next(note for note in model.notes if note.startswith("critical batch size"))
+
+    assert "e+" not in note
+    assert re.search(r"about \d,\d\d0 samples", note)

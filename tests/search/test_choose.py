@@ -176,3 +176,12 @@ def test_every_choice_is_on_the_front_and_explained(
         assert choice.point.time_s == np.min(curve.time_s)
     if objective == "cost":
         assert choice.point.cost_usd == np.min(curve.cost_usd)
+
+
+def test_what_was_spent_already_is_told_with_how_far_the_nearest_misses() -> None:
+    curve = build_curve(job_model(), SPACE, deadline_s=60.0, spent_time_s=50.0)
+    verdict = choose(curve, "knee", deadline_s=60.0, spent_time_s=50.0)
+
+    assert isinstance(verdict, Infeasible)
+    assert verdict.nearest is not None
+    assert f"{verdict.nearest.time_s + 50.0:.4g} s with the 50 s spent so far" in verdict.reason

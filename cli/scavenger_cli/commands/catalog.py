@@ -13,8 +13,8 @@ from rich.text import Text
 from scavenger.domain.forms import did_you_mean, shown
 from scavenger.domain.ranges import Amount, CpuAmount, MemoryAmount
 from scavenger.errors import ConfigurationError, ScavengerError
-from scavenger_cli import console, render
-from scavenger_cli.formatting import clean, money, plural, quantity
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, money, plural, quantity
 
 if TYPE_CHECKING:
     from scavenger.cloud.catalog.catalog import Catalog

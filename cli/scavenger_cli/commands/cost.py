@@ -11,8 +11,8 @@ from rich.text import Text
 from scavenger.control.provisioning.bill import JobCost, VmCost, job_cost
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
-from scavenger_cli import console, render
-from scavenger_cli.formatting import clean, difference, duration, money, money_range, when
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, difference, duration, money, money_range, when
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -1,44 +1,34 @@
-"""`curves`: the predicted time and cost of every configuration, as text, picture or data."""
+"""`curves`: a report is loaded, priced, drawn and written, each by a function of its own."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from scavenger.domain.curve import Choice
-from scavenger.domain.document import curve_from_document, report_from_document
+from scavenger.domain.document import report_from_document
+from scavenger.domain.report import RunReport
 from scavenger.errors import ConfigurationError, StoreError
-from scavenger_cli import console
+from scavenger_cli.commands.pricing import priced
+from scavenger_cli.ui import console
+from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from scavenger.control.search.imported import ImportOptions
     from scavenger.store.records import JobRecord
     from scavenger.store.store import Store
     from scavenger_cli.commands.pricing import Sizes
 
-__all__ = [
-    "FORMATS",
-    "Limits",
-    "plot_width",
-    "refuse_limits_of_a_job",
-    "show",
-    "show_imported",
-    "shown_or_text",
-]
+__all__ = ["Limits", "form_of", "refuse_limits_of_a_job", "show", "show_imported"]
 
-FORMATS = ("terminal", "svg", "html", "csv", "json")
 RECENT = 50
 """Jobs looked through for the latest that has a curve."""
 
 
 def show(
-    key: str | None, *, form: str, out: Path | None, store_url: str | None, sizes: Sizes | None = None
+    key: str | None, *, form: str, out: Path | None, store_url: str | None, sizes: Sizes | None, verbose: bool
 ) -> int:
     """Write one job's curve to `out`, or stdout; priced as `sizes` says.
 
@@ -49,13 +39,13 @@ def show(
 
     with Store.open(store_url) as store:
         job = _latest(store) if key is None else store.job(key)
-    document = job.report
-    if document is None or document.get("curve") is None:
+    if job.report is None or job.report.get("curve") is None:
         raise ConfigurationError(f"job {job.name} ({job.id[:8]}) has no curve: it is {job.state}")
     try:
-        return _put(_text(document, form, to_file=out is not None, sizes=sizes), out)
+        report = report_from_document(job.report)
     except ValueError as error:
         raise StoreError(f"the stored report of job {job.id[:8]} cannot be read: {error}") from error
+    return _write(_drawing(report, Limits.of_job(job), sizes), form, out, verbose=verbose)
 
 
 def show_imported(
@@ -65,24 +55,28 @@ def show_imported(
     *,
     form: str,
     out: Path | None,
-    sizes: Sizes | None = None,
+    sizes: Sizes | None,
+    verbose: bool,
 ) -> int:
     """Write the curve of past measurements to `out`, or stdout; priced as `sizes` says.
 
     Raises:
         ConfigurationError: As `read_sources`, or `out` cannot be written.
     """
+    return _write(_drawing(_imported(paths, terms, limits), limits, sizes), form, out, verbose=verbose)
+
+
+def _imported(paths: list[Path], terms: ImportOptions, limits: Limits) -> RunReport:
+    """A report of a job that is not: the curve of past measurements and what is chosen of it."""
     from scavenger.control.jobs.outcome import NOTHING_SEARCHED
     from scavenger.control.search.imported import read_sources
-    from scavenger.domain.document import report_document
-    from scavenger.domain.report import RunReport
     from scavenger.search.choose import choose
     from scavenger.search.curve import build_curve
 
     imported = read_sources(paths, terms)
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     curve = build_curve(imported.model, imported.space, deadline_s=deadline_s, budget_usd=budget_usd)
-    report = RunReport(
+    return RunReport(
         job_id="",
         job_name=imported.name,
         state="planned",
@@ -96,12 +90,24 @@ def show_imported(
         model_path=None,
         measurements_path=None,
     )
-    return _put(_text(report_document(report), form, to_file=out is not None, sizes=sizes), out)
+
+
+def _drawing(report: RunReport, limits: Limits, sizes: Sizes | None) -> Drawing:
+    deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
+    if sizes is None:
+        return Drawing(report, deadline_s=deadline_s, budget_usd=budget_usd)
+    terms = {
+        "usd_per_cpu_hour": sizes.rates.usd_per_cpu_hour,
+        "usd_per_gib_hour": sizes.rates.usd_per_gib_hour,
+        "rates": sizes.rates_from,
+    }
+    # a budget was held against other prices
+    return Drawing(report, priced=priced(report, sizes), rates=terms, deadline_s=deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What to choose by, for curves that no job file speaks of; nothing where nothing is said."""
+    """What to choose by, and what a job may take; None where nothing is said."""
 
     objective: str | None = None
     deadline_s: float | None = None
@@ -126,6 +132,17 @@ class Limits:
         except ValueError as error:
             raise ConfigurationError(str(error)) from error
 
+    @classmethod
+    def of_job(cls, job: JobRecord) -> Limits:
+        """Those of a stored job, as its job file has them; its objective stands in its report."""
+        from scavenger.domain.job import JobSpec
+
+        try:
+            constraints = JobSpec.model_validate(job.spec).constraints
+        except ValueError:  # written by another version: its report can be drawn all the same
+            return cls()
+        return cls(None, constraints.deadline, constraints.budget)
+
 
 def refuse_limits_of_a_job(limits: Limits) -> None:
     """A job's curve is as its job file had it drawn.
@@ -139,16 +156,6 @@ def refuse_limits_of_a_job(limits: Limits) -> None:
         )
 
 
-def _put(text: str | None, out: Path | None) -> int:
-    if out is None:
-        if text is not None:
-            console.write(sys.stdout, text)
-        return 0
-    _write(out, text or "")
-    console.note(f"written: {out}")
-    return 0
-
-
 def _latest(store: Store) -> JobRecord:
     for listed in store.jobs(RECENT):
         job = store.job(listed.id)  # listings come without reports
@@ -157,67 +164,47 @@ def _latest(store: Store) -> JobRecord:
     raise ConfigurationError(f"{store.name} holds no job with a curve: run `scavenger plan JOB.yaml` first")
 
 
-def _text(document: dict[str, Any], form: str, *, to_file: bool, sizes: Sizes | None) -> str | None:
-    """The file's content; None when it went to the terminal as it was drawn."""
-    if sizes is not None:
-        from scavenger_cli.commands.pricing import priced_text
+def form_of(form: str | None, out: Path | None) -> str:
+    """What to write: the format that was named, else the one that the file's ending names, else text.
 
-        return priced_text(document, sizes, form, to_file=to_file)
-    if form == "json":
-        import json
-
-        kept = ("schema_version", "job", "choice", "infeasible", "curve", "curve_info", "predicted", "actual")
-        chosen = {name: document.get(name) for name in kept}
-        return json.dumps(chosen, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
-    if form == "csv":
-        from scavenger_cli.curve_files import curve_csv
-
-        return curve_csv(document["curve"])
-    report, curve = report_from_document(document), curve_from_document(document)
-    choice = report.choice if isinstance(report.choice, Choice) else None
-    if form == "svg":
-        from scavenger_cli.plots import curve_svg
-
-        return curve_svg(curve, choice, title=f"{report.job_name}: predicted time and cost")
-    if form == "html":
-        from scavenger_cli.curve_files import curve_html
-
-        return curve_html(report, curve)
-    from scavenger_cli import render
-    from scavenger_cli.terminal_plot import terminal_plot
-
-    parts = [
-        terminal_plot(curve, choice, width=plot_width(to_file=to_file)),
-        "",
-        *render.curve_table(curve, choice),
-        "",
-        *render.choice_lines(report.choice, relative_only=curve.relative_only),
-    ]
-    return shown_or_text(parts, to_file=to_file)
+    Raises:
+        ConfigurationError: If the file's ending is that of another format, or of none that can be written.
+    """
+    ending = "" if out is None else out.suffix.removeprefix(".").lower()
+    meant = "terminal" if ending in ("", "txt") else ending
+    if form is None:
+        if meant not in FORMATS:
+            raise ConfigurationError(
+                f"{out}: no curve is written as .{ending}: use {', '.join(ENDINGS)}, or name a format with -f"
+            )
+        return meant
+    if meant in BINARY and form != meant:
+        raise ConfigurationError(f"{out}: the file's name says {ending}, and -f {form}: give one of them")
+    return form
 
 
-def plot_width(*, to_file: bool) -> int:
-    """Columns of a plot."""
-    return console.PLAIN_WIDTH if to_file else console.console(sys.stdout).width
+def _write(drawing: Drawing, form: str, out: Path | None, *, verbose: bool) -> int:
+    """Put it into the file, or onto stdout."""
+    if out is None:
+        if form == "terminal":
+            console.emit(*drawing.text(console.console(sys.stdout).width, verbose=verbose))
+        elif form in BINARY:
+            if sys.stdout.isatty():
+                raise ConfigurationError(f"a {form} is no text for a terminal: name a file with --out")
+            sys.stdout.buffer.write(drawing.content(form))
+        else:
+            console.write(sys.stdout, drawing.content(form).decode())
+        return 0
+    _replace(out, drawing.content(form, verbose=verbose))
+    console.note(f"written: {out}")
+    return 0
 
 
-def shown_or_text(parts: Sequence[RenderableType], *, to_file: bool) -> str | None:
-    """Print to the terminal, or give as text for a file."""
-    if not to_file:
-        console.emit(*parts)
-        return None
-    import io
-
-    buffer = io.StringIO()
-    console.emit(*parts, stream=buffer)
-    return buffer.getvalue()
-
-
-def _write(out: Path, text: str) -> None:
+def _replace(out: Path, content: bytes) -> None:
     """Whole or not at all: a picture half written looks like a picture."""
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
         partial.replace(out)
     except OSError as error:
         partial.unlink(missing_ok=True)

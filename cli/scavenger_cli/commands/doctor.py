@@ -16,8 +16,8 @@ from rich.text import Text
 
 from scavenger import __version__
 from scavenger.errors import ScavengerError
-from scavenger_cli import console
-from scavenger_cli.formatting import clean, plural, size
+from scavenger_cli.ui import console
+from scavenger_cli.ui.formatting import clean, plural, size
 
 if TYPE_CHECKING:
     from scavenger.store import Store
@@ -28,7 +28,8 @@ PYTHON_LEAST = (3, 11)
 WORKER_MEMORY_BYTES = 600 * 2**20
 """Resident memory of a process that has imported TensorFlow (565 MB measured), before it holds a model."""
 _EXTRAS = (  # those that this version has a use for
-    ("plots", "matplotlib", "curves as SVG and HTML"),
+    ("plots", "matplotlib", "curves as SVG, PNG and PDF"),
+    ("plots", "plotly", "curves as interactive HTML pages"),
     ("postgresql", "psycopg", "a store on PostgreSQL"),
 )
 

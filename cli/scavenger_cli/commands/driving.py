@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 from scavenger.domain.curve import Choice, TradeoffCurve
 from scavenger.domain.document import report_document
 from scavenger.domain.report import Observer, Predicted, RunReport
-from scavenger.errors import ConfigurationError, Interrupted
-from scavenger_cli import console, render
-from scavenger_cli.observer import CliObserver, make_observer
+from scavenger.errors import ConfigurationError, Interrupted, ScavengerError
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.observer import CliObserver, make_observer
 
 if TYPE_CHECKING:
     from scavenger.store import Store
@@ -69,6 +69,8 @@ def drive(
     ask: bool,
     store_url: str | None,
     as_json: bool,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Drive a job to its end, with its progress on stderr and its report on stdout.
 
@@ -77,6 +79,8 @@ def drive(
         ask: Whether to ask.
         store_url: The database; None for the default.
         as_json: Whether the report is a JSON document.
+        verbose: Whether all notes are shown.
+        quiet: Whether warnings alone are shown while it runs.
 
     Returns:
         The exit code: the report's own.
@@ -86,7 +90,7 @@ def drive(
     """
     from scavenger.store import Store
 
-    observer = make_observer(sys.stderr)
+    observer = make_observer(sys.stderr, quiet=quiet)
     interrupts = Interrupts(observer)
     confirmed = False
 
@@ -97,7 +101,7 @@ def drive(
         try:
             with interrupts.asking():
                 console.emit(
-                    *render.curve_table(curve, choice),
+                    *render.curve_table(curve, choice, verbose=verbose),
                     "",
                     *render.choice_lines(choice, relative_only=curve.relative_only),
                     "",
@@ -118,16 +122,31 @@ def drive(
                 report = started.run()
             finally:
                 observer.stop()
-    show_report(report, as_json=as_json, with_curve=not (confirmed and console.is_terminal(sys.stdout)))
+        resumable = _can_resume(store, report)
+    with_curve = not (confirmed and console.is_terminal(sys.stdout))
+    show_report(report, as_json=as_json, with_curve=with_curve, verbose=verbose)
+    if resumable:
+        console.note(f"scavenger: to go on from its last checkpoint: scavenger resume {report.job_id[:8]}")
     return report.exit_code
 
 
-def show_report(report: RunReport, *, as_json: bool, with_curve: bool = True) -> None:
+def _can_resume(store: Store, report: RunReport) -> bool:
+    """Whether a job that was cut short left something to go on with."""
+    if report.state not in ("interrupted", "failed"):
+        return False
+    try:
+        store.check_resumable(store.job(report.job_id))
+    except ScavengerError:
+        return False
+    return True
+
+
+def show_report(report: RunReport, *, as_json: bool, with_curve: bool = True, verbose: bool = False) -> None:
     """The report on stdout; its error, if it has one, on stderr."""
     if as_json:
         console.emit_json(report_document(report))
     else:
-        console.emit(*render.report_text(report, with_curve=with_curve))
+        console.emit(*render.report_text(report, with_curve=with_curve, verbose=verbose))
     if report.state == "interrupted":
         console.note(f"scavenger: {report.error or 'interrupted'}")  # the user's wish is no error
     elif report.error:
@@ -187,7 +206,10 @@ class Interrupts:
         self._job.kill_now()
         if console.is_terminal(sys.stderr):
             _say("\x1b[?25h")  # the live display hides the cursor
-        _say("\nscavenger: left at once; every process of this job was killed\n")
+        _say(
+            "\nscavenger: left at once; every process of this job was killed. To go on from its last checkpoint, "
+            "if it has one: scavenger resume JOB\n"
+        )
         if self._job.vms:
             _say(
                 f"scavenger: {self._job.vms} VMs of it may still be paid for, until they end themselves within some "

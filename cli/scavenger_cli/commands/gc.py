@@ -8,8 +8,8 @@ from scavenger.control.provisioning import providers
 from scavenger.control.provisioning.clean_up import CleanUp, Leftover
 from scavenger.errors import CleanupError, CloudError, ConfigurationError
 from scavenger.store import Store
-from scavenger_cli import console, render
-from scavenger_cli.formatting import clean, plural, when
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, plural, when
 
 __all__ = ["collect"]
 

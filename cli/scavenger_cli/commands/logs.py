@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scavenger.errors import ConfigurationError
-from scavenger_cli import console
-from scavenger_cli.formatting import harmless, when
+from scavenger_cli.ui import console
+from scavenger_cli.ui.formatting import harmless, when
 
 if TYPE_CHECKING:
     from scavenger.store import Store

@@ -1,25 +1,19 @@
-"""`curves --pricing`: the same configurations priced by the VM and by vCPU and GiB."""
+"""`curves --pricing`: how workers are priced, and a report priced so. What is drawn of it: `curves`."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
-
-from rich.text import Text
 
 from scavenger.domain.cost import ResourceRates
 from scavenger.domain.curve import Choice, TradeoffCurve
-from scavenger.domain.document import report_document, report_from_document
 from scavenger.domain.report import RunReport
 from scavenger.errors import ConfigurationError
-from scavenger_cli.commands.curves import plot_width, shown_or_text
-from scavenger_cli.formatting import quantity
+from scavenger_cli.ui.formatting import quantity
 
-__all__ = ["Sizes", "priced_text"]
+__all__ = ["Sizes", "priced"]
 
 FAMILY = "e2"
 REGION = "us-central1"
@@ -27,7 +21,6 @@ REGION = "us-central1"
 _MEMORY = re.compile(r"([0-9.]+)(?:\+([0-9.]+))?")
 _RATES = re.compile(r"cpu=([0-9.e-]+),gib=([0-9.e-]+)")
 _LOCAL = re.compile(r"local-([0-9]+)")
-_NAMES = {"vm": "by the VM", "size": "by vCPU and GiB"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,75 +99,18 @@ def _memory(text: str) -> tuple[float, float]:
     )
 
 
-def priced_text(document: dict[str, Any], sizes: Sizes, form: str, *, to_file: bool) -> str | None:
-    """The curve of a report under one way of pricing or both, as a file's content; None when it was shown.
+def priced(report: RunReport, sizes: Sizes) -> dict[str, RunReport]:
+    """The report by way of pricing, `vm` or `size`: with that curve and what its objective, or the knee, chooses of it.
 
     Raises:
         ConfigurationError: If vCPUs or memory of a worker are not known.
-        ValueError: If the document is no report.
+        ValueError: If the report has no curve.
     """
-    report = report_from_document(document)
-    curve = report.curve
-    assert curve is not None
-    cpus, memory, words = _sizes_of(report, curve, sizes)
-    reports = {
-        kind: one for kind, one in _priced(report, curve, sizes, cpus, memory, words) if kind in sizes.kinds
-    }
-    if form == "json":
-        kept = ("choice", "infeasible", "curve", "curve_info")
-        priced = {kind: _part(report_document(one), kept) for kind, one in reports.items()}
-        head = {"schema_version": document["schema_version"], "job": document["job"]}
-        terms = {
-            "usd_per_cpu_hour": sizes.rates.usd_per_cpu_hour,
-            "usd_per_gib_hour": sizes.rates.usd_per_gib_hour,
-            "rates": sizes.rates_from,
-        }
-        whole = {**head, "rates": terms, "pricing": priced}
-        return json.dumps(whole, ensure_ascii=True, allow_nan=False, indent=1) + "\n"
-    if form == "csv":
-        from scavenger_cli.curve_files import curve_csv
-
-        rows = [
-            {"pricing": kind, **row} for kind, one in reports.items() for row in report_document(one)["curve"]
-        ]
-        return curve_csv(rows)
-    title = f"{report.job_name}: predicted time and cost"
-    panels = [
-        (f"{title if len(reports) == 1 else 'priced'} {_NAMES[kind]}", one.curve, _choice(one))
-        for kind, one in reports.items()
-        if one.curve is not None
-    ]
-    if form == "svg":
-        from scavenger_cli.plots import panels_svg
-
-        return panels_svg(panels, title=title)
-    if form == "html":
-        from scavenger_cli.curve_files import panels_html
-
-        return panels_html(panels, title=title)
-    from scavenger_cli import render
-    from scavenger_cli.terminal_plot import terminal_plot
-
-    parts: list[Any] = []
-    for name, priced_curve, choice in panels:
-        parts += [
-            Text(name[0].upper() + name[1:], style="bold"),
-            terminal_plot(priced_curve, choice, width=plot_width(to_file=to_file)),
-            "",
-            *render.curve_table(replace(priced_curve, notes=priced_curve.notes[-1:]), choice),
-            "",
-            *render.choice_lines(choice, relative_only=priced_curve.relative_only),
-            "",
-        ]
-    return shown_or_text(parts[:-1], to_file=to_file)
-
-
-def _part(document: Mapping[str, Any], kept: tuple[str, ...]) -> dict[str, Any]:
-    return {name: document[name] for name in kept}
-
-
-def _choice(report: RunReport) -> Choice | None:
-    return report.choice if isinstance(report.choice, Choice) else None
+    if report.curve is None:
+        raise ValueError("the report has no curve")
+    cpus, memory, words = _sizes_of(report, report.curve, sizes)
+    both = _priced(report, report.curve, sizes, cpus, memory, words)
+    return {kind: one for kind, one in both if kind in sizes.kinds}
 
 
 def _priced(
@@ -185,7 +121,6 @@ def _priced(
     memory: Callable[[float], float],
     words: str,
 ) -> list[tuple[str, RunReport]]:
-    """The report with either curve and what its objective, or the knee, chooses of it."""
     from scavenger.control.provisioning.bill import priced_both
     from scavenger.search.choose import OBJECTIVES, choose
 

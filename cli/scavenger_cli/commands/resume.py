@@ -7,7 +7,16 @@ from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 __all__ = ["resume"]
 
 
-def resume(key: str, *, yes: bool, store_url: str | None, as_json: bool, audit: bool = False) -> int:
+def resume(
+    key: str,
+    *,
+    yes: bool,
+    store_url: str | None,
+    as_json: bool,
+    audit: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
+) -> int:
     """Resume the job and drive it to its end, shown and reported as `optimize` does.
 
     Returns:
@@ -33,4 +42,6 @@ def resume(key: str, *, yes: bool, store_url: str | None, as_json: bool, audit: 
         ask=not yes,
         store_url=store_url,
         as_json=as_json,
+        verbose=verbose,
+        quiet=quiet,
     )

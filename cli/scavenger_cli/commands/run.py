@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from scavenger_cli import console, render
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
-from scavenger_cli.formatting import clean, duration, money, plural
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
+    from scavenger.control.provisioning.cloud_resources import CloudResources
+    from scavenger.domain.configuration import SearchSpace
     from scavenger.domain.job import JobSpec
 
 __all__ = ["Overrides", "execute"]
@@ -51,6 +54,8 @@ def execute(
     store_url: str | None,
     as_json: bool,
     audit: bool = False,
+    verbose: bool = False,
+    quiet: bool = False,
 ) -> int:
     """Run the job, or only plan it.
 
@@ -64,13 +69,17 @@ def execute(
 
     job = override_job(load_job(job_file), overrides.changes())
     if dry_run:
-        _show_dry_run(job, job_file, run=run, yes=yes, as_json=as_json)
+        preview = _preview(job, job_file, run=run, yes=yes)
+        if as_json:
+            console.emit_json(console.plain(_preview_document(preview)))
+        else:
+            _show_preview(preview)
         return 0
     rents = job.infra.provider != "local"
     if run or rents:
         refuse_to_ask_nobody(yes=yes)
     if rents and not yes:
-        _show_dry_run(job, job_file, run=run, yes=yes, as_json=False, renting_now=True)
+        _show_preview(_preview(job, job_file, run=run, yes=yes), renting_now=True)
         if not console.ask("Rent VMs to profile on?"):
             return 0
     from scavenger.control.jobs.job_run import JobRun
@@ -82,36 +91,45 @@ def execute(
         ask=run and not yes,
         store_url=store_url,
         as_json=as_json,
+        verbose=verbose,
+        quiet=quiet,
     )
 
 
-def _show_dry_run(
-    job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json: bool, renting_now: bool = False
-) -> None:
-    """Everything that is checked before a job starts is checked here too.
+@dataclass(frozen=True, slots=True)
+class _Preview:
+    """What a job would do: everything that is checked before it starts has been checked."""
 
-    Args:
-        renting_now: It is shown before the first VM is paid for, and a question follows.
-    """
+    job: JobSpec
+    job_file: Path
+    space: SearchSpace
+    renting: CloudResources | None
+    run: bool
+    yes: bool
+
+
+def _preview(job: JobSpec, job_file: Path, *, run: bool, yes: bool) -> _Preview:
     from scavenger.cloud.local import LocalCloud
     from scavenger.control.search.space import check_supported, check_training_module, search_space
 
     check_supported(job)
     check_training_module(job, job_file)
-    renting = None
     if job.infra.provider == "local":
-        space = search_space(job, LocalCloud())
-    else:
-        from scavenger.control.provisioning.cloud_resources import CloudResources
+        return _Preview(job, job_file, search_space(job, LocalCloud()), None, run, yes)
+    from scavenger.control.provisioning.cloud_resources import CloudResources
 
-        renting = CloudResources(job)
-        space = renting.space
-    count = len(space.configurations())
-    document = {
+    renting = CloudResources(job)
+    return _Preview(job, job_file, renting.space, renting, run, yes)
+
+
+def _preview_document(preview: _Preview) -> dict[str, Any]:
+    job, renting = preview.job, preview.renting
+    aggregators = None if renting is None else renting.aggregators
+    return {
         "schema_version": console.SCHEMA_VERSION,
         "dry_run": True,
         "job": job.model_dump(mode="json"),
-        "configurations": count,
+        "configurations": len(preview.space.configurations()),
         "offers": [
             {
                 "vm": offer.vm,
@@ -121,14 +139,14 @@ def _show_dry_run(
                 "price_source": offer.price_source,
                 "spot": offer.spot,
             }
-            for offer in space.offers
+            for offer in preview.space.offers
         ],
         "aggregators": None
-        if renting is None
+        if aggregators is None
         else {
-            "vm": renting.aggregators.vm,
-            "price_usd_per_hour": renting.aggregators.price_usd_per_hour,
-            "price_source": renting.aggregators.price_source,
+            "vm": aggregators.vm,
+            "price_usd_per_hour": aggregators.price_usd_per_hour,
+            "price_source": aggregators.price_source,
         },
         "notes": [] if renting is None else list(renting.offered.notes),
         "profile": {
@@ -137,49 +155,54 @@ def _show_dry_run(
             "max_cost_usd": job.profile.max_cost,
         },
         "constraints": {"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
-        "runs": run,
-        "asks": run and not yes,
+        "runs": preview.run,
+        "asks": preview.run and not preview.yes,
     }
-    if as_json:
-        console.emit_json(console.plain(document))
-        return
-    verb = "optimize" if run else "plan"
-    title = f"About to {verb}" if renting_now else f"Would {verb}"
-    grid = render.table((title, "left"), (f"{job.name} ({job_file})", "left"))
-    workers, batches = space.workers, space.global_batch_sizes
-    grid.add_row(
+
+
+def _preview_rows(preview: _Preview) -> Iterator[tuple[str, str]]:
+    """What is searched, profiled, chosen and run, as (name, words)."""
+    job, space, renting = preview.job, preview.space, preview.renting
+    configurations = plural(len(space.configurations()), "configuration")
+    yield (
         "search",
-        f"{job.search.strategy}, among {plural(count, 'configuration')}: "
-        f"K {_span(workers)}, B {_span(batches)}",
+        f"{job.search.strategy}, among {configurations}: "
+        f"K {_span(space.workers)}, B {_span(space.global_batch_sizes)}",
     )
     for offer in space.offers:
         price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
-        kind = ", spot" if offer.spot else ""
-        grid.add_row("on", f"{clean(offer.vm)} ({job.infra}{kind}), {price}")
+        yield "on", f"{clean(offer.vm)} ({job.infra}{', spot' if offer.spot else ''}), {price}"
     if renting is not None:
-        beside = renting.aggregators
-        grid.add_row(
-            "beside",
-            f"1 {clean(beside.vm)} on demand for the aggregators, {money(beside.price_usd_per_hour)} an hour",
-        )
+        vm = renting.aggregators
+        hourly = money(vm.price_usd_per_hour)
+        yield "and", f"1 {clean(vm.vm)} on demand for the aggregators, {hourly} an hour"
         for note in renting.offered.notes:
-            grid.add_row("", clean(note))
-    profiling = _limits(job.profile.max_time, job.profile.max_cost)
-    grid.add_row(
-        "profile",
-        f"{plural(job.profile.steps, 'step')} of each profiled configuration"
-        + (f", {profiling} in all" if profiling else ""),
-    )
-    grid.add_row("choose", f"by {job.objective if isinstance(job.objective, str) else 'utility'}")
-    if run:
-        question = "without asking" if yes else "after asking, with the predicted time and cost"
-        grid.add_row("run", f"{question}, until {_goal(job)}")
-    grid.add_row(
-        "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
-    )
+            yield "", clean(note)
+    limits = _limits(job.profile.max_time, job.profile.max_cost)
+    steps = f"{plural(job.profile.steps, 'step')} of each profiled configuration"
+    yield "profile", steps + (f", {limits} in all" if limits else "")
+    yield "choose", f"by {job.objective if isinstance(job.objective, str) else 'utility'}"
+    if preview.run:
+        question = "without asking" if preview.yes else "after asking, with the predicted time and cost"
+        yield "run", f"{question}, until {_goal(job)}"
+    yield "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
+
+
+def _show_preview(preview: _Preview, *, renting_now: bool = False) -> None:
+    """As text.
+
+    Args:
+        renting_now: It is shown before the first VM is paid for, and a question follows.
+    """
+    verb = "optimize" if preview.run else "plan"
+    title = f"About to {verb}" if renting_now else f"Would {verb}"
+    grid = render.table((title, "left"), (clean(preview.job.name), "left"))
+    for name, words in _preview_rows(preview):
+        grid.add_row(name, words)
     if not renting_now:
         grid.add_row("", "Nothing was started, and nothing was spent.")
-    console.emit(grid, stream=sys.stderr if renting_now else None)
+    job_file = render.paths((("job file", str(preview.job_file)),), indent=0, width=len(title))
+    console.emit(grid, *job_file, stream=sys.stderr if renting_now else None)
 
 
 def _goal(job: JobSpec) -> str:

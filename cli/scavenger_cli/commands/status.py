@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.domain.operation import describe
-from scavenger_cli import console, render
 from scavenger_cli.commands.operate import operation_row
-from scavenger_cli.formatting import clean, duration, money, when
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, duration, money, when
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
@@ -109,7 +109,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
         ),
     )
     if job.predicted is not None or job.actual is not None:
-        console.emit("", *render.comparison(job.predicted, job.actual))
+        console.emit("", *render.comparison(job.predicted, job.actual, finished=job.state in render.FINISHED))
     # of a job that has ended, only what explains its end
     shown = [each for each in processes if not job.ended or each.state in ("lost", "failed")]
     if shown:

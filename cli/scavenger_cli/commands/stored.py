@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from scavenger.errors import ConfigurationError
-from scavenger_cli import console, render
-from scavenger_cli.formatting import clean, plural, when
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.formatting import clean, plural, when
 
 if TYPE_CHECKING:
+    from scavenger.store import Store
     from scavenger.store.records import ModelRecord
 
 __all__ = ["export_models", "import_models", "list_models", "remove_model", "show_model"]
@@ -28,8 +29,9 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
 
     with Store.open(store_url) as store:
         models = store.models()
+        names = {model.id: _job_name(store, model) for model in models}
     if as_json:
-        rows = [{**console.plain(model), "model": None} for model in models]
+        rows = [{**console.plain(model), "model": None, "job_name": names[model.id]} for model in models]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "models": rows})
     elif not models:
         console.emit(
@@ -38,20 +40,24 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
     else:
         grid = render.table(
             ("id", "left"),
+            ("job", "left"),
             ("VM", "left"),
             ("params", "right"),
             ("goal", "left"),
-            ("evidence", "left"),
+            ("measured", "right"),
+            ("runs", "right"),
             ("", "left"),
         )
         for model in models:
             mark = ("" if model.origin == "local" else model.origin) if model.intact else "TAMPERED"
             grid.add_row(
                 model.id[:8],
+                clean(names[model.id] or "-"),
                 clean(model.fingerprint.vm),
                 f"{model.fingerprint.parameters:,}",
                 clean(model.fingerprint.goal) or "-",
-                _evidence(model),
+                str(model.measurements),
+                str(model.runs),
                 mark,
             )
         console.emit(grid)
@@ -62,6 +68,16 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
                 f"remove it: scavenger models rm {model.id[:8]}"
             )
     return 0
+
+
+def _job_name(store: Store, model: ModelRecord) -> str | None:
+    """Of the job that fitted it; None for an imported model, or where the job is no longer stored."""
+    if model.job_id is None:
+        return None
+    try:
+        return store.job(model.job_id).name
+    except ConfigurationError:
+        return None
 
 
 def _evidence(model: ModelRecord) -> str:

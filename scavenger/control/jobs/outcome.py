@@ -86,6 +86,9 @@ def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
         cost_interval_usd=(cost_at(point.cost_interval_usd[0]), cost_at(point.cost_interval_usd[1])),
         step_time_s=point.step_time_s,
         epochs=point.epochs,
+        spent_s=now_s + due_s,
+        spent_usd=now_usd + due_usd,
+        remaining=left,
     )
 
 

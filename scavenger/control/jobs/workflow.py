@@ -265,7 +265,11 @@ class JobWorkflow:
         """Fit, predict, choose, ask; None where the run ends here."""
         trainer, search = self._trainer, self._current
         count = len(search.measurements)
-        evidence = f"{count} measured configurations" if count else "the stored model serves"
+        evidence = (
+            f"{count} measured configuration{'' if count == 1 else 's'}"
+            if count
+            else "the stored model serves"
+        )
         if search.ended_because:
             evidence += f": {search.ended_because}"
         self._recorder.on_event(PhaseChanged("fitting", evidence))

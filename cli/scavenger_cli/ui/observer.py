@@ -24,14 +24,14 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
-from scavenger_cli.console import console, is_terminal
-from scavenger_cli.formatting import clean, duration, money, plural, quantity
+from scavenger_cli.ui.console import console, is_terminal
+from scavenger_cli.ui.formatting import clean, duration, money, plural, quantity
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-__all__ = ["CliObserver", "LiveObserver", "PlainObserver", "make_observer"]
+__all__ = ["CliObserver", "LiveObserver", "PlainObserver", "QuietObserver", "make_observer"]
 
 PLAIN_INTERVAL_S = 10.0
 """Between two lines about steps: an hour's log stays readable, and a dead job is soon noticed."""
@@ -39,7 +39,7 @@ REDRAWS_PER_S = 8
 """As often as the eye follows; the display takes no time from the steps in between."""
 BAR_WIDTH = 24
 DISPLAY_ROWS = 3
-"""Of the live display: the phase with its bar, what the last step did, and what it came to."""
+"""Of the live display: the phase with its bar, what the last step did, and what it came to; always as many."""
 
 
 class CliObserver(Observer):
@@ -216,19 +216,28 @@ class LiveObserver(CliObserver):
         from rich.text import Text
 
         step = self._step
-        progress = None if step is None else step.progress
         head = Table.grid(padding=(0, 1, 0, 0))
-        done = 0.0 if progress is None else min(max(progress, 0.0), 1.0)
-        bar = ProgressBar(
-            total=1.0, completed=done, width=BAR_WIDTH, pulse=progress is None, animation_time=self._clock()
-        )
-        elapsed = duration(float(int(self._clock() - self._since)))
-        share = "" if progress is None else f"{100 * done:.0f} %"
-        head.add_row(Text(clean(self._phase.phase), style="bold"), bar, share, elapsed)
-        below = self._step_words(step) if step else (clean(self._phase.detail), "")
+        cells: list[RenderableType] = [Text(clean(self._phase.phase), style="bold")]
+        if step is not None and step.progress is not None:  # elsewhere a bar would say nothing
+            done = min(max(step.progress, 0.0), 1.0)
+            cells += [ProgressBar(total=1.0, completed=done, width=BAR_WIDTH), f"{100 * done:.0f} %"]
+        head.add_row(*cells, duration(float(int(self._clock() - self._since))))
+        # what the phase is about stands in the line above that announced it
+        below = self._step_words(step) if step is not None else ("", "")
         return Group(head, *(Text(row, no_wrap=True, overflow="ellipsis") for row in below))
 
 
-def make_observer(stream: TextIO) -> CliObserver:
-    """A live display where `stream` is a terminal, plain lines elsewhere."""
+class QuietObserver(PlainObserver):
+    """Warnings alone, and workers that were lost."""
+
+    def on_event(self, event: Event) -> None:
+        """See `Observer.on_event`."""
+        if isinstance(event, WorkerChanged) or (isinstance(event, Noted) and event.level == "warning"):
+            super().on_event(event)
+
+
+def make_observer(stream: TextIO, *, quiet: bool = False) -> CliObserver:
+    """A live display where `stream` is a terminal, plain lines elsewhere; `quiet`: warnings alone."""
+    if quiet:
+        return QuietObserver(stream)
     return LiveObserver(stream) if is_terminal(stream) else PlainObserver(stream)

@@ -27,7 +27,7 @@ SHARE = np.linspace(0.0, 1.0, 25)[:, None]
 """Where along a stroke it is looked for: closer than a label is wide, for any stroke in the picture."""
 LEADER_WEIGHT = 8
 """A line from a label to its point is dark, and hides more than the thin lines of the data."""
-NEAR_PT, FAR_PT = (5.0,), (14.0, 26.0, 44.0, 70.0, 100.0)
+NEAR_PT, FAR_PT = (5.0,), (14.0, 26.0, 44.0, 70.0, 100.0, 140.0, 190.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _offsets(reaches: Iterable[float]) -> Iterator[tuple[float, float]]:
 
 
 def _harm(box: Box, pixels: FloatArray, strokes: FloatArray, taken: Iterable[Box], frame: BboxBase) -> float:
-    """1 per point under the box, less for strokes, 4 per label, 10 if it leaves the frame."""
+    """1 per point under the box, less for strokes, 4 per label, 40 if it leaves the frame."""
     left, bottom, right, top = box
 
     def under(at: FloatArray, margin: float) -> float:
@@ -115,4 +115,4 @@ def _harm(box: Box, pixels: FloatArray, strokes: FloatArray, taken: Iterable[Box
 
     labels = sum(left < r and right > x and bottom < t and top > b for x, b, r, t in taken)
     outside = left < frame.x0 or right > frame.x1 or bottom < frame.y0 or top > frame.y1
-    return under(pixels, 4.0) + 0.1 * under(strokes, 0.0) + 4.0 * labels + 10.0 * outside
+    return under(pixels, 4.0) + 0.1 * under(strokes, 0.0) + 4.0 * labels + 40.0 * outside

@@ -12,9 +12,17 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from scavenger.domain.curve import Choice, CurvePoint, FloatArray, Infeasible, IntArray, TradeoffCurve
-from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport
-from scavenger_cli.formatting import (
+from scavenger.domain.curve import (
+    EPOCHS_FROM,
+    Choice,
+    CurvePoint,
+    FloatArray,
+    Infeasible,
+    IntArray,
+    TradeoffCurve,
+)
+from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, time_error
+from scavenger_cli.ui.formatting import (
     clean,
     difference,
     duration,
@@ -43,6 +51,9 @@ __all__ = [
 ROWS = 24
 """Configurations shown as text: a screenful; `curves` has them all."""
 
+NOTES = 3
+"""Notes shown where not all are asked for."""
+
 _MARKS = (
     (">", "chosen"),
     ("k", "knee"),
@@ -52,6 +63,10 @@ _MARKS = (
 )
 
 _INTERVAL = "(90 %)"
+FINISHED = ("succeeded", "target_missed")
+"""States of a run that came to the end that was predicted."""
+TOLD_FROM = 0.05
+"""Share of the actual time from which on the cause of an error is told."""
 
 relative_note = (
     "How many epochs the target takes is not known: ratios between configurations can be relied on, absolute "
@@ -97,8 +112,15 @@ def label(point: CurvePoint) -> str:
     return clean(point.configuration)
 
 
-def curve_table(curve: TradeoffCurve, choice: Choice | None, *, rows: int = ROWS) -> Iterator[RenderableType]:
-    """The predicted time and cost of the configurations, front first, and what the marks mean."""
+def curve_table(
+    curve: TradeoffCurve, choice: Choice | None, *, rows: int = ROWS, verbose: bool = False
+) -> Iterator[RenderableType]:
+    """The predicted time and cost of the configurations, front first, and what the marks mean.
+
+    Args:
+        rows: How many configurations are listed.
+        verbose: All notes; else those that most change a choice.
+    """
     allowed = np.flatnonzero(curve.excluded == 0)
     shown = _shown(curve, choice, allowed, rows)
     several = len(curve.vms) > 1
@@ -132,8 +154,11 @@ def curve_table(curve: TradeoffCurve, choice: Choice | None, *, rows: int = ROWS
             f"and {plural(len(allowed) - len(shown), 'more configuration')}, none of them better in both"
         )
     yield from _excluded(curve)
-    for remark in curve.notes:
+    told = curve.notes if verbose else curve.notes[:NOTES]
+    for remark in told:
         yield Text(f"note: {clean(remark)}")
+    if left := len(curve.notes) - len(told):
+        yield Text(f"and {plural(left, 'more note')}: -v shows them", style="dim")
 
 
 def _shown(curve: TradeoffCurve, choice: Choice | None, allowed: IntArray, rows: int) -> list[int]:
@@ -186,7 +211,8 @@ def choice_lines(
     if isinstance(choice, Infeasible):
         yield Text(f"No configuration meets the constraints: {clean(choice.reason)}", style="bold")
         if choice.nearest is not None:
-            yield Text(f"  nearest   {label(choice.nearest)}: {_figures(choice.nearest)}")
+            figures = _figures(choice.nearest)
+            yield Text(f"  nearest   {label(choice.nearest)}: {figures} from nothing to the target")
         return
     yield Text.assemble(
         ("Chosen: ", "bold"), (label(choice.point), "bold"), f"  (objective {choice.objective})"
@@ -229,16 +255,23 @@ def _bracket(say: Callable[[float, float], str], interval: tuple[float, float]) 
     return f"  (90 %: {say(*interval)})"
 
 
-def comparison(predicted: Predicted | None, actual: Actual | None) -> Iterator[RenderableType]:
-    """Predicted against actual; the difference is relative to what came."""
+def comparison(
+    predicted: Predicted | None, actual: Actual | None, *, finished: bool = True
+) -> Iterator[RenderableType]:
+    """Predicted against actual; the difference is relative to what came.
+
+    Args:
+        finished: The run came to its goal or its last epoch: a prediction is of that, not of a run cut short.
+    """
     if predicted is None and actual is None:
         return
+    compared = predicted is not None and actual is not None and finished
     columns: list[tuple[str, str]] = [("", "left")]
     if predicted is not None:
         columns += [("predicted", "right"), ("(90 %)", "right")]
     if actual is not None:
         columns.append(("actual", "right"))
-    if predicted is not None and actual is not None:
+    if compared:
         columns.append(("off by", "right"))
     grid = table(*columns)
     rows = (
@@ -254,10 +287,50 @@ def comparison(predicted: Predicted | None, actual: Actual | None) -> Iterator[R
             cells.append(say_range(*getattr(predicted, interval)) if say_range else "")
         if actual is not None:
             cells.append(say(getattr(actual, attribute)))
-        if predicted is not None and actual is not None:
+        if compared:
             cells.append(difference(getattr(predicted, attribute), getattr(actual, attribute)))
         grid.add_row(*cells)
     yield grid
+
+
+def _basis(report: RunReport) -> Iterator[RenderableType]:
+    """Why the predicted time of this run is not the one that the table has of a run from nothing."""
+    predicted, choice = report.predicted, report.choice
+    if predicted is None or not isinstance(choice, Choice) or predicted.spent_s <= 0.0:
+        return
+    ahead = duration(predicted.time_s - predicted.spent_s)
+    whole = duration(choice.point.time_s)
+    yield Text(
+        f"time predicted: {duration(predicted.spent_s)} until the choice and for starting workers, and {ahead} for "
+        f"the {100 * predicted.remaining:.0f} % of the way that was left (from nothing: {whole})"
+    )
+
+
+def _causes(report: RunReport) -> Iterator[RenderableType]:
+    """Which part of an error in time came from the epochs and which from the step time."""
+    predicted, actual = report.predicted, report.actual
+    if predicted is None or actual is None or report.state not in FINISHED:
+        return
+    error = time_error(predicted, actual)
+    if error is None:
+        return
+    parts = (error.epochs_s, error.step_time_s, error.other_s)
+    if max(map(abs, parts)) < TOLD_FROM * actual.time_s:
+        return
+    notes = report.curve.notes if report.curve is not None else ()
+    source = next((note for note in notes if note.startswith(EPOCHS_FROM)), "")
+    hinted = f"; {clean(source)}" if source else ""
+    epochs, step_time, other = (_share(part, actual.time_s) for part in parts)
+    yield Text(
+        f"time off by {_share(error.whole_s, actual.time_s)}: {epochs} from epochs "
+        f"({quantity(predicted.epochs)} predicted, {quantity(actual.epochs)} needed{hinted}), {step_time} from "
+        f"step time, {other} from all else (starts, evaluations, changes of configuration)"
+    )
+
+
+def _share(part_s: float, whole_s: float) -> str:
+    """`+12.1 %` of the actual time."""
+    return difference(whole_s + part_s, whole_s)
 
 
 def _metric(metric: MetricOutcome) -> str:
@@ -278,14 +351,17 @@ def _search(report: RunReport) -> str:
     return f"{text}: {clean(search.reason)}"
 
 
-def report_text(report: RunReport, *, with_curve: bool = True) -> Iterator[RenderableType]:
+def report_text(
+    report: RunReport, *, with_curve: bool = True, verbose: bool = False
+) -> Iterator[RenderableType]:
     """The end of `optimize` and `plan`: search, curve, choice, what was predicted and what came."""
     searched = report.curve is not None or bool(report.search.profiled) or report.actual is not None
     if searched:
         yield Text(_search(report))
     if report.curve is not None and with_curve:
         yield Text("")
-        yield from curve_table(report.curve, report.choice if isinstance(report.choice, Choice) else None)
+        choice = report.choice if isinstance(report.choice, Choice) else None
+        yield from curve_table(report.curve, choice, verbose=verbose)
     if report.choice is not None:
         yield Text("")
         yield from choice_lines(
@@ -293,7 +369,9 @@ def report_text(report: RunReport, *, with_curve: bool = True) -> Iterator[Rende
         )
     if report.predicted is not None or report.actual is not None:
         yield Text("")
-        yield from comparison(report.predicted, report.actual)
+        yield from comparison(report.predicted, report.actual, finished=report.state in FINISHED)
+        yield from _basis(report)
+        yield from _causes(report)
     if searched:
         yield Text("")
     outcome = f"Job {clean(report.job_name)} ({clean(report.job_id)[:8]}): {report.state.replace('_', ' ')}"

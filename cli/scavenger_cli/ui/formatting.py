@@ -146,7 +146,7 @@ def size(count: float) -> str:
 
 
 def difference(predicted: float, actual: float) -> str:
-    """How far the prediction was off, relative to what came: `+4.2 %` where too much was predicted."""
+    """How far the prediction was off, relative to what came: `+4.2 %` or `25 times` where too much was predicted."""
     if not (math.isfinite(predicted) and math.isfinite(actual)):
         return UNKNOWN
     if predicted == actual:
@@ -154,7 +154,9 @@ def difference(predicted: float, actual: float) -> str:
     if actual == 0:
         return "was 0"
     percent = 100 * (predicted - actual) / abs(actual)
-    return f"{percent:+.1f} %" if abs(percent) < 1000 else f"{percent:+,.0f} %"
+    if percent >= 1000:
+        return f"{quantity(predicted / actual)} times"
+    return "0 %" if abs(percent) < 0.05 else f"{percent:+.1f} %"
 
 
 def plural(count: int, noun: str) -> str:

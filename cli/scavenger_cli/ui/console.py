@@ -15,7 +15,7 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-from scavenger_cli.formatting import clean
+from scavenger_cli.ui.formatting import clean
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -1,0 +1,146 @@
+"""The curve of a report in every format: as text for a terminal, as a picture, as a page, as data."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from scavenger.domain.document import report_document
+from scavenger.domain.report import RunReport
+from scavenger_cli.ui import console, render
+from scavenger_cli.ui.curve_files import curve_csv
+from scavenger_cli.ui.panel import Panel, panel_of
+from scavenger_cli.ui.terminal_plot import terminal_plot
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["BINARY", "ENDINGS", "FORMATS", "Drawing"]
+
+FORMATS = ("terminal", "svg", "png", "pdf", "html", "csv", "json")
+ENDINGS = (".svg", ".png", ".pdf", ".html", ".csv", ".json", ".txt")
+BINARY = ("png", "pdf")
+_PRICED = {"vm": "by the VM", "size": "by vCPU and GiB"}
+_OF_A_JOB = (
+    "schema_version",
+    "job",
+    "choice",
+    "infeasible",
+    "curve",
+    "curve_info",
+    "predicted",
+    "actual",
+    "time_error",
+)
+_OF_A_PRICING = ("choice", "infeasible", "curve", "curve_info")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """A report's curve, or what other ways of pricing make of it.
+
+    Attributes:
+        report: With the curve as it was predicted.
+        priced: By way of pricing, `vm` or `size`; empty where the curve's own prices hold.
+        rates: What a vCPU and a GiB cost, for `priced`.
+        deadline_s, budget_usd: The limits to draw; None where there is none.
+    """
+
+    report: RunReport
+    priced: Mapping[str, RunReport] = field(default_factory=dict)
+    rates: Mapping[str, Any] = field(default_factory=dict)
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.report.job_name}: predicted time and cost"
+
+    def content(self, form: str, *, verbose: bool = False) -> bytes:
+        """The content of a file.
+
+        Args:
+            form: One of `FORMATS`.
+            verbose: Whether the text shows all notes.
+
+        Raises:
+            ConfigurationError: If a package that draws this format is not installed.
+        """
+        match form:
+            case "json":
+                return (
+                    json.dumps(self._document(), ensure_ascii=True, allow_nan=False, indent=1) + "\n"
+                ).encode()
+            case "csv":
+                return curve_csv(self._rows()).encode()
+            case "html":
+                from scavenger_cli.ui.page import panels_page
+
+                return panels_page(self._panels(), title=self.title).encode()
+            case "svg" | "png" | "pdf":
+                from scavenger_cli.ui import plots
+
+                panels = self._panels()
+                if form == "png":
+                    return plots.panels_png(panels)
+                if form == "pdf":
+                    return plots.panels_pdf(panels, title=self.title)
+                return plots.panels_svg(panels, title=self.title).encode()
+        text = io.StringIO()
+        console.emit(*self.text(console.PLAIN_WIDTH, verbose=verbose), stream=text)
+        return text.getvalue().encode()
+
+    def text(self, width: int, *, verbose: bool) -> Iterator[RenderableType]:
+        """Plot, table and choice, in so many columns."""
+        for number, panel in enumerate(self._panels()):
+            curve = panel.curve
+            if self.priced:
+                if number:
+                    yield ""
+                yield Text(panel.title[0].upper() + panel.title[1:], style="bold")
+                curve = replace(curve, notes=curve.notes[-1:])  # the prices: all else is alike
+            yield terminal_plot(curve, panel.choice, width=width)
+            yield ""
+            yield from render.curve_table(curve, panel.choice, verbose=verbose)
+            yield ""
+            choice = panel.choice if self.priced else self.report.choice
+            yield from render.choice_lines(choice, relative_only=curve.relative_only)
+
+    def _panels(self) -> list[Panel]:
+        limits = {"deadline_s": self.deadline_s, "budget_usd": self.budget_usd}
+        if not self.priced:
+            return [panel_of(self.report, self.title, **limits)]
+        alone = f"{self.title} " if len(self.priced) == 1 else "priced "
+        return [  # what the run cost was under the prices that it had
+            replace(panel_of(one, alone + _PRICED[kind], **limits), predicted=None, actual=None)
+            for kind, one in self.priced.items()
+        ]
+
+    def _document(self) -> dict[str, Any]:
+        whole = report_document(self.report)
+        if not self.priced:
+            return {name: whole[name] for name in _OF_A_JOB}
+        priced = {}
+        for kind, one in self.priced.items():
+            document = report_document(one)
+            priced[kind] = {name: document[name] for name in _OF_A_PRICING}
+        return {
+            "schema_version": whole["schema_version"],
+            "job": whole["job"],
+            "rates": dict(self.rates),
+            "pricing": priced,
+        }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        if not self.priced:
+            return list(report_document(self.report)["curve"])
+        return [
+            {"pricing": kind, **row}
+            for kind, one in self.priced.items()
+            for row in report_document(one)["curve"]
+        ]

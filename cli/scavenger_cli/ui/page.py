@@ -1,0 +1,428 @@
+"""A curve as one interactive HTML page that needs nothing else: plotly's own bundle is in it (extra `plots`).
+
+Colours stand as names in the data, `@ink@` for one; the page's script puts in those of the reader's theme.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from scavenger.domain.curve import Choice, CurvePoint, TradeoffCurve
+from scavenger.errors import ConfigurationError
+from scavenger_cli.ui.formatting import clean, duration, duration_range, money, money_range, quantity
+from scavenger_cli.ui.panel import (
+    Panel,
+    axis_span,
+    describe,
+    drawn_limits,
+    landmarks,
+    time_unit,
+    with_interval,
+)
+from scavenger_cli.ui.render import relative_note
+
+__all__ = ["panel_figure", "panels_page"]
+
+HOVER_WIDTH = 34
+"""Characters of a line that is shown over a point: it fits a telephone."""
+NAMED_MAX = 12
+"""Lines that a legend names; of more, each point says its batch size."""
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "hexagon", "star")
+_SPAN = {"light": (0.0, 0.78), "dark": (0.35, 1.0)}
+"""Of viridis, in which batch sizes are coloured: what shows on the page's background."""
+_THEMES = {
+    "light": {"@ink@": "#1b1b1b", "@back@": "#ffffff", "@grid@": "#e2e2e2", "@limit@": "#b03a2e"},
+    "dark": {"@ink@": "#ececec", "@back@": "#161616", "@grid@": "#3a3a3a", "@limit@": "#ff8a7a"},
+}
+
+
+def panels_page(panels: Sequence[Panel], *, title: str) -> str:
+    """One page: curves of the same configurations, and each one's choice and points.
+
+    Raises:
+        ConfigurationError: If plotly is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ConfigurationError(
+            "an interactive page needs plotly: pip install 'scavenger-ml[plots]' "
+            "(or use --format terminal, csv or json)"
+        ) from error
+    bundle = get_plotlyjs().replace("\r\n", "\n").replace("\r", "\n")  # as a browser reads, and hashes, it
+    script = files(__package__).joinpath("page.js").read_text("utf-8")
+    style = files(__package__).joinpath("page.css").read_text("utf-8")
+    allowed = " ".join(f"'sha256-{_sha256(one)}'" for one in (bundle, script))
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data: blob:; font-src data:"
+    batches = max(len(np.unique(panel.curve.global_batch_size)) for panel in panels)
+    return "\n".join(
+        (
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width,initial-scale=1">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            f"<title>{escape(clean(title))}</title><style>{style}</style></head><body><main>",
+            f"<h1>{escape(clean(title))}</h1>",
+            *(part for number, panel in enumerate(panels) for part in _section(panel, number, len(panels))),
+            _notes(panels),
+            f'<script type="application/json" id="themes">{_json(_themes(batches))}</script>',
+            f"<script>{bundle}</script>",
+            f"<script>{script}</script>",
+            "</main></body></html>",
+            "",
+        )
+    )
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _json(value: object) -> str:
+    """JSON that no text in it can lead out of a script element."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+
+
+def _themes(batches: int) -> dict[str, dict[str, str]]:
+    """The colours of each theme by their names, `@b0@` for the smallest batch size and so on."""
+    from plotly.colors import sample_colorscale
+
+    return {
+        name: {
+            **colours,
+            **{
+                f"@b{place}@": sample_colorscale("Viridis", [share])[0]
+                for place, share in enumerate(np.linspace(*_SPAN[name], batches).tolist())
+            },
+        }
+        for name, colours in _THEMES.items()
+    }
+
+
+def _section(panel: Panel, number: int, count: int) -> Iterator[str]:
+    if count > 1:
+        yield f"<h2>{escape(clean(panel.title))}</h2>"
+    words = escape(describe(panel))
+    yield f'<figure><div class="plot" id="plot{number}" role="img" aria-label="{words}"></div>'
+    yield f'<script type="application/json" id="plot{number}-data">{_json(panel_figure(panel))}</script>'
+    yield f"<figcaption>{words}</figcaption></figure>"
+    if panel.choice is not None:
+        chosen = f"Chosen: {clean(panel.choice.configuration)}: {clean(panel.choice.reason)}."
+        yield f"<p>{escape(chosen)}</p>"
+    yield '<div class="wide" tabindex="0" role="region" aria-label="Every configuration">'
+    yield f"{_html_table(panel.curve, panel.choice)}</div>"
+
+
+def _notes(panels: Sequence[Panel]) -> str:
+    notes = dict.fromkeys(clean(note) for panel in panels for note in panel.curve.notes)
+    told = [*([relative_note] if panels[0].curve.relative_only else []), *notes]
+    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in told)}</ul>" if told else ""
+
+
+def panel_figure(panel: Panel) -> dict[str, Any]:
+    """The picture as plotly's own JSON, with the names of colours in place of colours."""
+    curve, shown = panel.curve, panel.shown
+    scale, unit = time_unit(curve.time_s[shown]) if shown.any() else (1.0, "seconds")
+    traces = [*_intervals(panel, scale), *_lines(panel, scale), *_front(panel, scale)]
+    traces += [*_ring(panel, scale), *_excluded(panel, scale), *_run(panel, scale), *_limits(panel, scale)]
+    layout = {
+        "xaxis": _axis(panel, f"time to target ({unit})", "time_s", scale),
+        "yaxis": _axis(panel, "cost (US dollars)", "cost_usd", 1.0),
+        "hovermode": "closest",
+        "hoverlabel": {
+            "align": "left",
+            "bgcolor": "@back@",
+            "bordercolor": "@ink@",
+            "font": {"color": "@ink@", "size": 13},
+        },
+        "font": {"color": "@ink@", "size": 13, "family": "system-ui, sans-serif"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "annotations": list(_names(panel, scale)),
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _axis(panel: Panel, title: str, column: str, scale: float) -> dict[str, Any]:
+    axis: dict[str, Any] = {
+        "title": {"text": title + (", only ratios are certain" if panel.curve.relative_only else "")},
+        "gridcolor": "@grid@",
+        "linecolor": "@ink@",
+        "zeroline": False,
+        "showline": True,
+        "tickprefix": "$" if column == "cost_usd" else "",
+        "exponentformat": "none",
+        "separatethousands": True,
+        "automargin": True,
+    }
+    if not panel.shown.any():
+        return axis
+    low, high, logarithmic = axis_span(panel, column)
+    low, high = low / scale, high / scale
+    if not logarithmic:
+        return {**axis, "range": [low, high]}
+    steps = (1.0, 2.0, 5.0) if math.log10(high / low) < 2.5 else (1.0,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    return {
+        **axis,
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": ticks,
+        "ticktext": [f"{axis['tickprefix']}{tick:,.6g}" for tick in ticks],
+    }
+
+
+def _lines(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
+    """One line over K for each batch size and VM type; measured points filled, predicted ones hollow."""
+    curve = panel.curve
+    batches = sorted({int(batch) for batch in curve.global_batch_size})
+    several = len(curve.vms) > 1
+    for vm in range(len(curve.vms)):
+        symbol = _SYMBOLS[vm % len(_SYMBOLS)]
+        for place, batch in enumerate(batches):
+            chosen = panel.shown & (curve.excluded == 0)
+            chosen &= (curve.vm_index == vm) & (curve.global_batch_size == batch)
+            line = np.flatnonzero(chosen)[np.argsort(curve.workers[chosen], kind="stable")].tolist()
+            if not line:
+                continue
+            colour = f"@b{place}@"
+            yield {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": f"batch {batch:,}" + (f", {escape(clean(curve.vms[vm]))}" if several else ""),
+                "showlegend": len(batches) * len(curve.vms) <= NAMED_MAX,
+                "x": [float(curve.time_s[i]) / scale for i in line],
+                "y": [float(curve.cost_usd[i]) for i in line],
+                "line": {"color": colour, "width": 1},
+                "marker": {
+                    "color": colour,
+                    "size": 10,
+                    "symbol": [symbol if curve.measured[i] else f"{symbol}-open" for i in line],
+                    "line": {"color": colour, "width": 2},
+                },
+                "text": [_hover(panel, i) for i in line],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+
+
+def _hover(panel: Panel, index: int) -> str:
+    """What a point says of itself, in plotly's own small part of HTML."""
+    point = panel.curve[index]
+    names = landmarks(panel.curve, panel.choice).get(index, "")
+    what = ["measured" if point.measured else "extrapolated" if point.extrapolated else "predicted"]
+    what += ["front"] if point.on_front else []
+    what += [names] if names else []
+    lines = [
+        f"K {point.configuration.workers}, B {point.configuration.global_batch_size:,}",
+        clean(point.configuration.vm),
+        f"time {duration(point.time_s)} ({duration_range(*point.time_interval_s)})",
+        f"cost {money(point.cost_usd)} ({money_range(*point.cost_interval_usd)})",
+        f"step {duration(point.step_time_s)}, {quantity(point.epochs)} epochs",
+        ", ".join(what),
+    ]
+    why = _why(panel, point)
+    lines += textwrap.wrap(why, HOVER_WIDTH) if why else []
+    first, *rest = map(escape, lines)
+    return "<br>".join((f"<b>{first}</b>", *rest))
+
+
+def _why(panel: Panel, point: CurvePoint) -> str:
+    if point.excluded:
+        return f"ruled out: {clean(point.excluded)}"
+    if panel.choice is not None and point.configuration == panel.choice.configuration:
+        return f"why: {clean(panel.choice.reason)}"
+    return ""
+
+
+def _intervals(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
+    """One line from the low to the high end: cost is time times price, so both are uncertain together."""
+    curve = panel.curve
+    batches = sorted({int(batch) for batch in curve.global_batch_size})
+    named = False
+    for place, batch in enumerate(batches):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for i in with_interval(panel):
+            if curve.global_batch_size[i] != batch:
+                continue
+            x += [float(at) / scale for at in (curve.time_low_s[i], curve.time_s[i], curve.time_high_s[i])]
+            y += [float(at) for at in (curve.cost_low_usd[i], curve.cost_usd[i], curve.cost_high_usd[i])]
+            x.append(None)
+            y.append(None)
+        if x:
+            yield {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "90 % interval",
+                "legendgroup": "intervals",
+                "showlegend": not named,
+                "x": x,
+                "y": y,
+                "line": {"color": f"@b{place}@", "width": 4},
+                "opacity": 0.4,
+                "hoverinfo": "skip",
+            }
+            named = True
+
+
+def _front(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
+    curve = panel.curve
+    front = np.flatnonzero(curve.on_front & panel.shown)
+    front = front[np.argsort(curve.time_s[front], kind="stable")]
+    yield {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "front",
+        "x": (curve.time_s[front] / scale).tolist(),
+        "y": curve.cost_usd[front].tolist(),
+        "line": {"color": "@ink@", "width": 2},
+        "hoverinfo": "skip",
+    }
+
+
+def _ring(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
+    """Around what was chosen."""
+    index = None if panel.choice is None else panel.curve.index(panel.choice.configuration)
+    if index is not None and panel.shown[index]:
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "chosen",
+            "x": [float(panel.curve.time_s[index]) / scale],
+            "y": [float(panel.curve.cost_usd[index])],
+            "marker": {
+                "symbol": "circle-open",
+                "size": 21,
+                "color": "@ink@",
+                "line": {"color": "@ink@", "width": 2},
+            },
+            "hoverinfo": "skip",
+        }
+
+
+def _excluded(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
+    curve = panel.curve
+    out = np.flatnonzero(panel.shown & (curve.excluded > 0)).tolist()
+    if out:
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "ruled out",
+            "x": [float(curve.time_s[i]) / scale for i in out],
+            "y": [float(curve.cost_usd[i]) for i in out],
+            "marker": {"symbol": "x-thin", "size": 8, "line": {"color": "#888888", "width": 1.5}},
+            "text": [_hover(panel, i) for i in out],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+
+
+def _run(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
+    """What was predicted of the run and what it came to, joined by a line."""
+    if panel.run is None:
+        return
+    pair = panel.run
+    words = [
+        f"<b>this run, {word}</b><br>time {duration(one.time_s)}<br>cost {money(one.cost_usd)}"
+        for word, one in zip(("predicted", "actual"), pair, strict=True)
+    ]
+    yield {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "this run, predicted to actual",
+        "x": [one.time_s / scale for one in pair],
+        "y": [one.cost_usd for one in pair],
+        "line": {"color": "@ink@", "width": 1.5, "dash": "dot"},
+        "marker": {
+            "opacity": 1.0,
+            "symbol": ["diamond-open", "star"],
+            "size": [12, 15],
+            "color": "@ink@",
+            "line": {"color": "@ink@", "width": 2},
+        },
+        "text": words,
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _limits(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
+    """Deadline and budget as lines across the points."""
+    deadline_s, budget_usd = drawn_limits(panel)
+    style = {"color": "@limit@", "width": 2, "dash": "dash"}
+    if deadline_s is not None:
+        name, x = f"deadline {duration(deadline_s)}", deadline_s / scale
+        ends = list(axis_span(panel, "cost_usd")[:2])
+        yield {"type": "scatter", "mode": "lines", "name": name, "x": [x, x], "y": ends, "line": style}
+    if budget_usd is not None:
+        ends = [end / scale for end in axis_span(panel, "time_s")[:2]]
+        y, name = budget_usd, f"budget {money(budget_usd)}"
+        yield {"type": "scatter", "mode": "lines", "name": name, "x": ends, "y": [y, y], "line": style}
+
+
+def _names(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
+    """What was chosen, and the other points worth a name, each with a line to its point."""
+    curve = panel.curve
+    if not panel.shown.any():
+        return
+    below = 20
+    logarithmic = [axis_span(panel, column)[2] for column in ("time_s", "cost_usd")]
+    for index, name in landmarks(curve, panel.choice).items():
+        if not panel.shown[index]:
+            continue
+        x, y = float(curve.time_s[index]) / scale, float(curve.cost_usd[index])
+        chosen = "chosen" in name
+        # nothing lies below the front but intervals; a name above would cover points
+        below += 18
+        yield {
+            "x": math.log10(x) if logarithmic[0] else x,
+            "y": math.log10(y) if logarithmic[1] else y,
+            "text": f"<b>{escape(name)}</b>" if chosen else escape(name),
+            "showarrow": True,
+            "arrowhead": 0,
+            "arrowwidth": 1,
+            "arrowcolor": "@ink@",
+            "ax": 0,
+            "ay": below,
+            "font": {"color": "@ink@", "size": 13},
+        }
+
+
+def _html_table(curve: TradeoffCurve, choice: Choice | None) -> str:
+    titles = ("VM", "K", "B", "time", "90 %", "cost", "90 %", "step time", "epochs", "remarks")
+    head = "".join(f'<th scope="col">{title}</th>' for title in titles)
+    body = []
+    for index, point in enumerate(curve):
+        configuration = point.configuration
+        remarks = (
+            ("chosen", choice is not None and configuration == choice.configuration),
+            ("knee", index == curve.knee),
+            ("front", point.on_front),
+            ("measured", point.measured),
+            ("extrapolated", point.extrapolated),
+            (f"ruled out: {clean(point.excluded)}", bool(point.excluded)),
+        )
+        cells = (
+            clean(configuration.vm),
+            str(configuration.workers),
+            str(configuration.global_batch_size),
+            duration(point.time_s),
+            duration_range(*point.time_interval_s),
+            money(point.cost_usd),
+            money_range(*point.cost_interval_usd),
+            duration(point.step_time_s),
+            quantity(point.epochs),
+            ", ".join(words for words, there in remarks if there),
+        )
+        kind = "front" if point.on_front else "out" if point.excluded else ""
+        body.append(f'<tr class="{kind}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
