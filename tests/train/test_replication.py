@@ -23,6 +23,8 @@ from scavenger.train.transport.messages import Chunk, Contributed, Pull
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.replication import (
     Inbox,
+    Outbox,
+    Payload,
     WeightsInbox,
     initial_payload,
     pack,
@@ -394,3 +396,38 @@ def test_an_aggregator_listens_where_the_hub_is_reached_from_and_nowhere_else() 
     assert address_towards("tcp://127.0.0.1:5555") == "127.0.0.1"
     with pytest.raises(OSError, match=r"."):
         address_towards("tcp://host.invalid:5555")
+
+
+@given(lost=st.sets(st.integers(0, 8)), again=st.integers(0, 4))
+def test_weights_that_are_asked_for_again_are_sent_where_they_were_lost(lost: set[int], again: int) -> None:
+    source, target = filled(LAYOUT, LAYOUT.state_at(5), 9), block(LAYOUT)
+    inbox, outbox = WeightsInbox(target, (0,)), Outbox()
+    inbox.want(5)
+    at = LAYOUT.state_at(5)
+    ranges = (LAYOUT.part_ranges[0],)
+    payload = Payload(Chunk(5, 0, inbox.number), ranges, lambda offset, size: source.range(at + offset, size))
+    wire: list[tuple[Any, Any]] = []
+
+    def send(message: Any, data: Any) -> None:
+        wire.append((message, data))
+
+    outbox.push(payload, send)
+    whole = sum(len(data) for _, data in wire)
+    for number, (chunk, data) in enumerate(wire):
+        if number not in lost:
+            inbox.take(0, chunk, bytes(data))
+    received = inbox.received_bytes
+    wire.clear()
+    for _ in range(1 + again):
+        outbox.push(payload, send)
+    for answer in [inbox.check(0, message) for message, _ in wire]:
+        if answer is not None:
+            outbox.resend(answer, payload, send)
+
+    resent = [(chunk, data) for chunk, data in wire if data is not None]
+    assert sum(len(data) for _, data in resent) == whole - received
+    for chunk, data in resent:
+        inbox.take(0, chunk, bytes(data))
+    assert not inbox.lacking
+    begin, end = ranges[0]
+    assert bytes(target.range(at + begin, end)) == bytes(source.range(at + begin, end))

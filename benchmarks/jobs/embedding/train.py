@@ -25,6 +25,6 @@ def job() -> KerasJob:
     model.compile(
         keras.optimizers.Adam(0.001),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        ["accuracy"],
+        metrics=["accuracy"],
     )
     return KerasJob(model=model, train=(x, y), validation=(x[:64], y[:64]))
