@@ -238,8 +238,10 @@ class Barrier:
             return [refusal]
         held = self._held[event.piece]
         held.add(event.aggregator)
-        if len(held) == self.aggregators and self._open.pop(event.piece, None) and self._suspects is not None:
-            self._suspects.passed(self._suspect(self._pieces[event.piece].share))
+        if len(held) == self.aggregators:
+            self._open.pop(event.piece, None)
+            if self._suspects is not None:
+                self._suspects.passed(self._suspect(self._pieces[event.piece].share))
         return self._begin_apply()
 
     def _begin_apply(self) -> list[Instruction]:

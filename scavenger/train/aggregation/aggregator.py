@@ -180,8 +180,8 @@ class Aggregator:
             case m.Lacking() if self._part is not None and peer in self._outboxes:
                 pull = m.Pull(message.step, message.piece)
                 if self._is_served(pull):
-                    payload = weights_payload(self._part, pull)
-                    self._outboxes[peer].resend(message, payload, self._sender(peer))
+                    weights = weights_payload(self._part, pull)
+                    self._outboxes[peer].resend(message, weights, self._sender(peer))
             case _ if self._sequencer is None or self._inbox is None:
                 pass
             case m.Contributed():

@@ -158,7 +158,6 @@ class Sequencer:
                     self._sums[message.piece] = sums
                 self._carry_out(follows)
             case m.AskView():
-                self._told.pop(peer, None)
                 self.repeat_to(peer)
             case m.Summary():
                 follows = self._barrier.handle(b.Summed(peer, message.view, message.step))
@@ -213,7 +212,8 @@ class Sequencer:
             self._finalise()
 
     def repeat_to(self, worker: str) -> None:
-        """Ask one worker again for what it is awaited for."""
+        """Send one worker, which has connected or lacks the view, the view and what it is awaited for."""
+        self._told.pop(worker, None)
         self._carry_out(
             [
                 instruction

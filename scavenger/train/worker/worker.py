@@ -248,6 +248,9 @@ class Worker:
             self._poller.unregister(dealer.socket)
             dealer.close()
         self._joined.clear()
+        self._orders = (
+            Orders()
+        )  # the sequencer may be another one, and repeats what it wants to whom it hears
         self._remote = tuple(i for i, at in enumerate(aggregators) if at.memory != self._memory)
         self._inbox = WeightsInbox(self._block, self._remote)
         self._aggregators = [
@@ -289,6 +292,8 @@ class Worker:
             if order is not None and self._orders.superseded(order):
                 raise _Superseded
             if self._inbox is not inbox:  # connected anew
+                if order is not None:
+                    raise _Superseded
                 moved_at, received = -math.inf, 0
                 self._inbox.want(step)
         return self._views[step % 2]
