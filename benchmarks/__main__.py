@@ -22,6 +22,7 @@ from benchmarks import (
     planning,
     prediction,
     search_overhead,
+    sequencing,
     startup,
     step,
     switch,
@@ -37,6 +38,7 @@ _MODULES = (
     switch,
     step,
     aggregation,
+    sequencing,
     elastic_joining,
     elastic_step,
     elastic_round,
@@ -46,7 +48,9 @@ _MODULES = (
     search_overhead,
     agents,
 )
-BENCHMARKS: dict[str, Benchmark] = {module.BENCHMARK.name: module.BENCHMARK for module in _MODULES}
+BENCHMARKS: dict[str, Benchmark] = {
+    benchmark.name: benchmark for benchmark in (*(module.BENCHMARK for module in _MODULES), step.HARD_CASES)
+}
 
 
 def main() -> None:

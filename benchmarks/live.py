@@ -29,8 +29,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def job_file(example: str) -> Path:
-    """Where the job file of an example lies."""
-    return _ROOT / "examples" / example / "job.yaml"
+    """Where the job file of an example, or of a job that is only measured, lies."""
+    file = _ROOT / "examples" / example / "job.yaml"
+    return file if file.exists() else _ROOT / "benchmarks" / "jobs" / example / "job.yaml"
 
 
 class _NoLoss(Observer):

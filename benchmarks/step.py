@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.figures import Benchmark, Result, Spread
@@ -11,9 +11,10 @@ from benchmarks.keras_peer import run_peer
 from benchmarks.live import EXAMPLES, job_file, train, visit
 from scavenger.domain.measurement import StepRecord
 
-__all__ = ["BENCHMARK"]
+__all__ = ["BENCHMARK", "HARD_CASES"]
 
-_BATCH = {"digits": 128, "charlm": 64}
+_BATCH = {"digits": 128, "charlm": 64, "embedding": 32, "diverging": 32}
+_HARD = ("embedding", "diverging")
 _STEPS = 20
 
 
@@ -28,11 +29,21 @@ def _plain(folder: Path, batch: int) -> float:
 
 
 def run(repetitions: int, work_dir: Path) -> Result:
+    """The examples; see `measure`."""
+    return measure(EXAMPLES, repetitions, work_dir)
+
+
+def run_hard(repetitions: int, work_dir: Path) -> Result:
+    """A large embedding, and gradients whose squares overflow; see `measure`."""
+    return measure(_HARD, repetitions, work_dir)
+
+
+def measure(examples: Sequence[str], repetitions: int, work_dir: Path) -> Result:
     """Windows at K = 1 and K = 2 in turn; fresh processes of plain Keras, half before and half after them."""
     rows: list[tuple[str, ...]] = []
     figures: dict[str, object] = {}
     verdicts = []
-    for example in EXAMPLES:
+    for example in examples:
         batch, folder = _BATCH[example], job_file(example).parent
         windows: dict[int, list[list[StepRecord]]] = {1: [], 2: []}
         peers = [_plain(folder, batch) for _ in range(repetitions - repetitions // 2)]
@@ -66,7 +77,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
             share = sync.median / step.median
             verdicts.append(f"{example} K = {workers}: sync {share:.1%} of a step, {ratio:.2f} x Keras")
         figures[example] = found
-    sizes = ", ".join(f"{example} {batch}" for example, batch in _BATCH.items())
+    sizes = ", ".join(f"{example} {_BATCH[example]}" for example in examples)
     return Result(
         headers=("what", "n", "step, ms", "gradient, ms", "sync, ms", "step / Keras"),
         rows=tuple(rows),
@@ -81,3 +92,4 @@ def run(repetitions: int, work_dir: Path) -> Result:
 
 
 BENCHMARK = Benchmark("step", 4, run)
+HARD_CASES = Benchmark("hard_cases", 2, run_hard)

@@ -155,6 +155,8 @@ class Barrier:
         self._plan: StepPlan | None = None
         self._pieces: dict[int, Piece] = {}
         self._held: dict[int, set[int]] = {}
+        self._open: dict[int, Piece] = {}
+        """Pieces that some aggregator lacks."""
         self._orphans: list[Share] = []
         self._pieces_made = 0
         self._slots_used: dict[str, int] = {}
@@ -236,13 +238,15 @@ class Barrier:
             return [refusal]
         held = self._held[event.piece]
         held.add(event.aggregator)
-        if self._suspects is not None and len(held) == self.aggregators:
-            self._suspects.passed(self._suspect(self._pieces[event.piece].share))
+        if len(held) == self.aggregators:
+            self._open.pop(event.piece, None)
+            if self._suspects is not None:
+                self._suspects.passed(self._suspect(self._pieces[event.piece].share))
         return self._begin_apply()
 
     def _begin_apply(self) -> list[Instruction]:
         """Once nothing is missing any more."""
-        if self._orphans or self._awaited():
+        if self._orphans or self._open:
             return []
         assert self.view is not None
         self.phase = Phase.APPLY
@@ -266,7 +270,8 @@ class Barrier:
         if refusal := self._refusal(event, Phase.EVALUATE, self.step):
             return [refusal]
         self._held[event.piece].update(range(self.aggregators))
-        if self._orphans or self._awaited():
+        self._open.pop(event.piece, None)
+        if self._orphans or self._open:
             return []
         return self._summarise()
 
@@ -351,15 +356,21 @@ class Barrier:
             reason=announced.reason,
         )
         self._pieces_made = max(self._pieces_made, self.view.number * _PIECES_PER_VIEW)
-        left = [] if before is None else [m for m in before.members if self.view.rank(m.worker) is None]
+        members = {member.worker for member in self.view.members}
+        left = [] if before is None else [m for m in before.members if m.worker not in members]
+        lost = self._lost
+        # nobody waits any more for one that is no member
+        self._lost = lost & members
+        self._deaths = {worker: death for worker, death in self._deaths.items() if worker in members}
         return [
             Installed(self.view),
-            *(Proceed(m.worker, "idle", self.step, self.view) for m in left if m.worker not in self._lost),
+            *(Proceed(m.worker, "idle", self.step, self.view) for m in left if m.worker not in lost),
         ]
 
     def _cut(self, shares: tuple[Share, ...], members: tuple[Member, ...]) -> None:
         self._pieces.clear()
         self._held.clear()
+        self._open.clear()
         self._orphans.clear()
         self._slots_used.clear()
         if not members:
@@ -374,27 +385,22 @@ class Barrier:
         self._slots_used[member.worker] = used + 1
         self._pieces_made += 1
         piece = Piece(self._pieces_made, share, member.worker, member.slot + used)
-        self._pieces[piece.number] = piece
+        self._pieces[piece.number] = self._open[piece.number] = piece
         self._held[piece.number] = set()
         return piece
 
     def _awaited(self) -> list[Piece]:
-        return [piece for number, piece in self._pieces.items() if len(self._held[number]) < self.aggregators]
+        return list(self._open.values())
 
     def _orders(self, pieces: list[Piece]) -> list[Instruction]:
         """One order for each worker, with all of its pieces."""
         assert self.view is not None
         action = "train" if self.phase is Phase.STEP else "evaluate"
-        workers = dict.fromkeys(piece.worker for piece in pieces)
+        by_worker: dict[str, list[Piece]] = {}
+        for piece in pieces:
+            by_worker.setdefault(piece.worker, []).append(piece)
         return [
-            Proceed(
-                worker,
-                action,
-                self.step,
-                self.view,
-                tuple(piece for piece in pieces if piece.worker == worker),
-            )
-            for worker in workers
+            Proceed(worker, action, self.step, self.view, tuple(own)) for worker, own in by_worker.items()
         ]
 
     def _reassign(self) -> list[Instruction]:
@@ -406,7 +412,7 @@ class Barrier:
         found: list[Instruction] = []
         for piece in self._awaited():
             if piece.worker in self._lost or piece.worker not in known:
-                del self._pieces[piece.number]
+                del self._pieces[piece.number], self._open[piece.number]
                 self._orphans.append(piece.share)
                 # it did its pieces in order, so it died of the first that it has not finished
                 if (death := self._deaths.pop(piece.worker, None)) is not None:

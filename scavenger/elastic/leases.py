@@ -8,7 +8,6 @@ from typing import NamedTuple
 from scavenger.elastic.quarantine import Cause, Finding, Quarantined
 
 __all__ = [
-    "Aborted",
     "Apply",
     "Ask",
     "Attempt",
@@ -23,10 +22,8 @@ __all__ = [
     "Part",
     "Proposed",
     "Refuse",
-    "Renew",
     "Requeued",
     "Revoke",
-    "Tick",
     "Wait",
 ]
 
@@ -52,7 +49,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A worker wants to read. Its lease, and those it has, run until `until_s`.
+    """A worker wants to read. A lease ends with its worker, which heartbeats watch.
 
     `holds` are the attempts it knows of: a grant that was lost on the way is given again, and one that it holds
     in vain is revoked. It may ask ahead, while it still reads one.
@@ -60,16 +57,7 @@ class Ask:
 
     worker: str
     host: str
-    until_s: float
     holds: tuple[Attempt, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Renew:
-    """A worker's heartbeat: its leases run until `until_s`."""
-
-    worker: str
-    until_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +77,11 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
-    """The proposed step will not be applied (an urgent view came first); its samples are computed again."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class Lost:
     """A worker is gone, in whatever way; that name never comes back."""
 
     worker: str
     cause: Cause
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """It is `at_s`: leases that have run out are requeued."""
-
-    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +91,7 @@ class Begin:
     epoch: int
 
 
-Event = Ask | Renew | Proposed | Committed | Aborted | Lost | Tick | Begin
+Event = Ask | Proposed | Committed | Lost | Begin
 
 
 # ---- instructions ------------------------------------------------------------------------------------------
@@ -152,7 +126,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply the step with these parts, then say `Committed`; or say `Aborted`."""
+    """Apply the step with these parts, then say `Committed`."""
 
     step: int
     parts: tuple[Part, ...]

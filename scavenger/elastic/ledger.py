@@ -6,21 +6,21 @@ committed, and only that; whatever happens to the worker, the next one begins wh
 off (Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", section 4.3). Events in, instructions out.
 A shard's states (rows) and events (columns)::
 
-    state        Ask            Proposed         Committed              Aborted    Lost, Tick (lease ran out)
-    FREE         -> LEASED      refused          -                      -          -
-    LEASED       its holder:    all parts hold:  -                      -          -> FREE at the committed
-                 told again     -> SEALED                                          offset, or QUARANTINED
-    SEALED       as LEASED      its own again:   offset moves; then     -> LEASED  kept until Committed or
-                                Apply; another:  LEASED, FREE (end of              Aborted, then as LEASED
-                                refused          the piece), COMMITTED
-    COMMITTED,   -              refused          -                      -          -
+    state        Ask            Proposed         Committed                       Lost
+    FREE         -> LEASED      refused          -                               -
+    LEASED       its holder:    all parts hold:  -                               -> FREE at the committed
+                 told again     -> SEALED                                        offset, or QUARANTINED
+    SEALED       as LEASED      its own again:   offset moves; then LEASED,      kept until Committed,
+                                Apply; another:  FREE (end of the piece) or      then as LEASED
+                                refused          COMMITTED
+    COMMITTED,   -              refused          -                               -
     QUARANTINED
 
 An epoch is over when every shard is COMMITTED or QUARANTINED; `Begin` opens the next.
 
 *Exactly once* rests on three things. A part of a step names the attempt (the lease) and the offset from which it
 was read, so one that is late, repeated, or read beyond a part that was never applied is refused *before* the step
-is applied. Between `Apply` and `Committed` the step is sealed: no lease in it can run out. And the ledger of step
+is applied. Between `Apply` and `Committed` the step is sealed: no lease in it can end. And the ledger of step
 s is saved in the checkpoint of the weights of step s, so both are undone together.
 """
 
@@ -33,7 +33,6 @@ from enum import Enum
 from typing import Any
 
 from scavenger.elastic.leases import (
-    Aborted,
     Apply,
     Ask,
     Attempt,
@@ -48,10 +47,8 @@ from scavenger.elastic.leases import (
     Part,
     Proposed,
     Refuse,
-    Renew,
     Requeued,
     Revoke,
-    Tick,
     Wait,
 )
 from scavenger.elastic.order import epoch_order
@@ -78,7 +75,6 @@ class _Lease:
     worker: str
     attempt: Attempt
     stop: int
-    until_s: float
 
 
 class Ledger:
@@ -108,9 +104,7 @@ class Ledger:
         self._gone: set[str] = set()
         self._leases: dict[int, _Lease] = {}
         self._sealed: Proposed | None = None
-        self._deferred: list[Lost | Tick] = []
-        self._run_out: dict[str, list[Piece]] = {}
-        """What a worker had whose lease ran out: should it turn out to have hung, it was on that."""
+        self._deferred: list[Lost] = []
         self._open(0)
 
     # ---- what is -------------------------------------------------------------------------------------------
@@ -156,20 +150,15 @@ class Ledger:
         match event:
             case Ask():
                 return self._ask(event)
-            case Renew():
-                self._renew(event.worker, event.until_s)
-                return []
             case Proposed():
                 return self._proposed(event)
             case Committed():
                 return self._committed(event)
-            case Aborted():
-                return self._aborted(event)
-            case Lost() | Tick():
+            case Lost():
                 if self._sealed is not None:
                     self._deferred.append(event)
                     return []
-                return self._lost(event) if isinstance(event, Lost) else self._tick(event)
+                return self._lost(event)
             case Begin():
                 return self._begin(event)
 
@@ -178,8 +167,6 @@ class Ledger:
         if worker in self._gone:
             return [Revoke(worker, attempt) for attempt in event.holds] or [Wait(worker, "taken for lost")]
         self._hosts[worker] = event.host
-        self._renew(worker, event.until_s)
-        self._run_out.pop(worker, None)
         leased = {self._leases[shard].attempt: shard for shard in self._leased(worker)}
         instructions: list[Instruction] = [
             Revoke(worker, attempt) for attempt in event.holds if attempt not in leased
@@ -208,7 +195,7 @@ class Ledger:
                 continue
             attempt = Attempt(self.incarnation, self._attempts)
             self._attempts += 1
-            self._leases[shard] = _Lease(event.worker, attempt, piece.stop, event.until_s)
+            self._leases[shard] = _Lease(event.worker, attempt, piece.stop)
             granted = self._grant(shard)
         for rank in passed_over:
             heapq.heappush(self._free, rank)
@@ -269,15 +256,9 @@ class Ledger:
                 del self._leases[shard]
                 self._queue(shard)
 
-    def _aborted(self, event: Aborted) -> list[Instruction]:
-        if self._sealed is None or event.step != self._sealed.step:
-            return []
-        self._sealed = None
-        return self._settled(ended=False)
-
-    def _settled(self, *, ended: bool = True) -> list[Instruction]:
-        """After a seal: tell if the epoch is over, else take what had to wait."""
-        instructions = self._if_over() if ended else []
+    def _settled(self) -> list[Instruction]:
+        """After a seal: tell if the epoch is over, and take what had to wait."""
+        instructions = self._if_over()
         deferred, self._deferred = self._deferred, []
         for event in deferred:
             instructions += self.handle(event)
@@ -292,8 +273,7 @@ class Ledger:
         hosts = len(set(self._hosts.values()))
         host = self._hosts.pop(worker, None)
         leased = self._leased(worker)
-        pieces = self._run_out.pop(worker, [])
-        pieces += [self._rest(shard) for shard in leased]
+        pieces = [self._rest(shard) for shard in leased]
         instructions: list[Instruction] = []
         if len(pieces) > 1 and event.cause.blames_data:
             # which of them killed it is not known: each is tried alone from now on
@@ -303,22 +283,10 @@ class Ledger:
             finding = self._suspects.crashed(worker, host, piece, self.step + 1, event.cause, hosts=hosts)
             instructions.append(Found(finding))
             if isinstance(finding, Quarantined):
-                # whoever has leased it since would read what is now left out
-                leased = [*leased, *({piece.scope} & self._leases.keys() - set(leased))]
                 self._move(piece.scope, self._offsets[piece.scope])
         for shard in leased:
             instructions += self._requeue(shard)
         return instructions if over else [*instructions, *self._if_over()]
-
-    def _tick(self, event: Tick) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        for worker in {lease.worker: None for lease in self._leases.values()}:
-            for shard in self._leased(worker):
-                lease = self._leases[shard]
-                if lease.until_s <= event.at_s:
-                    self._run_out.setdefault(worker, []).append(self._rest(shard))
-                    instructions += self._requeue(shard)
-        return instructions
 
     def _begin(self, event: Begin) -> list[Instruction]:
         if event.epoch <= self.epoch:
@@ -384,11 +352,6 @@ class Ledger:
     def _if_over(self) -> list[Instruction]:
         ended = self.ended
         return [] if ended is None else [ended]
-
-    def _renew(self, worker: str, until_s: float) -> None:
-        for lease in self._leases.values():
-            if lease.worker == worker:
-                lease.until_s = max(lease.until_s, until_s)
 
     # ---- in the checkpoint ---------------------------------------------------------------------------------
 

@@ -57,7 +57,6 @@ class Liveness:
                 for name, at in self._heard.items()
             }
         overdue = awaited_for_s > max(_AWAITED_SILENT_S, _AWAITED_STEPS * step_time_s)
-        limits = {
-            name: _AWAITED_SILENT_S if overdue and name in awaited else SILENT_S for name in self._heard
-        }
+        hurried = set(awaited) if overdue else set()
+        limits = {name: _AWAITED_SILENT_S if name in hurried else SILENT_S for name in self._heard}
         return tuple(name for name, at in self._heard.items() if now - at > limits[name])

@@ -19,6 +19,10 @@ from scavenger.elastic.view import SLOTS_PER_WORKER, Member, View
 __all__ = ["Membership", "WorkerState", "worker_name", "worker_slot"]
 
 
+_GONE_KEPT = 100
+"""Workers that are gone and of no view any more, of whom it is still known that there were such."""
+
+
 class WorkerState(Enum):
     STARTING = "starting"
     STANDBY = "standby"
@@ -58,10 +62,11 @@ class Membership:
 
     Args:
         token: The coordinator's, which every view carries.
+        gone_kept: How many workers are remembered that are gone and that no view waits for; the oldest are forgotten.
     """
 
-    def __init__(self, token: int = 1) -> None:
-        self.token = token
+    def __init__(self, token: int = 1, *, gone_kept: int = _GONE_KEPT) -> None:
+        self.token, self._gone_kept = token, gone_kept
         self._workers: dict[str, _Worker] = {}
         self._number = 0
         self._announced: Announce | None = None
@@ -115,7 +120,7 @@ class Membership:
         """A new worker, under a name that nobody has had before.
 
         Raises:
-            ValueError: If somebody has.
+            ValueError: If somebody is known that has.
         """
         if worker in self._workers:
             raise ValueError(f"there has been a {worker} already")
@@ -131,10 +136,11 @@ class Membership:
         """
         self._number = number
         self._installed = 0 if view is None else view.number
+        members = set() if view is None else {member.worker for member in view.members}
         for name, entry in self._workers.items():
             if entry.state is WorkerState.GONE:  # before it was known which views may wait for it
                 entry.lost, entry.awaited_until = True, number + 1
-            elif view is not None and view.rank(name) is not None:
+            elif name in members:
                 entry.state = WorkerState.TRAINING
             elif name in present and entry.state is WorkerState.STARTING:
                 entry.state = WorkerState.STANDBY
@@ -195,6 +201,7 @@ class Membership:
             return None
         entry.state, entry.death = WorkerState.GONE, death
         if not awaited:
+            self._forget_some()
             return None
         entry.lost, entry.awaited_until = True, self._number + 1
         return self._announce(f"{worker} was lost")
@@ -202,6 +209,7 @@ class Membership:
     def installed(self, number: int, members: Collection[str]) -> Announce | None:
         """The sequencer says that a view took effect, with these members."""
         self._installed = max(self._installed, number)
+        self._forget_some()
         for name in members if number == self._number else ():
             # another coordinator's view may have one that has not yet told this one that it is ready
             if name in self._workers and self._workers[name].state is not WorkerState.GONE:
@@ -230,6 +238,15 @@ class Membership:
         if entry.state is WorkerState.TRAINING or (entry.state is WorkerState.STANDBY and not self.settled):
             raise ValueError(f"{worker} is a member of the view")
         entry.state = WorkerState.GONE
+        self._forget_some()
+
+    def _forget_some(self) -> None:
+        """A job may go through any number of workers: keep those that are there, and the newest that were."""
+        if not self._installed:
+            return  # a coordinator that has only begun does not know yet which views may wait for them
+        gone = [name for name in self.workers(WorkerState.GONE) if self.forgotten(name)]
+        for name in gone[: max(0, len(gone) - self._gone_kept)]:
+            del self._workers[name]
 
     def spare(self, keep: int) -> tuple[str, ...]:
         """Workers in standby that may go so that `keep` stay: those asked to leave, then the newest."""
@@ -258,7 +275,7 @@ class Membership:
         able = self.workers(WorkerState.TRAINING) + self.workers(WorkerState.STANDBY)
         staying = tuple(name for name in able if not self._workers[name].leaving)
         # one that is to leave stays for as long as nobody else is there
-        members = (staying or able)[: min(workers, batch)]
+        members = dict.fromkeys((staying or able)[: min(workers, batch)])
         if not members:
             self._announced = None
             return None

@@ -67,8 +67,6 @@ from scavenger.elastic.round_events import (
 
 __all__ = ["Rounds"]
 
-_FOR_EVER = float("inf")  # a lease ends with its worker, whom heartbeats watch, and not before
-
 
 class Rounds:
     """The rounds of one job. Not thread-safe; feed it one event at a time.
@@ -187,7 +185,7 @@ class Rounds:
         if epoch < self.ledger.epoch or self.ledger.over:
             return [Over(worker, epoch)]
         orders: list[Order] = []
-        for answer in self.ledger.handle(Ask(worker, self._hosts[worker], _FOR_EVER)):
+        for answer in self.ledger.handle(Ask(worker, self._hosts[worker])):
             if isinstance(answer, Wait):
                 self._idle[worker] = epoch
             elif isinstance(answer, Grant):

@@ -58,15 +58,6 @@ def _bootstrap(hear: Callable[[bytes], None] = _ignore) -> m.ProcessConfiguratio
     return msgspec.json.decode(line, type=m.ProcessConfiguration)
 
 
-def _limit_threads(threads: int) -> None:
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[name] = str(threads)
-    os.environ["TF_NUM_INTRAOP_THREADS"] = str(threads)
-    os.environ["TF_NUM_INTEROP_THREADS"] = "1"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ["KERAS_BACKEND"] = "tensorflow"
-
-
 def main() -> int:
     """Run one role until it is told to quit; returns the exit status."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -74,7 +65,6 @@ def main() -> int:
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _limit_threads(boot.threads)
     load_failpoints(boot.name)
     context = zmq.Context()
     if boot.role == "pool":

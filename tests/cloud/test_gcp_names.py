@@ -57,7 +57,13 @@ def test_each_attempt_of_a_token_has_one_request_id(token: str, first: int, seco
 
 @pytest.mark.parametrize(
     "token",
-    ["", "x", str(uuid.UUID(int=0)), str(uuid.UUID(int=2**127)).upper().replace("8", "A"), uuid.UUID(int=2**126 + 7).hex],
+    [
+        "",
+        "x",
+        str(uuid.UUID(int=0)),
+        str(uuid.UUID(int=2**127)).upper().replace("8", "A"),
+        uuid.UUID(int=2**126 + 7).hex,
+    ],
 )
 def test_a_token_that_google_would_not_take_is_refused(token: str) -> None:
     with pytest.raises(ConfigurationError, match="UUID"):

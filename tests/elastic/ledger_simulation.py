@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from scavenger.elastic.leases import (
-    Aborted,
     Apply,
     Ask,
     Attempt,
@@ -35,16 +34,13 @@ from scavenger.elastic.leases import (
     Part,
     Proposed,
     Refuse,
-    Renew,
     Revoke,
-    Tick,
 )
 from scavenger.elastic.ledger import Ledger
 from scavenger.elastic.quarantine import Cause, NotTheData, Quarantined, Suspects
 
 _CHAOS_S = 60.0
 _END_S = 3_000.0
-_LEASE_S = 4.0
 _CHANCE_CRASHES = 1
 """Fewer than condemn a sample: more of them on one would be no chance."""
 _MISCHIEF = ["kill", "kill", "stall", "stall", "suspect", "crash", "resize", "restart", "restart"]
@@ -98,7 +94,6 @@ class Worker:
         if self.stalled_until > self.world.now:
             self.world.after(self.stalled_until - self.world.now, lambda: self._wake(turn))
             return
-        self.world.send(lambda: self.world.holder.renew(self.name))
         if self.leases and self.world.random.random() < 0.8:
             self._compute()
         else:
@@ -177,7 +172,6 @@ class Holder:
         self.log: list[Committed | Begin | Quarantined] = []
         if ledger.ended is not None:
             world.check(ledger.ended, applied)
-        self._every(1.0, lambda: self.handle(Tick(world.now)))
         self._every(world.random.uniform(1.0, 8.0), self.save)
         self._every(2.0, self._begin)
 
@@ -204,14 +198,10 @@ class Holder:
 
     # ---- messages from workers -----------------------------------------------------------------------------
 
-    def renew(self, worker: str) -> None:
-        if self.alive:
-            self.handle(Renew(worker, self.world.now + _LEASE_S))
-
     def ask(self, worker: Worker, holds: tuple[Attempt, ...]) -> None:
         if not self.alive:
             return
-        answer = self.handle(Ask(worker.name, worker.host, self.world.now + _LEASE_S, holds))
+        answer = self.handle(Ask(worker.name, worker.host, holds))
         self._tell(worker, answer)
         if worker.name in self.world.suspected:
             self.world.send(lambda: self.world.quit(worker))
@@ -263,10 +253,6 @@ class Holder:
         self._later(self.world.random.uniform(0.05, 1.5), lambda: self._finish(proposal))
 
     def _finish(self, proposal: Proposed) -> None:
-        if self.world.chaos and self.world.random.random() < 0.15:
-            self._sealed = None
-            self.handle(Aborted(proposal.step))
-            return
         committed = self._apply(proposal)
         for _ in range(1 + (self.world.random.random() < 0.1)):
             self.handle(committed)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from scavenger.elastic import barrier as b
 from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.payloads import Delivery
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, plan_step
 
 if TYPE_CHECKING:
@@ -174,6 +175,8 @@ class Worker(Process):
         self.mirror: dict[int, tuple[int, int]] = {}
         self._done: dict[tuple[str, int, int], b.Contribution | b.Evaluated] = {}
         self._own: dict[int, Written] = {}
+        self._deliveries: dict[tuple[int, int], Delivery] = {}
+        self.arrived: set[tuple[int, int, int]] = set()
 
     def order(self, order: b.Proceed, sequencer: Process) -> None:
         """An order arrives."""
@@ -207,7 +210,7 @@ class Worker(Process):
                 said = b.Contribution(self.name, order.view.number, step, piece.number)
                 self._done["train", step, piece.number] = said
             assert isinstance(said, b.Contribution)
-            self._push(said, piece)
+            self._push(said, piece.slot)
 
     def _compute(self, step: int, epoch: int, order: b.Proceed, piece: Piece) -> Generator[float, None, bool]:
         world = self.world
@@ -243,15 +246,46 @@ class Worker(Process):
         self.point()
         return True
 
-    def _push(self, said: b.Contribution, piece: Piece) -> None:
+    def _push(self, said: b.Contribution, slot: int) -> None:
+        """Send a gradient, or, where it was sent before, ask whether it has arrived."""
         world = self.world
         for a in self.remote:
-            data = self._own[piece.slot]
-            world.send(self, world.aggregators[a], lambda t: t.push(said, piece.slot, data))  # noqa: B023
+            delivery = self._deliveries.get((a, said.piece))
+            if delivery is None or not world.obeys("sends once"):
+                self._deliveries[a, said.piece] = Delivery()
+                self._send_gradient(a, said, slot)
+            else:
+                question = delivery.ask()
+                world.send(self, world.aggregators[a], lambda t: t.check(self, said, slot, question))  # noqa: B023
             self.point()
         held = [a for a in range(world.parts) if a not in self.remote]
         world.send(self, world.aggregators[0], lambda t: t.contributed(said, held))
         self.point()
+
+    def lacking(self, aggregator: int, said: b.Contribution, slot: int, question: int) -> None:
+        """An aggregator has not received a gradient."""
+
+        def work() -> None:
+            delivery = self._deliveries[aggregator, said.piece]
+            wanted = ("train", said.step, said.piece) in self._done
+            if wanted and delivery.answered(question):
+                self._send_gradient(aggregator, said, slot)
+                self.point()
+
+        self.deliver(work)
+
+    def _send_gradient(self, aggregator: int, said: b.Contribution, slot: int) -> None:
+        data = self._own[slot]
+        receiver = self.world.aggregators[aggregator]
+
+        def arrive(target: Any) -> None:
+            again = (target.serial, said.piece, said.view)
+            if again in self.arrived and not self.world.disorder:
+                raise ViolationError(f"{self.name} sent piece {said.piece} again, which had arrived")
+            self.arrived.add(again)
+            target.push(said, slot, data)
+
+        self.world.send(self, receiver, arrive)
 
     def _evaluate(self, order: b.Proceed) -> Takes:
         for piece in order.pieces:

@@ -44,6 +44,19 @@ class Aggregator(Process):
 
         self.deliver(take)
 
+    def check(self, worker: Worker, said: b.Contribution, slot: int, question: int) -> None:
+        """A worker asks whether what it has pushed has arrived."""
+
+        def answer() -> None:
+            label = (said.view, said.step, said.piece)
+            if self._labels.get(slot, (0, 0, 0)) == label:
+                held = b.Contribution(said.worker, said.view, said.step, said.piece, self.index)
+                self.world.send(self, self.world.aggregators[0], lambda t: t.hear(held))
+            elif self._labels.get(slot, (0, 0, 0)) < label:
+                self.world.send(self, worker, lambda w: w.lacking(self.index, said, slot, question))
+
+        self.deliver(answer)
+
     def pull(self, worker: Worker, step: int) -> None:
         """Answered once the step is there, and for as long as it is."""
 

@@ -144,7 +144,8 @@ class Coordinator(Process):
 
     def _free(self) -> None:
         for name in sorted(self.world.unfreed) if self._informed else ():
-            if self.membership.knows(name) and self.membership.forgotten(name):
+            known = self.membership.knows(name)
+            if self.membership.forgotten(name) if known else self.membership.settled:
                 self.world.to_supervisor(self, partial(self.world.free, name))
 
     def _announce(self, announce: Announce | None) -> None:

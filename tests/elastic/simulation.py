@@ -41,6 +41,7 @@ RULES = {
     "views are recorded": "the job's record has a view's number before the view's first order",
     "parts know their view": "a part's record tells under which view its step was applied",
     "slots are kept": "a dead worker's slots are kept until a view without it is in effect",
+    "sends once": "a gradient is sent again only where it has not arrived",
     "serves the step before": "weights can be pulled for as long as an aggregator has them",
 }
 """What the shells must hold to, besides what `scavenger.elastic` decides."""
@@ -154,7 +155,7 @@ class World:
         )
 
     def new_membership(self, token: int) -> Membership:
-        return self._membership(token)
+        return self._membership(token, gone_kept=2)
 
     # ---- time and network ----------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ import pytest
 from ledger_simulation import ViolationError, World
 
 from scavenger.elastic.leases import (
-    Aborted,
     Apply,
     Ask,
     Attempt,
@@ -26,10 +25,8 @@ from scavenger.elastic.leases import (
     Part,
     Proposed,
     Refuse,
-    Renew,
     Requeued,
     Revoke,
-    Tick,
     Wait,
 )
 from scavenger.elastic.ledger import Ledger, ShardState
@@ -142,9 +139,9 @@ def test_the_simulation_catches_a_broken_ledger(broken: dict[str, Any]) -> None:
 # ---- the ledger --------------------------------------------------------------------------------------------
 
 
-def _granted(ledger: Ledger, worker: str, *, host: str = "h0", until_s: float = 10.0) -> Grant:
+def _granted(ledger: Ledger, worker: str, *, host: str = "h0") -> Grant:
     holds = tuple(lease.attempt for lease in ledger._leases.values() if lease.worker == worker)
-    [grant] = ledger.handle(Ask(worker, host, until_s, holds))
+    [grant] = ledger.handle(Ask(worker, host, holds))
     assert isinstance(grant, Grant)
     return grant
 
@@ -165,9 +162,7 @@ def test_shards_are_leased_in_the_order_of_the_epoch_and_each_to_one_worker() ->
     leased = [_granted(ledger, f"w{number % 3}").shard for number in range(20)]
 
     assert leased == list(epoch_order(7, 0, 20))
-    assert ledger.handle(Ask("w9", "h0", 1.0)) == [
-        Wait("w9", "what is left is leased, or to be tried elsewhere")
-    ]
+    assert ledger.handle(Ask("w9", "h0")) == [Wait("w9", "what is left is leased, or to be tried elsewhere")]
 
 
 def test_a_lost_workers_shard_goes_on_where_the_last_applied_step_left_off() -> None:
@@ -180,26 +175,13 @@ def test_a_lost_workers_shard_goes_on_where_the_last_applied_step_left_off() -> 
     assert replace(_granted(ledger, "w1"), attempt=grant.attempt) == Grant("w1", 0, grant.attempt, 4, 10)
 
 
-def test_a_lease_runs_out_unless_it_is_renewed() -> None:
-    ledger = Ledger([10], seed=0)
-    grant = _granted(ledger, "w0", until_s=5.0)
-    ledger.handle(Renew("w0", 8.0))
-    ledger.handle(Renew("w0", 6.0))  # came late
-
-    assert ledger.handle(Tick(7.9)) == []
-    assert ledger.handle(Tick(8.0)) == [Requeued(0, grant.attempt, 0)]
-    assert ledger.handle(Proposed(1, (_part(grant, 0, 4),))) == [
-        Refuse(_part(grant, 0, 4), "the lease has ended")
-    ]
-
-
 def test_a_grant_that_was_lost_is_given_again_and_an_attempt_held_in_vain_is_revoked() -> None:
     ledger = Ledger([10, 10], seed=0)
     grant = _granted(ledger, "w0")
     stale = Attempt(0, 99)
 
-    assert ledger.handle(Ask("w0", "h0", 1.0)) == [grant]
-    assert ledger.handle(Ask("w0", "h0", 1.0, (stale,))) == [Revoke("w0", stale), grant]
+    assert ledger.handle(Ask("w0", "h0")) == [grant]
+    assert ledger.handle(Ask("w0", "h0", (stale,))) == [Revoke("w0", stale), grant]
 
 
 def test_one_bad_part_holds_a_step_back_and_changes_nothing() -> None:
@@ -221,30 +203,19 @@ def test_one_bad_part_holds_a_step_back_and_changes_nothing() -> None:
     assert ledger.offset(first.shard) == 6
 
 
-def test_no_lease_runs_out_in_a_step_that_is_being_applied() -> None:
+def test_no_lease_ends_in_a_step_that_is_being_applied() -> None:
     ledger = Ledger([10], seed=0)
-    grant = _granted(ledger, "w0", until_s=1.0)
+    grant = _granted(ledger, "w0")
     parts = (_part(grant, 0, 4),)
     ledger.handle(Proposed(1, parts))
     assert ledger.state(0) is ShardState.SEALED
 
-    assert ledger.handle(Lost("w0", Cause.KILLED)) + ledger.handle(Tick(99.0)) == []
+    assert ledger.handle(Lost("w0", Cause.KILLED)) == []
     assert ledger.handle(Proposed(1, parts)) == [Apply(1, parts)]
     assert ledger.handle(Proposed(1, (_part(grant, 0, 5),)))[0].part is None  # type: ignore[union-attr]
 
     assert Requeued(0, grant.attempt, 4) in ledger.handle(Committed(1, parts))
     assert ledger.offset(0) == 4
-
-
-def test_an_aborted_step_is_computed_again_from_where_it_began() -> None:
-    ledger = Ledger([10], seed=0)
-    grant = _granted(ledger, "w0")
-    ledger.handle(Proposed(1, (_part(grant, 0, 4),)))
-
-    assert ledger.handle(Aborted(1)) == ledger.handle(Aborted(1)) == []
-    assert isinstance(ledger.handle(Proposed(1, (_part(grant, 4, 8),)))[0], Refuse)
-    _step(ledger, _part(grant, 0, 3))
-    assert ledger.offset(0) == 3
 
 
 def test_a_step_is_committed_once_and_only_as_it_was_proposed() -> None:
@@ -268,7 +239,7 @@ def test_an_epoch_ends_with_its_last_sample_and_the_next_begins_in_another_order
 
     assert _step(ledger, _part(second, 0, second.stop)) == [EpochEnded(0, 2, ())]
     assert {ledger.state(shard) for shard in range(3)} == {ShardState.COMMITTED}
-    assert ledger.handle(Ask("w0", "h0", 1.0)) == [Wait("w0", "the epoch is over")]
+    assert ledger.handle(Ask("w0", "h0")) == [Wait("w0", "the epoch is over")]
     assert ledger.handle(Begin(1)) == ledger.handle(Begin(1)) == []
     assert ledger.epoch == 1
     assert _granted(ledger, "w0").shard == next(int(s) for s in epoch_order(1, 1, 3) if s != 1)
@@ -279,8 +250,8 @@ def test_one_taken_for_lost_is_granted_nothing_any_more() -> None:
     grant = _granted(ledger, "w0")
     ledger.handle(Lost("w0", Cause.SILENT))
 
-    assert ledger.handle(Ask("w0", "h0", 9.0, (grant.attempt,))) == [Revoke("w0", grant.attempt)]
-    assert ledger.handle(Ask("w0", "h0", 9.0)) == [Wait("w0", "taken for lost")]
+    assert ledger.handle(Ask("w0", "h0", (grant.attempt,))) == [Revoke("w0", grant.attempt)]
+    assert ledger.handle(Ask("w0", "h0")) == [Wait("w0", "taken for lost")]
 
 
 def test_a_poisoned_sample_is_found_left_out_and_told_of_and_the_rest_is_trained_on() -> None:
@@ -291,7 +262,7 @@ def test_a_poisoned_sample_is_found_left_out_and_told_of_and_the_rest_is_trained
 
     while not ended:
         worker = f"w{deaths}"
-        [grant] = ledger.handle(Ask(worker, f"h{deaths % 2}", 1.0))
+        [grant] = ledger.handle(Ask(worker, f"h{deaths % 2}"))
         if isinstance(grant, Wait):  # this host has told all it can: another one tries
             deaths += 1
             continue
@@ -324,38 +295,8 @@ def test_the_third_try_is_on_another_host_where_there_is_one() -> None:
         assert _granted(ledger, worker, host="a").shard == shard
         ledger.handle(Lost(worker, Cause.CRASHED))
 
-    assert isinstance(ledger.handle(Ask("w2", "a", 1.0))[0], Wait)
+    assert isinstance(ledger.handle(Ask("w2", "a"))[0], Wait)
     assert _granted(ledger, "w3", host="b").shard == shard
-
-
-def test_a_hung_workers_data_is_suspected_though_its_lease_had_run_out() -> None:
-    ledger = Ledger([8], seed=0)
-    _granted(ledger, "w0", until_s=1.0)
-    ledger.handle(Tick(2.0))
-
-    [found] = ledger.handle(Lost("w0", Cause.HUNG))
-
-    assert isinstance(found, Found)
-    assert isinstance(found.finding, Suspected)
-    assert found.finding.piece == Piece(0, 0, 8)
-
-
-def test_a_shard_is_taken_back_from_its_reader_when_it_is_quarantined() -> None:
-    ledger = Ledger([1], seed=0)
-    for worker in ("w0", "w1"):
-        _granted(ledger, worker)
-        ledger.handle(Lost(worker, Cause.CRASHED))
-    _granted(ledger, "w2", until_s=5.0)
-    ledger.handle(Tick(5.0))
-    taken = _granted(ledger, "w3")
-
-    found, ended = ledger.handle(Lost("w2", Cause.HUNG))
-
-    assert isinstance(found, Found)
-    assert isinstance(found.finding, Quarantined)
-    assert ended == EpochEnded(0, 0, (found.finding,)) == ledger.ended
-    assert ledger.state(0) is ShardState.QUARANTINED
-    assert isinstance(ledger.handle(Proposed(1, (_part(taken, 0, 1),)))[0], Refuse)
 
 
 def test_of_two_shards_that_a_dead_worker_had_each_is_tried_alone() -> None:
@@ -371,12 +312,12 @@ def test_of_two_shards_that_a_dead_worker_had_each_is_tried_alone() -> None:
     ]
     alone = _granted(ledger, "w1")
     assert alone.shard in (first.shard, second.shard)
-    assert isinstance(ledger.handle(Ask("w1", "h0", 9.0, (alone.attempt,)))[0], Wait)
+    assert isinstance(ledger.handle(Ask("w1", "h0", (alone.attempt,)))[0], Wait)
     third = _granted(ledger, "w2").shard
     assert third in (first.shard, second.shard)
     other = _granted(ledger, "w3")
     ledger.handle(Lost("w2", Cause.EVICTED))
-    assert isinstance(ledger.handle(Ask("w3", "h0", 9.0, (other.attempt,)))[0], Wait)
+    assert isinstance(ledger.handle(Ask("w3", "h0", (other.attempt,)))[0], Wait)
     assert _granted(ledger, "w4").shard == third
 
 

@@ -286,3 +286,41 @@ def test_a_member_of_another_coordinators_view_is_awaited_though_it_never_said_t
     announce = membership.lost("w1")
     assert announce is not None
     assert announce.lost == ("w1",)
+
+
+def test_of_workers_that_are_gone_only_the_newest_few_are_remembered() -> None:
+    membership = Membership(gone_kept=3)
+    membership.launch("w0")
+    membership.ready("w0")
+    membership.resize(2, 8, "")
+    for index in range(1, 50):
+        name = f"w{index}"
+        membership.launch(name)
+        announce = membership.ready(name)
+        assert announce is not None
+        membership.installed(announce.number, [member.worker for member in announce.members])
+        announce = membership.lost(name)
+        assert announce is not None
+        assert announce.lost == (name,), "those before it are waited for no more"
+        assert membership.knows(name)
+        membership.installed(announce.number, ["w0"])
+
+    assert membership.workers(*WorkerState) == ("w0", "w47", "w48", "w49")
+
+
+def test_one_that_a_view_may_wait_for_is_not_forgotten_however_many_are_lost() -> None:
+    membership = Membership(gone_kept=0)
+    for index in range(5):
+        membership.launch(f"w{index}")
+        membership.ready(f"w{index}")
+    announce = membership.resize(5, 8, "")
+    assert announce is not None
+    membership.installed(announce.number, [f"w{index}" for index in range(5)])
+    for index in range(1, 5):
+        announce = membership.lost(f"w{index}")
+    assert announce is not None
+    assert announce.lost == ("w1", "w2", "w3", "w4")
+    assert len(membership.workers(*WorkerState)) == 5
+
+    membership.installed(announce.number, ["w0"])
+    assert membership.workers(*WorkerState) == ("w0",)

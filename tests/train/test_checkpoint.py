@@ -31,7 +31,7 @@ from vm_line import far_line
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError, TransientError
 from scavenger.train.checkpoints import checkpoint
-from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest, Part
+from scavenger.train.checkpoints.checkpoint import FORMAT_VERSION, CheckpointStore, Manifest, Part
 from scavenger.train.checkpoints.files import LocalFiles, RemoteFiles
 from scavenger.train.checkpoints.format import Array, DamagedError, TensorStream, read_tensors, verify_tensors
 
@@ -491,7 +491,7 @@ def test_a_checkpoint_of_a_newer_version_stops_instead_of_being_passed_over(tmp_
     store = CheckpointStore(str(tmp_path))
     save(store, 1)
     path = tmp_path / save(store, 2) / "manifest.json"
-    _forge(path, version=2, surprise=1)
+    _forge(path, version=FORMAT_VERSION + 1, surprise=1)
     with pytest.raises(NotSupportedError, match="newer Scavenger"):
         store.latest()
     with pytest.raises(NotSupportedError, match="newer Scavenger"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -49,6 +50,17 @@ time.sleep(600)
             engine.kill_all()
             engine.close()
         os.close(fd)
+
+    def test_a_process_keeps_to_its_threads_from_the_first_import_on(self, start: Start) -> None:
+        engine = start(
+            "import numpy, os, threadpoolctl; print([pool['num_threads'] for pool in threadpoolctl.threadpool_info()],"
+            " os.environ['TF_NUM_INTRAOP_THREADS'])"
+        )
+
+        exits(engine, 1)
+
+        pools, threads = engine.log("w0").read_text().rsplit(maxsplit=1)
+        assert set(json.loads(pools)) == {boot("w0").threads} == {int(threads)} == {1}
 
     def test_another_host_is_refused(self, start: Start) -> None:
         engine = start(SLEEP)

@@ -166,22 +166,6 @@ def test_a_taker_comes_before_what_is_wanted_later(aside: ThreadPoolExecutor) ->
     prefetcher.close()
 
 
-def test_a_source_that_may_be_read_by_two_at_once_is_not_waited_for(aside: ThreadPoolExecutor) -> None:
-    shelf = Shelf(gated=True)
-    prefetcher = Prefetcher(shelf, concurrent=True)
-    prefetcher.want("stale", _some(0))
-    shelf.until_begun(1)
-    prefetcher.forget()
-
-    taken = aside.submit(prefetcher.take, "new", _some(5))
-    shelf.until_begun(2)  # while the stale read is still under way
-
-    assert shelf.at_once == 2
-    shelf.permit(2)
-    assert list(taken.result(_PATIENCE_S)[1]) == [5]
-    prefetcher.close()
-
-
 def test_wishes_beyond_the_depth_push_out_the_oldest() -> None:
     shelf = Shelf(gated=True)
     prefetcher = Prefetcher(shelf, depth=2)
@@ -296,13 +280,13 @@ _CALLS = st.lists(
 )
 
 
-@given(calls=_CALLS, depth=st.integers(1, 3), concurrent=st.booleans())
+@given(calls=_CALLS, depth=st.integers(1, 3))
 @settings(max_examples=150)
 def test_whatever_is_wanted_and_forgotten_what_is_taken_is_what_a_plain_read_gives(
-    calls: list[tuple[str, int, list[int]]], depth: int, concurrent: bool
+    calls: list[tuple[str, int, list[int]]], depth: int
 ) -> None:
     shelf, plain = Shelf(), Shelf()
-    prefetcher = Prefetcher(shelf, depth=depth, concurrent=concurrent)
+    prefetcher = Prefetcher(shelf, depth=depth)
     for call, key, numbers in calls:
         indices = _some(*numbers)
         if call == "want":
@@ -320,4 +304,4 @@ def test_whatever_is_wanted_and_forgotten_what_is_taken_is_what_a_plain_read_giv
     if prefetcher._thread is not None:
         prefetcher._thread.join(_PATIENCE_S)
         assert not prefetcher._thread.is_alive()
-    assert concurrent or shelf.at_once_max <= 1
+    assert shelf.at_once_max <= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,17 +16,20 @@ from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
 from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.results import Results
 from scavenger.train.transport import replication as mirror
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.messages import Chunk, Pull
+from scavenger.train.transport.messages import Chunk, Contributed, Pull
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.replication import (
     Inbox,
+    Outbox,
+    Payload,
     WeightsInbox,
+    initial_payload,
     pack,
-    send_initial,
-    send_piece,
-    send_weights,
+    piece_payload,
+    weights_payload,
 )
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.transport.sockets import address_towards
@@ -76,11 +80,8 @@ def piece(number: int) -> Piece:
 
 def sent(source: Block, index: int, number: int) -> list[Sent]:
     """What a worker pushes of a piece, as it is on the wire."""
-    chunks: list[Sent] = []
-    send_piece(
-        lambda chunk, data: chunks.append((chunk, bytes(data))), source, index, 1, number, piece(number)
-    )
-    return chunks
+    payload = piece_payload(source, index, 1, number, piece(number))
+    return [(chunk, bytes(data)) for chunk, data in payload.chunks()]
 
 
 def feed(inbox: Inbox, chunks: list[Sent]) -> list[bool]:
@@ -121,27 +122,88 @@ def test_an_aggregator_without_a_part_still_tells_that_a_piece_is_there() -> Non
         assert not inbox.lacking
 
 
+class Link:
+    """A worker and an aggregator that share no memory, and a connection between them that may break at any message.
+
+    Attributes:
+        arrived: How often each chunk has reached the aggregator.
+        sent_bytes: Of payloads that the worker has sent.
+    """
+
+    def __init__(self, seed: int, loss: float) -> None:
+        self._random, self._loss = random.Random(seed), loss
+        self.target = block(LAYOUT)
+        self.inbox, self.results = Inbox(self.target, 0), Results(SOURCE)
+        self.arrived: Counter[int] = Counter()
+        self.sent_bytes = 0
+        self._forth: deque[tuple[Any, bytes | None]] = deque()
+        self._back: deque[Any] = deque()
+        self.results.add_gradient(7, piece(7), CONTRIBUTED)
+
+    def send(self, message: Any, data: Any) -> None:
+        self.sent_bytes += len(data or b"")
+        if self._random.random() >= self._loss:
+            self._forth.append((message, None if data is None else bytes(data)))
+
+    def order(self) -> None:
+        """The worker is told, for the first time or again, to compute the piece."""
+        self.results.push(CONTRIBUTED, {0: self.send})
+
+    def carry(self, messages: int) -> None:
+        """The aggregator takes some of what is on its way, and the worker all answers."""
+        for _ in range(min(messages, len(self._forth))):
+            message, data = self._forth.popleft()
+            if isinstance(message, Chunk):
+                self.arrived[message.offset] += 1
+                self.inbox.take(WORKER, message, data or b"")
+            elif (answer := self.inbox.check(WORKER, message)) and self._random.random() >= self._loss:
+                self._back.append(answer)
+        while self._back:
+            self.results.resend(0, self._back.popleft(), self.send)
+
+
 @settings(max_examples=300)
-@given(seed=st.integers(0, 2**32), lost=st.floats(0, 0.6))
-def test_a_piece_is_complete_exactly_when_one_sending_has_arrived_without_a_gap(
-    seed: int, lost: float
+@given(seed=st.integers(0, 2**32), loss=st.floats(0, 0.6), waits=st.lists(st.integers(0, 40), max_size=30))
+def test_whatever_is_lost_and_however_often_an_order_is_repeated_each_chunk_arrives_once(
+    seed: int, loss: float, waits: list[int]
 ) -> None:
-    layout = LAYOUT
-    rng, at = random.Random(seed), layout.slot_at(SLOT)
-    source, target = SOURCE, block(layout)
-    inbox, whole = Inbox(target, 0), False
-    chunks = sent(source, 0, 7)
-    for _ in range(4):
-        kept = [chunk for chunk in chunks if rng.random() > lost]
-        told = feed(inbox, kept)
-        whole = whole or inbox.holds(WORKER, 7)
-        assert any(told) == (whole and kept[-1:] == chunks[-1:])
-        if kept == chunks:
-            assert whole
-        if whole:
-            begin, end = layout.part_ranges[0]
-            assert bytes(target.range(at + begin, end)) == bytes(source.range(at + begin, end))
-            assert target.metrics(at)[0].tolist() == source.metrics(at)[0].tolist()
+    link = Link(seed, loss)
+    for messages in waits:
+        link.order()
+        link.carry(messages)
+    link._loss = 0.0
+    for _ in range(3):
+        link.order()
+        link.carry(1 << 20)
+
+    assert link.inbox.holds(WORKER, 7)
+    assert set(link.arrived.values()) == {1}
+    at, end = LAYOUT.slot_at(SLOT), LAYOUT.part_ranges[0][1]
+    assert bytes(link.target.range(at, end)) == bytes(SOURCE.range(at, end))
+    assert link.target.metrics(at)[0].tolist() == SOURCE.metrics(at)[0].tolist()
+
+
+def test_orders_that_are_repeated_while_nothing_is_lost_cost_no_payload() -> None:
+    link = Link(1, 0.0)
+    link.order()
+    once = link.sent_bytes
+    for messages in (0, 1, 2, 0, 1 << 20, 5):
+        link.order()
+        link.carry(messages)
+
+    assert link.inbox.holds(WORKER, 7)
+    assert link.sent_bytes == once > LAYOUT.part_ranges[0][1]
+
+
+def test_a_gradient_that_was_overwritten_is_not_sent_as_what_it_was() -> None:
+    link = Link(1, 1.0)
+    link.order()
+    link._loss = 0.0
+    link.results.add_gradient(8, piece(8), msgspec.structs.replace(CONTRIBUTED, step=8, piece=8))
+    link.order()
+    link.carry(1 << 20)
+
+    assert not link.arrived
 
 
 LAYOUT = Layout.of(manifest(40, 30))
@@ -158,7 +220,7 @@ def test_what_is_sent_again_or_too_late_changes_nothing_that_is_complete() -> No
     again = feed(inbox, sent(other, 0, 7))
     late = feed(inbox, sent(other, 0, 6))
 
-    assert again[-1], "whoever says it again wants to hear that it is there"
+    assert not any(again)
     assert not any(late)
     assert bytes(target.range(at, LAYOUT.state_bytes)) == before
     assert inbox.holds(WORKER, 7)
@@ -166,6 +228,9 @@ def test_what_is_sent_again_or_too_late_changes_nothing_that_is_complete() -> No
     assert not inbox.holds(WORKER, 7)
 
 
+CONTRIBUTED = Contributed(
+    view=1, step=7, piece=7, samples=4, held=(), compute_s=1.0, data_wait_s=0.0, loss=1.0, half_sqnorm=0.0
+)
 GOOD = Chunk(step=7, offset=0, piece=7, slot=SLOT, view=1)
 
 
@@ -245,16 +310,6 @@ def test_memory_of_one_that_is_gone_is_given_back_unless_another_has_its_place()
     inbox.forget("nobody")
 
 
-class _Wire:
-    """In place of a router."""
-
-    def __init__(self) -> None:
-        self.sent: list[Sent] = []
-
-    def send(self, peer: str, message: Any, payload: Any) -> None:
-        self.sent.append((message, bytes(payload)))
-
-
 @pytest.fixture
 def wires() -> Iterator[Callable[[int, Pull], list[Sent]]]:
     layout = Layout.of(manifest(40, 30, 20), 2)
@@ -265,9 +320,7 @@ def wires() -> Iterator[Callable[[int, Pull], list[Sent]]]:
     parts = [ModelShard(fd, layout, index) for index in range(2)]
 
     def weights(index: int, pull: Pull) -> list[Sent]:
-        wire = _Wire()
-        send_weights(wire, "w2", parts[index], pull)  # type: ignore[arg-type]
-        return wire.sent
+        return [(chunk, bytes(data)) for chunk, data in weights_payload(parts[index], pull).chunks()]
 
     yield weights
     os.close(fd)
@@ -315,10 +368,10 @@ def test_weights_that_nobody_asked_for_are_passed_over(wires: Callable[[int, Pul
 
     for index, other, payload in wrong:
         inbox.take(index, other, payload)
+    assert not any(target.range(layout.state_at(0), 2 * layout.state_bytes))
     for gap in right[1:]:
         inbox.take(0, *gap)
 
-    assert not any(target.range(layout.state_at(0), 2 * layout.state_bytes))
     assert inbox.lacking == (0,)
 
 
@@ -331,10 +384,8 @@ def test_initial_weights_lie_with_the_aggregator_as_they_did_with_the_worker() -
     for index in (0, 1):
         inbox = WeightsInbox(target, (index,))
         inbox.want(0)
-        chunks: list[Sent] = []
-        send_initial(lambda c, d: chunks.append((c, bytes(d))), layout, index, packed, inbox.number)  # noqa: B023
-        for chunk, data in chunks:
-            inbox.take(index, chunk, data)
+        for chunk, data in initial_payload(layout, index, packed, inbox.number).chunks():
+            inbox.take(index, chunk, bytes(data))
         assert not inbox.lacking
 
     for got, array in zip(target.tensors(layout.state_at(0)), arrays, strict=True):
@@ -345,3 +396,38 @@ def test_an_aggregator_listens_where_the_hub_is_reached_from_and_nowhere_else() 
     assert address_towards("tcp://127.0.0.1:5555") == "127.0.0.1"
     with pytest.raises(OSError, match=r"."):
         address_towards("tcp://host.invalid:5555")
+
+
+@given(lost=st.sets(st.integers(0, 8)), again=st.integers(0, 4))
+def test_weights_that_are_asked_for_again_are_sent_where_they_were_lost(lost: set[int], again: int) -> None:
+    source, target = filled(LAYOUT, LAYOUT.state_at(5), 9), block(LAYOUT)
+    inbox, outbox = WeightsInbox(target, (0,)), Outbox()
+    inbox.want(5)
+    at = LAYOUT.state_at(5)
+    ranges = (LAYOUT.part_ranges[0],)
+    payload = Payload(Chunk(5, 0, inbox.number), ranges, lambda offset, size: source.range(at + offset, size))
+    wire: list[tuple[Any, Any]] = []
+
+    def send(message: Any, data: Any) -> None:
+        wire.append((message, data))
+
+    outbox.push(payload, send)
+    whole = sum(len(data) for _, data in wire)
+    for number, (chunk, data) in enumerate(wire):
+        if number not in lost:
+            inbox.take(0, chunk, bytes(data))
+    received = inbox.received_bytes
+    wire.clear()
+    for _ in range(1 + again):
+        outbox.push(payload, send)
+    for answer in [inbox.check(0, message) for message, _ in wire]:
+        if answer is not None:
+            outbox.resend(answer, payload, send)
+
+    resent = [(chunk, data) for chunk, data in wire if data is not None]
+    assert sum(len(data) for _, data in resent) == whole - received
+    for chunk, data in resent:
+        inbox.take(0, chunk, bytes(data))
+    assert not inbox.lacking
+    begin, end = ranges[0]
+    assert bytes(target.range(at + begin, end)) == bytes(source.range(at + begin, end))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.kernels import Array, read_rule
 from scavenger.train.aggregation.schedules import read_learning_rate
-from scavenger.train.aggregation.update import Norms, Update
+from scavenger.train.aggregation.update import Norms, Update, _sqnorm
 from scavenger.train.transport.messages.values import TensorSpec
 
 pytestmark = pytest.mark.slow
@@ -304,6 +306,19 @@ def test_norms_outlast_single_precision(size: float) -> None:
     assert norms.mean_worker_sqnorm == pytest.approx(exact, rel=1e-6, abs=0.0)
 
 
+@pytest.mark.parametrize("value", [0.0, -0.0, math.nan])
+def test_the_norm_of_rows_that_no_sample_names_costs_no_second_pass(value: float) -> None:
+    block = np.full(1 << 16, value, "float32")
+    tracemalloc.start()
+
+    square = _sqnorm(block)
+
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert math.isnan(square) if math.isnan(value) else square == 0.0
+    assert peak < block.nbytes, "double precision would need twice as much"
+
+
 @pytest.mark.parametrize("name", ["Adam", "SGD, Nesterov, clipped by norm", "Nadam"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_gradient_that_is_not_finite_is_told_and_leaves_the_old_state_alone(name: str, bad: float) -> None:
@@ -355,31 +370,32 @@ def test_old_arrays_and_gradients_are_only_read() -> None:
 
 
 @pytest.mark.parametrize("name", [*FUSED, "Nadam"])
-def test_parts_updated_apart_are_the_whole_unless_it_is_not_splittable(name: str) -> None:
+def test_parts_updated_apart_are_the_whole_unless_all_gradients_have_one_norm(name: str) -> None:
     config = serialised((FUSED | BY_KERAS)[name]())
     start, gradients = values(), [values() for _ in range(3)]
-    whole = Update(tensors(), config)
-    together, _ = our_steps(whole, start, gradients)
+    together, _ = our_steps(Update(tensors(), config), start, gradients)
     apart = []
-    paths = set()
     for part in (slice(0, 1), slice(1, 4)):
         update = Update(tensors()[part], config)
-        assert update.splittable == whole.splittable == ("together" not in name)
         apart += our_steps(update, start[part], [gradient[part] for gradient in gradients])[0]
-        paths |= {slot.path for slot in update.slots}
 
-    assert paths == {slot.path for slot in whole.slots}
-    if whole.splittable:
+    if "together" not in name:
         assert_close(apart, together, rtol=1e-6, atol=1e-7)
     else:
         assert not np.allclose(apart[0], together[0], rtol=1e-4)
 
 
-def test_an_optimizer_whose_slots_cannot_be_told_apart_is_not_splittable() -> None:
-    update = Update(tensors(shapes={"a/kernel": (2, 3), "b/kernel": (2, 3)}), serialised(_O.Adafactor(0.01)))
+@pytest.mark.parametrize("name", [*FUSED, *BY_KERAS])
+def test_a_slot_is_told_by_its_tensor_and_number_however_the_tensors_are_shared_out(name: str) -> None:
+    config, every = serialised((FUSED | BY_KERAS)[name]()), tensors()
+    whole = Update(every, config).slots
 
-    assert not update.splittable
-    assert len({slot.path for slot in update.slots}) == len(update.slots)
+    found = {(slot.tensor, slot.number): slot.shape for slot in whole}
+    assert len(found) == len(whole)
+    for place in range(len(every)):
+        alone = {(slot.tensor, slot.number): slot.shape for slot in Update([every[place]], config).slots}
+        of_tensor = {(0, n): shape for (tensor, n), shape in found.items() if tensor == place}
+        assert alone == of_tensor | {key: shape for key, shape in found.items() if key[0] == -1}
 
 
 @pytest.mark.parametrize("name", [*FUSED, *BY_KERAS])

@@ -7,6 +7,7 @@ all of them. One process can serve several jobs, each with keys, sockets and a b
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import time
@@ -22,12 +23,12 @@ from scavenger.elastic.view import Position
 from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.sequencer import Sequencer
-from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.checkpoints.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore
 from scavenger.train.names import aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import memory_id, open_block, same_block
 from scavenger.train.transport.heartbeat import Heartbeat
-from scavenger.train.transport.replication import Inbox, WeightsInbox, send_weights
+from scavenger.train.transport.replication import Inbox, Outbox, Send, WeightsInbox, weights_payload
 from scavenger.train.transport.shared_memory import JobRecord, Layout
 from scavenger.train.transport.sockets import Dealer, Keys, Router, address_towards
 
@@ -67,6 +68,7 @@ class Aggregator:
         self._ready: m.Initialised | None = None
         self._posted: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
         self._pulls: dict[str, m.Pull] = {}
+        self._outboxes: dict[str, Outbox] = {}
         self._step = 0
         self._quarantined: tuple[int, ...] = ()
         self._running = True
@@ -142,6 +144,8 @@ class Aggregator:
             case m.Reconnect() if self.index > 0 and self._upstream is not None:
                 self._connect_upstream(message.aggregators[0])
             case m.Forget():
+                self._pulls.pop(message.worker, None)
+                self._outboxes.pop(message.worker, None)
                 if self._inbox is not None and self._boot.memory_fd < 0 and not self._boot.memory:
                     self._inbox.forget(message.worker)
             case m.Quit():
@@ -162,22 +166,29 @@ class Aggregator:
                 if self._seeding is not None and peer == self._seeding.order.seeder:
                     self._seeding.asked_at = 0.0
                 if self._sequencer is not None:
-                    self._sequencer.repeat()  # it may have been spoken to before it could hear
+                    self._sequencer.repeat_to(peer)  # it may have been spoken to before it could hear
             case m.Chunk() if self._seeding is not None and payload is not None:
                 self._take_initial(peer, message, payload)
             case m.Chunk() if self._inbox is not None and payload is not None:
                 if self._inbox.take(peer, message, payload) and self.index:
                     self._to_sequencer(m.Held(self.index, peer, message.view, message.step, message.piece))
+            case m.Check():
+                self._check(peer, message)
             case m.Pull():
                 self._pulls[peer] = message
                 self._answer_pulls()
+            case m.Lacking() if self._part is not None and peer in self._outboxes:
+                pull = m.Pull(message.step, message.piece)
+                if self._is_served(pull):
+                    weights = weights_payload(self._part, pull)
+                    self._outboxes[peer].resend(message, weights, self._sender(peer))
             case _ if self._sequencer is None or self._inbox is None:
                 pass
             case m.Contributed():
                 complete = 0 in message.held or self._inbox.holds(peer, message.piece)
                 self._sequencer.from_worker(peer, message, complete=complete)
                 self._answer_pulls()
-            case m.Evaluation() | m.Summary():
+            case m.Evaluation() | m.Summary() | m.AskView():
                 self._sequencer.from_worker(peer, message, complete=True)
             case m.Held() | m.PartApplied() | m.Finalised() | m.Initialised() | m.PartSaved():
                 if message.index > 0 and peer == aggregator_name(message.index):
@@ -269,15 +280,8 @@ class Aggregator:
             part.begin()
             record = JobRecord()
         else:
-            checkpoint = CheckpointStore(message.restore.url).latest(finite=True)
-            if checkpoint is None:
-                raise ScavengerError(f"{message.restore.url} holds no checkpoint that can be read")
+            checkpoint = _checkpoint(message.restore.url, message.manifest)
             manifest = checkpoint.manifest
-            if manifest.fingerprint != message.manifest.digest:
-                raise ScavengerError(
-                    f"the checkpoint in {message.restore.url} is of another model or data set than the training "
-                    "code gives now"
-                )
             tensors: dict[str, Any] = {}
             for saved in manifest.parts:
                 tensors |= checkpoint.tensors(saved.name)
@@ -366,19 +370,70 @@ class Aggregator:
             seeding.part.block.write_job(JobRecord())
         self._serve(seeding.order, seeding.part, JobRecord())
 
+    def _check(self, peer: str, check: m.Check) -> None:
+        """Tell a worker what is missing of what it has sent, or the sequencer that all of it is there."""
+        if self._seeding is not None:
+            if peer == self._seeding.order.seeder:
+                self._answer(peer, self._seeding.inbox.check(self.index, check))
+        elif self._inbox is not None:
+            if not self._inbox.holds(peer, check.piece):
+                self._answer(peer, self._inbox.check(peer, check))
+            elif self.index:
+                self._to_sequencer(m.Held(self.index, peer, check.view, check.step, check.piece))
+
+    def _answer(self, peer: str, lacking: m.Lacking | None) -> None:
+        if lacking is not None:
+            self._data.send(peer, lacking)
+
+    def _sender(self, peer: str) -> Send:
+        return functools.partial(self._data.send, peer)
+
+    @property
+    def _applied(self) -> int:
+        return self._sequencer.step if self._sequencer is not None else self._step
+
+    def _is_served(self, pull: m.Pull) -> bool:
+        """The step before is still wanted where a restarted sequencer has it done again.
+
+        What is older is wanted by nobody who has not been left behind, and what is newer is not there yet.
+        """
+        return self._applied - 1 <= pull.step <= self._applied
+
     def _answer_pulls(self) -> None:
         """Send the weights to whoever waits for them, once they are there."""
         if self._part is None or not self._pulls:
             return
-        applied = self._sequencer.step if self._sequencer is not None else self._step
         for peer, pull in list(self._pulls.items()):
-            if pull.step > applied:
+            if pull.step > self._applied:
                 continue
             del self._pulls[peer]
-            # the step before is still wanted where a restarted sequencer has it done again; what is older is
-            # wanted by nobody who has not been left behind
-            if pull.step >= applied - 1:
-                send_weights(self._data, peer, self._part, pull)
+            if self._is_served(pull):
+                outbox = self._outboxes.setdefault(peer, Outbox())
+                outbox.forget_before(pull.step)
+                outbox.push(weights_payload(self._part, pull), self._sender(peer))
+
+
+def _checkpoint(url: str, model: m.Manifest) -> Checkpoint:
+    """The newest checkpoint that a job can go on with.
+
+    Raises:
+        ScavengerError: If there is none, or it is of another model or of an older form.
+    """
+    checkpoint = CheckpointStore(url).latest(finite=True)
+    if checkpoint is None:
+        raise ScavengerError(f"{url} holds no checkpoint that can be read")
+    manifest = checkpoint.manifest
+    if manifest.fingerprint != model.digest:
+        raise ScavengerError(
+            f"the checkpoint in {url} is of another model or data set than the training code gives now"
+        )
+    if manifest.version < FORMAT_VERSION:
+        raise ScavengerError(
+            f"the checkpoint in {url} was written by an older Scavenger (format {manifest.version}), which did not "
+            "always tell apart which tensor a part of the optimizer's state belongs to; resume the job with that "
+            "version, or begin it again"
+        )
+    return checkpoint
 
 
 @dataclass(slots=True)

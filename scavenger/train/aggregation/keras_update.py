@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +18,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
-from scavenger.train.transport.messages.values import TensorSpec
+from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 
 __all__ = ["KerasUpdate"]
 
@@ -49,13 +51,7 @@ class KerasUpdate:
                 one.learning_rate = _Scaled(rate, self._scale)
         self._iterations = [one._iterations for one in self._all]
         self._state = self._state_of(self._optimizer)
-        paths = [self._path(variable) for variable in self._state]
-        self.slots = tuple(
-            TensorSpec(path, tuple(variable.shape), variable.dtype, "slot")
-            for path, variable in zip(_unique(paths), self._state, strict=True)
-        )
-        clips_globally = any((one.global_clipnorm or 0.0) > 0.0 for one in self._all)
-        self.splittable = len(set(paths)) == len(paths) and not clips_globally
+        self.slots = tuple(self._slot_specs())
         self._step = tf.function(lambda gradients: self._optimizer.apply(gradients, self._weights))
 
     def _built(self, values: Sequence[Array]) -> tuple[Any, list[Any]]:
@@ -72,9 +68,36 @@ class KerasUpdate:
         optimizer.build(weights)
         return optimizer, weights
 
-    def _path(self, variable: Any) -> str:
-        """Keras's path, unless the variable was given no name: Keras numbers those by the process's history."""
-        return variable.path if "/" in variable.path else f"{self._optimizer.name}/shared"
+    def _slot_specs(self) -> Iterator[SlotSpec]:
+        owners, seen = self._owners(), Counter[int]()
+        for variable in self._state:
+            owner = owners.get(id(variable), -1)
+            if owner < 0 and math.prod(variable.shape) > 1:
+                raise NotSupportedError(
+                    f"the optimizer {self._optimizer.name} keeps {variable.path}, of which it cannot be told which "
+                    "tensor it belongs to"
+                )
+            yield SlotSpec(variable.path, tuple(variable.shape), variable.dtype, "slot", owner, seen[owner])
+            seen[owner] += 1
+
+    def _owners(self) -> dict[int, int]:
+        """Which tensor each state variable belongs to, by its id.
+
+        Names do not tell: Adafactor gives all that belongs to layers of one kind the same. But in each of Keras's
+        optimizers a list with as many entries as there are tensors has one for each, in their order.
+        """
+        places = {id(weight): place for place, weight in enumerate(self._weights)}
+        owners: dict[int, int] = {}
+        for one in self._all:
+            tensors = getattr(one, "_trainable_variables", ())
+            for name, entries in vars(one).items():
+                aligned = isinstance(entries, list) and len(entries) == len(tensors)
+                if not aligned or name in ("_variables", "_trainable_variables"):
+                    continue
+                for tensor, entry in zip(tensors, entries, strict=True):
+                    if isinstance(entry, keras.Variable) and id(tensor) in places:
+                        owners.setdefault(id(entry), places[id(tensor)])
+        return owners
 
     @staticmethod
     def _state_of(optimizer: Any) -> list[Any]:
@@ -135,16 +158,6 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
     def __call__(self, step: Any) -> Any:
         return self._schedule(step) * self._scale
-
-
-def _unique(paths: Sequence[str]) -> list[str]:
-    """The same, where one comes again with a number behind it."""
-    seen: dict[str, int] = {}
-    unique = []
-    for path in paths:
-        seen[path] = seen.get(path, 0) + 1
-        unique.append(path if seen[path] == 1 else f"{path}~{seen[path]}")
-    return unique
 
 
 def _variable(tensor: TensorSpec, value: Array) -> Any:

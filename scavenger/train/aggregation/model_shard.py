@@ -15,6 +15,7 @@ from scavenger.train.aggregation.update import Norms, Update
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved
+from scavenger.train.transport.messages.values import SlotSpec
 from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory, PartRecord
 
 __all__ = ["ModelShard"]
@@ -254,7 +255,12 @@ class ModelShard:
         """Everything that the part is after a step, under the names that a checkpoint has for it."""
         named = [(f"weight.{i}", a) for i, a in zip(self._all, self._section(step, self._all), strict=True)]
         slots = zip(self._update.slots, self._optimizer.slots(step), strict=True)
-        named += [(f"slot.{spec.path}", array) for spec, array in slots]
+        named += [(self._slot_name(spec), array) for spec, array in slots]
         if self.index == 0:
             named += [(f"sums.{j}", array) for j, array in enumerate(self.metric_sums(step))]
         return named
+
+    def _slot_name(self, slot: SlotSpec) -> str:
+        """By the tensor's place in the manifest, which is the same however the tensors are shared out."""
+        owner = "shared" if slot.tensor < 0 else self._trainable[slot.tensor]
+        return f"slot.{owner}.{slot.number}"

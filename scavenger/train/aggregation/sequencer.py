@@ -12,7 +12,7 @@ import numpy as np
 from scavenger.elastic import barrier as b
 from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import Cause
-from scavenger.elastic.view import Member, Piece, StepPlan
+from scavenger.elastic.view import Member, Piece, StepPlan, View
 from scavenger.train.aggregation.checkpointing import Checkpointing
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.failpoints import fail_here
@@ -77,6 +77,8 @@ class Sequencer:
         self._finishing: m.Finish | None = None
         self._finalising: set[int] = set()
         self._newest_piece = 0
+        self._view: m.ViewBody | None = None
+        self._told: dict[str, int] = {}
         self.beat = m.Beat(barrier.step)
         """What is awaited, and since when: a value, since another thread asks for it."""
 
@@ -155,6 +157,8 @@ class Sequencer:
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
                     self._sums[message.piece] = sums
                 self._carry_out(follows)
+            case m.AskView():
+                self.repeat_to(peer)
             case m.Summary():
                 follows = self._barrier.handle(b.Summed(peer, message.view, message.step))
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
@@ -206,6 +210,17 @@ class Sequencer:
             self._moved_at = waiting_since  # for whoever asks how long it has been
         if self._finishing is not None and self._finalising:
             self._finalise()
+
+    def repeat_to(self, worker: str) -> None:
+        """Send one worker, which has connected or lacks the view, the view and what it is awaited for."""
+        self._told.pop(worker, None)
+        self._carry_out(
+            [
+                instruction
+                for instruction in self._barrier.handle(b.Tick())
+                if isinstance(instruction, b.Proceed | b.Sum) and instruction.worker == worker
+            ]
+        )
 
     def _contributed(self, peer: str, message: m.Contributed, aggregator: int) -> None:
         follows = self._barrier.handle(
@@ -377,17 +392,28 @@ class Sequencer:
         newest = max((piece.number for piece in instruction.pieces), default=0)
         if newest > self._newest_piece:  # the wait for it begins now, whatever was before
             self._newest_piece, self._moved_at = newest, now
+        self._tell_view(instruction.worker, instruction.view)
         self._to_worker(
             instruction.worker,
             m.Order(
                 instruction.action,
                 instruction.step,
-                m.view_body(instruction.view),
+                instruction.view.number,
                 tuple(m.piece_body(piece) for piece in instruction.pieces),
                 self._quarantined,
                 self._barrier.suspicious,
             ),
         )
+
+    def _tell_view(self, worker: str, view: View) -> None:
+        """Send a worker the view that its orders name, unless it has been sent it before."""
+        if self._view is None or self._view.number != view.number:
+            self._view = m.view_body(view)
+            members = {member.worker for member in view.members}
+            self._told = {name: number for name, number in self._told.items() if name in members}
+        if self._told.get(worker) != view.number:
+            self._told[worker] = view.number
+            self._to_worker(worker, m.TakeView(self._view))
 
     # ---- epochs --------------------------------------------------------------------------------------------
 

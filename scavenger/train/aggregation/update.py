@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from scavenger.train.aggregation.kernels import Array, read_rule
-from scavenger.train.transport.messages.values import TensorSpec
+from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 
 if TYPE_CHECKING:
     from scavenger.train.aggregation.keras_update import KerasUpdate
@@ -120,18 +120,15 @@ class Update:
         threads: That share the work; by default one for each processor that this process may use, at most four.
 
     Attributes:
-        slots: The optimizer's state arrays beyond the weights, those of a tensor one after the other. Paths tell
-            a slot among all parts of the job: the tensor's path and the slot's name, or, where Keras itself is the
-            optimizer, Keras's own path; a slot that belongs to no tensor is the same in every part.
-        splittable: Whether parts can be updated apart. Otherwise one aggregator must hold all tensors.
+        slots: The optimizer's state arrays beyond the weights, those of a tensor one after the other; one that
+            belongs to no tensor is the same in every part.
 
     Raises:
         NotSupportedError: If the configuration is not that of one of Keras's own optimizers.
         ValueError: If `threads` is below 1.
     """
 
-    slots: tuple[TensorSpec, ...]
-    splittable: bool
+    slots: tuple[SlotSpec, ...]
 
     def __init__(self, tensors: Sequence[TensorSpec], optimizer: str, *, threads: int | None = None) -> None:
         threads = min(_processors(), _THREADS_MAX) if threads is None else threads
@@ -155,15 +152,14 @@ class Update:
             from scavenger.train.aggregation.keras_update import KerasUpdate
 
             self._keras = KerasUpdate(tensors, optimizer)
-            self.slots, self.splittable = self._keras.slots, self._keras.splittable
+            self.slots = self._keras.slots
             return
         self._rule, self._learning_rate = found
         self.slots = tuple(
-            TensorSpec(f"{tensor.path}/{name}", tensor.shape, tensor.dtype, "slot")
-            for tensor in tensors
-            for name in self._rule.slots
+            SlotSpec(f"{tensor.path}/{name}", tensor.shape, tensor.dtype, "slot", place, number)
+            for place, tensor in enumerate(tensors)
+            for number, name in enumerate(self._rule.slots)
         )
-        self.splittable = not (self._rule.global_clipnorm or 0.0) > 0.0
 
     def initial_slots(self, weights: Sequence[Array]) -> list[Array]:
         """The slots before the first step, given the weights at that time."""
@@ -344,12 +340,18 @@ def _sqnorm(block: Array) -> float:
     """|x|² of a flat block, right where single precision would overflow or underflow too."""
     if block.dtype.itemsize < np.dtype(np.float32).itemsize:
         block = block.astype(np.float32)
+    square = _sum_of_squares(block)
+    if block.dtype != np.float32 or _TINY < square < math.inf or math.isnan(square):
+        return square
+    if square == 0.0 and block.max() == 0.0 == block.min():
+        return 0.0  # seldom but in embeddings, of which a batch names few rows: there it is most blocks
+    return _sum_of_squares(block.astype(np.float64))
+
+
+def _sum_of_squares(block: Array) -> float:
     whole = len(block) - len(block) % _ROW
     rows, rest = block[:whole].reshape(-1, _ROW), block[whole:]
     square = float(np.vecdot(rows, rows).sum(dtype=np.float64))
     if len(rest):  # seldom: a call costs as much as a third of a block
         square += float(np.vecdot(rest, rest))
-    if block.dtype == np.float32 and not _TINY < square < np.inf:
-        precise = block.astype(np.float64)
-        square = float(np.vecdot(precise, precise))
     return square

@@ -28,8 +28,11 @@ from scavenger.train.checkpoints.format import Array, DamagedError, TensorStream
 
 __all__ = ["FORMAT_VERSION", "Checkpoint", "CheckpointStore", "Manifest", "Part"]
 
-FORMAT_VERSION = 1
-"""Rises when an older Scavenger would misread a checkpoint."""
+FORMAT_VERSION = 2
+"""Rises when an older Scavenger would misread a checkpoint, or this one an older checkpoint.
+
+1: optimizer state by paths, which several tensors may share. 2: by tensors.
+"""
 
 _MANIFEST = "manifest.json"
 _MANIFEST_BYTES_MAX = 4 << 20

@@ -66,6 +66,8 @@ class Coordinator:
         self._aggregators_at = 0.0
         self._watched_at = self._supervisor_at = 0.0
         self._roster: m.Roster | None = None
+        self._changed = True
+        """Something was heard since the last roster that is more than a heartbeat."""
         self._running = True
 
     def run(self) -> None:
@@ -88,6 +90,7 @@ class Coordinator:
     # ---- messages ------------------------------------------------------------------------------------------
 
     def _take(self, peer: str, message: m.Message) -> None:
+        self._changed = self._changed or not isinstance(message, m.Beat)
         if peer == SUPERVISOR:
             self._from_supervisor(message)
             return
@@ -310,7 +313,7 @@ class Coordinator:
             return
         if now - self._supervisor_at > _CUT_OFF_S:
             return  # this one is cut off, or nobody passes messages on
-        self._watched_at = now
+        self._watched_at, self._changed = now, True
         sequencer = self._sequencer
         for name in self._liveness.suspects(
             now,
@@ -378,8 +381,9 @@ class Coordinator:
             WorkerState.TRAINING: "training",
             WorkerState.GONE: "gone",
         }
-        if self._brief is None or not self._initialization.informed:
+        if self._brief is None or not self._initialization.informed or not self._changed:
             return
+        self._changed = False
         names = membership.workers(*WorkerState)
         roster = m.Roster(
             command=self._command,
@@ -393,3 +397,12 @@ class Coordinator:
         if roster != self._roster:
             self._roster = roster
             self._seat.send_to(SUPERVISOR, roster)
+            self._forget(set(names))
+
+    def _forget(self, known: set[str]) -> None:
+        """Keep nothing of workers that the membership has forgotten."""
+        self._present &= known
+        self._leaving &= known
+        aggregators = () if self._brief is None else self._brief.aggregators
+        self._expelled &= known.union(aggregators)
+        self._launched_at = {name: at for name, at in self._launched_at.items() if name in known}

@@ -44,6 +44,12 @@ class _Process:
     ended: bool = False
 
 
+def _thread_limits(threads: int) -> dict[str, str]:
+    """What keeps a process to some threads. Libraries read it on import, so it must be there from the start."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "TF_NUM_INTEROP_THREADS": "1"}
+
+
 class ProcessEngine(Engine):
     """Runs each role of a job as a process group of its own on this machine.
 
@@ -95,6 +101,9 @@ class ProcessEngine(Engine):
                 start_new_session=True,
                 env={
                     **os.environ,
+                    **_thread_limits(boot.threads),
+                    "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+                    "KERAS_BACKEND": "tensorflow",
                     "PYTHONUNBUFFERED": "1",
                     "TMPDIR": self._temporary,
                     **(env or {}),

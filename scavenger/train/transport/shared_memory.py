@@ -178,8 +178,13 @@ class Layout:
 
 def _splittable(optimizer: str) -> bool:
     """Whether parts of the tensors can be updated apart: not where one norm of all gradients is needed."""
-    config = json.loads(optimizer).get("config", {}) if optimizer else {}
-    return config.get("global_clipnorm") is None
+
+    def clips_globally(part: Any) -> bool:
+        if isinstance(part, dict):  # an optimizer may be made of others
+            return bool(part.get("global_clipnorm")) or any(map(clips_globally, part.values()))
+        return isinstance(part, list) and any(map(clips_globally, part))
+
+    return not (optimizer and clips_globally(json.loads(optimizer)))
 
 
 @dataclass(frozen=True, slots=True)

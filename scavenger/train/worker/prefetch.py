@@ -34,24 +34,22 @@ class Prefetcher:
     it is taken, when `depth` newer ones have come, or after `forget`: it is then dropped, unread if it can be.
     A wish is only a hint: `take` gives the right batch whatever was wanted before.
 
-    User code is often not safe to be read by two threads at once (one file handle, one decoder), so by default
-    at most one read goes on at a time, and a batch that is taken waits at most for one stale read that has
-    already begun. With `concurrent` it does not wait for that either.
+    User code is often not safe to be read by two threads at once (one file handle, one decoder), so at most one
+    read goes on at a time, and a batch that is taken waits at most for one stale read that has already begun.
 
     Args:
-        source: Read by this object alone, unless `concurrent`.
+        source: Read by this object alone.
         depth: Wishes held at a time, read or not; at most that many batches are in memory, and a stale one
             that is still being read.
-        concurrent: The source may be read by two threads at once.
 
     Raises:
         ValueError: If `depth` is below 1.
     """
 
-    def __init__(self, source: Source, *, depth: int = 2, concurrent: bool = False) -> None:
+    def __init__(self, source: Source, *, depth: int = 2) -> None:
         if depth < 1:
             raise ValueError(f"a prefetcher needs a depth of at least 1, not {depth}")
-        self._source, self._depth, self._concurrent = source, depth, concurrent
+        self._source, self._depth = source, depth
         self._wishes: dict[Hashable, _Wish] = {}
         self._changed = threading.Condition()
         self._reading = self._taking = self._closed = False
@@ -125,7 +123,7 @@ class Prefetcher:
                     self._changed.wait_for(lambda: wish.done)
                     return wish
             # the thread must not begin another read between the one it is in and this one
-            self._taking = not self._concurrent
+            self._taking = True
             return None
 
     def _result(self, wish: _Wish) -> tuple[Any, ...]:
@@ -136,7 +134,7 @@ class Prefetcher:
     def _read_now(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._concurrent or not self._reading)
+                self._changed.wait_for(lambda: not self._reading)
             return self._source.batch(indices)
         finally:
             with self._changed:

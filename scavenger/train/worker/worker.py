@@ -11,7 +11,6 @@ import math
 import sys
 import tempfile
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,19 @@ from scavenger.elastic.view import Piece, View, plan_step
 from scavenger.errors import TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failpoints import fail_here
+from scavenger.train.orders import Orders
+from scavenger.train.results import Results
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import memory_id, open_block
 from scavenger.train.transport.heartbeat import Heartbeat
-from scavenger.train.transport.replication import CHUNK_BYTES, WeightsInbox, pack, send_initial, send_piece
+from scavenger.train.transport.replication import (
+    CHUNK_BYTES,
+    Outbox,
+    Payload,
+    WeightsInbox,
+    initial_payload,
+    pack,
+)
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.transport.sockets import Dealer, Keys
 from scavenger.train.worker.prefetch import Prefetcher
@@ -94,10 +102,10 @@ class Worker:
         self._remote: tuple[int, ...] = ()
         self._inbox: WeightsInbox | None = None
         self._initial: memoryview | None = None
-        self._waiting: deque[m.Message] = deque()
+        self._seeds: list[Outbox] = []
+        self._orders = Orders()
         self._joined: set[int] = set()
         self._epoch: tuple[int, Any] | None = None
-        self._done: dict[tuple[str, int, int], m.Message] = {}
         self._places: dict[int, list[Any]] = {}
         self._quarantined: tuple[int, ...] = ()
         self._prepared = self._seeded = self._ready = False
@@ -115,9 +123,9 @@ class Worker:
                 for message, _ in self._control.receive():
                     self._from_leader(message)
                 self._hear_aggregators()
-                while self._waiting and self._running:
+                while self._running and (order := self._orders.next()) is not None:
                     with contextlib.suppress(_Superseded):
-                        self._from_sequencer(self._waiting.popleft())
+                        self._from_sequencer(order)
                     self._hear_aggregators()
         self._batches.close()
         self._pulse.close()
@@ -149,25 +157,48 @@ class Worker:
                 match message:
                     case m.Chunk() if payload is not None and self._inbox is not None:
                         self._inbox.take(index, message, payload)
-                    case m.Seed():
-                        if self._initial is not None:
-                            send_initial(dealer.send, self._layout, index, self._initial, message.number)
+                    case m.Check() if self._inbox is not None:
+                        if (lacking := self._inbox.check(index, message)) is not None:
+                            dealer.send(lacking)
+                    case m.Seed() if self._initial is not None:
+                        self._seeds[index].push(self._seed(index, message.number), dealer.send)
+                    case m.Lacking():
+                        self._resend(index, message)
                     case m.Joined():
                         self._joined.add(index)
                         if len(self._joined) == len(self._aggregators) and not self._ready:
                             self._ready = True
                             self._control.send(m.Ready())
+                    case m.Order() | m.Summarise() | m.TakeView():
+                        self._orders.add(message)
                     case _:
-                        self._waiting.append(message)
+                        pass
 
-    def _from_sequencer(self, message: m.Message) -> None:
+    def _resend(self, index: int, answer: m.Lacking) -> None:
+        """Send what an aggregator says that it lacks."""
+        dealer = self._aggregators[index]
+        if answer.step == 0:
+            if self._initial is not None:
+                self._seeds[index].resend(answer, self._seed(index, answer.piece), dealer.send)
+        elif (result := self._results.resend(index, answer, dealer.send)) is not None and index == 0:
+            self._say(result)
+
+    def _seed(self, index: int, number: int) -> Payload:
+        assert self._initial is not None
+        return initial_payload(self._layout, index, self._initial, number)
+
+    def _from_sequencer(self, message: m.Order | m.Summarise) -> None:
         match message:
-            case m.Order(action="train"):
-                self._train(message)
-            case m.Order(action="evaluate"):
-                self._evaluate(message)
             case m.Order():
-                self._batches.forget()
+                view = self._orders.view(message.view)
+                if view is None:
+                    self._say(m.AskView(message.view))  # the order is repeated with it
+                elif message.action == "train":
+                    self._train(message, view)
+                elif message.action == "evaluate":
+                    self._evaluate(message, view)
+                else:
+                    self._batches.forget()
             case m.Summarise():
                 shapes = self._program.manifest.metrics
                 training, validation = (
@@ -176,8 +207,6 @@ class Worker:
                 )
                 metrics = self._program.summarise(training, validation)
                 self._say(m.Summary(message.view, message.step, metrics))
-            case _:
-                pass
 
     def _say(self, message: m.Message) -> None:
         self._aggregators[0].send(message)
@@ -190,6 +219,8 @@ class Worker:
         self._prepared = True
         self._layout = Layout.of(message.manifest, len(message.aggregators))
         self._block = Block(self._fd, self._layout)
+        self._results = Results(self._block)
+        self._seeds = [Outbox() for _ in message.aggregators]
         arrays = [self._block.tensors(self._layout.state_at(turn)) for turn in (0, 1)]
         self._views = [self._program.alias(turn) for turn in arrays]
         initial = self._program.initial_state()
@@ -217,6 +248,9 @@ class Worker:
             self._poller.unregister(dealer.socket)
             dealer.close()
         self._joined.clear()
+        self._orders = (
+            Orders()
+        )  # the sequencer may be another one, and repeats what it wants to whom it hears
         self._remote = tuple(i for i, at in enumerate(aggregators) if at.memory != self._memory)
         self._inbox = WeightsInbox(self._block, self._remote)
         self._aggregators = [
@@ -255,18 +289,14 @@ class Worker:
                 self._from_leader(message)
             if not self._running:
                 raise _ToldToQuit
-            if order is not None and self._superseded(order):
+            if order is not None and self._orders.superseded(order):
                 raise _Superseded
             if self._inbox is not inbox:  # connected anew
+                if order is not None:
+                    raise _Superseded
                 moved_at, received = -math.inf, 0
                 self._inbox.want(step)
         return self._views[step % 2]
-
-    def _superseded(self, order: m.Order) -> bool:
-        return any(
-            isinstance(other, m.Order) and (other.view.number, other.step) > (order.view.number, order.step)
-            for other in self._waiting
-        )
 
     def _save(self, message: m.Save) -> None:
         """Write the model where the supervisor wants it, or send the file where that is another host's."""
@@ -291,8 +321,8 @@ class Worker:
         """Which samples stand at these places of the epoch's order, but for those in quarantine."""
         return without(self._order_of(epoch)[start:stop], self._quarantined)
 
-    def _train(self, order: m.Order) -> None:
-        step, view = order.step + 1, m.view_of(order.view)
+    def _train(self, order: m.Order, view: View) -> None:
+        step = order.step + 1
         self._quarantined = order.quarantined
         if order.cautious:
             self._batches.forget()
@@ -301,11 +331,13 @@ class Worker:
         plan = plan_step(view, step, len(self._program.train))
         for body in order.pieces:
             piece = m.piece_of(body)
-            if not self._said_before("train", step, piece):
-                self._compute(order, plan.epoch, view, piece)
+            result = self._results.begin("train", step, piece)
+            if not isinstance(result, m.Contributed):
+                result = self._compute(order, plan.epoch, view, piece)
+            self._push(result)
         self._step = step
 
-    def _compute(self, order: m.Order, epoch: int, view: View, piece: Piece) -> None:
+    def _compute(self, order: m.Order, epoch: int, view: View, piece: Piece) -> m.Contributed:
         step = order.step + 1
         share = piece.share
         indices = self._samples(epoch, share.start, share.stop)
@@ -339,8 +371,8 @@ class Worker:
             loss=loss,
             half_sqnorm=half_sqnorm,
         )
-        self._push(view.number, step, piece, said)
-        self._done["train", step, piece.number] = said
+        self._results.add_gradient(step, piece, said)
+        return said
 
     def _put(self, result: Gradient, slot: int) -> None:
         """Write what a piece yields where the aggregators read it."""
@@ -351,40 +383,27 @@ class Worker:
         for target, value in zip(self._places[slot], values, strict=True):
             np.copyto(target, value)
 
-    def _push(self, view: int, step: int, piece: Piece, said: m.Contributed) -> None:
-        for index in self._remote:
-            send_piece(self._aggregators[index].send, self._block, index, view, step, piece)
-            fail_here("worker.pushed_some")
-        self._say(said)
+    def _push(self, result: m.Contributed) -> None:
+        self._results.push(result, {index: self._aggregators[index].send for index in self._remote})
+        self._say(result)
         fail_here("worker.pushed")
 
-    def _evaluate(self, order: m.Order) -> None:
-        view = m.view_of(order.view)
+    def _evaluate(self, order: m.Order, view: View) -> None:
         for body in order.pieces:
             piece = m.piece_of(body)
-            if self._said_before("evaluate", order.step, piece):
-                continue
-            share = piece.share
-            sums = self._program.evaluate(
-                self._weights(order.step, order), share.start, share.stop, view.local_batch_size
-            )
-            packed = tuple(np.asarray(value, dtype=np.float64).tobytes() for value in sums)
-            said = m.Evaluation(view.number, order.step, piece.number, packed)
-            fail_here("worker.evaluated")
-            self._say(said)
-            self._done["evaluate", order.step, piece.number] = said
+            result = self._results.begin("evaluate", order.step, piece)
+            if not isinstance(result, m.Evaluation):
+                share = piece.share
+                sums = self._program.evaluate(
+                    self._weights(order.step, order), share.start, share.stop, view.local_batch_size
+                )
+                packed = tuple(np.asarray(value, dtype=np.float64).tobytes() for value in sums)
+                result = m.Evaluation(view.number, order.step, piece.number, packed)
+                self._results.add_evaluation(order.step, piece, result)
+                fail_here("worker.evaluated")
+            self._say(result)
         if not order.cautious:
             self._look_ahead(order.step + 1, view)
-
-    def _said_before(self, action: str, step: int, piece: Piece) -> bool:
-        """Say again what was computed already: it may not have been heard."""
-        self._done = {key: said for key, said in self._done.items() if key[1] >= step - 1}
-        said = self._done.get((action, step, piece.number))
-        if isinstance(said, m.Contributed):
-            self._push(said.view, step, piece, said)
-        elif said is not None:
-            self._say(said)
-        return said is not None
 
     def _look_ahead(self, step: int, view: View) -> None:
         """Have the samples read that the next step takes, as far as this view tells."""

@@ -6,6 +6,8 @@ from scavenger.train.transport.messages.values import PieceBody, Tagged, ViewBod
 
 __all__ = [
     "ApplyPart",
+    "AskView",
+    "Check",
     "Chunk",
     "Contributed",
     "DataMessage",
@@ -16,6 +18,7 @@ __all__ = [
     "Join",
     "Joined",
     "KeepBest",
+    "Lacking",
     "Order",
     "PartApplied",
     "PartSaved",
@@ -24,6 +27,7 @@ __all__ = [
     "Seed",
     "Summarise",
     "Summary",
+    "TakeView",
 ]
 
 
@@ -68,6 +72,28 @@ class Chunk(Tagged, frozen=True):
     piece: int
     slot: int = -1
     view: int = 0
+
+
+class Check(Tagged, frozen=True):
+    """All chunks of a payload have been sent before this: which of them have not arrived?
+
+    The payload is named as its chunks name it. `question`: see `scavenger.elastic.payloads.Delivery`.
+    """
+
+    step: int
+    piece: int
+    question: int
+    slot: int = -1
+    view: int = 0
+
+
+class Lacking(Tagged, frozen=True):
+    """The answer to `Check`: where the chunks begin that have not arrived. A payload that is complete has no answer."""
+
+    step: int
+    piece: int
+    question: int
+    offsets: tuple[int, ...]
 
 
 class Pull(Tagged, frozen=True):
@@ -116,16 +142,29 @@ class Order(Tagged, frozen=True):
     """To a worker: `train`, `evaluate`, `idle` or `stop`; the weights of `step` can be read.
 
     Attributes:
+        view: The number of a view that a `TakeView` has brought before.
         quarantined: Samples to leave out.
         cautious: Workers have died of something: read nothing but what is to be computed.
     """
 
     action: str
     step: int
-    view: ViewBody
+    view: int
     pieces: tuple[PieceBody, ...]
     quarantined: tuple[int, ...]
     cautious: bool
+
+
+class TakeView(Tagged, frozen=True):
+    """To a worker, before the first order under a view: orders only name its number."""
+
+    view: ViewBody
+
+
+class AskView(Tagged, frozen=True):
+    """From a worker: an order names a view that it has not received."""
+
+    number: int
 
 
 # ---- sequencer <-> the other aggregators -------------------------------------------------------------------
@@ -199,12 +238,16 @@ DataMessage = (
     | Joined
     | Contributed
     | Chunk
+    | Check
+    | Lacking
     | Pull
     | Seed
     | Evaluation
     | Summarise
     | Summary
     | Order
+    | TakeView
+    | AskView
     | Held
     | ApplyPart
     | PartApplied

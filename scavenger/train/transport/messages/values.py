@@ -18,6 +18,7 @@ __all__ = [
     "PieceBody",
     "ProcessConfiguration",
     "Restore",
+    "SlotSpec",
     "TensorSpec",
     "ViewBody",
     "piece_body",
@@ -76,6 +77,19 @@ class TensorSpec(Body, frozen=True):
     shape: tuple[int, ...]
     dtype: str
     role: str
+
+
+class SlotSpec(TensorSpec, frozen=True):
+    """One array of an optimizer's state. Its path is for people: several may have the same.
+
+    Attributes:
+        tensor: The tensor that it belongs to, by its place among the optimizer's; -1 for none, as what depends on the
+            number of steps alone.
+        number: Tells it from the others of the same tensor.
+    """
+
+    tensor: int
+    number: int
 
 
 class Manifest(Body, frozen=True):

@@ -1,0 +1,63 @@
+"""What the sequencer wants of a worker that may be busy for long: each thing once, however often it was repeated."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import msgspec
+
+from scavenger.elastic.view import View
+from scavenger.train.transport.messages.data import Order, Summarise, TakeView
+from scavenger.train.transport.messages.values import view_of
+
+__all__ = ["Orders"]
+
+_VIEWS_KEPT = 2
+
+
+class Orders:
+    """The orders that wait, at most one for each action, and the views that they name.
+
+    A repeated order joins the one that waits, and an order of a later step or view takes the place of all before it:
+    the sequencer has gone on without them.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[int, View] = {}
+        self._waiting: OrderedDict[str, Order | Summarise] = OrderedDict()
+        self._newest = (0, 0)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, message: Order | Summarise | TakeView) -> None:
+        """Take what has arrived."""
+        if isinstance(message, TakeView):
+            self._views[message.view.number] = view_of(message.view)
+            for number in sorted(self._views)[:-_VIEWS_KEPT]:
+                del self._views[number]
+            return
+        newest = (message.view, message.step)
+        if newest < self._newest:
+            return
+        if newest > self._newest:
+            self._newest = newest
+            self._waiting.clear()
+        action = message.action if isinstance(message, Order) else "summarise"
+        before = self._waiting.get(action)
+        if isinstance(message, Order) and isinstance(before, Order):
+            pieces = {piece.number: piece for piece in (*before.pieces, *message.pieces)}
+            message = msgspec.structs.replace(message, pieces=tuple(pieces.values()))
+        self._waiting[action] = message
+
+    def next(self) -> Order | Summarise | None:
+        """Take out the one that has waited longest; None where none waits."""
+        return self._waiting.popitem(last=False)[1] if self._waiting else None
+
+    def superseded(self, order: Order) -> bool:
+        """Whether an order of a later step or view has come since."""
+        return self._newest > (order.view, order.step)
+
+    def view(self, number: int) -> View | None:
+        """The view of that number; None where it has not arrived."""
+        return self._views.get(number)

@@ -1,0 +1,82 @@
+"""What a worker has computed, for as long as it may be asked for it again, and what each aggregator was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from scavenger.elastic.view import Piece
+from scavenger.train.failpoints import fail_here
+from scavenger.train.transport.messages.data import Contributed, Evaluation, Lacking
+from scavenger.train.transport.replication import Outbox, Send, piece_payload
+from scavenger.train.transport.shared_memory import Block
+
+__all__ = ["Results"]
+
+
+class Results:
+    """The results of one worker.
+
+    Args:
+        block: The worker's, in which its gradients lie.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self._computed: dict[tuple[str, int, int], Contributed | Evaluation] = {}
+        self._in_slot: dict[int, tuple[int, Piece]] = {}
+        self._outboxes: dict[int, Outbox] = {}
+
+    def begin(self, action: str, step: int, piece: Piece) -> Contributed | Evaluation | None:
+        """What was computed already; None where it is to be computed.
+
+        Args:
+            action: `train` or `evaluate`.
+            step: The step that is computed, or after which is evaluated.
+        """
+        self._computed = {key: result for key, result in self._computed.items() if key[1] >= step - 1}
+        for outbox in self._outboxes.values():
+            outbox.forget_before(step - 1)
+        return self._computed.get((action, step, piece.number))
+
+    def add_gradient(self, step: int, piece: Piece, result: Contributed) -> None:
+        """The piece's gradient lies in its slot."""
+        self._computed["train", step, piece.number] = result
+        self._in_slot[piece.slot] = (step, piece)
+
+    def add_evaluation(self, step: int, piece: Piece, result: Evaluation) -> None:
+        """The piece of the validation data is evaluated."""
+        self._computed["evaluate", step, piece.number] = result
+
+    def push(self, result: Contributed, senders: Mapping[int, Send]) -> None:
+        """Send a piece's gradient to the aggregators that cannot read it; whoever was sent it is asked what it lacks.
+
+        Args:
+            senders: For the place of each of those aggregators.
+        """
+        step, piece = self._in_slot_of(result.piece)
+        for index, send in senders.items():
+            if piece is not None:
+                outbox = self._outboxes.setdefault(index, Outbox())
+                outbox.push(piece_payload(self._block, index, result.view, step, piece), send)
+            fail_here("worker.pushed_some")
+
+    def resend(self, index: int, answer: Lacking, send: Send) -> Contributed | None:
+        """Send what an aggregator lacks of a gradient that still lies in its slot.
+
+        Returns:
+            What to tell the sequencer again once it has arrived; None where nothing was sent.
+        """
+        step, piece = self._in_slot_of(answer.piece)
+        result = self._computed.get(("train", step, answer.piece))
+        outbox = self._outboxes.get(index)
+        if piece is None or outbox is None or not isinstance(result, Contributed):
+            return None
+        payload = piece_payload(self._block, index, result.view, step, piece)
+        return result if outbox.resend(answer, payload, send) else None
+
+    def _in_slot_of(self, number: int) -> tuple[int, Piece | None]:
+        """Step and piece of a number, where its gradient has not been overwritten by another's."""
+        for step, piece in self._in_slot.values():
+            if piece.number == number:
+                return step, piece
+        return 0, None

@@ -1,0 +1,268 @@
+"""A worker on another host that is slow: its orders are repeated, and nothing is computed or sent twice for that."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.sequencing import SequencedJob
+from scavenger.train.aggregation import sequencer
+from scavenger.train.aggregation.aggregator import Aggregator
+from scavenger.train.orders import Orders
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.sockets import Dealer, Router, new_keys
+from scavenger.train.worker.worker import Worker, worker
+
+JOBS = Path(__file__).with_name("jobs")
+STEPS = 4
+REPEATS = 3
+
+
+class Host:
+    """Worker and aggregator in threads, with a block each, so that all payloads cross a socket; and what crosses it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bytes: Counter[str] = Counter()
+        self.orders = self.gradients = 0
+        self.ordered = threading.Condition()
+        self.reports: list[m.StepReport] = []
+        send, pass_on = Dealer.send, Router.send
+
+        def from_worker(dealer: Dealer, message: Any, payload: Any = None) -> None:
+            if isinstance(message, m.Chunk):
+                self.bytes["initial" if message.slot < 0 else "gradient"] += memoryview(payload).nbytes
+            send(dealer, message, payload)
+
+        def from_aggregator(router: Router, peer: str, message: Any, payload: Any = None) -> None:
+            if isinstance(message, m.Chunk):
+                self.bytes["weights"] += memoryview(payload).nbytes
+            pass_on(router, peer, message, payload)
+            if isinstance(message, m.Order):
+                with self.ordered:
+                    self.orders += 1
+                    self.ordered.notify_all()
+
+        monkeypatch.setattr(Dealer, "send", from_worker)
+        monkeypatch.setattr(Router, "send", from_aggregator)
+
+    def slow(self, made: Worker) -> None:
+        """Have each gradient take until the order for it has been repeated a few times."""
+        compute = made._program.gradient
+
+        def gradient(*arguments: Any, **options: Any) -> Any:
+            self.gradients += 1
+            with self.ordered:
+                last = self.orders + REPEATS
+                assert self.ordered.wait_for(lambda: self.orders >= last or not self.orders, 60.0)
+            return compute(*arguments, **options)
+
+        made._program.gradient = gradient  # type: ignore[method-assign]
+
+    @contextmanager
+    def run(self) -> Iterator[Worker]:
+        """Train some steps."""
+        context: Any = zmq.Context()
+        hub_keys, worker_keys, aggregator_keys = new_keys(), new_keys(), new_keys()
+        hub = Router(context, hub_keys)
+
+        def boot(role: str, name: str, keys: tuple[bytes, bytes]) -> m.ProcessConfiguration:
+            public, secret = keys[0].decode(), keys[1].decode()
+            return m.ProcessConfiguration(
+                role,
+                name,
+                hub.address,
+                hub_keys[0].decode(),
+                public,
+                secret,
+                memory_fd=-1,
+                train="small:momentum",
+                job_dir=str(JOBS),
+                data_public_key=public,
+                data_secret_key=secret,
+            )
+
+        def control(name: str, keys: tuple[bytes, bytes]) -> Dealer:
+            return Dealer(context, name, hub.address, hub_keys[0], keys)
+
+        aggregator = Aggregator(
+            context,
+            boot("aggregator", "aggregator-0", aggregator_keys),
+            control("aggregator-0", aggregator_keys),
+        )
+        made = Worker(context, boot("worker", "w0", worker_keys), control("w0", worker_keys), worker_keys)
+        self.slow(made)
+        threads = [threading.Thread(target=one.run, daemon=True) for one in (aggregator, made)]
+        for thread in threads:
+            thread.start()
+        manifest: m.Manifest | None = None
+        while len(self.reports) < STEPS:
+            hub.wait(60.0)
+            for _, message, _ in hub.receive():
+                match message:
+                    case m.Hello():
+                        manifest = message.manifest
+                        hub.send("w0", m.Prepare(manifest, (aggregator._at,), False))
+                    case m.Ready():
+                        assert manifest is not None
+                        hub.send(
+                            "aggregator-0",
+                            m.Initialise(manifest, (aggregator._at,), None, None, False, "w0", 0, 1, ()),
+                        )
+                    case m.Initialised():
+                        members = (m.MemberBody("w0", 0),)
+                        hub.send("aggregator-0", m.Announcement(1, members, 4, (), (), 1, 1.0, "the first"))
+                    case m.StepReport():
+                        self.reports.append(message)
+                    case _:
+                        pass
+        yield made
+        self.orders = 0  # lets a gradient that is waiting go
+        with self.ordered:
+            self.ordered.notify_all()
+        for name in ("w0", "aggregator-0"):
+            hub.send(name, m.Quit())
+        for thread in threads:
+            thread.join(60.0)
+        assert not any(thread.is_alive() for thread in threads)
+        context.destroy(linger=0)
+
+
+def test_a_slow_gradient_and_its_weights_cross_the_network_once_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sequencer, "_REPEAT_S", 0.05)
+    monkeypatch.setattr(worker, "_ASK_AGAIN_S", 0.05)
+    host = Host(monkeypatch)
+    with host.run() as made:
+        sent = Counter(host.bytes)
+        layout = made._layout
+
+    part = layout.part_ranges[0][1]
+    assert sent["initial"] == part
+    assert [report.step for report in host.reports] == list(range(1, STEPS + 1))
+    # the step after the last that was reported may be under way
+    assert sent["gradient"] in [(STEPS + more) * (part + layout.metric_bytes) for more in (0, 1)]
+    assert sent["weights"] in [(STEPS + more) * part for more in (0, 1)]
+    assert host.gradients <= STEPS + 1 + 2, "two at first, to warm up"
+
+
+PIECES = [m.PieceBody(number, number, number + 1, "w0", number) for number in range(3)]
+ordered = st.builds(
+    m.Order,
+    st.sampled_from(["train", "evaluate", "idle"]),
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.lists(st.sampled_from(PIECES), max_size=3, unique=True).map(tuple),
+    st.just(()),
+    st.booleans(),
+)
+summarise = st.builds(m.Summarise, st.integers(1, 3), st.integers(0, 3), st.just(()), st.just(()))
+
+
+@given(st.lists(st.one_of(ordered, summarise), min_size=1, max_size=60))
+def test_orders_that_wait_are_few_and_of_the_newest_step_with_all_pieces_that_it_named(
+    said: list[m.Order | m.Summarise],
+) -> None:
+    orders = Orders()
+    for message in said:
+        orders.add(message)
+        assert len(orders) <= 4
+
+    newest = max((message.view, message.step) for message in said)
+    current = [message for message in said if (message.view, message.step) == newest]
+    taken = []
+    while (message := orders.next()) is not None:
+        taken.append(message)
+    assert {(one.view, one.step) for one in taken} == {newest}
+    for action in {one.action for one in current if isinstance(one, m.Order)}:
+        (found,) = [one for one in taken if isinstance(one, m.Order) and one.action == action]
+        wanted = {
+            p.number
+            for one in current
+            if isinstance(one, m.Order) and one.action == action
+            for p in one.pieces
+        }
+        assert {piece.number for piece in found.pieces} == wanted
+        assert len(found.pieces) == len(wanted)
+    assert sum(isinstance(one, m.Summarise) for one in taken) == any(
+        isinstance(one, m.Summarise) for one in current
+    )
+
+
+def test_an_order_is_superseded_by_one_of_a_later_step_and_by_no_repetition() -> None:
+    orders = Orders()
+    first = m.Order("train", 4, 2, (), (), False)
+    orders.add(first)
+    orders.add(first)
+    assert not orders.superseded(first)
+    orders.add(m.Order("train", 3, 2, (), (), False))
+    assert not orders.superseded(first)
+    orders.add(m.Order("train", 2, 3, (), (), False))
+    assert orders.superseded(first), "a newer view may have gone back"
+
+
+def test_the_newest_two_views_are_kept() -> None:
+    orders = Orders()
+    for number in (1, 2, 3):
+        orders.add(m.TakeView(m.ViewBody(number, 1, 4, (m.MemberBody("w0", 0),), 0, 0, 1.0, "")))
+    assert [orders.view(number) is not None for number in (1, 2, 3)] == [False, True, True]
+
+
+@pytest.fixture
+def job() -> Iterator[tuple[SequencedJob, list[tuple[str, m.Message]]]]:
+    """Many workers in a view, and what they were sent."""
+    fd = create_block()
+    made = SequencedJob(fd, 300, 3)
+    said: list[tuple[str, m.Message]] = []
+    send = made._sequencer._to_worker
+
+    def note(worker: str, message: m.Message) -> None:
+        said.append((worker, message))
+        send(worker, message)
+
+    made._sequencer._to_worker = note  # type: ignore[method-assign]
+    made.begin()
+    yield made, said
+    os.close(fd)
+
+
+Job = tuple[SequencedJob, list[tuple[str, m.Message]]]
+
+
+def test_a_view_is_sent_to_each_worker_once_and_orders_name_it(job: Job) -> None:
+    made, said = job
+    assert [worker for worker, message in said if isinstance(message, m.TakeView)] == [
+        f"w{index}" for index in range(300)
+    ]
+    said.clear()
+    made.sent_bytes = 0
+
+    made.step()
+    made.step()
+
+    assert [type(message) for _, message in said] == [m.Order] * 600
+    assert made.sent_bytes < 2 * 300 * 200, "bytes"
+
+
+def test_a_worker_that_has_missed_the_view_is_sent_it_with_its_order_and_nobody_else_is(job: Job) -> None:
+    made, said = job
+    said.clear()
+
+    made._sequencer.from_worker("w7", m.AskView(1), complete=True)
+
+    made._sequencer.repeat_to("nobody")
+    assert [(worker, type(message)) for worker, message in said] == [("w7", m.TakeView), ("w7", m.Order)]
+    said.clear()
+    made._sequencer.repeat()
+    assert [type(message) for _, message in said] == [m.Order] * 300

@@ -1,0 +1,169 @@
+"""An optimizer's state comes back to the tensors that it belongs to, however they are shared out then."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from scavenger.errors import ScavengerError
+from scavenger.train.aggregation import aggregator
+from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.checkpoints import checkpoint
+from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
+from scavenger.train.checkpoints.checkpoint import ModelShard as CheckpointPart
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.shared_memory import Layout
+
+_O = keras.optimizers
+TWINS = {"block/kernel": (8, 4), "block/bias": (4,), "head/kernel": (8, 4), "head/bias": (4,), "odd": (3, 5)}
+"""Layers alike in name and shape: what belongs to one fits the other."""
+ONE_PATH = [("dense/kernel", (6, 3)), ("dense/kernel", (6, 3)), ("dense/bias", (3,)), ("dense/bias", (3,))]
+
+OPTIMIZERS: dict[str, Any] = {
+    "Adafactor": lambda: _O.Adafactor(0.1),
+    "Adam": lambda: _O.Adam(0.1),
+    "Nadam": lambda: _O.Nadam(0.1),
+    "averaged RMSprop": lambda: _O.RMSprop(0.1, momentum=0.9, use_ema=True),
+}
+
+
+def manifest(optimizer: Any, shapes: Any) -> m.Manifest:
+    return m.Manifest(
+        tensors=tuple(m.TensorSpec(path, shape, "float32", "trainable") for path, shape in shapes),
+        metrics=(),
+        optimizer=json.dumps(_O.serialize(optimizer), default=float),
+        architecture="",
+        parameters=0,
+        dataset_size=10,
+        validation_size=0,
+        sample_bytes=1,
+        metric_names=(),
+    )
+
+
+class Model:
+    """All parts of a model, on some aggregators."""
+
+    def __init__(self, fd: int, made: m.Manifest, aggregators: int) -> None:
+        self.layout = Layout.of(made, aggregators)
+        self.parts = [ModelShard(fd, self.layout, index) for index in range(aggregators)]
+        self._block = self.parts[0].block
+
+    def begin(self) -> None:
+        for place, array in enumerate(self._block.tensors(self.layout.state_at(0))):
+            array[...] = np.random.default_rng(place).normal(size=array.shape)
+        for part in self.parts:
+            part.begin()
+
+    def train(self, first: int, last: int) -> list[Any]:
+        """The weights after steps `first` to `last`, each with a gradient of its own for each tensor."""
+        for step in range(first, last + 1):
+            for place, array in enumerate(self._block.tensors(self.layout.slot_at(0))):
+                array[...] = (place + 1) * np.random.default_rng([step, place]).normal(size=array.shape)
+            for part in self.parts:
+                assert part.apply(m.ApplyPart(step, 1, 1.0, ((step, 4, 0),))).finite
+        return [array.copy() for array in self._block.tensors(self.layout.state_at(last))]
+
+    def save(self, store: CheckpointStore, step: int) -> None:
+        saved: list[m.PartSaved] = []
+        for part in self.parts:
+            part.save(store, step, "attempt", best=False, then=saved.append)
+            part.wait_saved()
+        assert not any(one.error for one in saved)
+        store.commit(
+            Manifest(
+                fingerprint=self.layout.manifest.digest,
+                step=step,
+                attempt="attempt",
+                epoch=0,
+                consumed=0,
+                view=1,
+                parts=tuple(CheckpointPart(*part) for one in saved for part in one.parts),
+                created_at=datetime.now(UTC),
+            )
+        )
+
+    def restore(self, store: CheckpointStore) -> None:
+        found = store.latest()
+        assert found is not None
+        tensors: dict[str, Any] = {}
+        for saved in found.manifest.parts:
+            tensors |= found.tensors(saved.name)
+        for part in self.parts:
+            part.load(found.manifest.step, tensors)
+
+
+@contextmanager
+def model(made: m.Manifest, aggregators: int) -> Iterator[Model]:
+    fd = create_block()
+    try:
+        yield Model(fd, made, aggregators)
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("aggregators", [1, 2, 3])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_job_goes_on_as_it_would_have_on_any_number_of_aggregators(
+    name: str, aggregators: int, tmp_path: Path
+) -> None:
+    made, store = manifest(OPTIMIZERS[name](), TWINS.items()), CheckpointStore(str(tmp_path))
+    with model(made, 2) as first:
+        assert all(len(part) > 1 for part in first.layout.parts)
+        first.begin()
+        first.train(1, 3)
+        first.save(store, 3)
+        expected = first.train(4, 6)
+    with model(made, aggregators) as again:
+        again.restore(store)
+        found = again.train(4, 6)
+
+    for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7, err_msg=str(place))
+
+
+@pytest.mark.parametrize("aggregators", [(1, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize("name", ["Adam", "Nadam", "Adafactor"])
+def test_tensors_of_one_path_have_state_of_their_own(
+    name: str, aggregators: tuple[int, int], tmp_path: Path
+) -> None:
+    made, store = manifest(OPTIMIZERS[name](), ONE_PATH), CheckpointStore(str(tmp_path))
+    with model(made, aggregators[0]) as first:
+        first.begin()
+        first.train(1, 3)
+        first.save(store, 3)
+        expected = first.train(4, 6)
+    with model(made, aggregators[1]) as again:
+        again.restore(store)
+        found = again.train(4, 6)
+
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_a_checkpoint_of_the_form_that_confused_tensors_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, store = manifest(_O.Adam(0.1), TWINS.items()), CheckpointStore(str(tmp_path))
+    with model(made, 1) as first:
+        first.begin()
+        with monkeypatch.context() as older:
+            older.setattr(checkpoint, "FORMAT_VERSION", 1)
+            first.save(store, 0)
+
+        with pytest.raises(ScavengerError, match=r"format 1\).*begin it again"):
+            aggregator._checkpoint(str(tmp_path), made)
+        first.train(1, 1)
+        first.save(store, 1)
+
+    assert aggregator._checkpoint(str(tmp_path), made).manifest.step == 1
