@@ -59,7 +59,9 @@ SCHEMA_VERSION = 2
 
 TRANSFER_MAX = 3
 """Configurations up to which a VM type's step times are those of another one, corrected by what was measured: so
-few do not show how compute and synchronisation depend on K and B."""
+few do not show how compute and synchronisation depend on K and B. Between types that hold different numbers of
+workers nothing is carried over once a step was measured: how workers on one machine synchronise says little of
+workers on several."""
 
 NOT_COUNTED = "starting the workers, aggregators, storage and traffic are not counted"
 """What a curve without `CostTerms` leaves out; models carry it as a note."""
@@ -368,7 +370,8 @@ def _fit_vms(
     """One model per VM type of which anything is known, in the order of the offers.
 
     A VM type with few measurements takes the rest from the stored model of the same type, else from the VM type
-    that was measured most; one without any is left to `JobModel.predict`, unless a stored model has it.
+    that was measured most (the first of equals) if both hold as many workers; one without any is left to
+    `JobModel.predict`, unless a stored model has it.
     """
     measured = {offer.vm: [m for m in measurements if m.configuration.vm == offer.vm] for offer in offers}
     times = {offer.vm: [step_times(offer, m) for m in measured[offer.vm]] for offer in offers}
@@ -394,7 +397,7 @@ def _fit_vms(
         if offer.vm in stored and here <= TRANSFER_MAX:
             notes.append(f"step times on {offer.vm} are from stored models, corrected by {here} measurements")
             fitted = transfer(stored[offer.vm].parallel, own, speed_ratio=1.0)
-        elif base is not None and here <= TRANSFER_MAX < counts[most.vm]:
+        elif base is not None and here <= TRANSFER_MAX and offer.workers_per_vm == most.workers_per_vm:
             fitted = transfer(base, own, speed_ratio=offer.cpus / most.cpus)
         else:
             fitted = fit_parallel(own)

@@ -342,15 +342,14 @@ def _choose_law(
 ) -> StepLaw:
     """Linear where computing and synchronisation were seen to add up, and held-out points confirm it.
 
-    The linear law says that each part depends on its own variable only. With two cluster sizes and two batch
-    sizes at each that is four statements more than it has coefficients; with less there is nothing to hold
-    it to, and the overlap law's prior doubts more.
+    The linear law says that each part depends on its own variable only, and in a straight line. Below
+    `HELD_OUT_MIN` points no point is left to hold it to: at the four corners of the (K, B) plane the parts of
+    a job whose synchronisation grows with ln K add up as well, though the line between the corners is wrong.
+    The overlap law's prior doubts more, and is taken there.
     """
     varied = len({t.workers for t in times}) > 1 and len({t.local_batch_size for t in times}) > 1
-    if len(measured) < 4 or not varied or _misfit_of_parts(times, linear) > ADDITIVE_LOG_SD:
+    if len(measured) < HELD_OUT_MIN or not varied or _misfit_of_parts(times, linear) > ADDITIVE_LOG_SD:
         return "overlap"
-    if len(measured) < HELD_OUT_MIN:
-        return "linear"
     kriging = Kriging(overlap, measured, SCATTER_LOG_SD, SCATTER)
     by_overlap = float(np.mean(held_out_errors(kriging, overlap, prior_of(measured))))
     by_linear = _held_out_error(times)

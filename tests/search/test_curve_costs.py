@@ -12,9 +12,10 @@ from spaces import CLOUD, SPACE, job_model
 
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.cost import CostTerms, SpotRisk
-from scavenger.domain.curve import TradeoffCurve
+from scavenger.domain.curve import FloatArray, TradeoffCurve
 from scavenger.models.cost import NEVER_COUNTED, estimate_of, expected_time_s
 from scavenger.models.job_model import NOT_COUNTED
+from scavenger.models.statistical import StatisticalModel
 from scavenger.search.curve import build_curve, repriced
 
 MODEL = job_model()
@@ -55,11 +56,29 @@ def same(one: TradeoffCurve, other: TradeoffCurve) -> bool:
     )
 
 
+def test_epochs_are_predicted_once_for_each_batch_size_whatever_the_vm_types(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weighing the laws of epochs is most of the work of a curve."""
+    asked: list[int] = []
+    predict = StatisticalModel.predict
+
+    def counted(self: StatisticalModel, batch: FloatArray, **more: float) -> tuple[FloatArray, FloatArray]:
+        asked.append(len(batch))
+        return predict(self, batch, **more)
+
+    monkeypatch.setattr(StatisticalModel, "predict", counted)
+    types = tuple(replace(CLOUD, vm=f"vm-{index}") for index in range(4))
+    build_curve(MODEL, SearchSpace(types, SPACE.workers, SPACE.global_batch_sizes), costs=TERMS)
+
+    assert asked == [len(SPACE.global_batch_sizes)]
+
+
 def test_terms_that_hold_nothing_change_no_figure() -> None:
     assert same(build_curve(MODEL, SPACE), build_curve(MODEL, SPACE, costs=CostTerms()))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(some_terms)
 def test_the_estimate_of_every_point_adds_up_to_its_cost_and_its_time(terms: CostTerms) -> None:
     curve = build_curve(MODEL, SPOT_SPACE, costs=terms)
@@ -70,7 +89,7 @@ def test_the_estimate_of_every_point_adds_up_to_its_cost_and_its_time(terms: Cos
         assert made.time_s == pytest.approx(point.time_s)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(some_terms, st.floats(0.01, 1))
 def test_nothing_that_is_counted_makes_a_configuration_faster_or_cheaper(
     terms: CostTerms, remaining: float
