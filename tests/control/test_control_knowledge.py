@@ -35,7 +35,7 @@ def at_once(write: Callable[[], object]) -> None:
 
 def leave(store: Store, fingerprint: Fingerprint, *models: JobModel) -> str:
     job = store.create_job("tiny", spec={}, job_file="job.yaml")
-    knowledge = ModelLibrary(store, fingerprint, write=at_once)
+    knowledge = ModelLibrary.read(store, fingerprint, write=at_once)
     for each in models:
         knowledge.keep(each, job.id, measurements=1)
     return job.id
@@ -46,8 +46,10 @@ def test_a_job_finds_its_own_model_and_one_with_other_settings_the_nearest(tmp_p
         leave(store, JOB, model())
         leave(store, OTHER_MODEL, model(0.2))
 
-        own, alike, new = (ModelLibrary(store, job, write=at_once) for job in (JOB, OTHER_RATE, OTHER_MODEL))
-        strange = ModelLibrary(store, replace(OTHER_MODEL, dataset_size=7, vm="local-2"), write=at_once)
+        own, alike, new = (
+            ModelLibrary.read(store, job, write=at_once) for job in (JOB, OTHER_RATE, OTHER_MODEL)
+        )
+        strange = ModelLibrary.read(store, replace(OTHER_MODEL, dataset_size=7, vm="local-2"), write=at_once)
 
         assert (own.same, alike.same, new.same) == (model(), None, model(0.2))
         assert alike.nearest() == (model(), "optimizer")
@@ -66,7 +68,7 @@ def test_what_a_run_learned_serves_its_own_next_fit_before_it_is_written(tmp_pat
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
         job = store.create_job("tiny", spec={}, job_file="job.yaml")
         later: list[Callable[[], object]] = []
-        knowledge = ModelLibrary(store, JOB, write=later.append)
+        knowledge = ModelLibrary.read(store, JOB, write=later.append)
         knowledge.converged({32: 100, 64: 3200}, 7, job.id)
         knowledge.keep(model(), job.id, measurements=1)
 
@@ -87,7 +89,7 @@ def test_a_model_that_cannot_be_read_does_not_hide_the_next_nearest(tmp_path: Pa
         store.save_model(
             replace(JOB, optimizer="Adam:3"), old, job_id=job.id, schema_version=1, measurements=1, runs=0
         )
-        mine = ModelLibrary(store, replace(JOB, optimizer="Adam:3"), write=at_once)
+        mine = ModelLibrary.read(store, replace(JOB, optimizer="Adam:3"), write=at_once)
 
         assert mine.same is None
         assert mine.nearest() == (model(), "optimizer")

@@ -12,6 +12,7 @@ from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
+    from scavenger.control.platform import PreparedJob
     from scavenger.domain.job import JobSpec
 
 __all__ = ["Overrides", "execute"]
@@ -61,23 +62,24 @@ def execute(
         ScavengerError: What kept the job from starting.
     """
     from scavenger.control.job_file.load import load_job, override_job
+    from scavenger.control.platform import prepare_job
 
-    job = override_job(load_job(job_file), overrides.changes())
+    prepared = prepare_job(override_job(load_job(job_file), overrides.changes()), job_file)
     if dry_run:
-        _show_dry_run(job, job_file, run=run, yes=yes, as_json=as_json)
+        _show_dry_run(prepared, run=run, yes=yes, as_json=as_json)
         return 0
-    rents = job.infra.provider != "local"
+    rents = prepared.platform.rents
     if run or rents:
         refuse_to_ask_nobody(yes=yes)
     if rents and not yes:
-        _show_dry_run(job, job_file, run=run, yes=yes, as_json=False, renting_now=True)
+        _show_dry_run(prepared, run=run, yes=yes, as_json=False, renting_now=True)
         if not console.ask("Rent VMs to profile on?"):
             return 0
     from scavenger.control.jobs.job_run import JobRun
 
     return drive(
         lambda store, observer, confirm: JobRun(
-            job, job_file=job_file, store=store, observer=observer, run=run, confirm=confirm, audit=audit
+            prepared, store=store, observer=observer, run=run, confirm=confirm, audit=audit
         ),
         ask=run and not yes,
         store_url=store_url,
@@ -86,26 +88,15 @@ def execute(
 
 
 def _show_dry_run(
-    job: JobSpec, job_file: Path, *, run: bool, yes: bool, as_json: bool, renting_now: bool = False
+    prepared: PreparedJob, *, run: bool, yes: bool, as_json: bool, renting_now: bool = False
 ) -> None:
-    """Everything that is checked before a job starts is checked here too.
+    """Everything that is checked before a job starts has been checked by now.
 
     Args:
         renting_now: It is shown before the first VM is paid for, and a question follows.
     """
-    from scavenger.cloud.local import LocalCloud
-    from scavenger.control.search.space import check_supported, check_training_module, search_space
-
-    check_supported(job)
-    check_training_module(job, job_file)
-    renting = None
-    if job.infra.provider == "local":
-        space = search_space(job, LocalCloud())
-    else:
-        from scavenger.control.provisioning.cloud_resources import CloudResources
-
-        renting = CloudResources(job)
-        space = renting.space
+    job, job_file, platform = prepared.job, prepared.job_file, prepared.platform
+    space, aggregators = platform.space, platform.aggregators
     count = len(space.configurations())
     document = {
         "schema_version": console.SCHEMA_VERSION,
@@ -124,13 +115,13 @@ def _show_dry_run(
             for offer in space.offers
         ],
         "aggregators": None
-        if renting is None
+        if aggregators is None
         else {
-            "vm": renting.aggregators.vm,
-            "price_usd_per_hour": renting.aggregators.price_usd_per_hour,
-            "price_source": renting.aggregators.price_source,
+            "vm": aggregators.vm,
+            "price_usd_per_hour": aggregators.price_usd_per_hour,
+            "price_source": aggregators.price_source,
         },
-        "notes": [] if renting is None else list(renting.offered.notes),
+        "notes": list(platform.notes),
         "profile": {
             "steps": job.profile.steps,
             "max_time_s": job.profile.max_time,
@@ -156,14 +147,11 @@ def _show_dry_run(
         price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
         kind = ", spot" if offer.spot else ""
         grid.add_row("on", f"{clean(offer.vm)} ({job.infra}{kind}), {price}")
-    if renting is not None:
-        beside = renting.aggregators
-        grid.add_row(
-            "beside",
-            f"1 {clean(beside.vm)} on demand for the aggregators, {money(beside.price_usd_per_hour)} an hour",
-        )
-        for note in renting.offered.notes:
-            grid.add_row("", clean(note))
+    if aggregators is not None:
+        price = f"{money(aggregators.price_usd_per_hour)} an hour"
+        grid.add_row("beside", f"1 {clean(aggregators.vm)} on demand for the aggregators, {price}")
+    for note in platform.notes:
+        grid.add_row("", clean(note))
     profiling = _limits(job.profile.max_time, job.profile.max_cost)
     grid.add_row(
         "profile",

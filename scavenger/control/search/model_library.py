@@ -24,7 +24,7 @@ _OF_THE_JOB = tuple(field.name for field in fields(Fingerprint) if field.name !=
 
 
 class ModelLibrary:
-    """The stored models and finished runs that bear on one job.
+    """The stored models and finished runs that bear on one job; made by `read`.
 
     Args:
         fingerprint: The job's.
@@ -36,13 +36,28 @@ class ModelLibrary:
     """
 
     def __init__(
-        self, store: Store, fingerprint: Fingerprint, *, write: Callable[[Callable[[], object]], None]
+        self,
+        store: Store,
+        fingerprint: Fingerprint,
+        *,
+        write: Callable[[Callable[[], object]], None],
+        same: JobModel | None,
+        convergence: tuple[ConvergenceRecord, ...],
     ) -> None:
         self._store, self._fingerprint, self._write = store, fingerprint, write
         self._kept: str | None = None
-        alike = store.find_models(fingerprint)
-        self.same = next((model for model in map(_load, alike) if model is not None), None)
-        self.convergence: tuple[ConvergenceRecord, ...] = store.convergence(fingerprint)
+        self.same, self.convergence = same, convergence
+
+    @classmethod
+    def read(
+        cls, store: Store, fingerprint: Fingerprint, *, write: Callable[[Callable[[], object]], None]
+    ) -> ModelLibrary:
+        """What the store knows by now; see the class for the arguments."""
+        same = next(
+            (model for model in map(_load, store.find_models(fingerprint)) if model is not None), None
+        )
+        convergence = store.convergence(fingerprint)
+        return cls(store, fingerprint, write=write, same=same, convergence=convergence)
 
     def nearest(self) -> tuple[JobModel, str] | None:
         """The nearest model that differs in settings alone, as in a search over hyperparameters.
