@@ -41,6 +41,7 @@ from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 from scavenger.models.step_laws import StepTimes
 from scavenger.models.transfer import transfer
+from scavenger.models.trial import try_out
 from scavenger.models.types import Count, NotNegative, Positive
 
 __all__ = [
@@ -71,6 +72,9 @@ LOG_SD_MAX = 3.0
 
 MEMORY_USABLE = 0.9
 """Share of a VM's memory that a worker may fill: the rest is the system's, and the law is a rough one."""
+
+LOCAL_BATCH_MAX = 2**53
+"""Samples: where so many would fit, memory does not grow with them."""
 
 MEMORY_SLOPE_MIN = 1e-3
 """Growth over the profiled local batches, relative to the base, that is not told from rounding to pages."""
@@ -117,7 +121,8 @@ class MemoryLaw:
         room = MEMORY_USABLE * memory_bytes - self.base_bytes
         if room <= 0.0:
             return 0
-        return math.floor(room / self.per_sample_bytes) if self.per_sample_bytes > 0.0 else None
+        grows = self.per_sample_bytes * LOCAL_BATCH_MAX > room
+        return math.floor(room / self.per_sample_bytes) if grows else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +341,8 @@ class JobModel:
         """Read what `to_dict` wrote, checking every type and range.
 
         Raises:
-            ValueError: If it is of another version, incomplete, of a wrong type, out of range or not finite.
+            ValueError: If it is of another version, incomplete, of a wrong type, out of range or not finite, or
+                cannot predict, see `trial.try_out`.
         """
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
@@ -345,7 +351,9 @@ class JobModel:
             text = json.dumps(data.get("model"), allow_nan=False)
         except TypeError as error:
             raise ValueError(f"a job model must be plain JSON: {error}") from error
-        return _adapter().validate_json(text, strict=True)
+        model = _adapter().validate_json(text, strict=True)
+        try_out(model)
+        return model
 
 
 @cache

@@ -17,7 +17,7 @@ from synthetic import CLOUD, POINTS, SHARED, SPACE, measured, profile, step_part
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.models.average import average
-from scavenger.models.job_model import JobModel
+from scavenger.models.job_model import JobModel, MemoryLaw
 
 WORKERS = np.array([c.workers for c in SPACE.configurations()])
 BATCH = np.array([c.global_batch_size for c in SPACE.configurations()])
@@ -293,3 +293,47 @@ def test_contention_is_that_of_the_offer() -> None:
     points = (np.array([4]), np.array([500]))
 
     assert model.predict(SHARED, *points).step_time_s[0] > 1.3 * model.predict(apart, *points).step_time_s[0]
+
+
+def spoilt(*changes: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(MEASURED_MEMORY)
+    for path, value in changes:
+        at: Any = data
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value
+    return data
+
+
+MEASURED_MEMORY = json.dumps(fit(Profile(tuple(measured(k, b) for k, b in POINTS), 10_000)).to_dict())
+VM: tuple[str | int, ...] = ("model", "vms", 0)
+
+
+def test_memory_that_hardly_grows_sets_no_limit() -> None:
+    assert MemoryLaw(1.0, 5e-324).local_batch_max(2.0**40) is None
+    assert MemoryLaw(1.0, 1.0).local_batch_max(2.0**30) == math.floor(0.9 * 2**30 - 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*VM, "memory"), {"base_bytes": 1.0, "per_sample_bytes": 1e300}),
+        ((*VM, "parallel", "residual_log_sd"), 1e200),
+        ((*VM, "parallel", "work_max"), 1e-310),
+        ((*VM, "parallel", "measured", 0, "workers"), 10**400),
+        ((*VM, "cpus"), 10**400),
+        (("model", "dataset_size"), 2**70),
+        (("model", "max_epochs"), 1e300),
+        (("model", "evaluation"), {"base_s": 1e308, "shared_s": 1e308}),
+        (("model", "statistical", "law", "epochs_min"), 1e-320),
+        (("model", "statistical", "evidence", "log_epochs"), [1e6]),
+        (("model", "statistical", "run_log_sd"), 1e160),
+    ],
+)
+def test_a_stored_model_that_cannot_predict_is_refused_when_it_is_read(
+    path: tuple[str | int, ...], value: object
+) -> None:
+    JobModel.from_dict(json.loads(MEASURED_MEMORY))
+
+    with pytest.raises(ValueError):  # noqa: PT011 - what it says is the validator's
+        JobModel.from_dict(spoilt((path, value)))

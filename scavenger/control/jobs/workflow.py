@@ -179,7 +179,7 @@ class JobWorkflow:
             manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()
         )
         recorder.update(fingerprint=fingerprint)
-        knowledge = ModelLibrary.read(self._store, fingerprint, write=recorder.keep)
+        knowledge = ModelLibrary.read(self._store, fingerprint, write=recorder.keep, warn=trainer.note)
         return Known(space, manifest.dataset_size, knowledge)
 
     def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:
