@@ -179,12 +179,10 @@ class JobModel:
         Raises:
             ValueError: If no usable step time was measured and `prior` has none either.
         """
-        notes: list[str] = []
         offers = {offer.vm: offer for offer in space.offers}
         known = [m for m in profile.measurements if m.configuration.vm in offers]
-        if len(known) < len(profile.measurements):
-            notes.append(f"measurements of other VM types left out: {len(profile.measurements) - len(known)}")
-        vms = _fit_vms(space.offers, known, prior, notes)
+        left_out = len(profile.measurements) - len(known)
+        vms, vm_notes = _fit_vms(space.offers, known, prior)
         if not vms:
             raise ValueError("no usable step time was measured, and no stored model has one")
         statistical = fit_statistical(
@@ -197,9 +195,14 @@ class JobModel:
             prior=None if prior is None else prior.statistical,
             noise=noise,
         )
-        evaluation = _fit_evaluation(profile, offers[vms[0].vm], prior, notes)
-        notes.append(NOT_COUNTED)
-        return cls(profile.dataset_size, statistical, tuple(vms), evaluation, float(max_epochs), tuple(notes))
+        evaluation, evaluation_notes = _fit_evaluation(profile, offers[vms[0].vm], prior)
+        notes = (
+            *((f"measurements of other VM types left out: {left_out}",) if left_out else ()),
+            *vm_notes,
+            *evaluation_notes,
+            NOT_COUNTED,
+        )
+        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes)
 
     @property
     def relative_only(self) -> bool:
@@ -373,9 +376,9 @@ def _nearest(vms: Sequence[VmModel], offer: Offer) -> VmModel:
 
 
 def _fit_vms(
-    offers: Sequence[Offer], measurements: Sequence[Measurement], prior: JobModel | None, notes: list[str]
-) -> tuple[VmModel, ...]:
-    """One model per VM type of which anything is known, in the order of the offers.
+    offers: Sequence[Offer], measurements: Sequence[Measurement], prior: JobModel | None
+) -> tuple[tuple[VmModel, ...], tuple[str, ...]]:
+    """One model per VM type of which anything is known, in the order of the offers; and what they rest on.
 
     A VM type with few measurements takes the rest from the stored model of the same type, else from the VM type
     that was measured most (the first of equals) if both hold as many workers; one without any is left to
@@ -391,6 +394,7 @@ def _fit_vms(
     stored = {} if prior is None else {vm.vm: vm for vm in prior.vms}
     base: ParallelModel | None = None
     found: dict[str, VmModel] = {}
+    notes: list[str] = []
     for offer in (most, *(offer for offer in offers if offer is not most)):
         here, own, memory = counts[offer.vm], times[offer.vm], fit_memory(measured[offer.vm])
         if offer.vm in stored and here == 0:
@@ -411,7 +415,7 @@ def _fit_vms(
             fitted = fit_parallel(own)
         base = fitted if base is None else base
         found[offer.vm] = VmModel(offer.vm, offer.cpus, fitted, memory)
-    return tuple(found[offer.vm] for offer in offers if offer.vm in found)
+    return tuple(found[offer.vm] for offer in offers if offer.vm in found), tuple(notes)
 
 
 def step_times(offer: Offer, measurement: Measurement) -> StepTimes:
@@ -447,18 +451,17 @@ def fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:
 
 
 def _fit_evaluation(
-    profile: Profile, offer: Offer, prior: JobModel | None, notes: list[str]
-) -> EvaluationLaw:
+    profile: Profile, offer: Offer, prior: JobModel | None
+) -> tuple[EvaluationLaw, tuple[str, ...]]:
+    """How long an evaluation takes, and what that rests on where it was not measured."""
     rows = [(k, s) for k, s in profile.evaluation_s if k >= 1 and math.isfinite(s) and s > 0.0]
     if not rows:
         if prior is not None and prior.evaluation != EvaluationLaw():
-            notes.append("evaluation time is from stored models")
-            return prior.evaluation
-        notes.append("evaluation after each epoch was not measured and is not counted")
-        return EvaluationLaw()
+            return prior.evaluation, ("evaluation time is from stored models",)
+        return EvaluationLaw(), ("evaluation after each epoch was not measured and is not counted",)
     share = np.array([offer.contention(k) / k for k, _ in rows])
     seconds = np.array([s for _, s in rows])
     if len(np.unique(share)) < 2:
-        return EvaluationLaw(base_s=float(np.median(seconds)))
+        return EvaluationLaw(base_s=float(np.median(seconds))), ()
     (base, shared), _ = nnls(np.column_stack((1.0 / seconds, share / seconds)), np.ones(len(rows)))
-    return EvaluationLaw(float(base), float(shared))
+    return EvaluationLaw(float(base), float(shared)), ()
