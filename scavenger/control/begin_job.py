@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from scavenger.control.jobs.resumption import Resumption, checkpoint_url
 from scavenger.control.jobs.wiring import supervisor_of, trainer_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
-from scavenger.control.platform import PreparedJob
+from scavenger.control.platform import PreparedJob, Resources
 from scavenger.control.running_job import MODEL_FILE, Parts, RunningJob
 from scavenger.control.training.audit import AUDIT_FILE
 from scavenger.control.training.goal import Goal
@@ -20,7 +20,7 @@ from scavenger.domain.report import Noted, Observer, PhaseChanged
 from scavenger.store import Store
 from scavenger.train.names import partial_model
 
-__all__ = ["Journals", "Options", "begin_job", "open_journals"]
+__all__ = ["Attempt", "Journals", "Options", "begin_job", "open_journals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,108 +72,127 @@ def open_journals(prepared: PreparedJob, options: Options, work_dir: Path) -> Jo
     return Journals(measurements, opened(AUDIT_FILE) if options.audit else None)
 
 
-def begin_job(
-    prepared: PreparedJob,
-    options: Options,
-    *,
-    store: Store,
-    observer: Observer,
-    recorder: Recorder,
-    journals: Journals,
-    work_dir: Path,
-    started_at: float,
-    stop: Callable[[str], None],
-) -> RunningJob:
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a job, as it begins.
+
+    Attributes:
+        observer: The user's, to which the recorder passes everything on.
+        work_dir: The job's own folder.
+        started_at: Clock reading at the job's beginning.
+    """
+
+    prepared: PreparedJob
+    options: Options
+    store: Store
+    observer: Observer
+    recorder: Recorder
+    journals: Journals
+    work_dir: Path
+    started_at: float
+
+
+def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
     """A job's parts, put together; `RunningJob.run` starts them.
 
     Args:
-        observer: The user's, to which the recorder passes everything on.
-        work_dir: The job's own.
-        started_at: Clock reading at the job's beginning.
         stop: Ends the job in order.
 
     Raises:
         ScavengerError: If the job cannot run where its file says.
     """
-    job, resumed, clock = prepared.job, options.resumed, options.clock
+    prepared, recorder = attempt.prepared, attempt.recorder
     count = prepared.platform.space.workers[0]
     workers = "1 worker" if count == 1 else f"{count} workers"
-    recorder.on_event(PhaseChanged("starting", f"{workers} on {job.infra}"))
+    recorder.on_event(PhaseChanged("starting", f"{workers} on {prepared.job.infra}"))
     # of an attempt that was killed while it saved
-    partial_model(work_dir / MODEL_FILE).unlink(missing_ok=True)
-    checkpoints = (
-        checkpoint_url(job.checkpoint, prepared.folder, work_dir) if resumed is None else resumed.url
-    )
+    partial_model(attempt.work_dir / MODEL_FILE).unlink(missing_ok=True)
     warnings: list[str] = []
 
     def warn(message: str) -> None:
         warnings.append(message)
         recorder.on_event(Noted("warning", message))
 
+    resumed = attempt.options.resumed
     resources = prepared.platform.allocate(
-        store,
+        attempt.store,
         recorder.record,
         folder=prepared.folder,
-        outputs=prepared.folder / job.output,
+        outputs=prepared.folder / prepared.job.output,
         before_usd=0.0 if resumed is None else resumed.before.cost_usd,
         inform=lambda message: recorder.on_event(Noted("info", message)),
         warn=warn,
-        clock=clock,
+        clock=attempt.options.clock,
     )
     try:
-        supervisor = supervisor_of(
-            job,
-            resources.space,
-            folder=prepared.folder,
-            work_dir=work_dir,
-            checkpoints=checkpoints,
-            resumed=resumed is not None,
-            engine=resources.engine,
-            clock=clock,
-        )
-        trainer = trainer_of(
-            supervisor,
-            job,
-            resources.space,
-            goal=Goal(job.goal),
-            journal=journals.measurements,
-            audit=journals.audit,
-            observer=recorder,
-            started_at=started_at,
-            on_tick=lambda: running.tick(),
-            resumed=resumed,
-            meter=resources.meter,
-            clock=clock,
-        )
-        trainer.terms = lambda: resources.terms(trainer)
-        driver = JobWorkflow(
-            trainer,
-            job,
-            resources.space,
-            store=store,
-            recorder=recorder,
-            cloud=prepared.platform.cloud,
-            run=options.run,
-            confirm=options.confirm,
-            at_end=lambda error: running.end_at_once(error),
-            resumed=resumed,
-        )
-        operator = OperationHandler(
-            store,
-            recorder.job_id,
-            keep=recorder.keep,
-            workers=job.elastic_range,
-            batch=driver.batch_at,
-            stop=lambda reason, save: running.stop_as_asked(reason, save),
-            measured=recorder.measured,
-        )
+        return _put_together(attempt, resources, warnings=warnings, stop=stop)
     except BaseException:
         resources.close()
         raise
+
+
+def _put_together(
+    attempt: Attempt, resources: Resources, *, warnings: Sequence[str], stop: Callable[[str], None]
+) -> RunningJob:
+    prepared, options, recorder = attempt.prepared, attempt.options, attempt.recorder
+    job, resumed = prepared.job, options.resumed
+    checkpoints = (
+        checkpoint_url(job.checkpoint, prepared.folder, attempt.work_dir) if resumed is None else resumed.url
+    )
+    supervisor = supervisor_of(
+        job,
+        resources.space,
+        folder=prepared.folder,
+        work_dir=attempt.work_dir,
+        checkpoints=checkpoints,
+        resumed=resumed is not None,
+        engine=resources.engine,
+        clock=options.clock,
+    )
+    trainer = trainer_of(
+        supervisor,
+        job,
+        resources.space,
+        goal=Goal(job.goal),
+        journal=attempt.journals.measurements,
+        audit=attempt.journals.audit,
+        observer=recorder,
+        started_at=attempt.started_at,
+        on_tick=lambda: running.tick(),
+        resumed=resumed,
+        meter=resources.meter,
+        clock=options.clock,
+    )
+    trainer.terms = lambda: resources.terms(trainer)
+    driver = JobWorkflow(
+        trainer,
+        job,
+        resources.space,
+        store=attempt.store,
+        recorder=recorder,
+        cloud=prepared.platform.cloud,
+        run=options.run,
+        confirm=options.confirm,
+        at_end=lambda error: running.end_at_once(error),
+        resumed=resumed,
+    )
+    operator = OperationHandler(
+        attempt.store,
+        recorder.job_id,
+        keep=recorder.keep,
+        workers=job.elastic_range,
+        batch=driver.batch_at,
+        stop=lambda reason, save: running.stop_as_asked(reason, save),
+        measured=recorder.measured,
+    )
     if not options.run:
         operator.refusing = "it is a plan, which ends with the choice; it can only be stopped"
-    parts = Parts(recorder, journals.measurements, resources, supervisor, trainer, driver, operator)
     running = RunningJob(
-        parts, observer=observer, checkpoints=checkpoints, warnings=warnings, stop=stop, clock=clock
+        Parts(recorder, attempt.journals.measurements, resources, supervisor, trainer, driver, operator),
+        observer=attempt.observer,
+        checkpoints=checkpoints,
+        warnings=warnings,
+        stop=stop,
+        clock=options.clock,
     )
     return running

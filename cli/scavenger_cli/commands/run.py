@@ -95,45 +95,12 @@ def _show_dry_run(
     Args:
         renting_now: It is shown before the first VM is paid for, and a question follows.
     """
+    if as_json:
+        console.emit_json(console.plain(_document(prepared, run=run, yes=yes)))
+        return
     job, job_file, platform = prepared.job, prepared.job_file, prepared.platform
     space, aggregators = platform.space, platform.aggregators
     count = len(space.configurations())
-    document = {
-        "schema_version": console.SCHEMA_VERSION,
-        "dry_run": True,
-        "job": job.model_dump(mode="json"),
-        "configurations": count,
-        "offers": [
-            {
-                "vm": offer.vm,
-                "provider": offer.provider,
-                "region": offer.region,
-                "price_usd_per_hour": offer.price_usd_per_hour,
-                "price_source": offer.price_source,
-                "spot": offer.spot,
-            }
-            for offer in space.offers
-        ],
-        "aggregators": None
-        if aggregators is None
-        else {
-            "vm": aggregators.vm,
-            "price_usd_per_hour": aggregators.price_usd_per_hour,
-            "price_source": aggregators.price_source,
-        },
-        "notes": list(platform.notes),
-        "profile": {
-            "steps": job.profile.steps,
-            "max_time_s": job.profile.max_time,
-            "max_cost_usd": job.profile.max_cost,
-        },
-        "constraints": {"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
-        "runs": run,
-        "asks": run and not yes,
-    }
-    if as_json:
-        console.emit_json(console.plain(document))
-        return
     verb = "optimize" if run else "plan"
     title = f"About to {verb}" if renting_now else f"Would {verb}"
     grid = render.table((title, "left"), (f"{job.name} ({job_file})", "left"))
@@ -168,6 +135,44 @@ def _show_dry_run(
     if not renting_now:
         grid.add_row("", "Nothing was started, and nothing was spent.")
     console.emit(grid, stream=sys.stderr if renting_now else None)
+
+
+def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, object]:
+    """What a dry run tells, for machines."""
+    job, platform, aggregators = prepared.job, prepared.platform, prepared.platform.aggregators
+    return {
+        "schema_version": console.SCHEMA_VERSION,
+        "dry_run": True,
+        "job": job.model_dump(mode="json"),
+        "configurations": len(platform.space.configurations()),
+        "offers": [
+            {
+                "vm": offer.vm,
+                "provider": offer.provider,
+                "region": offer.region,
+                "price_usd_per_hour": offer.price_usd_per_hour,
+                "price_source": offer.price_source,
+                "spot": offer.spot,
+            }
+            for offer in platform.space.offers
+        ],
+        "aggregators": None
+        if aggregators is None
+        else {
+            "vm": aggregators.vm,
+            "price_usd_per_hour": aggregators.price_usd_per_hour,
+            "price_source": aggregators.price_source,
+        },
+        "notes": list(platform.notes),
+        "profile": {
+            "steps": job.profile.steps,
+            "max_time_s": job.profile.max_time,
+            "max_cost_usd": job.profile.max_cost,
+        },
+        "constraints": {"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
+        "runs": run,
+        "asks": run and not yes,
+    }
 
 
 def _goal(job: JobSpec) -> str:

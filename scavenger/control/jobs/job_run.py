@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
-from scavenger.control.begin_job import Journals, Options, begin_job, open_journals
+from scavenger.control.begin_job import Attempt, Journals, Options, begin_job, open_journals
 from scavenger.control.end_job import Ending, ended_by, report_of
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.workflow import Confirm
 from scavenger.control.platform import PreparedJob
 from scavenger.control.running_job import RunningJob
 from scavenger.control.training.recorder import Recorder, refuse_second_run
-from scavenger.domain.report import Observer, RunReport
+from scavenger.domain.report import JobState, Observer, RunReport
 from scavenger.errors import CleanupError, ScavengerError
 from scavenger.store import Store
 
@@ -107,7 +106,17 @@ class JobRun:
         started_at = self._options.clock()
         try:
             journals = open_journals(self._prepared, self._options, work_dir)
-            ending = self._driven(recorder, journals, work_dir, started_at)
+            attempt = Attempt(
+                self._prepared,
+                self._options,
+                self._store,
+                self._observer,
+                recorder,
+                journals,
+                work_dir,
+                started_at,
+            )
+            ending = Ending(self._driven(attempt))
         except (ScavengerError, OSError) as error:
             ending = ended_by(error, work_dir)
         except BaseException:
@@ -129,21 +138,11 @@ class JobRun:
             journals.close()
         return _finished(recorder, report)
 
-    def _driven(self, recorder: Recorder, journals: Journals, work_dir: Path, started_at: float) -> Ending:
-        self._running = begin_job(
-            self._prepared,
-            self._options,
-            store=self._store,
-            observer=self._observer,
-            recorder=recorder,
-            journals=journals,
-            work_dir=work_dir,
-            started_at=started_at,
-            stop=self.request_stop,
-        )
+    def _driven(self, attempt: Attempt) -> JobState:
+        self._running = begin_job(attempt, stop=self.request_stop)
         if self._stop_reason is not None:
             self._running.parts.trainer.stop(self._stop_reason)
-        return Ending(self._running.run())
+        return self._running.run()
 
     def _end(self, *, save: bool, in_haste: bool) -> None:
         """Save the model, if there is to be one, and end everything that was started.
