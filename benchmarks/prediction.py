@@ -11,6 +11,7 @@ from benchmarks.figures import Benchmark, Result, Spread, relative_error
 from benchmarks.live import EXAMPLES, job_file, train, visit
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.job_run import JobRun
+from scavenger.control.platform import prepare_job
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.report import Observer
@@ -64,7 +65,7 @@ def _predict(example: str, work_dir: Path) -> TradeoffCurve:
     job = override_job(load_job(job_file(example)), {"output": str(work_dir), "search.strategy": "partial"})
     with Store.open(f"sqlite:///{work_dir / 'store.db'}") as store:
         report = JobRun(
-            job, job_file=job_file(example), store=store, observer=Observer(), run=False, confirm=None
+            prepare_job(job, job_file(example)), store=store, observer=Observer(), run=False, confirm=None
         ).run()
     if report.curve is None:
         raise RuntimeError(f"the search ended {report.state}: {report.error}")

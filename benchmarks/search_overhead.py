@@ -9,6 +9,7 @@ from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.live import job_file
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.job_run import JobRun
+from scavenger.control.platform import prepare_job
 from scavenger.domain.curve import Choice
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Actual, Observer, RunReport
@@ -29,7 +30,7 @@ def _run(job: JobSpec, folder: Path) -> tuple[RunReport, Actual]:
     job = override_job(job, {"output": str(folder / "output")})
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         report = JobRun(
-            job, job_file=job_file(_EXAMPLE), store=store, observer=Observer(), run=True, confirm=None
+            prepare_job(job, job_file(_EXAMPLE)), store=store, observer=Observer(), run=True, confirm=None
         ).run()
     if report.actual is None or report.state not in ("succeeded", "target_missed"):
         raise RuntimeError(f"the job ended {report.state}: {report.error}")

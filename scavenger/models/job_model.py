@@ -41,6 +41,7 @@ from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 from scavenger.models.step_laws import StepTimes
 from scavenger.models.transfer import transfer
+from scavenger.models.trial import try_out
 from scavenger.models.types import Count, NotNegative, Positive
 
 __all__ = [
@@ -59,7 +60,9 @@ SCHEMA_VERSION = 2
 
 TRANSFER_MAX = 3
 """Configurations up to which a VM type's step times are those of another one, corrected by what was measured: so
-few do not show how compute and synchronisation depend on K and B."""
+few do not show how compute and synchronisation depend on K and B. Between types that hold different numbers of
+workers nothing is carried over once a step was measured: how workers on one machine synchronise says little of
+workers on several."""
 
 NOT_COUNTED = "starting the workers, aggregators, storage and traffic are not counted"
 """What a curve without `CostTerms` leaves out; models carry it as a note."""
@@ -69,6 +72,9 @@ LOG_SD_MAX = 3.0
 
 MEMORY_USABLE = 0.9
 """Share of a VM's memory that a worker may fill: the rest is the system's, and the law is a rough one."""
+
+LOCAL_BATCH_MAX = 2**53
+"""Samples: where so many would fit, memory does not grow with them."""
 
 MEMORY_SLOPE_MIN = 1e-3
 """Growth over the profiled local batches, relative to the base, that is not told from rounding to pages."""
@@ -115,7 +121,8 @@ class MemoryLaw:
         room = MEMORY_USABLE * memory_bytes - self.base_bytes
         if room <= 0.0:
             return 0
-        return math.floor(room / self.per_sample_bytes) if self.per_sample_bytes > 0.0 else None
+        grows = self.per_sample_bytes * LOCAL_BATCH_MAX > room
+        return math.floor(room / self.per_sample_bytes) if grows else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,12 +179,10 @@ class JobModel:
         Raises:
             ValueError: If no usable step time was measured and `prior` has none either.
         """
-        notes: list[str] = []
         offers = {offer.vm: offer for offer in space.offers}
         known = [m for m in profile.measurements if m.configuration.vm in offers]
-        if len(known) < len(profile.measurements):
-            notes.append(f"measurements of other VM types left out: {len(profile.measurements) - len(known)}")
-        vms = _fit_vms(space.offers, known, prior, notes)
+        left_out = len(profile.measurements) - len(known)
+        vms, vm_notes = _fit_vms(space.offers, known, prior)
         if not vms:
             raise ValueError("no usable step time was measured, and no stored model has one")
         statistical = fit_statistical(
@@ -190,9 +195,14 @@ class JobModel:
             prior=None if prior is None else prior.statistical,
             noise=noise,
         )
-        evaluation = _fit_evaluation(profile, offers[vms[0].vm], prior, notes)
-        notes.append(NOT_COUNTED)
-        return cls(profile.dataset_size, statistical, tuple(vms), evaluation, float(max_epochs), tuple(notes))
+        evaluation, evaluation_notes = _fit_evaluation(profile, offers[vms[0].vm], prior)
+        notes = (
+            *((f"measurements of other VM types left out: {left_out}",) if left_out else ()),
+            *vm_notes,
+            *evaluation_notes,
+            NOT_COUNTED,
+        )
+        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes)
 
     @property
     def relative_only(self) -> bool:
@@ -336,7 +346,8 @@ class JobModel:
         """Read what `to_dict` wrote, checking every type and range.
 
         Raises:
-            ValueError: If it is of another version, incomplete, of a wrong type, out of range or not finite.
+            ValueError: If it is of another version, incomplete, of a wrong type, out of range or not finite, or
+                cannot predict, see `trial.try_out`.
         """
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
@@ -345,7 +356,9 @@ class JobModel:
             text = json.dumps(data.get("model"), allow_nan=False)
         except TypeError as error:
             raise ValueError(f"a job model must be plain JSON: {error}") from error
-        return _adapter().validate_json(text, strict=True)
+        model = _adapter().validate_json(text, strict=True)
+        try_out(model)
+        return model
 
 
 @cache
@@ -365,12 +378,13 @@ def _nearest(vms: Sequence[VmModel], offer: Offer) -> VmModel:
 
 
 def _fit_vms(
-    offers: Sequence[Offer], measurements: Sequence[Measurement], prior: JobModel | None, notes: list[str]
-) -> tuple[VmModel, ...]:
-    """One model per VM type of which anything is known, in the order of the offers.
+    offers: Sequence[Offer], measurements: Sequence[Measurement], prior: JobModel | None
+) -> tuple[tuple[VmModel, ...], tuple[str, ...]]:
+    """One model per VM type of which anything is known, in the order of the offers; and what they rest on.
 
     A VM type with few measurements takes the rest from the stored model of the same type, else from the VM type
-    that was measured most; one without any is left to `JobModel.predict`, unless a stored model has it.
+    that was measured most (the first of equals) if both hold as many workers; one without any is left to
+    `JobModel.predict`, unless a stored model has it.
     """
     measured = {offer.vm: [m for m in measurements if m.configuration.vm == offer.vm] for offer in offers}
     times = {offer.vm: [step_times(offer, m) for m in measured[offer.vm]] for offer in offers}
@@ -382,6 +396,7 @@ def _fit_vms(
     stored = {} if prior is None else {vm.vm: vm for vm in prior.vms}
     base: ParallelModel | None = None
     found: dict[str, VmModel] = {}
+    notes: list[str] = []
     for offer in (most, *(offer for offer in offers if offer is not most)):
         here, own, memory = counts[offer.vm], times[offer.vm], fit_memory(measured[offer.vm])
         if offer.vm in stored and here == 0:
@@ -396,13 +411,13 @@ def _fit_vms(
         if offer.vm in stored and here <= TRANSFER_MAX:
             notes.append(f"step times on {offer.vm} are from stored models, corrected by {here} measurements")
             fitted = transfer(stored[offer.vm].parallel, own, speed_ratio=1.0)
-        elif base is not None and here <= TRANSFER_MAX < counts[most.vm]:
+        elif base is not None and here <= TRANSFER_MAX and offer.workers_per_vm == most.workers_per_vm:
             fitted = transfer(base, own, speed_ratio=offer.cpus / most.cpus)
         else:
             fitted = fit_parallel(own)
         base = fitted if base is None else base
         found[offer.vm] = VmModel(offer.vm, offer.cpus, fitted, memory)
-    return tuple(found[offer.vm] for offer in offers if offer.vm in found)
+    return tuple(found[offer.vm] for offer in offers if offer.vm in found), tuple(notes)
 
 
 def step_times(offer: Offer, measurement: Measurement) -> StepTimes:
@@ -438,18 +453,17 @@ def fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:
 
 
 def _fit_evaluation(
-    profile: Profile, offer: Offer, prior: JobModel | None, notes: list[str]
-) -> EvaluationLaw:
+    profile: Profile, offer: Offer, prior: JobModel | None
+) -> tuple[EvaluationLaw, tuple[str, ...]]:
+    """How long an evaluation takes, and what that rests on where it was not measured."""
     rows = [(k, s) for k, s in profile.evaluation_s if k >= 1 and math.isfinite(s) and s > 0.0]
     if not rows:
         if prior is not None and prior.evaluation != EvaluationLaw():
-            notes.append("evaluation time is from stored models")
-            return prior.evaluation
-        notes.append("evaluation after each epoch was not measured and is not counted")
-        return EvaluationLaw()
+            return prior.evaluation, ("evaluation time is from stored models",)
+        return EvaluationLaw(), ("evaluation after each epoch was not measured and is not counted",)
     share = np.array([offer.contention(k) / k for k, _ in rows])
     seconds = np.array([s for _, s in rows])
     if len(np.unique(share)) < 2:
-        return EvaluationLaw(base_s=float(np.median(seconds)))
+        return EvaluationLaw(base_s=float(np.median(seconds))), ()
     (base, shared), _ = nnls(np.column_stack((1.0 / seconds, share / seconds)), np.ones(len(rows)))
-    return EvaluationLaw(float(base), float(shared))
+    return EvaluationLaw(float(base), float(shared)), ()

@@ -260,7 +260,8 @@ def fit_parallel(times: Sequence[StepTimes], *, law: StepLaw | None = None) -> P
     overlap, overlap_notes = fit_overlap(measured)
     linear, linear_notes = fit_linear(good)
     if law is None:
-        law = _choose_law(good, measured, linear, overlap, notes)
+        law, why = _choose_law(good, measured, linear, overlap)
+        notes += why
     if law == "overlap":
         prior = prior_of(measured)
         off = overlap.unknowns() - prior.mean
@@ -338,27 +339,23 @@ def _choose_law(
     measured: Sequence[Measured],
     linear: LinearLaw,
     overlap: OverlapLaw,
-    notes: list[str],
-) -> StepLaw:
-    """Linear where computing and synchronisation were seen to add up, and held-out points confirm it.
+) -> tuple[StepLaw, tuple[str, ...]]:
+    """Linear where computing and synchronisation were seen to add up, and held-out points confirm it; and why.
 
-    The linear law says that each part depends on its own variable only. With two cluster sizes and two batch
-    sizes at each that is four statements more than it has coefficients; with less there is nothing to hold
-    it to, and the overlap law's prior doubts more.
+    The linear law says that each part depends on its own variable only, and in a straight line. Below
+    `HELD_OUT_MIN` points no point is left to hold it to: at the four corners of the (K, B) plane the parts of
+    a job whose synchronisation grows with ln K add up as well, though the line between the corners is wrong.
+    The overlap law's prior doubts more, and is taken there.
     """
     varied = len({t.workers for t in times}) > 1 and len({t.local_batch_size for t in times}) > 1
-    if len(measured) < 4 or not varied or _misfit_of_parts(times, linear) > ADDITIVE_LOG_SD:
-        return "overlap"
-    if len(measured) < HELD_OUT_MIN:
-        return "linear"
+    if len(measured) < HELD_OUT_MIN or not varied or _misfit_of_parts(times, linear) > ADDITIVE_LOG_SD:
+        return "overlap", ()
     kriging = Kriging(overlap, measured, SCATTER_LOG_SD, SCATTER)
     by_overlap = float(np.mean(held_out_errors(kriging, overlap, prior_of(measured))))
     by_linear = _held_out_error(times)
     chosen: StepLaw = "overlap" if by_overlap < by_linear else "linear"
-    notes.append(
-        f"step time law {chosen}: held-out error {100 * by_overlap:.1f} % overlap, {100 * by_linear:.1f} % linear"
-    )
-    return chosen
+    note = f"step time law {chosen}: held-out error {100 * by_overlap:.1f} % overlap, {100 * by_linear:.1f} % linear"
+    return chosen, (note,)
 
 
 def _misfit_of_parts(times: Sequence[StepTimes], law: LinearLaw) -> float:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -225,40 +225,53 @@ def fit_statistical(
         note = f"no target: every run lasts {max_epochs:g} epochs"
         return StatisticalModel(FixedEpochs(max_epochs), 0.0, 0.0, 0.0, 0.0, low, high, notes=(note,))
 
-    notes: list[str] = []
-    batch, log_epochs, log_sd, run_log_sd, relative_only = _level(
-        runs, global_batch_sizes, epochs_hint, max_epochs, prior, notes
-    )
+    level = _level(runs, global_batch_sizes, epochs_hint, max_epochs, prior)
     readings = _readings(measurements) if noise is None else noise
-    scale_mean, scale_sd, scale_told = _scale_prior(
-        readings, global_batch_sizes[-1], prior, notes if len(batch) < 2 else []
-    )
+    scale = _scale_prior(readings, global_batch_sizes[-1], prior)
     floor, slope = _noise_line(measurements)
     evidence = EpochEvidence(
-        batch=batch,
-        log_epochs=log_epochs,
-        log_sd=log_sd,
-        scale_log_mean=scale_mean,
-        scale_log_sd=scale_sd,
-        scale_told=scale_told,
-        batch_max=float(max(*global_batch_sizes, *batch)),
+        batch=level.batch,
+        log_epochs=level.log_epochs,
+        log_sd=level.log_sd,
+        scale_log_mean=scale.log_mean,
+        scale_log_sd=scale.log_sd,
+        scale_told=scale.told,
+        batch_max=float(max(*global_batch_sizes, *level.batch)),
         noise_floor=floor,
         noise_slope=slope,
-        laws=_laws_in_question(law, len(batch)),
+        laws=_laws_in_question(law, len(level.batch)),
     )
+    # With runs at several batch sizes these say how epochs grow, and where B* came from matters little.
+    notes = (level.note, scale.note) if len(level.batch) < 2 else (level.note,)
+    return _by_evidence(evidence, level, (low, high), notes)
+
+
+def _by_evidence(
+    evidence: EpochEvidence, level: _Level, known: tuple[float, float], notes: tuple[str, ...]
+) -> StatisticalModel:
+    """The model that the evidence leaves.
+
+    Args:
+        known: Smallest and largest batch size that was profiled or trained.
+        notes: Where the level and B* come from.
+    """
     found = posterior(evidence)
-    fitted, level, shape, cross = found.dominant()
+    law, level_log_var, shape_log_var, cross_log_var = found.dominant()
     weights = found.law_weights()
     if len(weights) > 1:
         shares = ", ".join(f"{name} {weight:.0%}" for name, weight in weights)
-        notes.append(f"laws of epochs by the evidence of {len(batch)} batch sizes: {shares}")
-    model = StatisticalModel(fitted, level, shape, cross, LAW_LOG_SD, low, high)
-    return replace(
-        model,
-        relative_only=relative_only,
-        notes=tuple(notes),
+        notes = (*notes, f"laws of epochs by the evidence of {len(evidence.batch)} batch sizes: {shares}")
+    return StatisticalModel(
+        law,
+        level_log_var,
+        shape_log_var,
+        cross_log_var,
+        LAW_LOG_SD,
+        *known,
+        relative_only=level.bound,
+        notes=notes,
         evidence=evidence,
-        run_log_sd=run_log_sd,
+        run_log_sd=level.run_log_sd,
         law_weights=weights,
     )
 
@@ -273,7 +286,22 @@ def _laws_in_question(law: str | None, batch_sizes: int) -> tuple[LawName, ...]:
     return ("sharp-critical-batch",) if law else ("sharp-critical-batch", "u-shaped", "noise-linear")
 
 
-_Level = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...], float, bool]
+class _Level(NamedTuple):
+    """Epochs at some batch sizes, by the best evidence.
+
+    Attributes:
+        batch, log_epochs, log_sd: B, ln of the mean epochs there, and its standard deviation.
+        run_log_sd: Standard deviation of ln of a single run's epochs around the mean.
+        bound: Whether it is a mere upper bound.
+        note: Where it comes from, for a person.
+    """
+
+    batch: tuple[float, ...]
+    log_epochs: tuple[float, ...]
+    log_sd: tuple[float, ...]
+    run_log_sd: float
+    bound: bool
+    note: str
 
 
 def _level(
@@ -282,29 +310,26 @@ def _level(
     epochs_hint: float | None,
     max_epochs: float,
     prior: StatisticalModel | None,
-    notes: list[str],
 ) -> _Level:
-    """B, ln e, its deviation and that of a run, by the best evidence of the level; whether that is a mere bound."""
+    """Of finished runs, else the hint, else a stored model, else the bound."""
     if runs:
         sizes = sorted({run.global_batch_size for run in runs})
-        notes.append(
-            f"{EPOCHS_FROM}finished runs ({len(runs)}) at batch {', '.join(f'{size:g}' for size in sizes)}"
-        )
-        return *_run_means(runs), False
+        note = f"{EPOCHS_FROM}finished runs ({len(runs)}) at batch {', '.join(f'{size:g}' for size in sizes)}"
+        return _Level(*_run_means(runs), False, note)
     smallest, largest = float(batch_sizes[0]), float(batch_sizes[-1])
     if epochs_hint is not None:
-        notes.append(f"{EPOCHS_FROM}goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}")
-        return (smallest,), (math.log(epochs_hint),), (HINT_LOG_SD,), 0.0, False
+        note = f"{EPOCHS_FROM}goal.epochs_hint: {epochs_hint:g} at batch {smallest:g}"
+        return _Level((smallest,), (math.log(epochs_hint),), (HINT_LOG_SD,), 0.0, False, note)
     if prior is not None and not prior.relative_only:
         epochs, deviation = prior.predict(np.array([smallest]))
-        notes.append(f"{EPOCHS_FROM}stored models, none of them a finished run of this job")
+        note = f"{EPOCHS_FROM}stored models, none of them a finished run of this job"
         spread = max(float(deviation[0]), LAW_LOG_SD)
-        return (smallest,), (math.log(float(epochs[0])),), (spread,), 0.0, False
-    notes.append(
+        return _Level((smallest,), (math.log(float(epochs[0])),), (spread,), 0.0, False, note)
+    note = (
         f"epochs to the target are unknown, taken as if batch {largest:g} needed all {max_epochs:g} that are allowed: "
         "only ratios between configurations mean something"
     )
-    return (largest,), (math.log(max_epochs),), (BOUND_LOG_SD,), 0.0, True
+    return _Level((largest,), (math.log(max_epochs),), (BOUND_LOG_SD,), 0.0, True, note)
 
 
 def _run_means(
@@ -356,23 +381,33 @@ def _readings(measurements: Sequence[Measurement]) -> list[NoiseReading]:
     ]
 
 
+class _ScalePrior(NamedTuple):
+    """ln B* before any finished run: mean, standard deviation, whether anything told of it, and a note on what."""
+
+    log_mean: float
+    log_sd: float
+    told: bool
+    note: str
+
+
 def _scale_prior(
-    readings: Sequence[NoiseReading], batch_max: int, prior: StatisticalModel | None, notes: list[str]
-) -> tuple[float, float, bool]:
-    """Mean and standard deviation of ln B* before any finished run, and whether anything told of it."""
+    readings: Sequence[NoiseReading], batch_max: int, prior: StatisticalModel | None
+) -> _ScalePrior:
+    """Of the measured noise, else a stored model, else a guess."""
     estimate = critical_batch_from_noise(readings)
     if estimate is not None:
-        notes.append(
-            f"critical batch size of about {_three_digits(estimate.critical_batch_size)} samples from the measured "
-            f"noise scale, which grows over a run: uncertain by a factor of {math.exp(estimate.log_sd):.2g}"
+        size, log_sd = estimate.critical_batch_size, estimate.log_sd
+        note = (
+            f"critical batch size of about {_three_digits(size)} samples from the measured noise scale, which grows "
+            f"over a run: uncertain by a factor of {math.exp(log_sd):.2g}"
         )
-        return math.log(estimate.critical_batch_size), estimate.log_sd, True
+        return _ScalePrior(math.log(size), log_sd, True, note)
     if prior is not None and isinstance(prior.law, CriticalBatch | UShaped):
-        notes.append("critical batch size from stored models: no noise scale was measured")
+        note = "critical batch size from stored models: no noise scale was measured"
         spread = max(math.sqrt(prior.shape_log_var), LAW_LOG_SD)
-        return math.log(prior.law.critical_batch_size), spread, True
-    notes.append("no noise scale was measured: how epochs grow with the batch size is a guess")
-    return math.log(batch_max), CRITICAL_BATCH_LOG_SD, False
+        return _ScalePrior(math.log(prior.law.critical_batch_size), spread, True, note)
+    note = "no noise scale was measured: how epochs grow with the batch size is a guess"
+    return _ScalePrior(math.log(batch_max), CRITICAL_BATCH_LOG_SD, False, note)
 
 
 def _three_digits(value: float) -> str:

@@ -8,7 +8,10 @@ from pydantic import Field
 
 __all__ = ["Count", "Finite", "NotNegative", "Positive"]
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+LARGEST, SMALLEST = 1e100, 1e-100
+"""Beyond them no figure means anything, and products of a few of them overflow."""
+
+Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, le=LARGEST, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**53)]

@@ -13,6 +13,7 @@ References:
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from kneed import KneeLocator
@@ -69,79 +70,30 @@ def build_curve(
         before deadline and budget do.
     """
     vm_index, workers, batch = _grid(space)
-    epochs = model.statistical.predict(np.array(space.global_batch_sizes, dtype=np.float64))
-    place = np.searchsorted(space.global_batch_sizes, batch)
-    parts = []
-    memory_max = np.full(len(workers), NO_LIMIT)
-    for index, offer in enumerate(space.offers):
-        here = vm_index == index
-        known = (epochs[0][place[here]], epochs[1][place[here]])
-        parts.append(model.predict(offer, workers[here], batch[here], epochs=known, costs=costs))
-        if (fits := model.local_batch_max(offer)) is not None:
-            memory_max[here] = min(fits, NO_LIMIT)
-    predicted = Prediction(
-        **{
-            field.name: np.concatenate([getattr(part, field.name) for part in parts])
-            for field in dataclasses.fields(Prediction)
-        }
-    )
-
-    reasons = [""]
-    excluded = np.zeros(len(workers), dtype=np.int64)
-
-    def exclude(where: BoolArray, reason: str) -> None:
-        fresh = where & (excluded == 0)
-        if np.any(fresh):
-            reasons.append(reason)
-            excluded[fresh] = len(reasons) - 1
-
-    if workers_max is not None:
-        exclude(workers > workers_max, f"more than {workers_max} workers")
+    predicted, memory_max = _predicted(model, space, vm_index, workers, batch, costs)
+    spending = _Spending(predicted, costs=costs, time_s=spent_time_s, cost_usd=spent_usd, remaining=remaining)
     # What was profiled has fitted, whatever the law of memory makes of it.
     too_large = (local_batch_sizes(workers, batch) > memory_max) & ~predicted.measured
-    exclude(too_large, "local batch too large for a worker's memory")
-    exclude(~np.isfinite(predicted.time_s), NEVER_DONE)
-    notes: list[str] = []
-    setup_s = setup_usd = None
-    if costs is not None:
-        setup_s = predicted.setup_s
-        setup_usd = paid_share(predicted.cost_usd, predicted.time_s, setup_s)
-    if deadline_s is not None:
-        rest_s = rest(predicted.time_s, setup_s, remaining)
-        exclude(rest_s + spent_time_s > deadline_s, f"{PAST_DEADLINE} of {deadline_s:.6g} s")
-    if budget_usd is not None:
-        rest_usd = rest(predicted.cost_usd, setup_usd, remaining)
-        if costs is not None and costs.reserve_s:
-            kept_s = np.full(len(workers), costs.reserve_s)
-            rest_usd = rest_usd + paid_share(predicted.cost_usd, predicted.time_s, kept_s)
-        exclude(rest_usd + spent_usd > budget_usd, f"{OVER_BUDGET} of ${budget_usd:.6g}")
+    excluded, reasons = _first_reasons(
+        [
+            *([] if workers_max is None else [(workers > workers_max, f"more than {workers_max} workers")]),
+            (too_large, "local batch too large for a worker's memory"),
+            (~np.isfinite(predicted.time_s), NEVER_DONE),
+            *spending.beyond(deadline_s, budget_usd),
+        ],
+        len(workers),
+    )
     allowed = excluded == 0
-    for limit, high, once, spent, name in (
-        (deadline_s, predicted.time_high_s, setup_s, spent_time_s, "deadline"),
-        (budget_usd, predicted.cost_high_usd, setup_usd, spent_usd, "budget"),
-    ):
-        over_limit = False if limit is None else rest(high, once, remaining) + spent > limit
-        crossing = int(np.sum(allowed & over_limit))
-        if crossing:
-            notes.append(
-                f"the {name} is within the 90 % interval of {crossing} of the {int(allowed.sum())} allowed "
-                "configurations: these may miss it"
-            )
-    if model.relative_only and (deadline_s is not None or budget_usd is not None):
-        notes.append(
-            "deadline and budget are held against figures that mean little, as the epochs to the target are "
-            "unknown; both are held during the run all the same"
-        )
-    over = int(np.sum(allowed & (predicted.epochs > model.max_epochs)))
-    if over and not model.relative_only:
-        notes.append(
-            f"{over} allowed configurations would need more than the {model.max_epochs:g} epochs allowed"
-        )
     front = pareto_front(predicted.time_s, predicted.cost_usd, allowed)
     knee = find_knee(predicted.time_s, predicted.cost_usd, front)
-    notes += model.all_notes(costs, space.offers)
-    if knee is None and np.any(allowed):
-        notes.append("the front has no knee")
+    notes = (
+        *model.all_notes(costs, space.offers),
+        *spending.close_calls(allowed, deadline_s, budget_usd),
+        *_notes_on_epochs(
+            model, predicted, allowed, limited=deadline_s is not None or budget_usd is not None
+        ),
+        *(("the front has no knee",) if knee is None and np.any(allowed) else ()),
+    )
     return TradeoffCurve(
         vms=tuple(offer.vm for offer in space.offers),
         vm_index=vm_index,
@@ -159,12 +111,129 @@ def build_curve(
         measured=predicted.measured,
         extrapolated=predicted.extrapolated,
         excluded=excluded,
-        reasons=tuple(reasons),
+        reasons=reasons,
         relative_only=model.relative_only,
-        notes=tuple(notes),
+        notes=notes,
         knee=knee,
-        setup_s=setup_s,
+        setup_s=spending.setup_s,
     )
+
+
+def _predicted(
+    model: JobModel,
+    space: SearchSpace,
+    vm_index: IntArray,
+    workers: IntArray,
+    batch: IntArray,
+    costs: CostTerms | None,
+) -> tuple[Prediction, IntArray]:
+    """What is predicted of every configuration, and the largest local batch that fits there, shape `(n,)`."""
+    # Weighing the laws of epochs is most of the work, and all offers and cluster sizes share its result.
+    epochs, log_sd = model.statistical.predict(np.array(space.global_batch_sizes, dtype=np.float64))
+    place = np.searchsorted(space.global_batch_sizes, batch)
+    parts = []
+    memory_max = np.full(len(workers), NO_LIMIT)
+    for index, offer in enumerate(space.offers):
+        here = vm_index == index
+        known = (epochs[place[here]], log_sd[place[here]])
+        parts.append(model.predict(offer, workers[here], batch[here], epochs=known, costs=costs))
+        if (fits := model.local_batch_max(offer)) is not None:
+            memory_max[here] = min(fits, NO_LIMIT)
+    names = [field.name for field in dataclasses.fields(Prediction)]
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return Prediction(**joined), memory_max
+
+
+def _first_reasons(rules: Sequence[tuple[BoolArray, str]], count: int) -> tuple[IntArray, tuple[str, ...]]:
+    """The first rule that rules out each point, as an index into the reasons; 0, the empty one, where none does.
+
+    Args:
+        rules: Where each holds, shape `(count,)`, and its reason.
+    """
+    excluded, reasons = np.zeros(count, dtype=np.int64), [""]
+    for where, reason in rules:
+        fresh = where & (excluded == 0)
+        if np.any(fresh):
+            reasons.append(reason)
+            excluded[fresh] = len(reasons) - 1
+    return excluded, tuple(reasons)
+
+
+class _Spending:
+    """What each configuration takes of the job's limits, as seen from some way on.
+
+    Args:
+        time_s, cost_usd: Already spent.
+        remaining: Share of the way that is still to go.
+
+    Attributes:
+        setup_s: Due whatever is left, shape `(n,)`; None where it is not counted.
+    """
+
+    def __init__(
+        self,
+        predicted: Prediction,
+        *,
+        costs: CostTerms | None,
+        time_s: float,
+        cost_usd: float,
+        remaining: float,
+    ) -> None:
+        self._predicted, self._costs = predicted, costs
+        self._time_s, self._cost_usd, self._remaining = time_s, cost_usd, remaining
+        self.setup_s = None if costs is None else predicted.setup_s
+        self._setup_usd = None if costs is None else self._usd_for(predicted.setup_s)
+
+    def beyond(self, deadline_s: float | None, budget_usd: float | None) -> Iterator[tuple[BoolArray, str]]:
+        """Where each limit would be crossed by point prediction, and the reason that this is."""
+        if deadline_s is not None:
+            late = self._time_by_end(self._predicted.time_s) > deadline_s
+            yield late, f"{PAST_DEADLINE} of {deadline_s:.6g} s"
+        if budget_usd is not None:
+            cost_usd = self._cost_by_end(self._predicted.cost_usd)
+            if self._costs is not None and self._costs.reserve_s:
+                cost_usd = cost_usd + self._usd_for(np.full(len(cost_usd), self._costs.reserve_s))
+            yield cost_usd > budget_usd, f"{OVER_BUDGET} of ${budget_usd:.6g}"
+
+    def close_calls(
+        self, allowed: BoolArray, deadline_s: float | None, budget_usd: float | None
+    ) -> Iterator[str]:
+        """A note on each limit that lies within the intervals of allowed configurations."""
+        high_s, high_usd = self._predicted.time_high_s, self._predicted.cost_high_usd
+        for limit, by_end, name in (
+            (deadline_s, self._time_by_end(high_s), "deadline"),
+            (budget_usd, self._cost_by_end(high_usd), "budget"),
+        ):
+            crossing = 0 if limit is None else int(np.sum(allowed & (by_end > limit)))
+            if crossing:
+                yield (
+                    f"the {name} is within the 90 % interval of {crossing} of the {int(allowed.sum())} allowed "
+                    "configurations: these may miss it"
+                )
+
+    def _time_by_end(self, time_s: FloatArray) -> FloatArray:
+        return rest(time_s, self.setup_s, self._remaining) + self._time_s
+
+    def _cost_by_end(self, cost_usd: FloatArray) -> FloatArray:
+        return rest(cost_usd, self._setup_usd, self._remaining) + self._cost_usd
+
+    def _usd_for(self, of_s: FloatArray) -> FloatArray:
+        return paid_share(self._predicted.cost_usd, self._predicted.time_s, of_s)
+
+
+def _notes_on_epochs(
+    model: JobModel, predicted: Prediction, allowed: BoolArray, *, limited: bool
+) -> Iterator[str]:
+    """What limits and curve are worth where epochs are unknown, or are more than the job may take."""
+    if model.relative_only:
+        if limited:
+            yield (
+                "deadline and budget are held against figures that mean little, as the epochs to the target are "
+                "unknown; both are held during the run all the same"
+            )
+        return
+    if over := int(np.sum(allowed & (predicted.epochs > model.max_epochs))):
+        yield f"{over} allowed configurations would need more than the {model.max_epochs:g} epochs allowed"
 
 
 def repriced(curve: TradeoffCurve, cost_usd: FloatArray) -> TradeoffCurve:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,6 @@ __all__ = [
     "fingerprint_id",
     "model_id",
     "parse_document",
-    "without_nonfinite",
 ]
 
 EXPORT_SCHEMA_VERSION = 1
@@ -74,17 +72,6 @@ def model_id(
             "model": model,
         }
     )
-
-
-def without_nonfinite(value: Any) -> Any:
-    """The same document with None for NaN and infinity, so that one odd figure costs no report."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): without_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nonfinite(item) for item in value]
-    return value
 
 
 def check_model(model: Mapping[str, Any]) -> None:

@@ -14,10 +14,10 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session, undefer
 
 from scavenger.domain.configuration import Configuration
+from scavenger.domain.document import without_nonfinite
 from scavenger.domain.report import Actual, JobState, Predicted
 from scavenger.errors import ConfigurationError, StoreError, TransientError
 from scavenger.store.base import KEY_PREFIX_MIN, Part, fingerprint_of, fingerprint_row, job_row
-from scavenger.store.documents import without_nonfinite
 from scavenger.store.operations import end_open_operation
 from scavenger.store.owner import is_alive, this_process
 from scavenger.store.progress import close_processes, forget_processes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 from sqlalchemy import select
@@ -133,13 +133,27 @@ class Models(Part):
             )
         return export_document(records)
 
-    def import_models(self, document: Mapping[str, Any]) -> tuple[ModelRecord, ...]:
+    def import_models(
+        self,
+        document: Mapping[str, Any],
+        *,
+        check: Callable[[Mapping[str, Any], int], None] = lambda model, schema_version: None,
+    ) -> tuple[ModelRecord, ...]:
         """Take in exported models, all or none; those already here are returned as they are.
 
+        Args:
+            check: Called with each model and its schema version; raises `ValueError` for one that is of no use.
+
         Raises:
-            ConfigurationError: One line on the first fault: of the form, a size, a range, or a digest.
+            ConfigurationError: One line on the first fault: of the form, a size, a range, a digest, or of `check`.
         """
         entries = parse_document(document)
+        for index, (entry, _) in enumerate(entries):
+            try:
+                check(entry.model, entry.schema_version)
+            except ValueError as error:
+                first = " ".join(str(error).split())
+                raise ConfigurationError(f"models.{index} is refused: {first[:200]}") from None
         with self._database.writing() as session:
             return tuple(
                 _kept(

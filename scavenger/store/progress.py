@@ -11,9 +11,9 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from scavenger.domain.configuration import Configuration
+from scavenger.domain.document import without_nonfinite
 from scavenger.domain.measurement import Measurement
 from scavenger.store.base import Part, job_row
-from scavenger.store.documents import without_nonfinite
 from scavenger.store.records import (
     EventLevel,
     EventRecord,

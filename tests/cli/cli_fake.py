@@ -34,7 +34,7 @@ class FakeRun:
 
     mode = "finish"
 
-    def __init__(self, job, *, job_file, store, observer: Observer, run: bool, confirm, audit=False) -> None:  # type: ignore[no-untyped-def]
+    def __init__(self, prepared, *, store, observer: Observer, run: bool, confirm, audit=False) -> None:  # type: ignore[no-untyped-def]
         self._observer, self._run, self._confirm, self._stop = observer, run, confirm, ""
 
     def run(self) -> RunReport:
@@ -77,7 +77,7 @@ class FakeRun:
 def resume_job(job_id: str, *, store: Store, observer: Observer, confirm: object, audit: bool) -> FakeRun:
     """As the driver's: begins the job again and hands out what runs it."""
     job = store.resume_job(job_id)
-    return FakeRun(job.spec, job_file=job.job_file, store=store, observer=observer, run=True, confirm=confirm)
+    return FakeRun(job.spec, store=store, observer=observer, run=True, confirm=confirm)
 
 
 def install(mode: str) -> None:

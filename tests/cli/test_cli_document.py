@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields, replace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,42 +13,163 @@ from cli_samples import make_choice, make_curve, make_infeasible_report, make_re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scavenger.domain.curve import TradeoffCurve
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.cost import CostEstimate, CostItem
+from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.document import curve_from_document, report_document, report_from_document
+from scavenger.domain.measurement import Measurement
+from scavenger.domain.report import (
+    Actual,
+    JobState,
+    MetricOutcome,
+    Predicted,
+    RunReport,
+    SearchOutcome,
+)
 
-finite = st.floats(0.0, 1e12, allow_nan=False)
+FIGURES = st.floats(-1e12, 1e12, allow_nan=False)
+ANY_FIGURES = st.floats() | FIGURES
+WORDS = st.text(max_size=8)
 
 
 @st.composite
-def curves(draw: st.DrawFn) -> TradeoffCurve:
+def curves(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> TradeoffCurve:
     names = draw(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3, unique=True))
     reasons = ["", *draw(st.lists(st.text(min_size=1, max_size=8), max_size=3, unique=True))]
     cells = st.tuples(
         st.integers(0, len(names) - 1),
         st.integers(1, 64),
         st.integers(64, 4096),
-        *[finite] * 8,
+        *[figures] * 8,
         *[st.booleans()] * 3,
         st.integers(0, len(reasons) - 1),
+        st.floats(0.0, 1e5),
     )
-    rows = draw(st.lists(cells, min_size=1, max_size=12, unique_by=lambda row: row[:3]))
+    rows = draw(st.lists(cells, min_size=1, max_size=9, unique_by=lambda row: row[:3]))
     columns = [np.array(column) for column in zip(*rows, strict=True)]
     floats = [column.astype(np.float64) for column in columns[3:11]]
     knee = draw(st.none() | st.integers(0, len(rows) - 1))
-    notes = tuple(draw(st.lists(st.text(max_size=9), max_size=2)))
+    notes = tuple(draw(st.lists(WORDS, max_size=2)))
     return TradeoffCurve(
-        tuple(names), *columns[:3], *floats, *columns[11:], tuple(reasons), draw(st.booleans()), notes, knee
+        tuple(names),
+        *columns[:3],
+        *floats,
+        *columns[11:15],
+        tuple(reasons),
+        draw(st.booleans()),
+        notes,
+        knee,
+        setup_s=draw(st.none() | st.just(columns[15])),
     )
+
+
+def choices(draw: st.DrawFn, curve: TradeoffCurve) -> Choice | Infeasible | None:
+    points = st.integers(0, len(curve) - 1).map(lambda index: curve[index])
+    alternatives = st.lists(st.tuples(WORDS, points), max_size=3).map(tuple)
+    return draw(
+        st.none()
+        | st.builds(Choice, points, WORDS, WORDS, alternatives)
+        | st.builds(Infeasible, WORDS, st.none() | points)
+    )
+
+
+@st.composite
+def reports(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> RunReport:
+    """Every field of every value that a report is made of."""
+    pairs = st.tuples(figures, figures)
+    sizes = st.integers(1, 64)
+    configurations = st.builds(Configuration, WORDS, sizes, st.integers(64, 4096))
+    measurements = st.builds(
+        Measurement,
+        configurations,
+        sizes,
+        *[figures] * 4,
+        st.none() | FIGURES,
+        st.none() | FIGURES,
+        sizes,
+        st.none() | FIGURES,
+    )
+    items = st.builds(CostItem, WORDS, figures, WORDS)
+    curve = draw(st.none() | curves(figures))
+    search = st.builds(
+        SearchOutcome,
+        WORDS,
+        WORDS,
+        st.lists(measurements, max_size=3).map(tuple),
+        figures,
+        figures,
+        st.none() | FIGURES,
+        st.none() | FIGURES,
+    )
+    return RunReport(
+        job_id=draw(WORDS),
+        job_name=draw(WORDS),
+        state=draw(st.sampled_from(get_args(JobState))),
+        search=draw(search),
+        curve=curve,
+        choice=None if curve is None else choices(draw, curve),
+        predicted=draw(st.none() | st.builds(Predicted, figures, pairs, figures, pairs, figures, figures)),
+        actual=draw(st.none() | st.builds(Actual, figures, figures, figures, figures)),
+        metric=draw(
+            st.none()
+            | st.builds(MetricOutcome, WORDS, st.none() | FIGURES, st.none() | FIGURES, st.booleans())
+        ),
+        steps=draw(sizes),
+        model_path=draw(st.none() | WORDS),
+        measurements_path=draw(st.none() | WORDS),
+        warnings=tuple(draw(st.lists(WORDS, max_size=2))),
+        error=draw(WORDS),
+        exit_code=draw(st.integers(0, 130)),
+        quarantined=tuple(draw(st.lists(sizes, max_size=3))),
+        estimate=draw(
+            st.none()
+            | st.builds(
+                CostEstimate,
+                figures,
+                st.lists(items, max_size=3).map(tuple),
+                st.lists(WORDS, max_size=2).map(tuple),
+            )
+        ),
+    )
+
+
+def through_json(report: RunReport) -> dict[str, Any]:
+    document = json.loads(json.dumps(report_document(report), allow_nan=False))
+    assert isinstance(document, dict)
+    return document
+
+
+@settings(max_examples=100)
+@given(reports())
+def test_a_report_survives_the_way_through_json_with_all_that_it_holds(report: RunReport) -> None:
+    read = report_from_document(through_json(report))
+
+    assert replace(read, curve=None) == replace(report, curve=None)
+    if report.curve is None or read.curve is None:
+        assert read.curve is report.curve
+        return
+    assert list(read.curve) == list(report.curve)
+    for name in ("knee", "relative_only", "notes"):
+        assert getattr(read.curve, name) == getattr(report.curve, name)
+    assert (read.curve.setup_s is None) is (report.curve.setup_s is None)
+
+
+@settings(max_examples=50)
+@given(reports(ANY_FIGURES))
+def test_whatever_the_figures_a_document_is_plain_json_and_means_the_same_when_read(
+    report: RunReport,
+) -> None:
+    document = through_json(report)
+
+    assert through_json(report_from_document(document)) == document
 
 
 @settings(max_examples=60)
 @given(curve=curves())
 def test_a_curve_survives_the_way_through_json(curve: TradeoffCurve) -> None:
-    report = replace(make_report(), curve=curve, choice=None)
-    read = curve_from_document(json.loads(json.dumps(report_document(report), allow_nan=False)))
+    read = curve_from_document(through_json(replace(make_report(), curve=curve, choice=None)))
 
     assert list(read) == list(curve)
-    assert (read.knee, read.relative_only, read.notes) == (curve.knee, curve.relative_only, curve.notes)
 
 
 @pytest.mark.parametrize("report", [make_report(), make_report(planned=True), make_infeasible_report()])

@@ -47,6 +47,7 @@ class Terminal:
 
     def __init__(self, folder: Path, mode: str, *arguments: str, **environment: str) -> None:
         (folder / "job.yaml").write_text(JOB)
+        (folder / "train.py").write_text("")
         shutil.copy(_migrated_store(), folder / "store.db")
         self._mine, theirs = pty.openpty()
         self.process = subprocess.Popen(

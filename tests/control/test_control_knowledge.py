@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from scripted import offer
 
-from scavenger.control.search.model_library import ModelLibrary
+from scavenger.control.search.model_library import ModelLibrary, check_model
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.errors import ConfigurationError
 from scavenger.models.average import average
-from scavenger.models.job_model import JobModel
+from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.store import Store
 
 JOB = Fingerprint("a" * 64, 1000, "Adam:1", 3200, 64, "val_loss<=0.5", "local-1", "machine")
@@ -33,9 +36,13 @@ def at_once(write: Callable[[], object]) -> None:
     write()
 
 
+def unexpected(warning: str) -> None:
+    raise AssertionError(warning)
+
+
 def leave(store: Store, fingerprint: Fingerprint, *models: JobModel) -> str:
     job = store.create_job("tiny", spec={}, job_file="job.yaml")
-    knowledge = ModelLibrary(store, fingerprint, write=at_once)
+    knowledge = ModelLibrary.read(store, fingerprint, write=at_once, warn=unexpected)
     for each in models:
         knowledge.keep(each, job.id, measurements=1)
     return job.id
@@ -46,8 +53,13 @@ def test_a_job_finds_its_own_model_and_one_with_other_settings_the_nearest(tmp_p
         leave(store, JOB, model())
         leave(store, OTHER_MODEL, model(0.2))
 
-        own, alike, new = (ModelLibrary(store, job, write=at_once) for job in (JOB, OTHER_RATE, OTHER_MODEL))
-        strange = ModelLibrary(store, replace(OTHER_MODEL, dataset_size=7, vm="local-2"), write=at_once)
+        own, alike, new = (
+            ModelLibrary.read(store, job, write=at_once, warn=unexpected)
+            for job in (JOB, OTHER_RATE, OTHER_MODEL)
+        )
+        strange = ModelLibrary.read(
+            store, replace(OTHER_MODEL, dataset_size=7, vm="local-2"), write=at_once, warn=unexpected
+        )
 
         assert (own.same, alike.same, new.same) == (model(), None, model(0.2))
         assert alike.nearest() == (model(), "optimizer")
@@ -66,7 +78,7 @@ def test_what_a_run_learned_serves_its_own_next_fit_before_it_is_written(tmp_pat
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
         job = store.create_job("tiny", spec={}, job_file="job.yaml")
         later: list[Callable[[], object]] = []
-        knowledge = ModelLibrary(store, JOB, write=later.append)
+        knowledge = ModelLibrary.read(store, JOB, write=later.append, warn=unexpected)
         knowledge.converged({32: 100, 64: 3200}, 7, job.id)
         knowledge.keep(model(), job.id, measurements=1)
 
@@ -87,10 +99,42 @@ def test_a_model_that_cannot_be_read_does_not_hide_the_next_nearest(tmp_path: Pa
         store.save_model(
             replace(JOB, optimizer="Adam:3"), old, job_id=job.id, schema_version=1, measurements=1, runs=0
         )
-        mine = ModelLibrary(store, replace(JOB, optimizer="Adam:3"), write=at_once)
+        mine = ModelLibrary.read(store, replace(JOB, optimizer="Adam:3"), write=at_once, warn=unexpected)
 
         assert mine.same is None
         assert mine.nearest() == (model(), "optimizer")
         found = mine.similar()
         assert found is not None
         assert found[1] == "optimizer"
+
+
+def test_a_stored_model_that_cannot_predict_is_left_out_with_one_warning(tmp_path: Path) -> None:
+    spoilt = json.loads(json.dumps(model().to_dict()))
+    spoilt["model"]["vms"][0]["memory"] = {"base_bytes": 1.0, "per_sample_bytes": 1e300}
+    warnings: list[str] = []
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        leave(store, JOB, model(0.3))
+        record = store.save_model(
+            JOB, spoilt, job_id=None, schema_version=SCHEMA_VERSION, measurements=1, runs=0
+        )
+        knowledge = ModelLibrary.read(store, JOB, write=at_once, warn=warnings.append)
+
+        assert knowledge.same == model(0.3)
+        assert knowledge.universal() == average([model(0.3)])
+    assert len(warnings) == 1
+    assert record.id[:8] in warnings[0]
+
+
+def test_what_cannot_predict_is_not_imported(tmp_path: Path) -> None:
+    spoilt = json.loads(json.dumps(model().to_dict()))
+    spoilt["model"]["vms"][0]["memory"] = {"base_bytes": 1.0, "per_sample_bytes": 1e300}
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        leave(store, JOB, model())
+        good = store.export_models()
+        store.save_model(JOB, spoilt, job_id=None, schema_version=SCHEMA_VERSION, measurements=1, runs=0)
+        bad = store.export_models()
+    with Store.open(f"sqlite:///{tmp_path / 'other.db'}") as store:
+        with pytest.raises(ConfigurationError, match=r"models\.\d is refused: .*per_sample_bytes"):
+            store.import_models(bad, check=check_model)
+        assert store.models() == ()
+        assert len(store.import_models(good, check=check_model)) == 1

@@ -12,9 +12,9 @@ import pytest
 from scripted import STEP_S, Scripted, offer, trainer_of
 
 from scavenger.control.jobs.outcome import progress_of, remaining_samples
-from scavenger.control.jobs.workflow import JobWorkflow
+from scavenger.control.jobs.workflow import JobWorkflow, Known
 from scavenger.control.search.model_library import ModelLibrary
-from scavenger.control.search.profile import Search
+from scavenger.control.search.profile import Search, Spent
 from scavenger.control.search.replan import STEP, Replanning
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
@@ -241,7 +241,7 @@ def test_the_next_question_waits_for_another_part_of_the_way_by_the_new_model(tm
     longer = replace(EVEN, dataset_size=2 * SAMPLES)
     trainer, fits = running(tmp_path), Fits(longer)
     again = replanning(trainer, fits)
-    again._model = EVEN
+    again.model = EVEN
     train(trainer, EVEN, 0.4)
     again.look()
     train(trainer, longer, 0.2 + STEP + 0.001)
@@ -301,29 +301,28 @@ def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
         resumed=None,
     )
     plan = SearchPlan("partial", "asked for", SPACE.configurations()[:1], 20, 6)
-    driver.search = Search(plan, 0.0, 0.0, model=EVEN, measurements=list(measured))
+    driver.story = replace(driver.story, search=Search(plan, Spent(0.0, 0.0), measurements=measured))
     return driver, trainer
 
 
-KNOWLEDGE = cast(ModelLibrary, SimpleNamespace(convergence=()))
+KNOWN = Known(SPACE, SAMPLES, cast(ModelLibrary, SimpleNamespace(convergence=())))
 
 
 def test_what_the_search_measured_counts_once_when_models_are_fitted_again(tmp_path: Path) -> None:
     driver, trainer = driven(tmp_path, *ROWS)
-    look = driver._replanned(KNOWLEDGE)
+    again = driver._replanning(EVEN, KNOWN)
+    assert again is not None
     train(trainer, EVEN, STEP + 0.001)
-    look()
+    again.look()
 
-    assert driver.search is not None
-    fitted = driver.search.model
-    assert fitted is not None
-    assert fitted is not EVEN
-    assert not any("stored models" in note for note in fitted.all_notes())
+    assert again.model is not EVEN
+    assert not any("stored models" in note for note in again.model.all_notes())
 
 
 def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_run(tmp_path: Path) -> None:
     driver, trainer = driven(tmp_path, replace(ROWS[0], compute_s=0.0))
+    assert driver.story.search is not None
 
-    assert driver._why_enough(KNOWLEDGE) == ""
-    assert driver._end_of_training(KNOWLEDGE) == "succeeded"
+    assert driver._why_enough(driver.story.search, KNOWN) == ""
+    assert driver._end_of_training(KNOWN) == "succeeded"
     assert "nothing is kept" in trainer.warnings[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +11,8 @@ import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
 from scavenger.control.jobs.outcome import actual_of, search_outcome
-from scavenger.control.search.profile import Search, profile
-from scavenger.control.search.select import ask_while_training, decide, fit_model
+from scavenger.control.search.profile import Search, Spent, profile
+from scavenger.control.search.select import Decision, ask_while_training, decide, fit_model, profile_of
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
@@ -49,11 +50,19 @@ def searched(
 ) -> tuple[Search, Trainer]:
     trainer = trainer_of(scripted, folder)
     trainer.start(1)
-    search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
+    search = begun = Search(plan, Spent.by_now(trainer))
     spec = ProfileSpec(steps=plan.steps_per_configuration, **limits)
     recorder = _Recorder()
-    profile(search, trainer, cast(Recorder, recorder), spec, SPACE, enough=lambda: enough, samples=samples)
-    assert recorder.measurements == search.measurements
+    for search in profile(
+        begun,
+        trainer,
+        cast(Recorder, recorder),
+        spec,
+        SPACE,
+        enough=lambda so_far: enough,
+        samples=samples,
+    ):
+        assert tuple(recorder.measurements) == search.measurements
     return search, trainer
 
 
@@ -107,22 +116,39 @@ def test_a_profile_ends_where_workers_cannot_be_kept_alive_and_the_choice_keeps_
     search, trainer = searched(Scripted(epoch_steps=10**6, doomed={f"w{i}" for i in range(1, 50)}), tmp_path)
     assert "could not be kept alive" in trainer.warnings[-1]
 
-    chosen = choice_of(search, trainer, objective="time")
+    chosen = decided(search, trainer, objective="time").choice
 
     assert isinstance(chosen, Choice)
     assert chosen.configuration.workers == 1
+
+
+def test_what_was_measured_before_a_limit_ends_the_job_stays_known(tmp_path: Path) -> None:
+    trainer = trainer_of(Scripted(epoch_steps=10**6), tmp_path, deadline_s=9.0)
+    trainer.start(1)
+    recorder, plan = cast(Recorder, _Recorder()), SearchPlan("full", "asked for", SPACE.configurations(), 20)
+    found = [Search(plan, Spent(0.0, 0.0))]
+
+    searches = profile(
+        found[0], trainer, recorder, ProfileSpec(steps=20), SPACE, enough=lambda s: "", samples=None
+    )
+
+    with pytest.raises(LimitReachedError, match="deadline"):
+        found.extend(searches)
+
+    assert 1 <= len(found[-1].measurements) < len(plan.configurations)
 
 
 def test_a_search_that_is_overtaken_by_the_end_of_training_stops(tmp_path: Path) -> None:
     scripted = Scripted(epoch_steps=10)
     trainer = trainer_of(scripted, tmp_path, goal=JOB.goal.model_copy(update={"max_epochs": 1}))
     trainer.start(1)
-    search = Search(PLAN, 0.0, 0.0)
     spec, recorder = ProfileSpec(steps=5), cast(Recorder, _Recorder())
-    profile(search, trainer, recorder, spec, SPACE, enough=lambda: "", samples=None)
+    begun = Search(PLAN, Spent(0.0, 0.0))
+    *_, search = profile(begun, trainer, recorder, spec, SPACE, enough=lambda so_far: "", samples=None)
 
     assert trainer.finished
     assert len(search.measurements) <= 1
+    assert begun == Search(PLAN, Spent(0.0, 0.0))
 
 
 def test_a_search_ends_where_what_is_known_suffices_unless_all_was_asked_for(tmp_path: Path) -> None:
@@ -162,10 +188,10 @@ JOB = JobSpec.model_validate(
 SAMPLES = 3200
 
 
-def choice_of(search: Search, trainer: Trainer, **changes: Any) -> Choice | Infeasible | None:
-    model = fit_model(search, trainer, SPACE, JOB.goal, dataset_size=SAMPLES, convergence=(), prior=None)
-    decide(search, model, trainer, SPACE, JobSpec.model_validate({**JOB.written(), **changes}))
-    return search.choice
+def decided(search: Search, trainer: Trainer, **changes: Any) -> Decision:
+    measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
+    model = fit_model(measured, SPACE, JOB.goal, prior=None)
+    return decide(model, trainer, SPACE, JobSpec.model_validate({**JOB.written(), **changes}))
 
 
 def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path: Path) -> None:
@@ -173,17 +199,18 @@ def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path:
     search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
     trainer.until(lambda: trainer.step == 2500)
     spent_s = trainer.elapsed_s
-    choice_of(search, trainer)
-    assert search.predicted is not None
-    needed_s = search.predicted.time_s
-    whole = search.choice.point.time_s if isinstance(search.choice, Choice) else 0.0
+    decision = decided(search, trainer)
+    assert decision.predicted is not None
+    needed_s = decision.predicted.time_s
+    whole = decision.choice.point.time_s if isinstance(decision.choice, Choice) else 0.0
 
-    assert 0.2 < search.progress < 0.6
-    assert needed_s == pytest.approx(spent_s + (1 - search.progress) * whole)
+    assert 0.2 < decision.progress < 0.6
+    assert needed_s == pytest.approx(spent_s + (1 - decision.progress) * whole)
     assert needed_s < spent_s + whole
     for deadline, kind in ((needed_s * 1.01, Choice), (needed_s * 0.5, Infeasible)):
-        choice = choice_of(search, trainer, constraints={"deadline": f"{deadline:.3f}s"})
-        assert isinstance(choice, kind)
+        found = decided(search, trainer, constraints={"deadline": f"{deadline:.3f}s"})
+        assert isinstance(found.choice, kind)
+        assert (found.predicted is None) is (kind is Infeasible)
 
 
 @pytest.mark.parametrize(("worth", "until"), [("$1000", "4h"), ("$0.01", "30d")])
@@ -193,22 +220,21 @@ def test_by_utility_the_rest_of_the_way_and_what_is_spent_are_weighed(
     search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
     utility = {"utility": {"linear": {"worth": worth, "until": until}}}
 
-    choice = choice_of(search, trainer, objective=utility)
+    decision = decided(search, trainer, objective=utility)
+    choice = decision.choice
 
     assert isinstance(choice, Choice)
     assert choice.objective == "utility"
     assert choice.reason.startswith("worth most above its cost")
-    assert search.curve is not None
-    left, spent_s, spent_usd = 1.0 - search.progress, search.ended_s, search.ended_usd
-    assert spent_s is not None
-    assert spent_usd is not None
+    left, spent_s, spent_usd = 1.0 - decision.progress, decision.at.time_s, decision.at.cost_usd
     curve = JobSpec.model_validate({**JOB.written(), "objective": utility}).utility
     assert curve is not None
 
     def above_cost(time_s: float, cost_usd: float) -> float:
         return curve.worth_at(spent_s + left * time_s) - (spent_usd + left * cost_usd)
 
-    best = max(above_cost(*pair) for pair in zip(search.curve.time_s, search.curve.cost_usd, strict=True))
+    points = zip(decision.curve.time_s, decision.curve.cost_usd, strict=True)
+    best = max(above_cost(*pair) for pair in points)
     assert above_cost(choice.point.time_s, choice.point.cost_usd) == pytest.approx(best)
 
 
@@ -216,18 +242,20 @@ def test_without_a_measurement_and_a_stored_model_the_limit_to_raise_is_named(tm
     search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path, max_time=0.05)
 
     with pytest.raises(ConfigurationError, match="max_time"):
-        choice_of(search, trainer)
+        decided(search, trainer)
 
 
 def test_what_a_search_and_a_run_took_add_up(tmp_path: Path) -> None:
     search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
-    choice_of(search, trainer)
-    taken = search_outcome(search, trainer)
+    decision = decided(search, trainer)
+    search = replace(search, ended=decision.at)
+    choice = decision.choice if isinstance(decision.choice, Choice) else None
+    taken = search_outcome(search, choice, decision.progress, trainer)
     trainer.until(lambda: trainer.step == 200)
     actual = actual_of(trainer, SAMPLES, Configuration("local-1", 1, 32))
 
     assert actual is not None
-    assert taken == search_outcome(search, trainer)
+    assert taken == search_outcome(search, choice, decision.progress, trainer)
     assert 0 < taken.time_s < actual.time_s
     assert 0 < taken.cost_usd < actual.cost_usd
     assert actual.epochs == sum(record.samples for record in trainer.course.steps) / SAMPLES

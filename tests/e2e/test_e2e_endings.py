@@ -17,6 +17,7 @@ from real_jobs import Job, ended, lines, marked, training, wait_for
 
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
+from scavenger.control.platform import prepare_job
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
 from scavenger.store import Store
@@ -371,8 +372,7 @@ def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_o
 
 def _run(job: Job, store: Store, *, confirm: Any = None, observer: Observer | None = None) -> Any:
     run = JobRun(
-        load_job(job.file),
-        job_file=job.file,
+        prepare_job(load_job(job.file), job.file),
         store=store,
         observer=observer or Observer(),
         run=True,

@@ -11,6 +11,8 @@ CLOUD = Offer("gcp", "us-central1", "vm", 0.4, "list price", cpus=4, memory_byte
 SHARED = Offer("local", "", "vm", 0.1, "notional", cpus=1, memory_bytes=2**30, shared_cpus=2)
 SPACE = SearchSpace((CLOUD,), (1, 2, 4, 8), (64, 128, 256, 512, 1024))
 CORNERS = ((1, 64), (1, 1024), (8, 1024), (8, 64))
+POINTS = (*CORNERS, (2, 256))
+"""As many as a linear law needs: the corners, and one point to hold it to."""
 
 
 def step_parts(workers: int, batch: int, contention: float = 1.0) -> tuple[float, float]:
@@ -42,7 +44,7 @@ def measured(
 
 
 def profile(
-    points: tuple[tuple[int, int], ...] = CORNERS,
+    points: tuple[tuple[int, int], ...] = POINTS,
     *,
     convergence: tuple[ConvergenceRecord, ...] = (),
     offer: Offer = CLOUD,

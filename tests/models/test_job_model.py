@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from speed import UNIT_S, units
-from synthetic import CLOUD, CORNERS, SHARED, SPACE, measured, profile, step_parts
+from synthetic import CLOUD, POINTS, SHARED, SPACE, measured, profile, step_parts
 
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.models.average import average
-from scavenger.models.job_model import JobModel
+from scavenger.models.job_model import JobModel, MemoryLaw
 
 WORKERS = np.array([c.workers for c in SPACE.configurations()])
 BATCH = np.array([c.global_batch_size for c in SPACE.configurations()])
@@ -49,7 +49,7 @@ def test_intervals_hold_the_prediction_and_are_narrower_where_measured() -> None
     assert np.all(
         (predicted.cost_low_usd < predicted.cost_usd) & (predicted.cost_usd < predicted.cost_high_usd)
     )
-    assert set(zip(WORKERS[predicted.measured], BATCH[predicted.measured], strict=True)) == set(CORNERS)
+    assert set(zip(WORKERS[predicted.measured], BATCH[predicted.measured], strict=True)) == set(POINTS)
     middle = width[(WORKERS == 2) & (BATCH == 1024)]
     assert np.all(width[predicted.measured & (BATCH == 1024)] < middle)
 
@@ -68,6 +68,54 @@ def test_another_vm_type_is_carried_over_with_wide_doubt() -> None:
     assert there.step_time_s[0] < here.step_time_s[0]
     assert there.extrapolated[0]
     assert there.time_high_s[0] / there.time_s[0] > 1.3 * here.time_high_s[0] / here.time_s[0]
+
+
+THREE = ((1, 64), (2, 1024), (8, 1024))
+
+
+def faster(k: int, b: int, c: float) -> tuple[float, float]:
+    """On a type of VM that computes three times as fast, and synchronises somewhat faster."""
+    compute_s, sync_s = step_parts(k, b, c)
+    return compute_s / 3.0, 0.7 * sync_s
+
+
+def twin_types(here: tuple[tuple[int, int], ...], *, workers_per_vm: int = 1) -> tuple[JobModel, Offer]:
+    """Fitted to the given points of `CLOUD` and to `THREE` of a faster type."""
+    other = dataclasses.replace(CLOUD, vm="other", cpus=12, workers_per_vm=workers_per_vm)
+    rows = [measured(k, b) for k, b in here] + [measured(k, b, parts=faster, offer=other) for k, b in THREE]
+    space = SearchSpace((CLOUD, other), SPACE.workers, SPACE.global_batch_sizes)
+    return fit(Profile(tuple(rows), 10_000), space=space), other
+
+
+def off_at_other(model: JobModel, other: Offer) -> float:
+    truth = [sum(faster(k, b, 1.0)) for k, b in zip(WORKERS.tolist(), BATCH.tolist(), strict=True)]
+    return float(np.mean(np.abs(np.log(model.predict(other, WORKERS, BATCH).step_time_s / truth))))
+
+
+@pytest.mark.parametrize("here", [THREE, (*POINTS, (4, 128))])
+def test_three_points_of_a_type_correct_what_is_carried_over_from_another(
+    here: tuple[tuple[int, int], ...],
+) -> None:
+    model, other = twin_types(here)
+
+    assert any("corrected by 3 measurements" in note for note in model.vms[1].parallel.notes)
+    assert off_at_other(model, other) < 0.25
+    assert sum(model.predict(other, WORKERS, BATCH).measured) == 3
+
+
+def test_what_another_type_has_shown_makes_up_for_points_that_this_one_lacks() -> None:
+    model, other = twin_types((*POINTS, (4, 128)))
+    rows = tuple(measured(k, b, parts=faster, offer=other) for k, b in THREE)
+    alone = fit(Profile(rows, 10_000), space=SearchSpace((other,), SPACE.workers, SPACE.global_batch_sizes))
+
+    assert off_at_other(model, other) < 0.5 * off_at_other(alone, other)
+
+
+def test_nothing_is_carried_over_between_types_that_hold_other_numbers_of_workers() -> None:
+    """How four workers on one machine synchronise says little of four machines."""
+    model, _ = twin_types(POINTS, workers_per_vm=4)
+
+    assert not any("carried over" in note for note in model.vms[1].parallel.notes)
 
 
 def test_memory_limits_the_local_batch() -> None:
@@ -105,7 +153,7 @@ def test_with_free_synchronisation_more_workers_are_never_cheaper(
     def parts(k: int, b: int, _: float) -> tuple[float, float]:
         return base_s + per_sample_s * -(-b // k), 0.0
 
-    rows = tuple(measured(k, b, parts=parts) for k, b in CORNERS)
+    rows = tuple(measured(k, b, parts=parts) for k, b in POINTS)
     model = fit(Profile(rows, 10_000))
     # Divisible by both, since a batch that is not leaves some workers waiting for others.
     batch = share * workers * (workers + 1)
@@ -194,7 +242,7 @@ def test_a_fit_takes_less_than_a_tenth_of_a_second() -> None:
 def slowed(factor: float, epochs: float) -> JobModel:
     rows = tuple(
         measured(k, b, parts=lambda k, b, c: tuple(factor * s for s in step_parts(k, b, c)))  # type: ignore[arg-type,return-value]
-        for k, b in CORNERS
+        for k, b in POINTS
     )
     return fit(Profile(rows, 10_000), hint=epochs)
 
@@ -240,3 +288,47 @@ def test_contention_is_that_of_the_offer() -> None:
     points = (np.array([4]), np.array([500]))
 
     assert model.predict(SHARED, *points).step_time_s[0] > 1.3 * model.predict(apart, *points).step_time_s[0]
+
+
+def spoilt(*changes: tuple[tuple[str | int, ...], object]) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(MEASURED_MEMORY)
+    for path, value in changes:
+        at: Any = data
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value
+    return data
+
+
+MEASURED_MEMORY = json.dumps(fit(Profile(tuple(measured(k, b) for k, b in POINTS), 10_000)).to_dict())
+VM: tuple[str | int, ...] = ("model", "vms", 0)
+
+
+def test_memory_that_hardly_grows_sets_no_limit() -> None:
+    assert MemoryLaw(1.0, 5e-324).local_batch_max(2.0**40) is None
+    assert MemoryLaw(1.0, 1.0).local_batch_max(2.0**30) == math.floor(0.9 * 2**30 - 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*VM, "memory"), {"base_bytes": 1.0, "per_sample_bytes": 1e300}),
+        ((*VM, "parallel", "residual_log_sd"), 1e200),
+        ((*VM, "parallel", "work_max"), 1e-310),
+        ((*VM, "parallel", "measured", 0, "workers"), 10**400),
+        ((*VM, "cpus"), 10**400),
+        (("model", "dataset_size"), 2**70),
+        (("model", "max_epochs"), 1e300),
+        (("model", "evaluation"), {"base_s": 1e308, "shared_s": 1e308}),
+        (("model", "statistical", "law", "epochs_min"), 1e-320),
+        (("model", "statistical", "evidence", "log_epochs"), [1e6]),
+        (("model", "statistical", "run_log_sd"), 1e160),
+    ],
+)
+def test_a_stored_model_that_cannot_predict_is_refused_when_it_is_read(
+    path: tuple[str | int, ...], value: object
+) -> None:
+    JobModel.from_dict(json.loads(MEASURED_MEMORY))
+
+    with pytest.raises(ValueError):  # noqa: PT011 - what it says is the validator's
+        JobModel.from_dict(spoilt((path, value)))

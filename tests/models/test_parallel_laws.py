@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from speed import UNIT_S, units
-from synthetic import CORNERS, SHARED, step_parts
+from synthetic import CORNERS, POINTS, SHARED, step_parts
 
 from scavenger.models.overlap_law import OverlapLaw, overlap_prior
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel, local_batch_sizes
@@ -19,7 +19,7 @@ from scavenger.models.step_laws import LinearLaw, StepTimes
 GRID = tuple((k, b) for k in (1, 2, 4, 8) for b in (64, 128, 256, 512, 1024))
 
 
-def times(points=CORNERS, parts=step_parts, contention=lambda k: 1.0, spread=0.02, **changes):  # type: ignore[no-untyped-def]
+def times(points=POINTS, parts=step_parts, contention=lambda k: 1.0, spread=0.02, **changes):  # type: ignore[no-untyped-def]
     rows = []
     for workers, batch in points:
         compute_s, sync_s = parts(workers, batch, contention(workers))
@@ -43,12 +43,27 @@ def predict(model: ParallelModel, points=GRID, contention=lambda k: 1.0):  # typ
     return model.predict(workers, batch, np.array([contention(int(k)) for k in workers]))
 
 
-def test_four_corners_of_a_linear_job_predict_every_configuration() -> None:
+def test_five_points_of_a_linear_job_predict_every_configuration() -> None:
     model = fit_parallel(times())
     step_time_s, _ = predict(model)
 
     assert isinstance(model.law, LinearLaw)
     assert step_time_s == pytest.approx([sum(step_parts(k, b)) for k, b in GRID], rel=1e-6)
+
+
+def test_four_corners_leave_no_point_to_hold_the_linear_law_to() -> None:
+    """Synchronisation that grows with ln K adds up at the corners, and no straight line leads between them."""
+
+    def logarithmic(workers: int, batch: int, _: float) -> tuple[float, float]:
+        return 0.02 + 0.001 * -(-batch // workers), 0.03 * (1.0 + math.log2(workers))
+
+    model = fit_parallel(times(CORNERS, parts=logarithmic))
+    between = [place for place in GRID if place not in CORNERS]
+    step_time_s, deviation = predict(model, between)
+    off = np.abs(np.log(step_time_s / [sum(logarithmic(k, b, 1.0)) for k, b in between]))
+
+    assert isinstance(model.law, OverlapLaw)
+    assert np.mean(off < INTERVAL_Z * deviation) > 0.85
 
 
 def test_shared_processors_slow_computing_by_their_contention() -> None:

@@ -16,25 +16,27 @@ SPACE = SearchSpace((CLOUD,), (1, 2, 4, 8), (64, 128, 256, 512, 1024))
 
 
 def job_model(space: SearchSpace = SPACE, *, epochs_hint: float | None = 10.0) -> JobModel:
-    """Fitted to the corners of a job that computes 1 ms a sample and synchronises 5 ms a worker."""
+    """Fitted to the corners and the middle of a job that computes 1 ms a sample and synchronises 5 ms a worker."""
     measurements = []
-    for workers in (space.workers[0], space.workers[-1]):
-        for batch in (space.global_batch_sizes[0], space.global_batch_sizes[-1]):
-            batch = max(batch, workers)
-            compute_s, sync_s = 0.02 + 0.001 * -(-batch // workers), 0.01 + 0.005 * workers
-            measurements.append(
-                Measurement(
-                    configuration=Configuration(space.offers[0].vm, workers, batch),
-                    steps=20,
-                    step_time_s=compute_s + sync_s,
-                    step_time_spread_s=0.01,
-                    compute_s=compute_s,
-                    sync_s=sync_s,
-                    gradient_noise=1.5,
-                    noise_scale=300.0,
-                    memory_bytes=2**28 + 2**20 * -(-batch // workers),
-                )
+    sizes, batches = space.workers, space.global_batch_sizes
+    points = [(k, b) for k in (sizes[0], sizes[-1]) for b in (batches[0], batches[-1])]
+    points.append((sizes[len(sizes) // 2], batches[len(batches) // 2]))
+    for workers, wanted in points:
+        batch = max(wanted, workers)
+        compute_s, sync_s = 0.02 + 0.001 * -(-batch // workers), 0.01 + 0.005 * workers
+        measurements.append(
+            Measurement(
+                configuration=Configuration(space.offers[0].vm, workers, batch),
+                steps=20,
+                step_time_s=compute_s + sync_s,
+                step_time_spread_s=0.01,
+                compute_s=compute_s,
+                sync_s=sync_s,
+                gradient_noise=1.5,
+                noise_scale=300.0,
+                memory_bytes=2**28 + 2**20 * -(-batch // workers),
             )
+        )
     profile = Profile(tuple(measurements), dataset_size=10_000)
     return JobModel.fit(profile, space=space, epochs_hint=epochs_hint, max_epochs=60)
 

@@ -12,9 +12,10 @@ from spaces import CLOUD, SPACE, job_model
 
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.cost import CostTerms, SpotRisk
-from scavenger.domain.curve import TradeoffCurve
+from scavenger.domain.curve import FloatArray, TradeoffCurve
 from scavenger.models.cost import NEVER_COUNTED, estimate_of, expected_time_s
 from scavenger.models.job_model import NOT_COUNTED
+from scavenger.models.statistical import StatisticalModel
 from scavenger.search.curve import build_curve, repriced
 
 MODEL = job_model()
@@ -53,6 +54,24 @@ def same(one: TradeoffCurve, other: TradeoffCurve) -> bool:
         for field in fields(TradeoffCurve)
         if isinstance(getattr(one, field.name), np.ndarray)
     )
+
+
+def test_epochs_are_predicted_once_for_each_batch_size_whatever_the_vm_types(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weighing the laws of epochs is most of the work of a curve."""
+    asked: list[int] = []
+    predict = StatisticalModel.predict
+
+    def counted(self: StatisticalModel, batch: FloatArray, **more: float) -> tuple[FloatArray, FloatArray]:
+        asked.append(len(batch))
+        return predict(self, batch, **more)
+
+    monkeypatch.setattr(StatisticalModel, "predict", counted)
+    types = tuple(replace(CLOUD, vm=f"vm-{index}") for index in range(4))
+    build_curve(MODEL, SearchSpace(types, SPACE.workers, SPACE.global_batch_sizes), costs=TERMS)
+
+    assert asked == [len(SPACE.global_batch_sizes)]
 
 
 def test_terms_that_hold_nothing_change_no_figure() -> None:

@@ -6,15 +6,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
-    from scavenger.control.provisioning.cloud_resources import CloudResources
-    from scavenger.domain.configuration import SearchSpace
+    from scavenger.control.platform import PreparedJob
     from scavenger.domain.job import JobSpec
 
 __all__ = ["Overrides", "execute"]
@@ -66,27 +65,27 @@ def execute(
         ScavengerError: What kept the job from starting.
     """
     from scavenger.control.job_file.load import load_job, override_job
+    from scavenger.control.platform import prepare_job
 
-    job = override_job(load_job(job_file), overrides.changes())
+    prepared = prepare_job(override_job(load_job(job_file), overrides.changes()), job_file)
     if dry_run:
-        preview = _preview(job, job_file, run=run, yes=yes)
         if as_json:
-            console.emit_json(console.plain(_preview_document(preview)))
+            console.emit_json(console.plain(_document(prepared, run=run, yes=yes)))
         else:
-            _show_preview(preview)
+            _show_preview(prepared, run=run, yes=yes)
         return 0
-    rents = job.infra.provider != "local"
+    rents = prepared.platform.rents
     if run or rents:
         refuse_to_ask_nobody(yes=yes)
     if rents and not yes:
-        _show_preview(_preview(job, job_file, run=run, yes=yes), renting_now=True)
+        _show_preview(prepared, run=run, yes=yes, renting_now=True)
         if not console.ask("Rent VMs to profile on?"):
             return 0
     from scavenger.control.jobs.job_run import JobRun
 
     return drive(
         lambda store, observer, confirm: JobRun(
-            job, job_file=job_file, store=store, observer=observer, run=run, confirm=confirm, audit=audit
+            prepared, store=store, observer=observer, run=run, confirm=confirm, audit=audit
         ),
         ask=run and not yes,
         store_url=store_url,
@@ -96,73 +95,10 @@ def execute(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Preview:
-    """What a job would do: everything that is checked before it starts has been checked."""
-
-    job: JobSpec
-    job_file: Path
-    space: SearchSpace
-    renting: CloudResources | None
-    run: bool
-    yes: bool
-
-
-def _preview(job: JobSpec, job_file: Path, *, run: bool, yes: bool) -> _Preview:
-    from scavenger.cloud.local import LocalCloud
-    from scavenger.control.search.space import check_supported, check_training_module, search_space
-
-    check_supported(job)
-    check_training_module(job, job_file)
-    if job.infra.provider == "local":
-        return _Preview(job, job_file, search_space(job, LocalCloud()), None, run, yes)
-    from scavenger.control.provisioning.cloud_resources import CloudResources
-
-    renting = CloudResources(job)
-    return _Preview(job, job_file, renting.space, renting, run, yes)
-
-
-def _preview_document(preview: _Preview) -> dict[str, Any]:
-    job, renting = preview.job, preview.renting
-    aggregators = None if renting is None else renting.aggregators
-    return {
-        "schema_version": console.SCHEMA_VERSION,
-        "dry_run": True,
-        "job": job.model_dump(mode="json"),
-        "configurations": len(preview.space.configurations()),
-        "offers": [
-            {
-                "vm": offer.vm,
-                "provider": offer.provider,
-                "region": offer.region,
-                "price_usd_per_hour": offer.price_usd_per_hour,
-                "price_source": offer.price_source,
-                "spot": offer.spot,
-            }
-            for offer in preview.space.offers
-        ],
-        "aggregators": None
-        if aggregators is None
-        else {
-            "vm": aggregators.vm,
-            "price_usd_per_hour": aggregators.price_usd_per_hour,
-            "price_source": aggregators.price_source,
-        },
-        "notes": [] if renting is None else list(renting.offered.notes),
-        "profile": {
-            "steps": job.profile.steps,
-            "max_time_s": job.profile.max_time,
-            "max_cost_usd": job.profile.max_cost,
-        },
-        "constraints": {"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
-        "runs": preview.run,
-        "asks": preview.run and not preview.yes,
-    }
-
-
-def _preview_rows(preview: _Preview) -> Iterator[tuple[str, str]]:
+def _preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tuple[str, str]]:
     """What is searched, profiled, chosen and run, as (name, words)."""
-    job, space, renting = preview.job, preview.space, preview.renting
+    job, platform = prepared.job, prepared.platform
+    space, aggregators = platform.space, platform.aggregators
     configurations = plural(len(space.configurations()), "configuration")
     yield (
         "search",
@@ -172,37 +108,74 @@ def _preview_rows(preview: _Preview) -> Iterator[tuple[str, str]]:
     for offer in space.offers:
         price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
         yield "on", f"{clean(offer.vm)} ({job.infra}{', spot' if offer.spot else ''}), {price}"
-    if renting is not None:
-        vm = renting.aggregators
-        hourly = money(vm.price_usd_per_hour)
-        yield "and", f"1 {clean(vm.vm)} on demand for the aggregators, {hourly} an hour"
-        for note in renting.offered.notes:
-            yield "", clean(note)
+    if aggregators is not None:
+        hourly = money(aggregators.price_usd_per_hour)
+        yield "and", f"1 {clean(aggregators.vm)} on demand for the aggregators, {hourly} an hour"
+    for note in platform.notes:
+        yield "", clean(note)
     limits = _limits(job.profile.max_time, job.profile.max_cost)
     steps = f"{plural(job.profile.steps, 'step')} of each profiled configuration"
     yield "profile", steps + (f", {limits} in all" if limits else "")
     yield "choose", f"by {job.objective if isinstance(job.objective, str) else 'utility'}"
-    if preview.run:
-        question = "without asking" if preview.yes else "after asking, with the predicted time and cost"
+    if run:
+        question = "without asking" if yes else "after asking, with the predicted time and cost"
         yield "run", f"{question}, until {_goal(job)}"
     yield "limits", _limits(job.constraints.deadline, job.constraints.budget) or "no deadline, no budget"
 
 
-def _show_preview(preview: _Preview, *, renting_now: bool = False) -> None:
-    """As text.
+def _show_preview(prepared: PreparedJob, *, run: bool, yes: bool, renting_now: bool = False) -> None:
+    """As text. Everything that is checked before a job starts has been checked by now.
 
     Args:
         renting_now: It is shown before the first VM is paid for, and a question follows.
     """
-    verb = "optimize" if preview.run else "plan"
+    verb = "optimize" if run else "plan"
     title = f"About to {verb}" if renting_now else f"Would {verb}"
-    grid = render.table((title, "left"), (clean(preview.job.name), "left"))
-    for name, words in _preview_rows(preview):
+    grid = render.table((title, "left"), (clean(prepared.job.name), "left"))
+    for name, words in _preview_rows(prepared, run=run, yes=yes):
         grid.add_row(name, words)
     if not renting_now:
         grid.add_row("", "Nothing was started, and nothing was spent.")
-    job_file = render.paths((("job file", str(preview.job_file)),), indent=0, width=len(title))
+    job_file = render.paths((("job file", str(prepared.job_file)),), indent=0, width=len(title))
     console.emit(grid, *job_file, stream=sys.stderr if renting_now else None)
+
+
+def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, object]:
+    """What a dry run tells, for machines."""
+    job, platform, aggregators = prepared.job, prepared.platform, prepared.platform.aggregators
+    return {
+        "schema_version": console.SCHEMA_VERSION,
+        "dry_run": True,
+        "job": job.model_dump(mode="json"),
+        "configurations": len(platform.space.configurations()),
+        "offers": [
+            {
+                "vm": offer.vm,
+                "provider": offer.provider,
+                "region": offer.region,
+                "price_usd_per_hour": offer.price_usd_per_hour,
+                "price_source": offer.price_source,
+                "spot": offer.spot,
+            }
+            for offer in platform.space.offers
+        ],
+        "aggregators": None
+        if aggregators is None
+        else {
+            "vm": aggregators.vm,
+            "price_usd_per_hour": aggregators.price_usd_per_hour,
+            "price_source": aggregators.price_source,
+        },
+        "notes": list(platform.notes),
+        "profile": {
+            "steps": job.profile.steps,
+            "max_time_s": job.profile.max_time,
+            "max_cost_usd": job.profile.max_cost,
+        },
+        "constraints": {"deadline_s": job.constraints.deadline, "budget_usd": job.constraints.budget},
+        "runs": run,
+        "asks": run and not yes,
+    }
 
 
 def _goal(job: JobSpec) -> str:

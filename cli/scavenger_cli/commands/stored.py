@@ -146,11 +146,12 @@ def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -
 
 
 def import_models(source: str, *, store_url: str | None, as_json: bool) -> int:
-    """Take in the models of an exported document, each checked against its digest.
+    """Take in the models of an exported document, each checked against its digest, and tried.
 
     Raises:
         ConfigurationError: The file cannot be read, is too large, or is no JSON.
     """
+    from scavenger.control.search.model_library import check_model
     from scavenger.store import Store
 
     try:
@@ -170,7 +171,7 @@ def import_models(source: str, *, store_url: str | None, as_json: bool) -> int:
         raise ConfigurationError(f"{source}: not an export of models: the document is no object")
     with Store.open(store_url) as store:
         try:
-            models = store.import_models(document)
+            models = store.import_models(document, check=check_model)
         except ConfigurationError as error:
             raise ConfigurationError(f"{source}: {error}") from error
     if as_json:

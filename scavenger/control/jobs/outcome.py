@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from scavenger.control.search.profile import Search
+from scavenger.control.search.profile import Search, Spent
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice
@@ -92,23 +92,27 @@ def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
     )
 
 
-def search_outcome(search: Search, trainer: Trainer) -> SearchOutcome:
-    """How the search went, with what its steps would have saved had they been run at the choice."""
-    ended_s = trainer.elapsed_s if search.ended_s is None else search.ended_s
-    ended_usd = trainer.cost_usd if search.ended_usd is None else search.ended_usd
+def search_outcome(search: Search, choice: Choice | None, progress: float, trainer: Trainer) -> SearchOutcome:
+    """How the search went, with what its steps would have saved had they been run at the choice.
+
+    Args:
+        choice: None where nothing was chosen.
+        progress: Share of the way to the target that lay behind at the choice.
+    """
+    ended = search.ended or Spent.by_now(trainer)
     overhead_s = overhead_usd = None
     if not search.plan.configurations:
         overhead_s = overhead_usd = 0.0
-    elif isinstance(search.choice, Choice) and trainer.first_view_at_s is not None:
-        began = max(search.began_s, trainer.first_view_at_s)
-        overhead_s = ended_s - began - search.progress * search.choice.point.time_s
-        overhead_usd = ended_usd - search.began_usd - search.progress * search.choice.point.cost_usd
+    elif choice is not None and trainer.first_view_at_s is not None:
+        began_s = max(search.began.time_s, trainer.first_view_at_s)
+        overhead_s = ended.time_s - began_s - progress * choice.point.time_s
+        overhead_usd = ended.cost_usd - search.began.cost_usd - progress * choice.point.cost_usd
     return SearchOutcome(
         strategy=search.plan.strategy,
         reason=search.plan.reason,
-        profiled=tuple(search.measurements),
-        time_s=ended_s - search.began_s,
-        cost_usd=ended_usd - search.began_usd,
+        profiled=search.measurements,
+        time_s=ended.time_s - search.began.time_s,
+        cost_usd=ended.cost_usd - search.began.cost_usd,
         overhead_s=overhead_s,
         overhead_usd=overhead_usd,
     )

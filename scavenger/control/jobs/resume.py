@@ -6,6 +6,7 @@ from pathlib import Path
 
 from scavenger.control.jobs.job_run import Confirm, JobRun
 from scavenger.control.jobs.resumption import find_resumption
+from scavenger.control.platform import prepare_job
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.store import Store
@@ -33,8 +34,7 @@ def resume_job(
     job, job_file = JobSpec.model_validate(record.spec), Path(record.job_file)
     journal = job_file.parent / job.output / record.id / "measurements.jsonl"
     return JobRun(
-        job,
-        job_file=job_file,
+        prepare_job(job, job_file),
         store=store,
         observer=observer,
         run=True,

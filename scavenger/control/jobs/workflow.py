@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from scavenger.cloud.base import Cloud
 from scavenger.control.jobs.outcome import progress_of, remaining_samples
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
-from scavenger.control.search.profile import Search, profile
+from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.replan import Replanning
 from scavenger.control.search.select import (
+    Decision,
     ask_while_training,
     decide,
     fit_model,
+    profile_of,
     still_fits,
     why_measure_no_more,
 )
@@ -35,11 +37,48 @@ from scavenger.models.noise import NoiseReading
 from scavenger.policy import batch_rule, policy_for
 from scavenger.search.plan import SearchPlan, plan_search
 from scavenger.store import Store
-from scavenger.train.transport.messages.values import Manifest
 
-__all__ = ["Confirm", "JobWorkflow"]
+__all__ = ["Confirm", "JobWorkflow", "Known", "Story"]
 
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a job's models may rest on beside its own measurements.
+
+    Attributes:
+        space: What the data allows of the space that the job file gives.
+        dataset_size: Training samples of an epoch.
+        knowledge: Stored models and finished runs.
+        similar: A stored model of a similar job, which shortens the search; None where there is none.
+    """
+
+    space: SearchSpace
+    dataset_size: int
+    knowledge: ModelLibrary
+    similar: JobModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """How far a job has come; what its report is made of, whatever ended it.
+
+    Attributes:
+        space: That is searched: as the job file gives it, and then without what the data does not allow.
+        search: None before it has begun.
+        decision: What was decided by the newest search; None before, and for a resumed job.
+        predicted: Of the whole run; None before the choice.
+        chosen: What the job was brought to, to train to its goal there; None before.
+        moved_to: The newest configuration that refitted models brought it to; None before.
+    """
+
+    space: SearchSpace
+    search: Search | None = None
+    decision: Decision | None = None
+    predicted: Predicted | None = None
+    chosen: Configuration | None = None
+    moved_to: Configuration | None = None
 
 
 class JobWorkflow:
@@ -55,8 +94,7 @@ class JobWorkflow:
         resumed: What an earlier attempt has left; None for a new job.
 
     Attributes:
-        search: None before it has begun.
-        chosen: What the job was brought to, to train to its goal there; None before.
+        story: Replaced by a new value whenever the job has come further.
     """
 
     def __init__(
@@ -73,33 +111,20 @@ class JobWorkflow:
         at_end: Callable[[BaseException], None],
         resumed: Resumption | None,
     ) -> None:
-        self._trainer, self._job, self._space, self._goal = trainer, job, space, trainer.goal
+        self._trainer, self._job = trainer, job
         self._store, self._recorder, self._cloud = store, recorder, cloud
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
-        self._similar: JobModel | None = None
-        self._replanning: Replanning | None = None
-        self.search: Search | None = None
-        self.chosen: Configuration | None = None
+        self.story = Story(space)
 
     def batch_at(self, workers: int) -> int:
         """The global batch size for a number of workers, by the job's batch rule."""
-        elastic, now = self._job.elastic, self._trainer.configuration
+        elastic, now, story = self._job.elastic, self._trainer.configuration, self.story
         assert now is not None
-        largest = elastic.batch_max or self._space.global_batch_sizes[-1]
+        largest = elastic.batch_max or story.space.global_batch_sizes[-1]
         rule = batch_rule(elastic.batch, batch_max=largest)
-        moved_to = None if self._replanning is None else self._replanning.reached
-        return rule.global_batch_size(workers, moved_to or self.chosen or now)
+        return rule.global_batch_size(workers, story.moved_to or story.chosen or now)
 
-    @property
-    def _current(self) -> Search:
-        assert self.search is not None
-        return self.search
-
-    @property
-    def _manifest(self) -> Manifest:
-        manifest = self._trainer.supervisor.manifest
-        assert manifest is not None
-        return manifest
+    # ---- the story -----------------------------------------------------------------------------------------
 
     def run(self, operator: OperationHandler) -> JobState:
         """Train until the goal is reached or missed, or the choice is made where that is all; returns how it ended.
@@ -108,162 +133,131 @@ class JobWorkflow:
             NoFeasiblePlanError: If no configuration meets the constraints.
             ScavengerError: Whatever else ends the job.
         """
-        trainer, job, recorder = self._trainer, self._job, self._recorder
-        trainer.until(lambda: trainer.supervisor.manifest is not None)
-        self._space, notes = fit_to_data(self._space, self._manifest.dataset_size)
-        for note in notes:
-            trainer.note(note)
-        self._goal.check(self._manifest.metric_names)
-        fingerprint = fingerprint_of(
-            self._manifest, self._goal.text, vm=self._space.offers[0].vm, hardware=self._cloud.hardware()
-        )
-        recorder.update(fingerprint=fingerprint)
-        knowledge = ModelLibrary(self._store, fingerprint, write=recorder.keep)
+        trainer = self._trainer
+        known = self._learn()
         if self._resumed is not None and self._resumed.chosen is not None:
-            return self._go_on(self._resumed, self._resumed.chosen, knowledge, operator)
-        same = knowledge.same
-        universal = knowledge.universal() if job.search.strategy == "universal" else None
-        if same is None and job.search.strategy == "none" and (nearest := knowledge.nearest()) is not None:
-            same, differing = nearest
-            trainer.note(f"the stored model is of a job with another {differing}, else the same as this one")
-        plan = plan_search(
-            self._space,
-            job.search.strategy,
-            has_same=same is not None,
-            has_any=universal is not None,
-            steps=job.profile.steps,
-            points=job.profile.points,
-        )
-        if plan.strategy == "partial" and (alike := knowledge.similar()) is not None:
-            self._similar, differing = alike
-            of = f"a job with another {differing}" if differing else "the same job"
-            plan = replace(plan, reason=f"{plan.reason}; a stored model of {of} shortens the search")
-        prior = {"none": same, "universal": universal}.get(plan.strategy)
-        self.search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
-        chosen = self._look_for(prior, knowledge)
-        if (
-            prior is not None
-            and chosen is not None
-            and not still_fits(prior, chosen, trainer, steps=job.profile.steps)
-        ):
-            plan = plan_search(
-                self._space,
-                "partial",
-                has_same=False,
-                has_any=False,
-                steps=job.profile.steps,
-                points=job.profile.points,
-            )
-            plan = replace(plan, reason="the stored model did not fit this machine")
-            self.search = Search(plan, trainer.elapsed_s, trainer.cost_usd)
-            chosen = self._look_for(None, knowledge)
+            return self._go_on(self._resumed, self._resumed.chosen, known, operator)
+        plan, prior, known = self._plan(known)
+        decision, chosen = self._look_for(plan, prior, known)
+        steps = self._job.profile.steps
+        if prior is not None and chosen is not None and not still_fits(prior, chosen, trainer, steps=steps):
+            decision, chosen = self._look_for(self._plan_anew(known), None, known)
         if chosen is None:
-            return self._end_without_choice(knowledge)
-        self._train(chosen, operator, knowledge)
-        return self._end_of_training(knowledge)
+            return self._end_without_choice(decision, known)
+        assert decision is not None
+        self._train(chosen, decision.model, known, operator)
+        return self._end_of_training(known)
 
     def _go_on(
-        self, before: Resumption, chosen: Configuration, knowledge: ModelLibrary, operator: OperationHandler
+        self, before: Resumption, chosen: Configuration, known: Known, operator: OperationHandler
     ) -> JobState:
-        """What an earlier attempt chose stands: go there, and to the goal."""
-        trainer = self._trainer
+        """Follow the choice of an earlier attempt: go there, and to the goal."""
+        trainer, model = self._trainer, known.knowledge.same
         nothing = SearchPlan("none", "resumed at what was chosen before", (), 0)
-        search = Search(nothing, trainer.elapsed_s, trainer.cost_usd, predicted=before.predicted)
-        search.ended_s, search.ended_usd = search.began_s, search.began_usd
-        self.search = search
-        if (model := knowledge.same) is not None:
-            search.model = model
+        now = Spent.by_now(trainer)
+        self.story = replace(self.story, search=Search(nothing, now, ended=now), predicted=before.predicted)
+        if model is not None:
             trainer.progress = lambda: progress_of(trainer, model)
         trainer.move(chosen, "resumed", meanwhile=chosen.global_batch_size)
-        self._train(chosen, operator, knowledge)
-        return self._end_of_training(knowledge)
+        self._train(chosen, model, known, operator)
+        return self._end_of_training(known)
 
-    def _train(self, chosen: Configuration, operator: OperationHandler, knowledge: ModelLibrary) -> None:
-        """Train to the goal at the choice, unless what is asked for or what policies see speaks for another."""
-        trainer = self._trainer
-        self.chosen = chosen
-        self._recorder.on_event(PhaseChanged("running", f"to {self._goal.words} at {chosen}"))
-        steering = Steering(
-            trainer,
-            policy=policy_for(self._job),
-            reference=chosen,
-            remaining_samples=lambda: remaining_samples(trainer, self._current.model),
-            planned=self._replanned(knowledge),
+    # ---- its chapters --------------------------------------------------------------------------------------
+
+    def _learn(self) -> Known:
+        """Wait for what the training module says of itself, and read what the store knows of such jobs."""
+        trainer, recorder = self._trainer, self._recorder
+        trainer.until(lambda: trainer.supervisor.manifest is not None)
+        manifest = trainer.supervisor.manifest
+        assert manifest is not None
+        space, notes = fit_to_data(self.story.space, manifest.dataset_size)
+        self.story = replace(self.story, space=space)
+        for note in notes:
+            trainer.note(note)
+        trainer.goal.check(manifest.metric_names)
+        fingerprint = fingerprint_of(
+            manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()
         )
-        steering.drive(operator)
+        recorder.update(fingerprint=fingerprint)
+        knowledge = ModelLibrary.read(self._store, fingerprint, write=recorder.keep, warn=trainer.note)
+        return Known(space, manifest.dataset_size, knowledge)
 
-    def _replanned(self, knowledge: ModelLibrary) -> Callable[[], Configuration | None]:
-        """What the refitted models would run on, asked at each look; never anything where nothing was modelled."""
-        model, measurements = self._current.model, self._current.measurements
-        if model is None or self._job.elastic.policy != "model":
-            return lambda: None
-        # A model of these very measurements would count them twice.
-        prior = None if measurements else model
-
-        def fit(measured: Sequence[Measurement], noise: Sequence[NoiseReading] | None) -> JobModel:
-            fitted = self._fit(prior, knowledge, measured, noise)
-            self._current.model = fitted
-            return fitted
-
-        self._replanning = Replanning(
-            self._trainer, self._job, self._space, model=model, fit=fit, measurements=measurements
+    def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:
+        """What to profile; the stored model that serves instead, if one does; and what else is known then."""
+        knowledge, search = known.knowledge, self._job.search
+        same = knowledge.same
+        universal = knowledge.universal() if search.strategy == "universal" else None
+        if same is None and search.strategy == "none" and (nearest := knowledge.nearest()) is not None:
+            same, differing = nearest
+            self._trainer.note(
+                f"the stored model is of a job with another {differing}, else the same as this one"
+            )
+        plan = plan_search(
+            known.space,
+            search.strategy,
+            has_same=same is not None,
+            has_any=universal is not None,
+            steps=self._job.profile.steps,
+            points=self._job.profile.points,
         )
-        return self._replanning.look
+        if plan.strategy == "partial" and (alike := knowledge.similar()) is not None:
+            similar, differing = alike
+            of = f"a job with another {differing}" if differing else "the same job"
+            plan = replace(plan, reason=f"{plan.reason}; a stored model of {of} shortens the search")
+            known = replace(known, similar=similar)
+        return plan, {"none": same, "universal": universal}.get(plan.strategy), known
 
-    def _look_for(self, prior: JobModel | None, knowledge: ModelLibrary) -> Configuration | None:
-        """Search, unless a stored model will do; choose, and go there. None where the run ends here."""
+    def _plan_anew(self, known: Known) -> SearchPlan:
+        """What to profile where the stored model turned out to be of another machine."""
+        profile = self._job.profile
+        plan = plan_search(
+            known.space, "partial", has_same=False, has_any=False, steps=profile.steps, points=profile.points
+        )
+        return replace(plan, reason="the stored model did not fit this machine")
+
+    def _look_for(
+        self, plan: SearchPlan, prior: JobModel | None, known: Known
+    ) -> tuple[Decision | None, Configuration | None]:
+        """Search, unless a stored model will do; choose, and go there.
+
+        Returns:
+            What was decided, None where training was finished before; and where the job is now, None where the
+            run ends here.
+        """
         trainer = self._trainer
+        search = begun = Search(plan, Spent.by_now(trainer))
+        self.story = replace(self.story, search=begun, decision=None, predicted=None)
         if prior is None:
-            profile(
-                self._current,
+            for search in profile(
+                begun,
                 trainer,
                 self._recorder,
                 self._job.profile,
-                self._space,
-                enough=lambda: self._why_enough(knowledge),
-                samples=self._expected_samples(knowledge),
-            )
-        chosen = None if trainer.finished else self._choose(prior, knowledge)
+                known.space,
+                enough=lambda so_far: self._why_enough(so_far, known),
+                samples=self._expected_samples(known),
+            ):
+                self.story = replace(self.story, search=search)
+        if trainer.finished:
+            return None, None
+        decision = self._decide(search, prior, known)
+        self.story = replace(
+            self.story,
+            search=replace(search, ended=decision.at),
+            decision=decision,
+            predicted=decision.predicted,
+        )
+        if search.measurements:
+            known.knowledge.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
+        chosen = self._agreed(decision)
         if chosen is not None:
-            model = self._current.model
-            assert model is not None
-            trainer.progress = lambda: progress_of(trainer, model)
+            trainer.progress = lambda: progress_of(trainer, decision.model)
             reason = "chosen" if prior is None else "known from earlier runs"
             trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
-        return chosen
+        return decision, chosen
 
-    def _end_without_choice(self, knowledge: ModelLibrary) -> JobState:
-        choice = self._current.choice
-        if isinstance(choice, Infeasible):
-            raise NoFeasiblePlanError(choice.reason)
-        if choice is not None:  # a plan, or the user said no
-            return "planned"
-        self._trainer.note(
-            "training was done before the search was, so nothing was left to choose; search fewer workers, or "
-            "lower profile.steps, for a shorter search"
-        )
-        state = self._end_of_training(knowledge)
-        return state if self._run else "planned"
-
-    def _end_of_training(self, knowledge: ModelLibrary) -> JobState:
-        """Learn what the run itself showed: the epochs to the target."""
-        trainer, search = self._trainer, self._current
-        if trainer.reached and self._goal.text:
-            knowledge.converged(
-                trainer.course.samples_by_batch, trainer.course.epochs[-1].epoch + 1, self._recorder.job_id
-            )
-        if search.measurements:
-            try:
-                search.model = self._fit(None, knowledge)
-                knowledge.keep(search.model, self._recorder.job_id, measurements=len(search.measurements))
-            except ConfigurationError as error:
-                trainer.note(f"nothing is kept of this run for later ones: {error}")
-        missed = self._job.goal.target is not None and not trainer.reached
-        return "target_missed" if missed else "succeeded"
-
-    def _choose(self, prior: JobModel | None, knowledge: ModelLibrary) -> Configuration | None:
-        """Fit, predict, choose, ask; None where the run ends here."""
-        trainer, search = self._trainer, self._current
+    def _decide(self, search: Search, prior: JobModel | None, known: Known) -> Decision:
+        """Fit, predict and choose."""
         count = len(search.measurements)
         evidence = (
             f"{count} measured configuration{'' if count == 1 else 's'}"
@@ -273,61 +267,134 @@ class JobWorkflow:
         if search.ended_because:
             evidence += f": {search.ended_because}"
         self._recorder.on_event(PhaseChanged("fitting", evidence))
-        search.model = self._fit(prior, knowledge)
-        decide(search, search.model, trainer, self._space, self._job)
-        assert search.curve is not None
-        assert search.choice is not None
-        self._recorder.on_event(ChoiceMade(search.curve, search.choice))
-        if search.measurements:
-            knowledge.keep(search.model, self._recorder.job_id, measurements=len(search.measurements))
-        if isinstance(search.choice, Infeasible) or search.predicted is None:
+        model = self._fit(search.measurements, known, prior=prior)
+        decision = decide(model, self._trainer, known.space, self._job)
+        self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
+        return decision
+
+    def _agreed(self, decision: Decision) -> Configuration | None:
+        """The choice, if the job is to run and the user agrees; None where the run ends here."""
+        choice, predicted = decision.choice, decision.predicted
+        if isinstance(choice, Infeasible) or predicted is None:
             return None
-        self._recorder.update(chosen=search.choice.configuration, predicted=search.predicted)
+        self._recorder.update(chosen=choice.configuration, predicted=predicted)
         if not self._run:
             return None
-        if self._confirm is not None:
-            confirm, question = self._confirm, (search.curve, search.choice, search.predicted)
+        if (confirm := self._confirm) is not None:
             self._recorder.muted = True
             try:
-                agreed = ask_while_training(lambda: confirm(*question), trainer, at_end=self._at_end)
+                agreed = ask_while_training(
+                    lambda: confirm(decision.curve, choice, predicted), self._trainer, at_end=self._at_end
+                )
             finally:
                 self._recorder.muted = False
             if not agreed:
                 return None
-        return search.choice.configuration
+        return choice.configuration
+
+    def _train(
+        self, chosen: Configuration, model: JobModel | None, known: Known, operator: OperationHandler
+    ) -> None:
+        """Train to the goal at the choice, unless what is asked for or what policies see speaks for another."""
+        trainer = self._trainer
+        self.story = replace(self.story, chosen=chosen)
+        self._recorder.on_event(PhaseChanged("running", f"to {trainer.goal.words} at {chosen}"))
+        replanning = self._replanning(model, known)
+
+        def remaining() -> float | None:
+            return remaining_samples(trainer, model if replanning is None else replanning.model)
+
+        def planned() -> Configuration | None:
+            if replanning is None:
+                return None
+            wanted = replanning.look()
+            self.story = replace(self.story, moved_to=replanning.reached)
+            return wanted
+
+        steering = Steering(
+            trainer,
+            policy=policy_for(self._job),
+            reference=chosen,
+            remaining_samples=remaining,
+            planned=planned,
+        )
+        steering.drive(operator)
+
+    def _replanning(self, model: JobModel | None, known: Known) -> Replanning | None:
+        """Asks again during the run; None where nothing was modelled, or the policy is another."""
+        search = self.story.search
+        if model is None or search is None or self._job.elastic.policy != "model":
+            return None
+        # A model of these very measurements would count them twice.
+        prior = None if search.measurements else model
+
+        def fit(measured: Sequence[Measurement], noise: Sequence[NoiseReading] | None) -> JobModel:
+            return self._fit(measured, known, prior=prior, noise=noise)
+
+        return Replanning(
+            self._trainer, self._job, known.space, model=model, fit=fit, measurements=search.measurements
+        )
+
+    def _end_without_choice(self, decision: Decision | None, known: Known) -> JobState:
+        if decision is None:
+            self._trainer.note(
+                "training was done before the search was, so nothing was left to choose; search fewer workers, "
+                "or lower profile.steps, for a shorter search"
+            )
+            state = self._end_of_training(known)
+            return state if self._run else "planned"
+        if isinstance(decision.choice, Infeasible):
+            raise NoFeasiblePlanError(decision.choice.reason)
+        return "planned"  # a plan, or the user said no
+
+    def _end_of_training(self, known: Known) -> JobState:
+        """Learn what the run itself showed: the epochs to the target."""
+        trainer, search, knowledge = self._trainer, self.story.search, known.knowledge
+        if trainer.reached and trainer.goal.text:
+            knowledge.converged(
+                trainer.course.samples_by_batch, trainer.course.epochs[-1].epoch + 1, self._recorder.job_id
+            )
+        if search is not None and search.measurements:
+            try:
+                model = self._fit(search.measurements, known, prior=None)
+                knowledge.keep(model, self._recorder.job_id, measurements=len(search.measurements))
+            except ConfigurationError as error:
+                trainer.note(f"nothing is kept of this run for later ones: {error}")
+        missed = self._job.goal.target is not None and not trainer.reached
+        return "target_missed" if missed else "succeeded"
+
+    # ---- what several of them need -------------------------------------------------------------------------
 
     def _fit(
         self,
+        measurements: Sequence[Measurement],
+        known: Known,
+        *,
         prior: JobModel | None,
-        knowledge: ModelLibrary,
-        measurements: Sequence[Measurement] | None = None,
         noise: Sequence[NoiseReading] | None = None,
     ) -> JobModel:
-        return fit_model(
-            self._current,
+        """The models by all that is known now; see `fit_model`."""
+        measured = profile_of(
             self._trainer,
-            self._space,
-            self._job.goal,
-            dataset_size=self._manifest.dataset_size,
-            convergence=knowledge.convergence,
-            prior=self._similar if prior is None else prior,
-            measurements=measurements,
-            noise=noise,
+            measurements,
+            dataset_size=known.dataset_size,
+            convergence=known.knowledge.convergence,
         )
+        prior = known.similar if prior is None else prior
+        return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)
 
-    def _why_enough(self, knowledge: ModelLibrary) -> str:
+    def _why_enough(self, search: Search, known: Known) -> str:
         """Why no other configuration need be profiled; empty where one may pay."""
-        search = self._current
         try:
-            model = self._fit(None, knowledge)
+            model = self._fit(search.measurements, known, prior=None)
         except ConfigurationError:
             return ""  # more measurements may help
-        return why_measure_no_more(search, model, self._trainer, self._space, self._job)
+        return why_measure_no_more(search, model, self._trainer, known.space, self._job)
 
-    def _expected_samples(self, knowledge: ModelLibrary) -> float | None:
+    def _expected_samples(self, known: Known) -> float | None:
         """To the target, before the models are fitted; None where nothing is known."""
         goal = self._job.goal
         epochs = float(goal.max_epochs) if goal.target is None else goal.epochs_hint
-        if goal.target is not None and knowledge.convergence:
-            epochs = statistics.median(run.epochs for run in knowledge.convergence)
-        return None if epochs is None else epochs * self._manifest.dataset_size
+        if goal.target is not None and known.knowledge.convergence:
+            epochs = statistics.median(run.epochs for run in known.knowledge.convergence)
+        return None if epochs is None else epochs * known.dataset_size

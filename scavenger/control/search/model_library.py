@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
 from scavenger.domain.fingerprint import Fingerprint
@@ -16,7 +16,7 @@ from scavenger.store import Store
 from scavenger.store.records import ModelRecord
 from scavenger.train.transport.messages.values import Manifest
 
-__all__ = ["ModelLibrary", "fingerprint_of"]
+__all__ = ["ModelLibrary", "check_model", "fingerprint_of"]
 
 _SETTINGS = ("optimizer", "goal")
 """What step times do not depend on, so that they carry over; they are held against live steps all the same."""
@@ -24,11 +24,12 @@ _OF_THE_JOB = tuple(field.name for field in fields(Fingerprint) if field.name !=
 
 
 class ModelLibrary:
-    """The stored models and finished runs that bear on one job.
+    """The stored models and finished runs that bear on one job; made by `read`.
 
     Args:
         fingerprint: The job's.
         write: Carries out a write to the store, now or later.
+        warn: Is told of each stored model that is left out.
 
     Attributes:
         same: The newest model of the same job on the same hardware; None if there is none.
@@ -36,13 +37,33 @@ class ModelLibrary:
     """
 
     def __init__(
-        self, store: Store, fingerprint: Fingerprint, *, write: Callable[[Callable[[], object]], None]
+        self,
+        store: Store,
+        fingerprint: Fingerprint,
+        *,
+        write: Callable[[Callable[[], object]], None],
+        warn: Callable[[str], None],
     ) -> None:
-        self._store, self._fingerprint, self._write = store, fingerprint, write
+        self._store, self._fingerprint, self._write, self._warn = store, fingerprint, write, warn
         self._kept: str | None = None
-        alike = store.find_models(fingerprint)
-        self.same = next((model for model in map(_load, alike) if model is not None), None)
-        self.convergence: tuple[ConvergenceRecord, ...] = store.convergence(fingerprint)
+        self._refused: set[str] = set()
+        self.same: JobModel | None = None
+        self.convergence: tuple[ConvergenceRecord, ...] = ()
+
+    @classmethod
+    def read(
+        cls,
+        store: Store,
+        fingerprint: Fingerprint,
+        *,
+        write: Callable[[Callable[[], object]], None],
+        warn: Callable[[str], None],
+    ) -> ModelLibrary:
+        """What the store knows by now; see the class for the arguments."""
+        knowledge = cls(store, fingerprint, write=write, warn=warn)
+        knowledge.same = next(iter(knowledge._loaded(store.find_models(fingerprint))), None)
+        knowledge.convergence = store.convergence(fingerprint)
+        return knowledge
 
     def nearest(self) -> tuple[JobModel, str] | None:
         """The nearest model that differs in settings alone, as in a search over hyperparameters.
@@ -73,9 +94,25 @@ class ModelLibrary:
         left = list(alike)
         while (found := find_nearest(self._fingerprint, [record.fingerprint for record in left])) is not None:
             record = left.pop(found)
-            if (model := _load(record)) is not None:
+            for model in self._loaded([record]):
                 return record, model
         return None
+
+    def _loaded(self, records: Iterable[ModelRecord]) -> Iterator[JobModel]:
+        """The models that this version can read and that can predict; of others of this version the user is told."""
+        for record in records:
+            if record.schema_version != SCHEMA_VERSION:
+                continue
+            try:
+                yield JobModel.from_dict(record.model)
+            except ValueError as error:
+                if record.id not in self._refused:
+                    self._refused.add(record.id)
+                    reason = " ".join(str(error).split())[:200]
+                    self._warn(
+                        f"stored model {record.id[:8]} is left out: {reason}; to remove it: "
+                        f"scavenger models rm {record.id[:8]}"
+                    )
 
     def _differing(self, record: ModelRecord) -> str:
         mine = self._fingerprint
@@ -85,7 +122,7 @@ class ModelLibrary:
     def universal(self) -> JobModel | None:
         """The average of all stored models on this VM type; None if there is none."""
         here = self._store.find_models(self._fingerprint, ignoring=_OF_THE_JOB)
-        models = [model for model in map(_load, here) if model is not None]
+        models = list(self._loaded(here))
         return average(models) if models else None
 
     def keep(self, model: JobModel, job_id: str, *, measurements: int) -> None:
@@ -115,12 +152,14 @@ class ModelLibrary:
         self._write(lambda: self._store.add_convergence(self._fingerprint, record, job_id))
 
 
-def _load(record: ModelRecord) -> JobModel | None:
-    """A stored model; None where this version cannot read it."""
-    try:
-        return JobModel.from_dict(record.model)
-    except ValueError:
-        return None
+def check_model(model: Mapping[str, object], schema_version: int) -> None:
+    """Read and try a stored model; one of another version, which is left out in any case, is not.
+
+    Raises:
+        ValueError: If it cannot be read, or cannot predict.
+    """
+    if schema_version == SCHEMA_VERSION:
+        JobModel.from_dict(model)
 
 
 def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str) -> Fingerprint:

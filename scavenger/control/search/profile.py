@@ -3,50 +3,52 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from scavenger.control.search.measure import measure
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
-from scavenger.domain.cost import CostEstimate
-from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import ProfileSpec
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.report import PhaseChanged, Predicted, Profiled
-from scavenger.models.job_model import JobModel
+from scavenger.domain.report import PhaseChanged, Profiled
 from scavenger.models.noise import NoiseStability
 from scavenger.search.plan import SearchPlan, next_configuration
 
-__all__ = ["Search", "next_to_profile", "profile"]
+__all__ = ["Search", "Spent", "next_to_profile", "profile"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a job had taken at one moment, since it began: seconds and US dollars."""
+
+    time_s: float
+    cost_usd: float
+
+    @classmethod
+    def by_now(cls, trainer: Trainer) -> Spent:
+        """As of now."""
+        return cls(trainer.elapsed_s, trainer.cost_usd)
+
+
+@dataclass(frozen=True, slots=True)
 class Search:
-    """What a search has found so far, and what it has taken; times since the job began.
+    """A search, as far as it has come.
 
     Attributes:
-        tried: Configurations that were gone to, measured or not.
-        estimate: What the chosen configuration costs, itemised; None where nothing is paid beside workers.
-        progress: Share of the way to the target that lay behind when the choice was made.
+        began, ended: What the job had taken by then; `ended` is None until the choice was made.
+        measurements: One per configuration that was measured, in order.
+        tried: Configurations that the job went to, measured or not.
         ended_because: Why fewer configurations were profiled than the plan allows; empty where none was left out.
     """
 
     plan: SearchPlan
-    began_s: float
-    began_usd: float
-    measurements: list[Measurement] = field(default_factory=list)
-    tried: list[Configuration] = field(default_factory=list)
-    model: JobModel | None = None
-    curve: TradeoffCurve | None = None
-    choice: Choice | Infeasible | None = None
-    predicted: Predicted | None = None
-    estimate: CostEstimate | None = None
-    ended_s: float | None = None
-    ended_usd: float | None = None
-    progress: float = 0.0
+    began: Spent
+    measurements: tuple[Measurement, ...] = ()
+    tried: tuple[Configuration, ...] = ()
     ended_because: str = ""
+    ended: Spent | None = None
 
 
 def profile(
@@ -56,66 +58,86 @@ def profile(
     spec: ProfileSpec,
     space: SearchSpace,
     *,
-    enough: Callable[[], str],
+    enough: Callable[[Search], str],
     samples: float | None,
-) -> None:
+) -> Iterator[Search]:
     """Measure what the plan asks for, until nothing is left, `spec` is used up, or training is finished.
 
     Args:
-        search: Its measurements are added to.
+        search: As it begins.
         space: What may be profiled. While workers start, its smallest batch is trained: samples go furthest there.
-        enough: Asked after each measurement why what is known suffices; empty where it does not.
+        enough: Asked after each configuration why what is known suffices; empty where it does not.
         samples: That the run is expected to take; None where nothing is known.
+
+    Yields:
+        The search after each configuration; the caller keeps the newest, whatever ends the next one.
     """
     plan, count = search.plan, search.plan.count
     recorder.on_event(PhaseChanged("profiling", f"{count} configurations at most: {plan.reason}"))
 
     def spent() -> bool:
-        time_s, usd = trainer.elapsed_s - search.began_s, trainer.cost_usd - search.began_usd
+        time_s, usd = trainer.elapsed_s - search.began.time_s, trainer.cost_usd - search.began.cost_usd
         return (spec.max_time is not None and time_s >= spec.max_time) or (
             spec.max_cost is not None and usd > spec.max_cost
         )
 
     while (configuration := next_to_profile(search, space, trainer)) is not None:
-        first = not search.tried
-        search.tried.append(configuration)
-        there = trainer.move(
-            configuration, "profiling", meanwhile=space.global_batch_sizes[0], give_up=spent, keep=True
-        )
-        if there:
-            begin = trainer.step
-            wanted = _Enough(trainer, configuration, begin, plan.steps_per_configuration, settle=first)
-            trainer.until(lambda wanted=wanted: wanted.reached() or spent())  # type: ignore[misc]
-            if unsettled := wanted.unsettled:
-                trainer.note(f"profiling goes on though the {unsettled}")
-            window = trainer.course.window(configuration, begin)
-            if window:
-                done = sum(trainer.course.samples_by_batch.values())
-                behind = None if samples is None else min(1.0, done / samples)
-                measurement = measure(
-                    configuration, window, trainer.course.noise, trainer.worker_memory_bytes(), behind or None
-                )
-                search.measurements.append(measurement)
-                trainer.journal.add("measurement", measurement)
-                recorder.measured(measurement)
-                recorder.on_event(Profiled(measurement, len(search.tried), count))
+        measurement = _measured(search, configuration, trainer, space, give_up=spent, samples=samples)
+        search = replace(search, tried=(*search.tried, configuration))
+        if measurement is not None:
+            search = replace(search, measurements=(*search.measurements, measurement))
+            trainer.journal.add("measurement", measurement)
+            recorder.measured(measurement)
+            recorder.on_event(Profiled(measurement, len(search.tried), count))
+        yield search
         if trainer.finished:
             return
-        if spent():
+        if shortage := _why_no_more(configuration, trainer, used_up=spent()):
             trainer.note(
-                f"profiling ended after {len(search.measurements)} of at most {count} configurations: "
-                "profile.max_time or profile.max_cost is used up"
+                f"profiling ended after {len(search.measurements)} of at most {count} configurations: {shortage}"
             )
             return
-        if trainer.wanted < configuration.workers:
-            trainer.note(
-                f"profiling ended after {len(search.measurements)} of at most {count} configurations: "
-                f"{configuration.workers} workers could not be kept alive"
-            )
+        if len(plan.configurations) <= len(search.tried) < count and (reason := enough(search)):
+            yield replace(search, ended_because=reason)
             return
-        if len(plan.configurations) <= len(search.tried) < count and (reason := enough()):
-            search.ended_because = reason
-            return
+
+
+def _measured(
+    search: Search,
+    configuration: Configuration,
+    trainer: Trainer,
+    space: SearchSpace,
+    *,
+    give_up: Callable[[], bool],
+    samples: float | None,
+) -> Measurement | None:
+    """Go to a configuration and train there for long enough; None where not one undisturbed step came of it."""
+    if not trainer.move(
+        configuration, "profiling", meanwhile=space.global_batch_sizes[0], give_up=give_up, keep=True
+    ):
+        return None
+    begin = trainer.step
+    wanted = _Enough(
+        trainer, configuration, begin, search.plan.steps_per_configuration, settle=not search.tried
+    )
+    trainer.until(lambda: wanted.reached() or give_up())
+    if unsettled := wanted.unsettled:
+        trainer.note(f"profiling goes on though the {unsettled}")
+    window = trainer.course.window(configuration, begin)
+    if not window:
+        return None
+    done = sum(trainer.course.samples_by_batch.values())
+    behind = None if samples is None else min(1.0, done / samples)
+    return measure(configuration, window, trainer.course.noise, trainer.worker_memory_bytes(), behind or None)
+
+
+def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: bool) -> str:
+    """Why no other configuration can be measured; empty where one can."""
+    if used_up:
+        return "profile.max_time or profile.max_cost is used up"
+    if trainer.wanted < configuration.workers:
+        return f"{configuration.workers} workers could not be kept alive"
+    return ""
 
 
 def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Configuration | None:

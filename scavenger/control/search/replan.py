@@ -42,6 +42,7 @@ class Replanning:
         measurements: Of the search.
 
     Attributes:
+        model: The newest that was fitted.
         reached: The newest configuration that the job was brought to by these models; None before.
     """
 
@@ -56,7 +57,7 @@ class Replanning:
         measurements: Sequence[Measurement],
     ) -> None:
         self._trainer, self._job, self._space, self._fit = trainer, job, space, fit
-        self._model, self._measured = model, {m.configuration: m for m in measurements}
+        self.model, self._measured = model, {m.configuration: m for m in measurements}
         self._readings: list[NoiseReading] = []
         self._asked_at = progress_of(trainer, model)
         self._since = (trainer.configuration, trainer.step)
@@ -80,7 +81,7 @@ class Replanning:
         most = trainer.workers_max
         if self.planned is not None and most is not None and self.planned.workers > most:
             self.planned = None
-        progress = progress_of(trainer, self._model)
+        progress = progress_of(trainer, self.model)
         if now is None or trainer.finished or progress < self._asked_at + STEP:
             return self.planned
         if now.workers != trainer.wanted:
@@ -89,15 +90,15 @@ class Replanning:
         self._read(progress)
         self._measure(now)
         try:
-            self._model = self._fit(tuple(self._measured.values()), self._readings or None)
+            self.model = self._fit(tuple(self._measured.values()), self._readings or None)
         except ConfigurationError as error:
             if not self._failed:
                 trainer.note(f"the job stays at {now}, as it was chosen: {error}")
             self._failed = True
             return self.planned
         # By the new model the same steps may be another share of the way.
-        self._asked_at = progress_of(trainer, self._model)
-        trainer.progress = lambda: progress_of(trainer, self._model)
+        self._asked_at = progress_of(trainer, self.model)
+        trainer.progress = lambda: progress_of(trainer, self.model)
         self.planned = self._decide(now)
         return self.planned
 
@@ -122,7 +123,7 @@ class Replanning:
             self._measured[now] = measure(now, window, trainer.course.noise, trainer.worker_memory_bytes())
 
     def _decide(self, now: Configuration) -> Configuration:
-        trainer, job, model = self._trainer, self._job, self._model
+        trainer, job, model = self._trainer, self._job, self.model
         remaining = 1.0 - progress_of(trainer, model)
         # a job that trains stays on its type of VM: another would have to be paid for while all its VMs boot
         space = replace(self._space, offers=(self._space.offer(now.vm),))

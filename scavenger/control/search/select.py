@@ -5,14 +5,17 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from scavenger.control.jobs.outcome import predict_run, progress_of
-from scavenger.control.search.profile import Search, next_to_profile
+from scavenger.control.search.profile import Search, Spent, next_to_profile
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.job import GoalSpec, JobSpec
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.domain.report import Predicted
 from scavenger.errors import ConfigurationError
 from scavenger.models.cost import estimate_of
 from scavenger.models.job_model import JobModel
@@ -24,48 +27,57 @@ from scavenger.search.replan import Switch
 from scavenger.search.reuse import DRIFT_MAX, step_time_drift
 
 __all__ = [
+    "Decision",
     "ask_while_training",
     "choose_now",
     "decide",
     "fit_model",
+    "profile_of",
     "still_fits",
     "why_measure_no_more",
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the models say of every configuration, and what was chosen from it.
+
+    Attributes:
+        at: What the job had taken when the choice was made.
+        progress: Share of the way to the target that lay behind then.
+        predicted: Of the whole run; None where nothing could be chosen.
+        estimate: What the chosen configuration costs, itemised; None where nothing is paid beside workers.
+    """
+
+    model: JobModel
+    curve: TradeoffCurve
+    choice: Choice | Infeasible
+    at: Spent
+    progress: float
+    predicted: Predicted | None = None
+    estimate: CostEstimate | None = None
+
+
 def fit_model(
-    search: Search,
-    trainer: Trainer,
+    measured: Profile,
     space: SearchSpace,
     goal: GoalSpec,
     *,
-    dataset_size: int,
-    convergence: tuple[ConvergenceRecord, ...],
     prior: JobModel | None,
-    measurements: Sequence[Measurement] | None = None,
     noise: Sequence[NoiseReading] | None = None,
 ) -> JobModel:
     """The models, fitted to what was measured, to finished runs, and to a stored model where there is one.
 
     Args:
-        measurements: Instead of the search's.
         noise: Readings over the run; None takes those of the measurements.
 
     Raises:
         ConfigurationError: If nothing was measured and nothing is stored, or it cannot be fitted.
     """
-    measurements = search.measurements if measurements is None else measurements
-    if prior is None and not measurements:
+    if prior is None and not measured.measurements:
         raise ConfigurationError(
             "profile: max_time or max_cost was used up before one configuration was measured; raise it"
         )
-    measured = Profile(
-        measurements=tuple(measurements),
-        dataset_size=dataset_size,
-        evaluation_s=trainer.course.evaluation_s(),
-        setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
-        convergence=convergence,
-    )
     try:
         return JobModel.fit(
             measured,
@@ -80,19 +92,43 @@ def fit_model(
         raise ConfigurationError(f"the models cannot be fitted: {error}") from None
 
 
-def decide(search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) -> None:
-    """Predict every configuration and choose, with what is spent and done so far; fills in the search.
+def profile_of(
+    trainer: Trainer,
+    measurements: Sequence[Measurement],
+    *,
+    dataset_size: int,
+    convergence: tuple[ConvergenceRecord, ...],
+) -> Profile:
+    """All that the models are fitted to: measurements, finished runs, and what training has shown so far."""
+    return Profile(
+        measurements=tuple(measurements),
+        dataset_size=dataset_size,
+        evaluation_s=trainer.course.evaluation_s(),
+        setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
+        convergence=convergence,
+    )
+
+
+def decide(model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) -> Decision:
+    """Predict every configuration and choose, with what is spent and done so far.
 
     Limits are held against the rest of the way, since what was trained so far need not be trained again.
     """
-    search.progress = progress_of(trainer, model)
-    search.ended_s, search.ended_usd = trainer.elapsed_s, trainer.cost_usd
-    search.curve, search.choice = choose_now(model, trainer, space, job)
-    if isinstance(search.choice, Choice):
-        search.predicted = predict_run(trainer, search.choice, search.progress)
-        if (terms := trainer.terms()) is not None:
-            offer = space.offer(search.choice.configuration.vm)
-            search.estimate = estimate_of(search.choice.point, offer, terms)
+    progress, at = progress_of(trainer, model), Spent.by_now(trainer)
+    curve, choice = choose_now(model, trainer, space, job)
+    if isinstance(choice, Infeasible):
+        return Decision(model, curve, choice, at, progress)
+    terms = trainer.terms()
+    offer = space.offer(choice.configuration.vm)
+    return Decision(
+        model,
+        curve,
+        choice,
+        at,
+        progress,
+        predicted=predict_run(trainer, choice, progress),
+        estimate=None if terms is None else estimate_of(choice.point, offer, terms),
+    )
 
 
 def choose_now(

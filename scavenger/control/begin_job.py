@@ -1,0 +1,198 @@
+"""Begins a job: puts its parts together, of which none is started yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scavenger.control.jobs.resumption import Resumption, checkpoint_url
+from scavenger.control.jobs.wiring import supervisor_of, trainer_of
+from scavenger.control.jobs.workflow import Confirm, JobWorkflow
+from scavenger.control.platform import PreparedJob, Resources
+from scavenger.control.running_job import MODEL_FILE, Parts, RunningJob
+from scavenger.control.training.audit import AUDIT_FILE
+from scavenger.control.training.goal import Goal
+from scavenger.control.training.journal import Journal
+from scavenger.control.training.operations import OperationHandler
+from scavenger.control.training.recorder import Recorder
+from scavenger.domain.report import Noted, Observer, PhaseChanged
+from scavenger.store import Store
+from scavenger.train.names import partial_model
+
+__all__ = ["Attempt", "Journals", "Options", "begin_job", "open_journals"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a job is run.
+
+    Attributes:
+        run: False for `plan`, which ends with the choice.
+        confirm: Asked before the chosen configuration is paid for; None to go ahead.
+        resumed: What an earlier attempt has left; None for a new job.
+        audit: Whether to write down which worker computed which samples, see `scavenger.control.training.audit`.
+        clock: Seconds, which only grow.
+    """
+
+    run: bool
+    confirm: Confirm | None
+    resumed: Resumption | None
+    audit: bool
+    clock: Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """What a job writes down of itself: steps, epochs and measurements; and who computed what, or None."""
+
+    measurements: Journal
+    audit: Journal | None
+
+    def close(self) -> None:
+        """Nothing more is written."""
+        for journal in (self.measurements, self.audit):
+            if journal is not None:
+                journal.close()
+
+
+def open_journals(prepared: PreparedJob, options: Options, work_dir: Path) -> Journals:
+    """New ones, or those of the attempt before, up to the step that is gone on from.
+
+    Raises:
+        OSError: If they cannot be written.
+    """
+    job = prepared.job
+    step = None if options.resumed is None else options.resumed.before.step
+
+    def opened(name: str) -> Journal:
+        return Journal(work_dir / name, resumed_step=step, job_id=work_dir.name, job=job.name, seed=job.seed)
+
+    measurements = opened("measurements.jsonl")
+    return Journals(measurements, opened(AUDIT_FILE) if options.audit else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt at a job, as it begins.
+
+    Attributes:
+        observer: The user's, to which the recorder passes everything on.
+        work_dir: The job's own folder.
+        started_at: Clock reading at the job's beginning.
+    """
+
+    prepared: PreparedJob
+    options: Options
+    store: Store
+    observer: Observer
+    recorder: Recorder
+    journals: Journals
+    work_dir: Path
+    started_at: float
+
+
+def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
+    """A job's parts, put together; `RunningJob.run` starts them.
+
+    Args:
+        stop: Ends the job in order.
+
+    Raises:
+        ScavengerError: If the job cannot run where its file says.
+    """
+    prepared, recorder = attempt.prepared, attempt.recorder
+    count = prepared.platform.space.workers[0]
+    workers = "1 worker" if count == 1 else f"{count} workers"
+    recorder.on_event(PhaseChanged("starting", f"{workers} on {prepared.job.infra}"))
+    # of an attempt that was killed while it saved
+    partial_model(attempt.work_dir / MODEL_FILE).unlink(missing_ok=True)
+    warnings: list[str] = []
+
+    def warn(message: str) -> None:
+        warnings.append(message)
+        recorder.on_event(Noted("warning", message))
+
+    resumed = attempt.options.resumed
+    resources = prepared.platform.allocate(
+        attempt.store,
+        recorder.record,
+        folder=prepared.folder,
+        outputs=prepared.folder / prepared.job.output,
+        before_usd=0.0 if resumed is None else resumed.before.cost_usd,
+        inform=lambda message: recorder.on_event(Noted("info", message)),
+        warn=warn,
+        clock=attempt.options.clock,
+    )
+    try:
+        return _put_together(attempt, resources, warnings=warnings, stop=stop)
+    except BaseException:
+        resources.close()
+        raise
+
+
+def _put_together(
+    attempt: Attempt, resources: Resources, *, warnings: Sequence[str], stop: Callable[[str], None]
+) -> RunningJob:
+    prepared, options, recorder = attempt.prepared, attempt.options, attempt.recorder
+    job, resumed = prepared.job, options.resumed
+    checkpoints = (
+        checkpoint_url(job.checkpoint, prepared.folder, attempt.work_dir) if resumed is None else resumed.url
+    )
+    supervisor = supervisor_of(
+        job,
+        resources.space,
+        folder=prepared.folder,
+        work_dir=attempt.work_dir,
+        checkpoints=checkpoints,
+        resumed=resumed is not None,
+        engine=resources.engine,
+        clock=options.clock,
+    )
+    trainer = trainer_of(
+        supervisor,
+        job,
+        resources.space,
+        goal=Goal(job.goal),
+        journal=attempt.journals.measurements,
+        audit=attempt.journals.audit,
+        observer=recorder,
+        started_at=attempt.started_at,
+        on_tick=lambda: running.tick(),
+        resumed=resumed,
+        meter=resources.meter,
+        clock=options.clock,
+    )
+    trainer.terms = lambda: resources.terms(trainer)
+    driver = JobWorkflow(
+        trainer,
+        job,
+        resources.space,
+        store=attempt.store,
+        recorder=recorder,
+        cloud=prepared.platform.cloud,
+        run=options.run,
+        confirm=options.confirm,
+        at_end=lambda error: running.end_at_once(error),
+        resumed=resumed,
+    )
+    operator = OperationHandler(
+        attempt.store,
+        recorder.job_id,
+        keep=recorder.keep,
+        workers=job.elastic_range,
+        batch=driver.batch_at,
+        stop=lambda reason, save: running.stop_as_asked(reason, save),
+        measured=recorder.measured,
+    )
+    if not options.run:
+        operator.refusing = "it is a plan, which ends with the choice; it can only be stopped"
+    running = RunningJob(
+        Parts(recorder, attempt.journals.measurements, resources, supervisor, trainer, driver, operator),
+        observer=attempt.observer,
+        checkpoints=checkpoints,
+        warnings=warnings,
+        stop=stop,
+        clock=options.clock,
+    )
+    return running

@@ -1,0 +1,114 @@
+"""Ends a job: how it ended, and the report of it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scavenger.control.begin_job import Journals
+from scavenger.control.jobs.outcome import NOTHING_SEARCHED, actual_of, search_outcome
+from scavenger.control.running_job import RunningJob
+from scavenger.control.training.recorder import Recorder
+from scavenger.domain.curve import Choice
+from scavenger.domain.report import Actual, JobState, RunReport
+from scavenger.errors import Interrupted, LimitReachedError, ScavengerError
+
+__all__ = ["Ending", "ended_by", "report_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job ended.
+
+    Attributes:
+        error: One line; empty where it did not fail.
+        in_haste: A limit is near: no more time for the end than what is kept in reserve for it.
+    """
+
+    state: JobState
+    error: str = ""
+    exit_code: int = 0
+    in_haste: bool = False
+
+
+def ended_by(error: ScavengerError | OSError, work_dir: Path) -> Ending:
+    """How a job ends that this error has ended.
+
+    Args:
+        work_dir: The job's own, named where an error of the file system names no file.
+    """
+    if isinstance(error, OSError):
+        return Ending("failed", f"{error.strerror or error}: {error.filename or work_dir}", 1)
+    if isinstance(error, Interrupted):
+        return Ending("interrupted", str(error), error.exit_code)
+    if isinstance(error, LimitReachedError):
+        return Ending("stopped", str(error), error.exit_code, in_haste=True)
+    return Ending("failed", str(error), error.exit_code)
+
+
+def report_of(
+    ending: Ending,
+    *,
+    job_name: str,
+    recorder: Recorder,
+    journals: Journals | None,
+    running: RunningJob | None,
+    run: bool,
+) -> RunReport:
+    """The report of a job whose processes have ended; also of one that never came so far, `running` None.
+
+    Args:
+        run: False for `plan`.
+    """
+    report = RunReport(
+        job_id=recorder.job_id,
+        job_name=job_name,
+        state=ending.state,
+        search=NOTHING_SEARCHED,
+        curve=None,
+        choice=None,
+        predicted=None,
+        actual=None,
+        metric=None,
+        steps=0,
+        model_path=None,
+        measurements_path=None if journals is None else str(journals.measurements.path),
+        warnings=tuple(recorder.warnings),
+        error=ending.error,
+        exit_code=ending.exit_code,
+    )
+    return report if running is None else _with_run(report, running, run=run)
+
+
+def _with_run(report: RunReport, running: RunningJob, *, run: bool) -> RunReport:
+    """The report with everything that the job came to."""
+    trainer, story = running.parts.trainer, running.parts.driver.story
+    with contextlib.suppress(OSError):  # of a full disk, the report tells
+        trainer.journal.end(trainer.elapsed_s)
+    decision = story.decision
+    choice = None if decision is None else decision.choice
+    if story.search is not None:
+        chosen = choice if isinstance(choice, Choice) else None
+        progress = 0.0 if decision is None else decision.progress
+        report = replace(report, search=search_outcome(story.search, chosen, progress, trainer))
+    return replace(
+        report,
+        curve=None if decision is None else decision.curve,
+        choice=choice,
+        predicted=story.predicted,
+        estimate=None if decision is None else decision.estimate,
+        actual=_actual(running) if run else None,
+        metric=trainer.goal.outcome(trainer.course.epochs),
+        steps=trainer.step,
+        model_path=None if running.model_path is None else str(running.model_path),
+        warnings=(*running.warnings, *trainer.warnings, *report.warnings),
+        quarantined=running.parts.supervisor.quarantined,
+    )
+
+
+def _actual(running: RunningJob) -> Actual | None:
+    manifest = running.parts.supervisor.manifest
+    if manifest is None:
+        return None
+    return actual_of(running.parts.trainer, manifest.dataset_size, running.parts.driver.story.chosen)

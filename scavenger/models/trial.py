@@ -1,0 +1,61 @@
+"""Tries a model that was stored, or comes from elsewhere, before anything rests on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scavenger.domain.configuration import Offer
+from scavenger.models.step_laws import StepTimes
+from scavenger.models.transfer import transfer
+
+if TYPE_CHECKING:
+    from scavenger.models.job_model import JobModel
+
+__all__ = ["try_out"]
+
+WORKERS = (1, 2, 1000)
+BATCH_SIZES = (1, 64, 10**9)
+"""Far outside of what jobs ask for: what is predicted there need not be true, but must be a number."""
+
+STEP_S = (1e-3, 1e3)
+"""Measured step times that a model is corrected by where it serves another job or machine."""
+
+
+def try_out(model: JobModel) -> None:
+    """Predict extreme configurations on every VM type of the model and on others, and transfer its step times.
+
+    Raises:
+        ValueError: If that fails, or a prediction is not a positive number.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            for offer in _offers(model):
+                _predict(model, offer)
+            for vm in model.vms:
+                for step_s in STEP_S:
+                    transfer(vm.parallel, [StepTimes(1, 64, 64, 1.0, step_s, step_s, 0.0, 0.0, 20)])
+    except (ArithmeticError, IndexError, TypeError) as error:
+        raise ValueError(f"the model cannot predict: {type(error).__name__}: {error}") from error
+
+
+def _offers(model: JobModel) -> list[Offer]:
+    """One of each VM type, and one that the model knows nothing of, to which step times are carried over."""
+    names = (*(vm.vm for vm in model.vms), "another")
+    return [
+        Offer("trial", "", vm, 1.0, "trial", 1024, 2**50, shared_cpus=2, workers_per_vm=8) for vm in names
+    ]
+
+
+def _predict(model: JobModel, offer: Offer) -> None:
+    for memory_bytes in (2**20, offer.memory_bytes):
+        model.local_batch_max(replace(offer, memory_bytes=memory_bytes))
+    pairs = [(workers, batch) for workers in WORKERS for batch in BATCH_SIZES if batch >= workers]
+    workers, batch = np.array(pairs, dtype=np.int64).T
+    predicted = model.predict(offer, workers, batch)
+    for name in ("time_low_s", "time_high_s", "cost_low_usd", "cost_high_usd", "step_time_s", "epochs"):
+        figures = getattr(predicted, name)
+        if not np.all(np.isfinite(figures) & (figures > 0.0)):
+            raise ValueError(f"the model cannot predict: its {name} at {offer.vm} is no positive number")

@@ -1,0 +1,94 @@
+"""How a job ends, and what its report is made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from scripted import Scripted, offer, trainer_of
+
+from scavenger.control.end_job import Ending, ended_by, report_of
+from scavenger.control.jobs.workflow import Story
+from scavenger.control.running_job import Parts, RunningJob
+from scavenger.control.search.profile import Search, Spent
+from scavenger.control.training.recorder import Recorder
+from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.document import report_document, report_from_document
+from scavenger.domain.measurement import Measurement
+from scavenger.domain.report import Observer
+from scavenger.errors import Interrupted, LimitReachedError, TrainingError
+from scavenger.search.plan import SearchPlan
+
+SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
+RECORDER = cast(Recorder, SimpleNamespace(job_id="1", warnings=["the store was busy"]))
+MEASURED = Measurement(Configuration("local-1", 1, 32), 20, 0.1, 0.0, 0.05, 0.05, None, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"),
+    [
+        (Interrupted("interrupted"), Ending("interrupted", "interrupted", Interrupted.exit_code)),
+        (
+            LimitReachedError("the deadline"),
+            Ending("stopped", "the deadline", LimitReachedError.exit_code, in_haste=True),
+        ),
+        (TrainingError("no data"), Ending("failed", "no data", TrainingError.exit_code)),
+        (OSError(28, "No space left on device"), Ending("failed", "No space left on device: out", 1)),
+        (OSError(28, "No space left", "out/a"), Ending("failed", "No space left: out/a", 1)),
+    ],
+)
+def test_what_ends_a_job_says_how_it_ended(error: Any, ending: Ending) -> None:
+    assert ended_by(error, Path("out")) == ending
+
+
+def test_a_job_that_never_came_so_far_has_a_report_of_nothing() -> None:
+    report = report_of(
+        Ending("failed", "no", 2), job_name="tiny", recorder=RECORDER, journals=None, running=None, run=True
+    )
+
+    assert (report.state, report.error, report.exit_code, report.steps) == ("failed", "no", 2, 0)
+    assert report.warnings == ("the store was busy",)
+    assert report_from_document(report_document(report)) == report
+
+
+def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_path: Path) -> None:
+    manifest = SimpleNamespace(dataset_size=3200, tensors=())
+    scripted = Scripted(epoch_steps=10**6, manifest=manifest)
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(MEASURED.configuration, "profiling")
+    trainer.until(lambda: trainer.step == 20)
+    trainer.note("slow")
+    plan = SearchPlan("full", "asked for", SPACE.configurations(), 20)
+    story = Story(SPACE, Search(plan, Spent(0.0, 0.0), (MEASURED,), (MEASURED.configuration,)))
+    supervisor = cast(Any, SimpleNamespace(manifest=manifest, quarantined=(7,)))
+    driver = cast(Any, SimpleNamespace(story=story))
+    parts = Parts(RECORDER, trainer.journal, cast(Any, None), supervisor, trainer, driver, cast(Any, None))
+    running = RunningJob(
+        parts,
+        observer=Observer(),
+        checkpoints="",
+        warnings=["one VM type is left out"],
+        stop=lambda reason: None,
+        clock=scripted.clock,
+    )
+
+    ending = ended_by(Interrupted("interrupted"), tmp_path)
+    whole, plan_only = (
+        report_of(ending, job_name="tiny", recorder=RECORDER, journals=None, running=running, run=run)
+        for run in (True, False)
+    )
+
+    assert (whole.state, whole.exit_code, whole.steps) == ("interrupted", 130, 20)
+    assert whole.search.profiled == (MEASURED,)
+    assert whole.search.time_s == pytest.approx(trainer.elapsed_s)
+    assert whole.actual is not None
+    assert whole.actual.epochs == pytest.approx(20 * 32 / 3200)
+    assert whole.warnings == ("one VM type is left out", "slow", "the store was busy")
+    assert whole.quarantined == (7,)
+    assert report_from_document(json.loads(json.dumps(report_document(whole)))) == whole
+    assert plan_only == replace(whole, actual=None)
