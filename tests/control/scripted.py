@@ -44,6 +44,7 @@ class Scripted:
     Attributes:
         now_s: The clock, which only this moves.
         doomed: Workers that die instead of getting ready.
+        crashing: Of those, the ones that die by their own fault.
         dies_at: Workers that die at a poll, by its number.
         slow: By how much longer a worker computes.
         epoch_steps: Steps of an epoch.
@@ -55,6 +56,7 @@ class Scripted:
 
     now_s: float = 0.0
     doomed: set[str] = field(default_factory=set)
+    crashing: set[str] = field(default_factory=set)
     dies_at: dict[int, str] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     epoch_steps: int = 10
@@ -180,9 +182,12 @@ class Scripted:
         return events + self._train()
 
     def _lose(self, worker: str) -> list[Any]:
+        ready = self.membership.state(worker) is not WorkerState.STARTING
         self.membership.lost(worker)
         self.gone[worker] = self.now_s
-        return [Lost(worker, "was killed by SIGKILL")]
+        crashed = worker in self.crashing
+        cause = f"was killed by {'SIGSEGV' if crashed else 'SIGKILL'}"
+        return [Lost(worker, cause, crashed=crashed, ready=ready)]
 
     def _train(self) -> list[Any]:
         view = self.membership.announced

@@ -92,7 +92,7 @@ def trainer_of(
         lr_scale=lambda batch, noise: (
             learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise).factor
         ),
-        replacements_max=job.elastic.failures.give_up,
+        give_up=job.elastic.failures.give_up,
         audit=audit,
         clock=clock,
     )

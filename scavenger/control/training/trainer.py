@@ -19,7 +19,7 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded, Event, Noted, Observer, StepDone, ViewChanged, WorkerChanged
 from scavenger.domain.snapshot import Departure, WorkerSnapshot
-from scavenger.errors import Interrupted, WorkersLostError
+from scavenger.errors import Interrupted, TrainingCodeError, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import (
     Leaving,
@@ -42,7 +42,7 @@ RATE_STEPS = 50
 """Steps at one learning rate at least, where it follows the noise: each change is a change of view."""
 RATE_CHANGE = 0.05
 """A change of the learning rate below this share is not worth one."""
-REPLACEMENTS_MAX = 3
+GIVE_UP = 5
 CRASHES_MAX = 30
 """Workers that may crash one after the other without a step between them: to find the sample that kills among
 16,000 takes 20."""
@@ -66,8 +66,8 @@ class Trainer:
         before: What earlier attempts at the job have come to.
         audit: Where it is written which worker computed which samples of each step; None for nowhere.
         lr_scale: By what the learning rate is multiplied at a global batch size, given the noise.
-        replacements_max: Workers replaced that died soon, one after the other, before the job goes on with
-            what is left: a create-die loop must end.
+        give_up: So many workers that die before they have done much, one after the other, are enough: the job goes
+            on with what is left, or ends. A loop that creates workers which die must end.
 
     `pump` and everything that waits raises what `Supervisor.poll` raises, `LimitReachedError` before a limit
     would be crossed, and `Interrupted` after `stop`.
@@ -88,7 +88,7 @@ class Trainer:
         before: EarlierAttempts | None = None,
         audit: Journal | None = None,
         lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
-        replacements_max: int = REPLACEMENTS_MAX,
+        give_up: int = GIVE_UP,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.supervisor, self.goal, self.limits = supervisor, goal, limits
@@ -97,7 +97,7 @@ class Trainer:
         self.journal, self._observer, self._on_tick, self._clock = journal, observer, on_tick, clock
         self._started_at = started_at
         self.course, self._audit = TrainingHistory(goal, before), audit
-        self._lr_scale_of, self._replacements_max = lr_scale, replacements_max
+        self._lr_scale_of, self._give_up = lr_scale, give_up
         self._lr_scale = 1.0
         self._joined_at: dict[str, float] = {}
         self.warnings: list[str] = []
@@ -111,7 +111,8 @@ class Trainer:
         self.wanted, self._keeping = 0, False
         self.checkpoint_step = 0
         self._checkpoint_failures: set[str] = set()
-        self._replaced = self._crashed = 0
+        self._died_early = self._crashed = 0
+        self._owed: list[str] = []
         self._asked: tuple[int, int] | None = None
         self.at_risk: set[str] = set()
         self._evicted: set[str] = set()
@@ -150,7 +151,7 @@ class Trainer:
     def workers_max(self) -> int | None:
         """The largest cluster that can be kept alive; None where nothing speaks against any."""
         refused = self._clock() - self._refused_at < REFUSED_S
-        return self.wanted if refused or self._replaced > self._replacements_max else None
+        return self.wanted if refused or self._died_early >= self._give_up else None
 
     @property
     def drain_s(self) -> float:
@@ -369,6 +370,7 @@ class Trainer:
                     self._checkpointed(event)
                 case m.CheckpointFailed():
                     self._checkpoint_failed(event)
+        self._launch_owed()
         self._release()
         self.heed_stop()
         self._hold_limits()
@@ -476,34 +478,44 @@ class Trainer:
                 self._launch(missing, self.supervisor.vm_of(event.worker))
             return
         if self.course.steps_of(event.worker) >= HEALTHY_STEPS:
-            self._replaced = 0  # it has done its part before: no loop of workers that die as they come
+            self._died_early = 0  # it has done its part before: no loop of workers that die as they come
         self._departed(event.worker, "failure")
         alive = len(self.supervisor.alive)
         if alive >= self.wanted:
             return
-        if event.crashed and self._crashed < CRASHES_MAX:
-            # what it computed may have done it, which is being found out: that takes some more deaths
+        if event.crashed and event.ready and self._crashed < CRASHES_MAX:
+            # the samples that it computed may have done it, which is being found out: that takes some more deaths
             self._crashed += 1
             self.note(f"{event.worker} {event.cause}; its samples are tried again apart, and it is replaced")
             self._launch(self.wanted - alive, self.supervisor.vm_of(event.worker))
-        elif self._replaced < self._replacements_max:
-            self._replaced += 1
-            self.note(
-                f"{event.worker} {event.cause}; its samples were computed by the others, and it is replaced"
-            )
-            self._launch(self.wanted - alive, self.supervisor.vm_of(event.worker))
+            return
+        self._died_early += 1
+        when = "" if event.ready else " before it could train"
+        if self._died_early < self._give_up:
+            what = "its samples were computed by the others, and " if event.ready else ""
+            self.note(f"{event.worker} {event.cause}{when}; {what}it is replaced")
+            self._owed.append(self.supervisor.vm_of(event.worker))
         elif alive:
-            self._replaced += 1
             self.wanted = alive
             self.note(
-                f"{event.worker} {event.cause}; {self._replacements_max} workers have been replaced already, so "
-                f"the job goes on with {alive}"
+                f"{event.worker} {event.cause}{when}, the last of {self._give_up} workers that died soon after "
+                f"their start, so the job goes on with {alive}"
             )
         else:
-            raise WorkersLostError(
-                f"{event.worker} {event.cause}, as did {self._replacements_max} replacements; "
-                f"see {self.supervisor.engine.log(event.worker)}"
+            others = self._give_up - 1
+            as_did = f", as did {others} before it" if others else ""
+            words = (
+                f"{event.worker} {event.cause}{when}{as_did}; see {self.supervisor.engine.log(event.worker)}"
             )
+            if event.crashed and not event.ready:
+                raise TrainingCodeError(f"the training code failed: {words}")
+            raise WorkersLostError(words)
+
+    def _launch_owed(self) -> None:
+        """Replace workers that died early, as long as no more start at once than may still die."""
+        self._owed = self._owed[: max(0, self.wanted - len(self.supervisor.alive))]
+        while self._owed and self._died_early + self.supervisor.starting < self._give_up:
+            self._launch(1, self._owed.pop(0))
 
     def _refused(self, event: Refused) -> None:
         """There is no room for a worker that was asked for: the job goes on with those that there are."""

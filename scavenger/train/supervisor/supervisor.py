@@ -549,7 +549,7 @@ class Supervisor:
             self._to_coordinator(m.Ended(name, m.DeathBody(name, self.engine.host(name), kind.value, hosts)))
         if self._book.quitting.pop(name, None) is not None:
             return
-        self._events.append(Lost(name, cause, crashed=kind.blames_data))
+        self._events.append(Lost(name, cause, crashed=kind.blames_data, ready=name in self._book.ready))
         if name in self._book.failed or name in self._book.expelled:
             return
         self._hear_last_words(name, ended)
