@@ -227,10 +227,15 @@ def test_workers_that_cannot_be_kept_alive_are_not_asked_for_again(tmp_path: Pat
 
 
 def test_nothing_is_asked_while_a_lost_worker_is_being_replaced(tmp_path: Path) -> None:
-    trainer, fits = running(tmp_path), Fits(EVEN)
+    scripted, fits = Scripted(epoch_steps=10**6, worker_sqnorm=1.5), Fits(EVEN)
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(2)
+    trainer.move(Configuration("local-1", 2, 32), "chosen")
     again = replanning(trainer, fits)
     train(trainer, EVEN, STEP + 0.001)
-    trainer.wanted = 2
+    scripted.launch = lambda workers, vm="", *, threads=None: ()  # type: ignore[method-assign]
+    scripted.dies_at = {scripted.polls + 1: "w1"}
+    trainer.until(lambda: trainer.configuration == Configuration("local-1", 1, 32))
 
     again.look()
 

@@ -16,7 +16,7 @@ from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
-from scavenger.domain.job import JobSpec, ProfileSpec
+from scavenger.domain.job import GoalSpec, JobSpec, ProfileSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.errors import ConfigurationError, Interrupted, LimitReachedError
 from scavenger.search.plan import SearchPlan
@@ -259,9 +259,11 @@ def test_a_limit_ends_the_job_while_a_question_stands_and_is_told_after_the_answ
 
 
 def test_a_wish_to_stop_that_comes_with_the_answer_is_heeded(tmp_path: Path) -> None:
-    trainer = trainer_of(Scripted(epoch_steps=10**6), tmp_path)
+    trainer = trainer_of(Scripted(epoch_steps=2), tmp_path, goal=GoalSpec(max_epochs=1))
     trainer.start(1)
-    trainer.finished = True  # so that the other thread looks no more
+    trainer.move(Configuration("local-1", 1, 32), "test")
+    trainer.until(lambda: False)
+    assert trainer.finished  # so that the other thread looks no more
 
     def refuse() -> bool:
         trainer.stop("interrupted")

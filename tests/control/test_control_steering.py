@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, STEP_S, Scripted, trainer_of
 
+from scavenger.control.training.controller import RATE_STEPS
 from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.policy_loop import LOOK_S, Steering
-from scavenger.control.training.trainer import RATE_STEPS, Trainer
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, Replace, ScaleTo, Stop
 from scavenger.domain.job import JobSpec

@@ -96,8 +96,8 @@ def search_outcome(search: Search, trainer: Trainer) -> SearchOutcome:
     overhead_s = overhead_usd = None
     if not search.plan.configurations:
         overhead_s = overhead_usd = 0.0
-    elif isinstance(search.choice, Choice) and trainer.first_view_at_s is not None:
-        began = max(search.began_s, trainer.first_view_at_s)
+    elif isinstance(search.choice, Choice) and trainer.course.first_view_at_s is not None:
+        began = max(search.began_s, trainer.course.first_view_at_s)
         overhead_s = ended_s - began - search.progress * search.choice.point.time_s
         overhead_usd = ended_usd - search.began_usd - search.progress * search.choice.point.cost_usd
     return SearchOutcome(

@@ -78,7 +78,6 @@ class Steering:
         if at_risk := [
             name for name in sorted(trainer.at_risk) if name in trainer.supervisor.workers("training")
         ]:
-            trainer.at_risk.difference_update(at_risk)
             trainer.replace(at_risk, "the cloud says that they are at risk", kind="eviction")
             return
         trainer.follow_noise()
