@@ -89,9 +89,7 @@ def trainer_of(
         started_at=started_at,
         on_tick=on_tick,
         before=None if resumed is None else resumed.before,
-        lr_scale=lambda batch, noise: (
-            learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise).factor
-        ),
+        lr_scale=lambda batch, noise: learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise),
         give_up=job.elastic.failures.give_up,
         audit=audit,
         clock=clock,
