@@ -251,8 +251,11 @@ class LimitsSpec(FrozenModel):
     start: Duration = Field(
         default=180.0, description="Longest time for a worker to start and build the model."
     )
-    step: Duration = Field(
-        default=60.0, description="Longest time for one step, and for one evaluation after an epoch."
+    step: Duration = Field(default=60.0, description="Longest time for one step.")
+    evaluation: Duration | None = Field(
+        default=None,
+        description="Longest time for one evaluation after an epoch; else by the size of the validation data and the "
+        "time that steps take.",
     )
 
 

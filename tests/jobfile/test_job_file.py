@@ -35,7 +35,7 @@ elastic: {min: 2, max: 8, straggler: replace, lr_scaling: linear}
 checkpoint: {path: ./checkpoints, every: 250ms}
 seed: 7
 output: ./out
-limits: {start: 5m, step: 90s}
+limits: {start: 5m, step: 90s, evaluation: 10m}
 """
 SECONDS_MAX = 5.0
 """A hostile file must not hold the command up; the slowest one known takes a tenth of this."""
@@ -84,7 +84,7 @@ def test_the_smallest_file_gets_the_documented_defaults() -> None:
     assert (elastic.failures.per_host, elastic.failures.give_up) == (3, 5)
     assert (elastic.failures.window, elastic.failures.cooldown) == (600.0, 1800.0)
     assert (job.seed, job.output) == (0, "./.scavenger")
-    assert (job.limits.start, job.limits.step) == (180.0, 60.0)
+    assert (job.limits.start, job.limits.step, job.limits.evaluation) == (180.0, 60.0, None)
 
 
 def test_every_form_of_a_full_file_is_understood() -> None:

@@ -48,7 +48,7 @@ def supervisor_of(
     return Supervisor(
         JobSource(str(job.train), folder, job.seed, space.offers[0].cpus),
         work_dir=work_dir,
-        timeouts=Timeouts(job.limits.start, job.limits.step),
+        timeouts=Timeouts(job.limits.start, job.limits.step, job.limits.evaluation),
         aggregators=job.elastic.aggregators,
         restore=Restore(checkpoints) if resumed else None,
         checkpoint=CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0),

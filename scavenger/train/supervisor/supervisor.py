@@ -504,6 +504,7 @@ class Supervisor:
             begun=self._recoveries.begun,
             rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
+            evaluation_s=self._timeouts.evaluation_s,
         )
 
     def _warn(self, text: str) -> None:

@@ -292,7 +292,7 @@ class RayEngine(Engine):
         process.memory_bytes = max(process.memory_bytes, report.memory_bytes)
         if report.status is not None:
             self._bury(process)
-            self._exits.append(Exit(name, report.status))
+            self._exits.append(Exit(name, report.status, report.reason))
 
     def _lost(self, name: str, process: _Process, reason: str) -> None:
         self._bury(process)
