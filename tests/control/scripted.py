@@ -52,6 +52,8 @@ class Scripted:
         worker_sqnorm: Mean squared norm of the gradient's parts; that of their mean is 1.
         coming: Events that the next poll hands out first.
         step, epoch: Where it begins.
+        hosts: Those that workers can be put on; empty where a new one can be had for each.
+        avoided: Hosts that the engine was asked to avoid, each time.
     """
 
     now_s: float = 0.0
@@ -79,13 +81,20 @@ class Scripted:
     step: int = 0
     epoch: int = 0
     consumed: int = 0
+    hosts: tuple[str, ...] = ()
+    avoided: list[frozenset[str]] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now_s
 
     @property
     def engine(self) -> Any:
-        return SimpleNamespace(log=lambda name: Path(f"{name}.log"), host=lambda name: "here")
+        return SimpleNamespace(
+            log=lambda name: Path(f"{name}.log"),
+            host=lambda name: "here",
+            hosts=self.hosts,
+            avoid=self.avoided.append,
+        )
 
     @property
     def alive(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -124,6 +124,17 @@ class Engine(Protocol):
     def doomed(self) -> tuple[PreemptionNotice, ...]:
         """Processes whose host has been told that it will end, each told once."""
         ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Addresses of the hosts that workers can be put on; empty where a new one can be had for each."""
+        return ()
+
+    def avoid(self, hosts: Collection[str]) -> None:
+        """Start no more workers on these hosts, by their addresses, as long as there is another; on all others, do.
+
+        Processes that run there stay. An engine that runs everything on one host does nothing.
+        """
 
     def kill(self, name: str) -> None:
         """End a process and all that it started, at once; `poll` reports it. Nothing if it has ended."""

@@ -153,6 +153,11 @@ class ProcessEngine(Engine):
         return _HOST
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """See `Engine.hosts`: this machine alone."""
+        return (_HOST,)
+
+    @property
     def leader_host(self) -> str:
         """See `Engine.leader_host`."""
         return _HOST
