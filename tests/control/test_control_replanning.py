@@ -30,7 +30,13 @@ from scavenger.search.plan import SearchPlan
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
 JOB = JobSpec.model_validate(
-    {"version": 1, "name": "tiny", "train": "train:job", "objective": "time", "goal": {"max_epochs": 100}}
+    {
+        "version": 1,
+        "name": "tiny",
+        "train": "train:job",
+        "objective": "time",
+        "goal": {"metric": "val_loss", "target": 0.1, "max_epochs": 100},
+    }
 )
 SAMPLES = 3200
 
@@ -330,5 +336,5 @@ def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_r
     driver, trainer = driven(tmp_path, replace(ROWS[0], compute_s=0.0))
 
     assert driver._why_enough(KNOWLEDGE) == ""
-    assert driver._end_of_training(KNOWLEDGE) == "succeeded"
+    assert driver._end_of_training(KNOWLEDGE) == "target_missed"
     assert "nothing is kept" in trainer.warnings[-1]

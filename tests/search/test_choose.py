@@ -12,7 +12,7 @@ from spaces import SPACE, curve_of, job_model
 
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.utility import UtilityCurve
-from scavenger.search.choose import choose
+from scavenger.search.choose import _front, choose
 from scavenger.search.curve import build_curve
 
 BENT = ((100.0, 10.0), (120.0, 4.0), (500.0, 2.0), (600.0, 11.0))
@@ -176,3 +176,31 @@ def test_every_choice_is_on_the_front_and_explained(
         assert choice.point.time_s == np.min(curve.time_s)
     if objective == "cost":
         assert choice.point.cost_usd == np.min(curve.cost_usd)
+
+
+@pytest.mark.parametrize("objective", ["time", "cost", "knee"])
+def test_where_batch_sizes_cannot_be_compared_the_choice_is_among_those_of_one(objective: str) -> None:
+    curve = build_curve(job_model(), SPACE)
+    free = choose(curve, objective)  # type: ignore[arg-type]
+    batches = {point.configuration.global_batch_size for point in curve}
+    assert len(batches) > 1
+    for batch in batches:
+        choice = choose(curve, objective, global_batch_size=batch)  # type: ignore[arg-type]
+        assert isinstance(choice, Choice)
+        assert choice.configuration.global_batch_size == batch
+        assert f"at batch {batch} alone" in choice.reason
+    assert choose(curve, objective, global_batch_size=7) == free  # type: ignore[arg-type]
+
+
+@given(
+    points=st.lists(
+        st.tuples(st.floats(1.0, 1e4), st.floats(0.0, 100.0)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda p: p[0],
+    )
+)
+def test_the_front_of_all_points_is_the_front_that_the_curve_shows(points: list[tuple[float, float]]) -> None:
+    curve = curve_of(*points)
+
+    assert sorted(_front(curve, np.arange(len(curve)))) == list(np.flatnonzero(curve.on_front))

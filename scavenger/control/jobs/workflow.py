@@ -113,6 +113,12 @@ class JobWorkflow:
         self._space, notes = fit_to_data(self._space, self._manifest.dataset_size)
         for note in notes:
             trainer.note(note)
+        if job.batch_size_unproven:
+            trainer.note(
+                "the goal has no target, so nothing tells how good the model becomes at one batch size and at another: "
+                f"the job runs at batch {job.reference_batch_size}, as after as many epochs a larger one often gives a "
+                "worse model; name goal.metric and goal.target, or one search.batch_size, to have another"
+            )
         self._goal.check(self._manifest.metric_names)
         fingerprint = fingerprint_of(
             self._manifest, self._goal.text, vm=self._space.offers[0].vm, hardware=self._cloud.hardware()

@@ -135,6 +135,7 @@ class Engine(Protocol):
 
         Processes that run there stay. An engine that runs everything on one host does nothing.
         """
+        ...
 
     def kill(self, name: str) -> None:
         """End a process and all that it started, at once; `poll` reports it. Nothing if it has ended."""

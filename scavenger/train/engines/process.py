@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -151,6 +151,9 @@ class ProcessEngine(Engine):
     def host(self, name: str) -> str:
         self._processes[name]  # an unknown name has no host either
         return _HOST
+
+    def avoid(self, hosts: Collection[str]) -> None:
+        """See `Engine.avoid`: there is no other host."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
