@@ -50,7 +50,7 @@ def choose(
     allowed = np.flatnonzero(curve.excluded == 0)
     if not len(allowed):
         return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd, remaining)
-    alike = allowed[[curve[i].configuration.global_batch_size == global_batch_size for i in allowed]]
+    alike = allowed[[curve[int(i)].configuration.global_batch_size == global_batch_size for i in allowed]]
     among = alike if len(alike) else allowed
     if objective == "utility" and worth is not None:
         index, reason = _by_utility(curve, among, worth, (spent_time_s, spent_usd, remaining))

@@ -181,15 +181,15 @@ def test_every_choice_is_on_the_front_and_explained(
 @pytest.mark.parametrize("objective", ["time", "cost", "knee"])
 def test_where_batch_sizes_cannot_be_compared_the_choice_is_among_those_of_one(objective: str) -> None:
     curve = build_curve(job_model(), SPACE)
-    free = choose(curve, objective)  # type: ignore[arg-type]
+    free = choose(curve, objective)
     batches = {point.configuration.global_batch_size for point in curve}
     assert len(batches) > 1
     for batch in batches:
-        choice = choose(curve, objective, global_batch_size=batch)  # type: ignore[arg-type]
+        choice = choose(curve, objective, global_batch_size=batch)
         assert isinstance(choice, Choice)
         assert choice.configuration.global_batch_size == batch
         assert f"at batch {batch} alone" in choice.reason
-    assert choose(curve, objective, global_batch_size=7) == free  # type: ignore[arg-type]
+    assert choose(curve, objective, global_batch_size=7) == free
 
 
 @given(
