@@ -89,7 +89,8 @@ class FailuresSpec(FrozenModel):
         default=5,
         ge=1,
         le=COUNT_MAX,
-        description="Workers that may die within the window before their first step until the job gives up.",
+        description="Workers that may die within the window before their first step, or one after the other soon after "
+        "their start, until the job gives up.",
     )
 
     @model_validator(mode="after")

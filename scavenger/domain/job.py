@@ -245,14 +245,21 @@ class CheckpointSpec(FrozenModel):
     )
 
 
+KERAS_BATCH_SIZE = 32
+"""What Keras's `fit` trains with where it is not told."""
+
+
 class LimitsSpec(FrozenModel):
     """When a silent process counts as hung."""
 
     start: Duration = Field(
         default=180.0, description="Longest time for a worker to start and build the model."
     )
-    step: Duration = Field(
-        default=60.0, description="Longest time for one step, and for one evaluation after an epoch."
+    step: Duration = Field(default=60.0, description="Longest time for one step.")
+    evaluation: Duration | None = Field(
+        default=None,
+        description="Longest time for one evaluation after an epoch; else by the size of the validation data and the "
+        "time that steps take.",
     )
 
 
@@ -343,6 +350,16 @@ class JobSpec(FrozenModel):
     def batch_sizes(self) -> tuple[int, ...]:
         """Global batch sizes B to consider, samples, strictly increasing."""
         return self.search.batch_size
+
+    @property
+    def reference_batch_size(self) -> int:
+        """The batch size that `goal.max_epochs` counts at: Keras's own, where the search has it, else its smallest."""
+        return KERAS_BATCH_SIZE if KERAS_BATCH_SIZE in self.batch_sizes else self.batch_sizes[0]
+
+    @property
+    def batch_size_unproven(self) -> bool:
+        """Nothing tells how good the model becomes at one batch size and at another: the goal has no target."""
+        return self.goal.target is None and len(self.batch_sizes) > 1
 
     @property
     def elastic_range(self) -> tuple[int, int]:

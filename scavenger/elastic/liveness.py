@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["HEARTBEAT_S", "SILENT_S", "Liveness"]
+__all__ = ["HEARTBEAT_S", "SILENT_S", "Liveness", "evaluation_limit_s"]
 
 HEARTBEAT_S = 0.25
 """How often every process says that it lives."""
@@ -10,6 +10,32 @@ SILENT_S = 5.0
 """Silence after which a process counts as lost, whether it is awaited or not."""
 _AWAITED_SILENT_S = 1.5
 _AWAITED_STEPS = 4.0
+EVALUATION_MARGIN = 10.0
+"""How much longer than a training step of as many samples a batch of an evaluation may take: it computes less, but may
+read its data for the first time, and others may have been lost."""
+
+
+def evaluation_limit_s(
+    validation_size: int, *, workers: int, global_batch_size: int, step_s: float, step_time_s: float
+) -> float:
+    """How long an evaluation may take before it counts as hung, where the user has not said so.
+
+    Each worker evaluates its share in batches as large as those that it trains on. That is the time of as many
+    training steps, with a margin, and in any case the limit of a step.
+
+    Args:
+        validation_size: Samples that are evaluated.
+        workers: Among which they are divided.
+        global_batch_size: Samples of a step over all workers.
+        step_s: How long a step may take before it counts as hung, seconds.
+        step_time_s: How long a step takes, seconds; 0 where none has been seen. Then each batch may take as long as a
+            step may.
+    """
+    share = -(-validation_size // max(1, workers))
+    batches = max(1, -(-share // max(1, global_batch_size // max(1, workers))))
+    if step_time_s <= 0.0:
+        return batches * step_s
+    return step_s + EVALUATION_MARGIN * batches * step_time_s
 
 
 class Liveness:

@@ -6,7 +6,7 @@ B0, K0   those of the configuration that the run was started on, to which the le
 S        B / B0
 σ²       variance of the gradient of a batch of B0: trace of the per-sample covariance over B0
 μ²       squared norm of the true gradient
-r        AdaScale's gain, in [1, S] for S >= 1: how many steps at B0 one step at B is worth
+r        AdaScale's gain, in [1, S] for S >= 1: by what the learning rate grows
 =======  ======================================================================================
 
 References:
@@ -29,13 +29,11 @@ from scavenger.models.noise import NoiseTracker
 
 __all__ = [
     "BatchRule",
-    "LearningRateScale",
     "StrongScaling",
     "WeakScaling",
     "adascale_gain",
     "batch_rule",
     "learning_rate_scale",
-    "scale_invariant_epochs",
 ]
 
 
@@ -88,20 +86,6 @@ def batch_rule(name: BatchScaling, *, batch_max: int) -> BatchRule:
     return rules[name]
 
 
-@dataclass(frozen=True, slots=True)
-class LearningRateScale:
-    """What the learning rate of B0 is to be multiplied with, and how far one step takes the training.
-
-    Attributes:
-        factor: Of the learning rate that the schedule gives at the training's progress.
-        gain: Steps at B0 that one step counts for in the learning rate's schedule; 1 but for AdaScale, whose
-            schedule runs over scale-invariant steps.
-    """
-
-    factor: float
-    gain: float = 1.0
-
-
 def adascale_gain(global_batch_size: int, reference_batch_size: int, noise: NoiseTracker) -> float:
     """`r = (σ² + μ²) / (σ²/S + μ²)` [2]_.
 
@@ -130,38 +114,22 @@ def adascale_gain(global_batch_size: int, reference_batch_size: int, noise: Nois
     return min(max(at_reference / at_batch, min(1.0, scale)), max(1.0, scale))
 
 
-def _none(batch: int, reference: int, noise: NoiseTracker) -> LearningRateScale:
-    return LearningRateScale(1.0)
-
-
-def _linear(batch: int, reference: int, noise: NoiseTracker) -> LearningRateScale:
-    return LearningRateScale(batch / reference)
-
-
-def _sqrt(batch: int, reference: int, noise: NoiseTracker) -> LearningRateScale:
-    return LearningRateScale(math.sqrt(batch / reference))
-
-
-def _adascale(batch: int, reference: int, noise: NoiseTracker) -> LearningRateScale:
-    gain = adascale_gain(batch, reference, noise)
-    return LearningRateScale(gain, gain)
-
-
-_LR_RULES: dict[LrScaling, Callable[[int, int, NoiseTracker], LearningRateScale]] = {
-    "none": _none,
-    "linear": _linear,
-    "sqrt": _sqrt,
-    "adascale": _adascale,
+_LR_RULES: dict[LrScaling, Callable[[int, int, NoiseTracker], float]] = {
+    "none": lambda batch, reference, noise: 1.0,
+    "linear": lambda batch, reference, noise: batch / reference,
+    "sqrt": lambda batch, reference, noise: math.sqrt(batch / reference),
+    "adascale": adascale_gain,
 }
 
 
 def learning_rate_scale(
     name: LrScaling, global_batch_size: int, reference_batch_size: int, noise: NoiseTracker
-) -> LearningRateScale:
-    """The learning rate at B for one that was chosen at B0: `none` 1, `linear` S, `sqrt` √S [3]_, `adascale` r.
+) -> float:
+    """By what the learning rate is multiplied at B: `none` 1, `linear` S, `sqrt` √S [3]_, `adascale` r [2]_.
 
-    `linear` and `sqrt` depend on the batch alone and are set once per view; `adascale` follows the noise and
-    is asked at every step.
+    `linear` and `sqrt` depend on the batch alone; `adascale` follows the noise. Of AdaScale this is the learning rate
+    alone: in [2]_ a step also takes the schedule on by r steps, and training ends by the sum of r B0 / D. Here a
+    schedule counts steps, as the optimizer itself does, and epochs are passes over the data.
 
     Args:
         noise: Of the steps so far; only `adascale` looks at it.
@@ -172,17 +140,3 @@ def learning_rate_scale(
     if global_batch_size < 1 or reference_batch_size < 1:
         raise ValueError(f"a batch has samples, not {min(global_batch_size, reference_batch_size)}")
     return _LR_RULES[name](global_batch_size, reference_batch_size, noise)
-
-
-def scale_invariant_epochs(gain: float, reference_batch_size: int, dataset_size: int) -> float:
-    """Epochs at B0 that one step counts for: r B0 / D [2]_.
-
-    An AdaScale run ends when these add up to the epochs that the user asked for at B0, which takes fewer
-    samples than `B / D` per step would say the larger r is, and more where r stays near 1.
-
-    Raises:
-        ValueError: If a size is below 1, or the gain is not above 0.
-    """
-    if reference_batch_size < 1 or dataset_size < 1 or not gain > 0.0:
-        raise ValueError(f"no epochs of {gain} steps of {reference_batch_size} among {dataset_size} samples")
-    return gain * reference_batch_size / dataset_size

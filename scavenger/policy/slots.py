@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ class SlotSeen:
         busy: Processes on it.
         idle_s: For how long it has had none; 0 while it has some.
         ends_in_s: Until the VM ends, by the cloud's word; None where it did not say so.
+        avoided: Too many processes have failed there.
     """
 
     slot: Slot
@@ -44,11 +46,17 @@ class SlotSeen:
     busy: int = 0
     idle_s: float = 0.0
     ends_in_s: float | None = None
+    avoided: bool = False
 
     @property
     def stays(self) -> bool:
         """New processes may be placed there."""
-        return self.ends_in_s is None
+        return self.ends_in_s is None and not self.avoided
+
+    @property
+    def left_s(self) -> float:
+        """How long what runs there may stay."""
+        return math.inf if self.ends_in_s is None else self.ends_in_s
 
 
 def plan_slots(
@@ -57,7 +65,7 @@ def plan_slots(
     """The slots to wish for from now on.
 
     A VM that works is never given up for another. Of those that do not, the ones that are not there yet go first: they
-    cost the least. A VM that is to end counts no more; its slot goes once nothing runs there.
+    cost the least. A VM that is to end, or that is avoided, counts no more; its slot goes once nothing runs there.
 
     Args:
         seen: Slots that are wished for by now.
@@ -69,7 +77,7 @@ def plan_slots(
     for vm in dict.fromkeys((*(one.slot.vm for one in seen), *needs)):
         here = [one for one in seen if one.slot.vm == vm]
         ending = [one for one in here if not one.stays]
-        wanted += [one.slot for one in ending if one.busy and (one.ends_in_s or 0.0) > LAST_S]
+        wanted += [one.slot for one in ending if one.busy and one.left_s > LAST_S]
         staying = [one for one in here if one.stays]
         # the processes on VMs that end are needed there and nowhere else
         count = max(0, needs.get(vm, 0) - sum(one.busy for one in ending))

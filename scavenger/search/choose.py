@@ -25,6 +25,7 @@ def choose(
     spent_usd: float = 0.0,
     remaining: float = 1.0,
     worth: Callable[[float], float] | None = None,
+    global_batch_size: int | None = None,
 ) -> Choice | Infeasible:
     """The allowed point that the objective asks for.
 
@@ -32,6 +33,8 @@ def choose(
         curve: As `build_curve` made it with the same limits.
         objective: `time`, `cost`, `knee` or `utility`.
         worth: What the result is worth after so many seconds, dollars; for `utility` alone.
+        global_batch_size: Choose among points of this batch size, where one is allowed: at another, the same number of
+            epochs may give a worse model, and nothing would tell.
 
     Returns:
         The choice; or, if nothing is allowed, the point that misses deadline and budget by least, and by
@@ -47,10 +50,18 @@ def choose(
     allowed = np.flatnonzero(curve.excluded == 0)
     if not len(allowed):
         return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd, remaining)
+    alike = (
+        allowed
+        if global_batch_size is None
+        else allowed[curve.global_batch_size[allowed] == global_batch_size]
+    )
+    among = alike if len(alike) else allowed
     if objective == "utility" and worth is not None:
-        index, reason = _by_utility(curve, allowed, worth, (spent_time_s, spent_usd, remaining))
+        index, reason = _by_utility(curve, among, worth, (spent_time_s, spent_usd, remaining))
     else:
-        index, reason = OBJECTIVES[objective](curve, allowed)
+        index, reason = OBJECTIVES[objective](curve, among)
+    if len(among) < len(allowed):
+        reason += f"; at batch {global_batch_size} alone, as the goal has no target to compare others by"
     if len(allowed) == 1:
         reason = "the only configuration that the constraints allow"
     if curve.extrapolated[index]:
@@ -93,15 +104,23 @@ def _by_cost(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
 def _by_knee(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
     """The knee; without one, the point of the front nearest to (least time, least cost) in log space."""
     fastest = _fastest(curve, allowed)
-    if curve.knee is not None:
+    if curve.knee is not None and curve.knee in allowed:
         return curve.knee, f"knee: {_beside(curve, curve.knee, fastest, 'fastest')}"
-    front = np.flatnonzero(curve.on_front)
+    front = _front(curve, allowed)
     if len(front) == 1:
         return int(front[0]), "both fastest and cheapest, so there is no tradeoff to find a knee of"
     distance = np.hypot(_log_excess(curve.time_s[front]), _log_excess(curve.cost_usd[front]))
     index = int(front[int(np.argmin(distance))])
     beside = _beside(curve, index, fastest, "fastest")
     return index, f"the front has no knee; nearest to both the least time and the least cost: {beside}"
+
+
+def _front(curve: TradeoffCurve, allowed: IntArray) -> IntArray:
+    """Those of which no other is at least as fast and as cheap, and better in one; of equals the first."""
+    order = allowed[np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed]))]
+    cost = curve.cost_usd[order]
+    cheapest_before = np.concatenate(([np.inf], np.minimum.accumulate(cost)[:-1]))
+    return order[cost < cheapest_before]
 
 
 def _by_utility(

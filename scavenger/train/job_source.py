@@ -20,7 +20,14 @@ class JobSource:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a worker may take to start, and a step to be applied, before it counts as hung; seconds."""
+    """How long workers may take before they count as hung, seconds.
+
+    Attributes:
+        start_s: For a worker to get ready.
+        step_s: For a step to be applied.
+        evaluation_s: For an evaluation; None for `scavenger.elastic.liveness.evaluation_limit_s`.
+    """
 
     start_s: float
     step_s: float
+    evaluation_s: float | None = None

@@ -44,6 +44,7 @@ class Scripted:
     Attributes:
         now_s: The clock, which only this moves.
         doomed: Workers that die instead of getting ready.
+        crashing: Of those, the ones that die by their own fault.
         dies_at: Workers that die at a poll, by its number.
         slow: By how much longer a worker computes.
         epoch_steps: Steps of an epoch.
@@ -51,10 +52,13 @@ class Scripted:
         worker_sqnorm: Mean squared norm of the gradient's parts; that of their mean is 1.
         coming: Events that the next poll hands out first.
         step, epoch: Where it begins.
+        hosts: Those that workers can be put on; empty where a new one can be had for each.
+        avoided: Hosts that the engine was asked to avoid, each time.
     """
 
     now_s: float = 0.0
     doomed: set[str] = field(default_factory=set)
+    crashing: set[str] = field(default_factory=set)
     dies_at: dict[int, str] = field(default_factory=dict)
     slow: dict[str, float] = field(default_factory=dict)
     epoch_steps: int = 10
@@ -77,13 +81,20 @@ class Scripted:
     step: int = 0
     epoch: int = 0
     consumed: int = 0
+    hosts: tuple[str, ...] = ()
+    avoided: list[frozenset[str]] = field(default_factory=list)
 
     def clock(self) -> float:
         return self.now_s
 
     @property
     def engine(self) -> Any:
-        return SimpleNamespace(log=lambda name: Path(f"{name}.log"), host=lambda name: "here")
+        return SimpleNamespace(
+            log=lambda name: Path(f"{name}.log"),
+            host=lambda name: "here",
+            hosts=self.hosts,
+            avoid=self.avoided.append,
+        )
 
     @property
     def alive(self) -> tuple[str, ...]:
@@ -180,9 +191,12 @@ class Scripted:
         return events + self._train()
 
     def _lose(self, worker: str) -> list[Any]:
+        ready = self.membership.state(worker) is not WorkerState.STARTING
         self.membership.lost(worker)
         self.gone[worker] = self.now_s
-        return [Lost(worker, "was killed by SIGKILL")]
+        crashed = worker in self.crashing
+        cause = f"was killed by {'SIGSEGV' if crashed else 'SIGKILL'}"
+        return [Lost(worker, cause, crashed=crashed, ready=ready)]
 
     def _train(self) -> list[Any]:
         view = self.membership.announced

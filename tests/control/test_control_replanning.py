@@ -30,7 +30,13 @@ from scavenger.search.plan import SearchPlan
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
 JOB = JobSpec.model_validate(
-    {"version": 1, "name": "tiny", "train": "train:job", "objective": "time", "goal": {"max_epochs": 100}}
+    {
+        "version": 1,
+        "name": "tiny",
+        "train": "train:job",
+        "objective": "time",
+        "goal": {"metric": "val_loss", "target": 0.1, "max_epochs": 100},
+    }
 )
 SAMPLES = 3200
 
@@ -227,10 +233,15 @@ def test_workers_that_cannot_be_kept_alive_are_not_asked_for_again(tmp_path: Pat
 
 
 def test_nothing_is_asked_while_a_lost_worker_is_being_replaced(tmp_path: Path) -> None:
-    trainer, fits = running(tmp_path), Fits(EVEN)
+    scripted, fits = Scripted(epoch_steps=10**6, worker_sqnorm=1.5), Fits(EVEN)
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(2)
+    trainer.move(Configuration("local-1", 2, 32), "chosen")
     again = replanning(trainer, fits)
     train(trainer, EVEN, STEP + 0.001)
-    trainer.wanted = 2
+    scripted.launch = lambda workers, vm="", *, threads=None: ()  # type: ignore[method-assign]
+    scripted.dies_at = {scripted.polls + 1: "w1"}
+    trainer.until(lambda: trainer.configuration == Configuration("local-1", 1, 32))
 
     again.look()
 
@@ -324,5 +335,5 @@ def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_r
     assert driver.story.search is not None
 
     assert driver._why_enough(driver.story.search, KNOWN) == ""
-    assert driver._end_of_training(KNOWN) == "succeeded"
+    assert driver._end_of_training(KNOWN) == "target_missed"
     assert "nothing is kept" in trainer.warnings[-1]

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, STEP_S, Scripted, trainer_of
 
+from scavenger.control.training.controller import RATE_STEPS
 from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.policy_loop import LOOK_S, Steering
-from scavenger.control.training.trainer import RATE_STEPS, Trainer
+from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, Replace, ScaleTo, Stop
 from scavenger.domain.job import JobSpec
@@ -81,6 +82,32 @@ def test_what_changes_workers_or_hosts_is_told_with_its_reason(tmp_path: Path) -
     assert [(left.worker, left.kind) for left in trainer.course.departures] == [("w0", "eviction")]
     assert policy.shown[-1].blacklist == (("here", 1e6),)
     assert [left.worker for left in policy.shown[-1].departures] == ["w0"]
+
+
+def test_a_host_that_is_ruled_out_gets_no_more_workers_until_its_time_is_over(tmp_path: Path) -> None:
+    scripted = Scripted(epoch_steps=10**6)
+    policy = Says(Blacklist(("bad",), 6.0, "it fails"), Hold("so"), Blacklist(("worse",), 1e6, "too"))
+    steering, trainer = steered(scripted, tmp_path, policy)
+    drive(steering, trainer, 100)
+
+    assert scripted.avoided == [{"bad"}, {"bad", "worse"}, {"worse"}]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "avoided"), [((), [{"here"}]), (("here", "there"), [{"here"}]), (("here",), [])]
+)
+def test_a_host_on_which_workers_keep_dying_is_ruled_out_unless_it_is_the_only_one(
+    tmp_path: Path, hosts: tuple[str, ...], avoided: list[set[str]]
+) -> None:
+    job = JobSpec.model_validate(
+        {"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}}
+    )
+    dies_at = {30: "w0", 60: "w2", 90: "w3"}
+    scripted = Scripted(epoch_steps=10**6, dies_at=dies_at, hosts=hosts)
+    steering, trainer = steered(scripted, tmp_path, policy_for(job))
+    drive(steering, trainer, 150)
+
+    assert scripted.avoided == avoided
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from scripted import PRICE, STEP_S, Heard, Scripted, offer, trainer_of
 
 from scavenger.control.search.measure import measure
+from scavenger.control.training.controller import GIVE_UP, VIEW_WARM_UP_STEPS
 from scavenger.control.training.limits import DRAIN_S
-from scavenger.control.training.trainer import REPLACEMENTS_MAX, VIEW_WARM_UP_STEPS
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import StepRecord
 from scavenger.domain.report import ViewChanged
-from scavenger.errors import Interrupted, LimitReachedError, WorkersLostError
+from scavenger.errors import Interrupted, LimitReachedError, TrainingCodeError, WorkersLostError
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import PreemptionNotice, Refused
 from scavenger.train.transport import messages as m
@@ -163,14 +163,32 @@ def test_the_first_worker_is_replaced_when_it_dies_before_it_is_ready(tmp_path: 
     assert "replaced" in trainer.warnings[0]
 
 
-def test_a_job_whose_workers_all_die_ends_and_launches_no_more_than_it_may(tmp_path: Path) -> None:
-    scripted = Scripted(doomed={f"w{i}" for i in range(100)})
+@pytest.mark.parametrize(("crashing", "error"), [(False, WorkersLostError), (True, TrainingCodeError)])
+@pytest.mark.parametrize("workers", [1, 2, GIVE_UP, GIVE_UP + 3])
+def test_a_job_whose_workers_all_die_as_they_start_gives_up_and_starts_no_more_than_may_fail(
+    tmp_path: Path, workers: int, crashing: bool, error: type[Exception]
+) -> None:
+    names = {f"w{i}" for i in range(100)}
+    scripted = Scripted(doomed=names, crashing=names if crashing else set())
     trainer = trainer_of(scripted, tmp_path)
-    trainer.start(1)
-    with pytest.raises(WorkersLostError, match=rf"as did {REPLACEMENTS_MAX} replacements"):
+    trainer.start(workers)
+    with pytest.raises(error, match="before it could train"):
         trainer.until(lambda: False)
 
-    assert len(scripted.launched) == 1 + REPLACEMENTS_MAX
+    assert len(scripted.launched) == max(workers, GIVE_UP)
+    assert not [warning for warning in trainer.warnings if "samples" in warning]
+
+
+def test_a_worker_that_crashes_on_its_samples_is_replaced_as_long_as_that_may_find_them(
+    tmp_path: Path,
+) -> None:
+    scripted = Scripted(dies_at={5: "w0"}, crashing={"w0"})
+    trainer = trainer_of(scripted, tmp_path)
+    trainer.start(1)
+    trainer.move(at(1, 32), "test")
+    trainer.until(lambda: "w1" in scripted.launched)
+
+    assert "samples are tried again apart" in trainer.warnings[-1]
 
 
 def test_after_the_last_replacement_the_job_goes_on_with_fewer_and_says_so(tmp_path: Path) -> None:

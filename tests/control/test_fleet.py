@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -81,7 +82,10 @@ class AgentCloud(FakeProvider):
             (self.folder / request.token).mkdir()
             arguments = [str(path), str(self.folder / request.token), "60", "120"]
             self.agents[request.token] = subprocess.Popen(
-                [sys.executable, "-c", AGENT, *arguments], stdout=subprocess.DEVNULL, start_new_session=True
+                [sys.executable, "-c", AGENT, *arguments],
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env={**os.environ, "AGENT_ADDRESS": f"127.0.1.{len(self.agents) + 1}"},
             )
         return seen
 
@@ -240,6 +244,22 @@ def test_a_vm_that_is_lost_takes_its_worker_along_and_another_comes_for_the_next
     scene.placed("w1")
 
     assert len(scene.alive()) == 1
+
+
+def test_a_vm_that_is_avoided_goes_with_its_worker_and_another_comes_for_the_next_one(scene: Scene) -> None:
+    scene.fleet(scene.job())
+    (engine,) = scene.engines
+    scene.launch("w0")
+    scene.placed("w0")
+    bad = engine.host("w0")
+    engine.avoid([bad])
+    engine.kill("w0")
+    scene.until(lambda: "w0" not in engine.running)
+    scene.launch("w1")
+    scene.placed("w1")
+
+    assert engine.host("w1") != bad
+    scene.until(lambda: len(scene.alive()) == 1)
 
 
 def test_workers_train_on_where_the_budget_carries_no_further_vm(scene: Scene) -> None:

@@ -164,6 +164,26 @@ def test_what_the_training_code_or_job_file_gets_wrong_is_told_in_one_line(
     assert outcome.report["error"] == outcome.error
 
 
+def test_training_code_that_crashes_while_it_is_built_is_started_no_oftener_than_it_may_fail(
+    make_job: MakeJob,
+) -> None:
+    job = make_job(
+        code={"in_job": "os.kill(os.getpid(), signal.SIGSEGV)"},
+        search={"workers": 2, "batch_size": [32]},
+        elastic={"failures": {"give_up": 3}},
+    )
+    outcome = job.run()
+    report = outcome.report
+
+    assert (outcome.code, report["job"]["state"]) == (6, "failed")
+    assert "SIGSEGV" in outcome.error
+    assert "before it could train" in outcome.error
+    assert "samples" not in outcome.stderr
+    with Store.open(job.store) as store:
+        processes = store.processes(report["job"]["id"])
+    assert sorted(p.process for p in processes if p.role == "worker") == ["w0", "w1", "w2"]
+
+
 def test_a_job_that_is_done_while_it_is_profiled_ends_well_and_teaches(make_job: MakeJob) -> None:
     """Also: batch sizes above the data set are left out, and a target that is never reached is told."""
     goal = {"metric": "val_loss", "target": 0.0001, "max_epochs": 5}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
+from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness, evaluation_limit_s
 
 
 def watched(*names: str, at: float = 0.0) -> Liveness:
@@ -77,3 +77,29 @@ def test_one_who_was_kept_from_looking_blames_nobody_for_it(away: float, spoke: 
     at, found = look(liveness, 1.0 + away, 1.0 + away + 60.0)
     assert found == ("w0",)
     assert at < 1.0 + away + SILENT_S + 4 * HEARTBEAT_S
+
+
+# ---- evaluations -------------------------------------------------------------------------------------------
+
+
+@given(
+    size=st.integers(0, 10**8),
+    workers=st.integers(1, 1000),
+    local=st.integers(1, 4096),
+    step_time_s=st.floats(1e-4, 50.0),
+)
+def test_an_evaluation_may_take_a_multiple_of_the_steps_that_its_samples_would(
+    size: int, workers: int, local: int, step_time_s: float
+) -> None:
+    batch = workers * local
+    limit_s = evaluation_limit_s(
+        size, workers=workers, global_batch_size=batch, step_s=60.0, step_time_s=step_time_s
+    )
+
+    assert limit_s >= 60.0 + 10.0 * size / batch * step_time_s
+    assert limit_s <= 60.0 + 10.0 * (size / batch + 2) * step_time_s
+
+
+def test_before_a_step_was_seen_each_batch_of_an_evaluation_may_take_as_long_as_a_step_may() -> None:
+    assert evaluation_limit_s(1000, workers=2, global_batch_size=100, step_s=60.0, step_time_s=0.0) == 600.0
+    assert evaluation_limit_s(0, workers=1, global_batch_size=1, step_s=60.0, step_time_s=0.0) == 60.0

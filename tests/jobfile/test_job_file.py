@@ -35,7 +35,7 @@ elastic: {min: 2, max: 8, straggler: replace, lr_scaling: linear}
 checkpoint: {path: ./checkpoints, every: 250ms}
 seed: 7
 output: ./out
-limits: {start: 5m, step: 90s}
+limits: {start: 5m, step: 90s, evaluation: 10m}
 """
 SECONDS_MAX = 5.0
 """A hostile file must not hold the command up; the slowest one known takes a tenth of this."""
@@ -84,7 +84,26 @@ def test_the_smallest_file_gets_the_documented_defaults() -> None:
     assert (elastic.failures.per_host, elastic.failures.give_up) == (3, 5)
     assert (elastic.failures.window, elastic.failures.cooldown) == (600.0, 1800.0)
     assert (job.seed, job.output) == (0, "./.scavenger")
-    assert (job.limits.start, job.limits.step) == (180.0, 60.0)
+    assert (job.limits.start, job.limits.step, job.limits.evaluation) == (180.0, 60.0, None)
+
+
+@pytest.mark.parametrize(
+    ("sections", "unproven", "reference"),
+    [
+        ("", True, 32),
+        ("search: {batch_size: [8, 32, 64]}\n", True, 32),
+        ("search: {batch_size: [64, 128]}\n", True, 64),
+        ("search: {batch_size: 128}\n", False, 128),
+    ],
+)
+def test_without_a_target_batch_sizes_cannot_be_compared(
+    sections: str, unproven: bool, reference: int
+) -> None:
+    job = parse_job(SMALLEST + sections, path="job.yaml")
+    assert (job.batch_size_unproven, job.reference_batch_size) == (unproven, reference)
+    goal = "goal: {metric: val_loss, target: 0.5, max_epochs: 3}"
+    aimed = parse_job((SMALLEST + sections).replace("goal: {max_epochs: 3}", goal), path="job.yaml")
+    assert not aimed.batch_size_unproven
 
 
 def test_every_form_of_a_full_file_is_understood() -> None:

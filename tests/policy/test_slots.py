@@ -20,7 +20,8 @@ def situations(draw: st.DrawFn) -> tuple[list[SlotSeen], dict[str, int], int]:
         busy = draw(st.integers(0, PLACES[vm])) if joined else 0
         ends_in_s = draw(st.none() | st.floats(-5.0, 120.0)) if joined else None
         idle_s = 0.0 if busy else draw(st.floats(0.0, 30.0))
-        seen.append(SlotSeen(Slot(number, vm, PLACES[vm]), joined, busy, idle_s, ends_in_s))
+        avoided = joined and draw(st.booleans())
+        seen.append(SlotSeen(Slot(number, vm, PLACES[vm]), joined, busy, idle_s, ends_in_s, avoided))
     busy_by_type = {vm: sum(one.busy for one in seen if one.slot.vm == vm) for vm in PLACES}
     needs = {vm: busy_by_type[vm] + draw(st.integers(0, 5)) for vm in PLACES}
     return seen, needs, len(seen)
@@ -103,3 +104,15 @@ def test_a_vm_that_ends_is_let_go_once_nothing_runs_there_or_its_time_has_come()
 
     assert plan_slots([idle], {}, PLACES, 1) == ()
     assert plan_slots([late], {"small": 1}, PLACES, 1) == ()
+
+
+@given(situations())
+def test_a_vm_that_is_avoided_stays_as_long_as_it_works_and_no_longer(
+    case: tuple[list[SlotSeen], dict[str, int], int],
+) -> None:
+    seen, needs, first = case
+    wanted = plan_slots(seen, needs, PLACES, first)
+
+    for one in seen:
+        if one.avoided and one.ends_in_s is None:
+            assert (one.slot in wanted) == (one.busy > 0)

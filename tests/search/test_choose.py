@@ -12,7 +12,7 @@ from spaces import SPACE, curve_of, job_model
 
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.utility import UtilityCurve
-from scavenger.search.choose import choose
+from scavenger.search.choose import _front, choose
 from scavenger.search.curve import build_curve
 
 BENT = ((100.0, 10.0), (120.0, 4.0), (500.0, 2.0), (600.0, 11.0))
@@ -185,3 +185,31 @@ def test_what_was_spent_already_is_told_with_how_far_the_nearest_misses() -> Non
     assert isinstance(verdict, Infeasible)
     assert verdict.nearest is not None
     assert f"{verdict.nearest.time_s + 50.0:.4g} s with the 50 s spent so far" in verdict.reason
+
+
+@pytest.mark.parametrize("objective", ["time", "cost", "knee"])
+def test_where_batch_sizes_cannot_be_compared_the_choice_is_among_those_of_one(objective: str) -> None:
+    curve = build_curve(job_model(), SPACE)
+    free = choose(curve, objective)
+    batches = {point.configuration.global_batch_size for point in curve}
+    assert len(batches) > 1
+    for batch in batches:
+        choice = choose(curve, objective, global_batch_size=batch)
+        assert isinstance(choice, Choice)
+        assert choice.configuration.global_batch_size == batch
+        assert f"at batch {batch} alone" in choice.reason
+    assert choose(curve, objective, global_batch_size=7) == free
+
+
+@given(
+    points=st.lists(
+        st.tuples(st.floats(1.0, 1e4), st.floats(0.0, 100.0)),
+        min_size=1,
+        max_size=8,
+        unique_by=lambda p: p[0],
+    )
+)
+def test_the_front_of_all_points_is_the_front_that_the_curve_shows(points: list[tuple[float, float]]) -> None:
+    curve = curve_of(*points)
+
+    assert sorted(_front(curve, np.arange(len(curve)))) == list(np.flatnonzero(curve.on_front))

@@ -101,6 +101,7 @@ class Run:
         checkpoint: m.CheckpointPlan | None = None,
         start_s: float = 120.0,
         step_s: float = 60.0,
+        evaluation_s: float | None = None,
         job_dir: Path = JOBS,
         engine: Callable[[Path, int], Engine] | None = None,
     ) -> None:
@@ -108,7 +109,7 @@ class Run:
         self.supervisor = Supervisor(
             JobSource(train, job_dir, SEED, threads=1),
             work_dir=work_dir,
-            timeouts=Timeouts(start_s, step_s),
+            timeouts=Timeouts(start_s, step_s, evaluation_s),
             aggregators=aggregators,
             restore=None if restore is None else m.Restore(str(restore)),
             checkpoint=checkpoint,

@@ -74,6 +74,20 @@ def test_training_code_that_hangs_is_ended_with_its_stack_in_the_log(tmp_path: P
     assert "in hangs" in log or "in <lambda>" in log
 
 
+def test_an_evaluation_may_take_longer_than_a_step(tmp_path: Path) -> None:
+    with Run("broken:evaluates_slowly", tmp_path, epochs=1, step_s=2.0, evaluation_s=60.0) as run:
+        run.begin(1, 20).to_the_end()
+
+    assert run.epochs[-1].evaluation_s >= 5.0
+    assert run.lost == []
+
+
+def test_an_evaluation_that_hangs_is_ended_by_a_limit_of_its_own(tmp_path: Path) -> None:
+    run = Run("broken:hangs_in_evaluation", tmp_path, epochs=1, evaluation_s=3.0)
+    with run, pytest.raises(TrainingHungError, match=r"evaluation after step \d+ .* \(limits\.evaluation\)"):
+        run.begin(1, 20).to_the_end()
+
+
 def test_training_code_that_ends_its_process_is_to_blame_itself(tmp_path: Path) -> None:
     error, _ = fails("leaves", tmp_path)
 

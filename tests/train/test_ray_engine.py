@@ -26,6 +26,7 @@ from engine_conformance import (
     boot,
     command,
     exits,
+    running,
     said,
     text,
 )
@@ -169,6 +170,28 @@ while True: engine.poll()
             assert {told.name for told in ended} == {"w0", "w1"}
             assert {told.cause for told in ended} == {"found no host with room for it"}
             assert engine.running == ()
+
+    def test_a_host_that_is_avoided_gets_no_more_processes_unless_there_is_no_other(
+        self, cluster: Any, tmp_path: Path
+    ) -> None:
+        there = "127.0.0.2"
+        node = cluster.add_node(num_cpus=8, node_ip_address=there, object_store_memory=_STORE_BYTES)
+        try:
+            with contextlib.closing(RayEngine(tmp_path, command=command(SLEEP))) as engine:
+                here = engine.leader_host
+                assert set(engine.hosts) == {here, there}
+                engine.avoid([here])
+                for name in ("w0", "w1", "w2"):
+                    engine.launch(boot(name))
+                    running(engine, name)
+                assert {engine.host(name) for name in engine.running} == {there}
+                engine.avoid([here, there])
+                engine.launch(boot("w3"))
+                assert running(engine, "w3")
+                engine.kill_all()
+                exits(engine, 4)
+        finally:
+            cluster.remove_node(node)
 
     def test_the_training_code_does_not_get_the_key_of_the_cluster(self, start: Start) -> None:
         engine = start("import os; print([name for name in os.environ if 'TOKEN' in name])")

@@ -115,6 +115,26 @@ while True:
             engine.kill_all()
             engine.close()
 
+    def test_a_vm_that_is_avoided_keeps_its_processes_and_gets_no_more(
+        self, stage: Stage, start: Start
+    ) -> None:
+        engine = start(SLEEP)
+        assert isinstance(engine, VmEngine)
+        running(engine, "w0")
+        bad, good = engine.host("w0"), "127.0.0.2"
+        stage.add("vm-1", address=good)
+        stage.joined("vm-1")
+        engine.avoid([bad])
+        engine.launch(boot("w1"))
+        engine.launch(boot("w2"))
+        running(engine, "w1")
+        running(engine, "w2")
+        assert [engine.host(name) for name in ("w0", "w1", "w2")] == [bad, good, good]
+        engine.avoid([])
+        engine.launch(boot("w3"))
+        running(engine, "w3")
+        assert engine.host("w3") == bad  # where there is most room
+
     def test_who_waits_too_long_for_a_vm_has_ended(self, stage: Stage, tmp_path: Path) -> None:
         now = [0.0]
         engine = VmEngine(tmp_path, stage.hosts, place_max_s=60.0, command=command(""), clock=lambda: now[0])

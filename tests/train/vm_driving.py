@@ -20,6 +20,9 @@ AGENT = """
 import signal, sys
 from pathlib import Path
 from scavenger.train.engines.vm.agent import Agent, read_ticket
+import os, scavenger.train.engines.vm.agent
+if "AGENT_ADDRESS" in os.environ:  # this machine has many, of which the way to the leader shows one alone
+    scavenger.train.engines.vm.agent.address_towards = lambda endpoint: os.environ["AGENT_ADDRESS"]
 agent = Agent(
     read_ticket(Path(sys.argv[1])), Path(sys.argv[2]), silent_s=float(sys.argv[3]), poweroff_s=float(sys.argv[4])
 )
@@ -94,7 +97,14 @@ class Stage:
         return self.hosts.expect(intent, role=role, vm=vm, threads=places, places=places)
 
     def add(
-        self, intent: str, role: Role = "worker", *, vm: str = SOME_TYPE, places: int = 8, **more: str
+        self,
+        intent: str,
+        role: Role = "worker",
+        *,
+        vm: str = SOME_TYPE,
+        places: int = 8,
+        address: str = "",
+        **more: str,
     ) -> None:
         """Have a VM boot; `joined` waits until it has."""
         ticket = self.ticket(intent, self.expect(intent, role, vm, places), **more)
@@ -106,7 +116,7 @@ class Stage:
                 start_new_session=True,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=self._env,
+                env={**self._env, **({"AGENT_ADDRESS": address} if address else {})},
             )
 
     def joined(self, *intents: str) -> None:

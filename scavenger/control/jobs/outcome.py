@@ -103,8 +103,8 @@ def search_outcome(search: Search, choice: Choice | None, progress: float, train
     overhead_s = overhead_usd = None
     if not search.plan.configurations:
         overhead_s = overhead_usd = 0.0
-    elif choice is not None and trainer.first_view_at_s is not None:
-        began_s = max(search.began.time_s, trainer.first_view_at_s)
+    elif choice is not None and trainer.course.first_view_at_s is not None:
+        began_s = max(search.began.time_s, trainer.course.first_view_at_s)
         overhead_s = ended.time_s - began_s - progress * choice.point.time_s
         overhead_usd = ended.cost_usd - search.began.cost_usd - progress * choice.point.cost_usd
     return SearchOutcome(

@@ -48,7 +48,7 @@ def supervisor_of(
     return Supervisor(
         JobSource(str(job.train), folder, job.seed, space.offers[0].cpus),
         work_dir=work_dir,
-        timeouts=Timeouts(job.limits.start, job.limits.step),
+        timeouts=Timeouts(job.limits.start, job.limits.step, job.limits.evaluation),
         aggregators=job.elastic.aggregators,
         restore=Restore(checkpoints) if resumed else None,
         checkpoint=CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0),
@@ -89,10 +89,8 @@ def trainer_of(
         started_at=started_at,
         on_tick=on_tick,
         before=None if resumed is None else resumed.before,
-        lr_scale=lambda batch, noise: (
-            learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise).factor
-        ),
-        replacements_max=job.elastic.failures.give_up,
+        lr_scale=lambda batch, noise: learning_rate_scale(job.elastic.lr_scaling, batch, reference, noise),
+        give_up=job.elastic.failures.give_up,
         audit=audit,
         clock=clock,
     )

@@ -174,6 +174,12 @@ class JobWorkflow:
         self.story = replace(self.story, space=space)
         for note in notes:
             trainer.note(note)
+        if self._job.batch_size_unproven:
+            trainer.note(
+                "the goal has no target, so nothing tells how good the model becomes at one batch size and at another: "
+                f"the job runs at batch {self._job.reference_batch_size}, as after as many epochs a larger one often "
+                "gives a worse model; name goal.metric and goal.target, or one search.batch_size, to have another"
+            )
         trainer.goal.check(manifest.metric_names)
         fingerprint = fingerprint_of(
             manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()

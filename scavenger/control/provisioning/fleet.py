@@ -348,7 +348,8 @@ class Fleet:
                 ends_in_s = 0.0  # at risk, so that nothing is placed there any more
             if intent.id in silent:
                 ends_in_s = 0.0
-            found.append(SlotSeen(slot, True, len(vm.processes), now - since, ends_in_s))
+            avoided = self._engine is not None and vm.address in self._engine.avoided
+            found.append(SlotSeen(slot, True, len(vm.processes), now - since, ends_in_s, avoided))
         return found
 
     def _silent(self, vms: Mapping[str, AgentStatus]) -> frozenset[str]:
@@ -433,7 +434,10 @@ class Fleet:
                     room[vm] += self._room[vm]
                     continue
                 working += busy
-                if host is None or host.doomed is None:
+                avoided = (
+                    host is not None and self._engine is not None and host.address in self._engine.avoided
+                )
+                if host is None or (host.doomed is None and not avoided):
                     room[vm] += self._room[vm] - busy
         return room, working
 

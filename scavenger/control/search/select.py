@@ -159,6 +159,7 @@ def choose_now(
         spent_usd=spent_usd,
         remaining=remaining,
         worth=worth,
+        global_batch_size=job.reference_batch_size if job.batch_size_unproven else None,
     )
     return curve, choice
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from scavenger.control.training.goal import Goal
@@ -58,6 +59,8 @@ class TrainingHistory:
         measured: Undisturbed steps, their samples and seconds, by configuration.
         noise: Of the gradients, smoothed.
         departures: Workers that are gone although the job went on.
+        setup_s: Time from launch until ready, of each worker that got so far.
+        joined_at_s: When each worker's first view took effect, seconds since the job began.
     """
 
     def __init__(self, goal: Goal, before: EarlierAttempts | None = None) -> None:
@@ -69,6 +72,8 @@ class TrainingHistory:
         self.measured: dict[Configuration, tuple[int, int, float]] = {}
         self.noise = NoiseTracker()
         self.departures: list[Departure] = []
+        self.setup_s: list[float] = []
+        self.joined_at_s: dict[str, float] = {}
         self._steps_of: dict[str, int] = {}
         self._recent: dict[str, deque[tuple[int, float, int]]] = {}
         self._step_times_s: dict[tuple[int, int], deque[float]] = {}
@@ -83,6 +88,11 @@ class TrainingHistory:
     def step(self) -> int:
         """The last one."""
         return self.before.step if self._tally.step is None else self._tally.step
+
+    @property
+    def first_view_at_s(self) -> float | None:
+        """When training began in this attempt, seconds since the job began; None before."""
+        return min(self.joined_at_s.values(), default=None)
 
     @property
     def samples(self) -> int:
@@ -141,6 +151,11 @@ class TrainingHistory:
         return [(took, samples) for step, took, samples in self._recent.get(worker, ()) if step > first]
 
     # ---- what happens --------------------------------------------------------------------------------------
+
+    def viewed(self, workers: Iterable[str], at_s: float) -> None:
+        """A view of these workers has taken effect."""
+        for worker in workers:
+            self.joined_at_s.setdefault(worker, at_s)
 
     def stepped(
         self, report: m.StepReport, configuration: Configuration | None, *, disturbed: bool, at_s: float

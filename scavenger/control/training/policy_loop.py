@@ -40,6 +40,7 @@ class Steering:
         self._trainer, self._policy, self._reference = trainer, policy, reference
         self._remaining, self._planned = remaining_samples, planned
         self._blacklist: dict[str, float] = {}
+        self._avoided: frozenset[str] = frozenset()
         self._looked_at = trainer.elapsed_s
 
     @property
@@ -78,10 +79,10 @@ class Steering:
         if at_risk := [
             name for name in sorted(trainer.at_risk) if name in trainer.supervisor.workers("training")
         ]:
-            trainer.at_risk.difference_update(at_risk)
             trainer.replace(at_risk, "the cloud says that they are at risk", kind="eviction")
             return
         trainer.follow_noise()
+        self._avoid()
         match self._policy.decide(self.snapshot()):
             case Hold():
                 pass
@@ -92,11 +93,20 @@ class Steering:
                 trainer.replace(workers, reason, kind="eviction")
             case Blacklist(hosts, until_s, reason):
                 self._blacklist |= dict.fromkeys(hosts, until_s)
+                self._avoid()
                 trainer.note(reason)
             case Pause(reason):
                 raise LimitReachedError(f"paused: {reason}")
             case Stop(reason, cause):
                 raise (WorkersLostError if cause == "failures" else LimitReachedError)(reason)
+
+    def _avoid(self) -> None:
+        """Have the engine avoid the hosts that are ruled out now, and use those again whose time is over."""
+        now = self._trainer.elapsed_s
+        avoided = frozenset(host for host, until_s in self._blacklist.items() if until_s > now)
+        if avoided != self._avoided:
+            self._avoided = avoided
+            self._trainer.supervisor.engine.avoid(avoided)
 
     def snapshot(self) -> JobSnapshot:
         """What is, as policies see it. Time that earlier attempts at the job took counts as its own."""
@@ -122,6 +132,7 @@ class Steering:
             drain_s=trainer.drain_s,
             look_every_s=LOOK_S,
             setup_s=max(trainer.setup_s, default=0.0),
+            hosts=trainer.supervisor.engine.hosts,
             blacklist=tuple(self._blacklist.items()),
             planned=self._planned(),
         )

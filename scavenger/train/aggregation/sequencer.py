@@ -94,7 +94,8 @@ class Sequencer:
         missing = barrier.missing
         behind = tuple(a for a in self._others if a not in self._applied) if self._order else ()
         waiting = time.perf_counter() - self._moved_at if missing or behind else 0.0
-        return m.Beat(barrier.step, view.number if view else 0, missing, waiting, behind)
+        evaluating = barrier.phase in (b.Phase.EVALUATE, b.Phase.SUMMARISE)
+        return m.Beat(barrier.step, view.number if view else 0, missing, waiting, behind, evaluating)
 
     def inform(self, token: int) -> m.Inform:
         """Where the job stands, for a coordinator that takes the lead."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import zmq
 
 from scavenger.elastic.barrier import Announce, Death
-from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
+from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness, evaluation_limit_s
 from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.elastic.quarantine import Cause
 from scavenger.train.coordinator.initialization import Initialization
@@ -61,6 +61,7 @@ class Coordinator:
         self._wanted: m.Resize | None = None
         self._sequencer = m.Beat()
         self._step_time_s = 0.0
+        self._validation_size = 0
         self._stepped: tuple[int, float] | None = None
         self._announced_at = 0.0
         self._aggregators_at = 0.0
@@ -145,8 +146,10 @@ class Coordinator:
     def _from_worker(self, worker: str, message: m.Message) -> None:
         match message:
             case m.Hello():
+                self._validation_size = message.manifest.validation_size
                 self._initialization.hello(worker, message.manifest)
             case m.Present():
+                self._validation_size = message.manifest.validation_size
                 if message.ready:
                     self._present.add(worker)
                 self._initialization.present(worker, message)
@@ -324,8 +327,8 @@ class Coordinator:
             self._liveness.forget(name)
             self._expel(name, "was silent, though its process was there")
         self._end_slow_starters(now)
-        if sequencer.waiting_s > self._brief.step_s:
-            self._end_hung(sequencer)
+        if sequencer.waiting_s > (limit := self._limit_s(sequencer)):
+            self._end_hung(sequencer, limit)
         if now - self._announced_at > _AGAIN_S:
             self._announce(self._membership.announce_again())
 
@@ -344,19 +347,34 @@ class Coordinator:
                 others = self._membership.count(WorkerState.STANDBY, WorkerState.TRAINING)
                 self._expel(worker, cause, hung=True, fatal="" if others else f"{worker} {cause}")
 
-    def _end_hung(self, sequencer: m.Beat) -> None:
+    def _limit_s(self, sequencer: m.Beat) -> float:
+        """How long what the sequencer waits for may take."""
+        assert self._brief is not None
+        if not sequencer.evaluating:
+            return self._brief.step_s
+        if self._brief.evaluation_s is not None:
+            return self._brief.evaluation_s
+        workers = max(1, self._membership.count(WorkerState.TRAINING))
+        return evaluation_limit_s(
+            self._validation_size,
+            workers=workers,
+            global_batch_size=workers if self._wanted is None else self._wanted.global_batch_size,
+            step_s=self._brief.step_s,
+            step_time_s=self._step_time_s,
+        )
+
+    def _end_hung(self, sequencer: m.Beat, limit: float) -> None:
         """Some did not do their part in time: end them; if all are to blame, it is the training code."""
         assert self._brief is not None
-        limit = self._brief.step_s
+        what, key = f"step {sequencer.step + 1}", "limits.step"
+        if sequencer.evaluating:
+            what, key = f"the evaluation after step {sequencer.step}", "limits.evaluation"
         self._sequencer = m.Beat(step=sequencer.step)
         training = self._membership.count(WorkerState.TRAINING)
         fatal = ""
         if sequencer.missing and len(sequencer.missing) >= training:
-            fatal = (
-                f"step {sequencer.step + 1}, or the evaluation before it, was not done within {limit:.0f} s "
-                "(limits.step)"
-            )
-        cause = f"did not do its part of a step or evaluation within {limit:.0f} s (limits.step)"
+            fatal = f"{what} was not done within {limit:.0f} s ({key})"
+        cause = f"did not do its part of {what} within {limit:.0f} s ({key})"
         for worker in sequencer.missing:
             self._expel(worker, cause, hung=True, fatal=fatal)
         for index in sequencer.behind:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import select
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -32,12 +32,14 @@ class Exit:
         status: Its exit status; negative: the signal that killed it, or would have, where nobody is left to tell.
         reason: What the engine knows beyond the status, e.g. that the host was lost; empty if nothing.
         refused: It never ran, as there is no place for it.
+        out_of_memory: The kernel killed it because memory ran out, by its own count.
     """
 
     name: str
     status: int
     reason: str = ""
     refused: bool = False
+    out_of_memory: bool = False
 
     @property
     def cause(self) -> str:
@@ -50,7 +52,7 @@ class Exit:
             name = signal.Signals(-self.status).name
         except ValueError:  # a real-time signal, or none at all
             name = f"signal {-self.status}"
-        return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+        return f"was killed by {name}" + (": out of memory" if self.out_of_memory else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,18 @@ class Engine(Protocol):
 
     def doomed(self) -> tuple[PreemptionNotice, ...]:
         """Processes whose host has been told that it will end, each told once."""
+        ...
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Addresses of the hosts that workers can be put on; empty where a new one can be had for each."""
+        return ()
+
+    def avoid(self, hosts: Collection[str]) -> None:
+        """Start no more workers on these hosts, by their addresses, as long as there is another; on all others, do.
+
+        Processes that run there stay. An engine that runs everything on one host does nothing.
+        """
         ...
 
     def kill(self, name: str) -> None:

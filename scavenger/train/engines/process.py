@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,7 @@ import psutil
 
 from scavenger.errors import CleanupError
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
+from scavenger.train.memory_kills import MemoryKills, find_counter
 from scavenger.train.supervisor import reaper
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
@@ -42,6 +43,7 @@ class _Process:
     log: Path
     peak_bytes: int = 0
     ended: bool = False
+    killed: bool = False
 
 
 def _thread_limits(threads: int) -> dict[str, str]:
@@ -65,6 +67,7 @@ class ProcessEngine(Engine):
         self._processes: dict[str, _Process] = {}
         self._tag = uuid.uuid4().hex
         self._closed = False
+        self._memory_kills = MemoryKills(find_counter())
         # killed processes cannot tidy up: TensorFlow alone leaves a file for each function that it rewrote
         self._temporary = tempfile.mkdtemp(prefix="scavenger-")
         self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
@@ -130,11 +133,21 @@ class ProcessEngine(Engine):
 
     def poll(self) -> list[Exit]:
         """Processes that have ended since the last look; what they started is ended with them."""
+        ended = {
+            name: process
+            for name, process in self._processes.items()
+            if not process.ended and process.popen.poll() is not None
+        }
+        killed = [
+            name
+            for name, process in ended.items()
+            if process.popen.returncode == -signal.SIGKILL and not process.killed
+        ]
+        out_of_memory = self._memory_kills.among(killed, time.monotonic())
         exits = []
-        for name, process in self._processes.items():
-            if not process.ended and process.popen.poll() is not None:
-                exits.append(Exit(name, process.popen.returncode))
-                self._bury(name, process)
+        for name, process in ended.items():
+            exits.append(Exit(name, process.popen.returncode, out_of_memory=name in out_of_memory))
+            self._bury(name, process)
         return exits
 
     def doomed(self) -> tuple[PreemptionNotice, ...]:
@@ -147,6 +160,14 @@ class ProcessEngine(Engine):
     def host(self, name: str) -> str:
         self._processes[name]  # an unknown name has no host either
         return _HOST
+
+    def avoid(self, hosts: Collection[str]) -> None:
+        """See `Engine.avoid`: there is no other host."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """See `Engine.hosts`: this machine alone."""
+        return (_HOST,)
 
     @property
     def leader_host(self) -> str:
@@ -199,6 +220,7 @@ class ProcessEngine(Engine):
         """End a process and all that it started, at once."""
         process = self._processes[name]
         if not process.ended:
+            process.killed = True
             self._kill_group(process.popen.pid)
 
     def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:

@@ -39,12 +39,15 @@ class Leaving:
 class Lost:
     """A worker died without an error of its code; the others go on.
 
-    `crashed`: by its own fault, so that what it computed may have done it.
+    Attributes:
+        crashed: The process died by its own fault, such as a segmentation fault.
+        ready: The worker had been able to train, so it may have been computing samples.
     """
 
     worker: str
     cause: str
     crashed: bool = False
+    ready: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -504,6 +504,7 @@ class Supervisor:
             begun=self._recoveries.begun,
             rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
+            evaluation_s=self._timeouts.evaluation_s,
         )
 
     def _warn(self, text: str) -> None:
@@ -549,7 +550,7 @@ class Supervisor:
             self._to_coordinator(m.Ended(name, m.DeathBody(name, self.engine.host(name), kind.value, hosts)))
         if self._book.quitting.pop(name, None) is not None:
             return
-        self._events.append(Lost(name, cause, crashed=kind.blames_data))
+        self._events.append(Lost(name, cause, crashed=kind.blames_data, ready=name in self._book.ready))
         if name in self._book.failed or name in self._book.expelled:
             return
         self._hear_last_words(name, ended)

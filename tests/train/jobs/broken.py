@@ -70,6 +70,30 @@ def leaves() -> KerasJob:
     return _job(lambda reads: os._exit(7) if reads > 300 else None)
 
 
+def _slow_validation(seconds: float) -> KerasJob:
+    """An evaluation that takes so long, over its 10 samples, and more where they are read again."""
+
+    class Slow:
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> Any:
+            if index == 9:  # not among the samples of the warm-up
+                time.sleep(seconds)
+            return X[index], Y[index]
+
+    model = network(keras.optimizers.SGD(0.01))
+    return KerasJob(model, (X[TRAIN], Y[TRAIN]), Slow())
+
+
+def evaluates_slowly() -> KerasJob:
+    return _slow_validation(5.0)
+
+
+def hangs_in_evaluation() -> KerasJob:
+    return _slow_validation(600.0)
+
+
 class Raising(keras.layers.Layer):  # type: ignore[misc]
     def call(self, inputs: Any) -> Any:
         raise ValueError("this layer does not feel like it")

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -97,6 +97,7 @@ class RayEngine(Engine):
         self._processes: dict[str, _Process] = {}
         self._exits: list[Exit] = []
         self._closed = False
+        self._avoided: frozenset[str] = frozenset()
         log_dir.mkdir(parents=True, exist_ok=True)
         self._host = self._ray.remote(
             concurrency_groups={"watch": 1, "stop": 1},
@@ -120,7 +121,9 @@ class RayEngine(Engine):
             raise ValueError(f"a process {boot.name!r} runs already")
         # a resource that Ray gives every host, of which next to nothing is asked
         pin = (
-            {"resources": {f"node:{host}": 0.001}} if host is not None else {"scheduling_strategy": "SPREAD"}
+            {"resources": {f"node:{host}": 0.001}}
+            if host is not None
+            else {"scheduling_strategy": self._spread()}
         )
         actor = self._host.options(num_cpus=boot.threads, **pin).remote(self._command, self._lease_s)
 
@@ -148,6 +151,15 @@ class RayEngine(Engine):
     def doomed(self) -> tuple[PreemptionNotice, ...]:
         """See `Engine.doomed`: Ray tells of none."""
         return ()
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """See `Engine.hosts`."""
+        return tuple(dict.fromkeys(node["NodeManagerAddress"] for node in self._able()))
+
+    def avoid(self, hosts: Collection[str]) -> None:
+        """See `Engine.avoid`."""
+        self._avoided = frozenset(hosts)
 
     def kill(self, name: str) -> None:
         """See `Engine.kill`."""
@@ -247,6 +259,21 @@ class RayEngine(Engine):
         if not process.ended:
             process.actor.show_stack.remote()
 
+    def _spread(self) -> Any:
+        """How Ray chooses a host: of those that are not avoided, unless no other has processors at all."""
+        if not self._avoided:
+            return "SPREAD"
+        able = self._able()
+        avoided = [node["NodeID"] for node in able if node["NodeManagerAddress"] in self._avoided]
+        if not avoided or len(avoided) == len(able):
+            return "SPREAD"
+        labels = self._ray.util.scheduling_strategies
+        return labels.NodeLabelSchedulingStrategy(hard={"ray.io/node-id": labels.NotIn(*avoided)})
+
+    def _able(self) -> list[dict[str, Any]]:
+        """The cluster's hosts that have processors."""
+        return [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
     def _hear(self, timeout_s: float) -> None:
         """Take the answers that are here, waiting at most so long for the first."""
         waiting = {process.answer: name for name, process in self._processes.items() if not process.ended}
@@ -292,7 +319,7 @@ class RayEngine(Engine):
         process.memory_bytes = max(process.memory_bytes, report.memory_bytes)
         if report.status is not None:
             self._bury(process)
-            self._exits.append(Exit(name, report.status))
+            self._exits.append(Exit(name, report.status, report.reason))
 
     def _lost(self, name: str, process: _Process, reason: str) -> None:
         self._bury(process)

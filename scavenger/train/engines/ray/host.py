@@ -29,12 +29,16 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What has come up at the host since the last report; `status` is None as long as the process runs."""
+    """What has come up at the host since the last report; `status` is None as long as the process runs.
+
+    `reason`: what the host knows beyond the status; empty if nothing.
+    """
 
     log: bytes
     suspended: bool
     memory_bytes: int
     status: int | None
+    reason: str = ""
 
 
 class Host:
@@ -104,12 +108,12 @@ class Host:
 
     def _look(self) -> Report:
         for ended in self._engine.poll():
-            return self._end(ended.status)
+            return self._end(ended.status, ended.cause if ended.out_of_memory else "")
         memory_bytes = self._engine.sample_memory().get(self._name, 0)
         return Report(self._read(_LOG_PART_BYTES), self._engine.suspended(self._name), memory_bytes, None)
 
-    def _end(self, status: int) -> Report:
-        self._last = Report(self._read(LOG_BYTES_MAX), False, 0, status)
+    def _end(self, status: int, reason: str = "") -> Report:
+        self._last = Report(self._read(LOG_BYTES_MAX), False, 0, status, reason)
         self._engine.close()
         return self._last
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +97,7 @@ class VmEngine(Engine):
         self._exits: list[Exit] = []
         self._doomed: list[PreemptionNotice] = []
         self._closed = False
+        self._avoided: frozenset[str] = frozenset()
 
     def launch(
         self,
@@ -169,6 +170,15 @@ class VmEngine(Engine):
         """See `Engine.doomed`; a time that is set later is told again."""
         doomed, self._doomed = self._doomed, []
         return tuple(one for one in doomed if not self._processes[one.name].ended)
+
+    def avoid(self, hosts: Collection[str]) -> None:
+        """See `Engine.avoid`; a VM that has no other work is given back, and another is started instead."""
+        self._avoided = frozenset(hosts)
+
+    @property
+    def avoided(self) -> frozenset[str]:
+        """Addresses of VMs that get no more workers."""
+        return self._avoided
 
     def kill(self, name: str) -> None:
         """See `Engine.kill`."""
@@ -310,6 +320,7 @@ class VmEngine(Engine):
                 vm
                 for vm in self._hosts.free()
                 if vm.role == role
+                and not (role == "worker" and process.address is None and vm.address in self._avoided)
                 and process.address in (None, vm.address)
                 # of aggregators' VMs there is one kind
                 and (role == "aggregator" or process.vm in ("", vm.vm))

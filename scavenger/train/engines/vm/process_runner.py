@@ -55,6 +55,7 @@ class _Process:
     term_at: float = float("inf")
     kill_at: float = float("inf")
     status: int | None = None
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -134,13 +135,12 @@ class ProcessRunner:
         Args:
             room: Whether there is room on the line for more than what must be told.
         """
-        ends = {
-            (engine, ended.name): ended.status for engine in self._engines.values() for ended in engine.poll()
-        }
+        ends = {(engine, ended.name): ended for engine in self._engines.values() for ended in engine.poll()}
         for launch, process in list(self._processes.items()):
             name = process.boot.name
-            if process.status is None:
-                process.status = ends.get((process.engine, name))
+            if (ended := ends.get((process.engine, name))) is not None:
+                process.status = ended.status
+                process.reason = ended.cause if ended.out_of_memory else ""
             if process.status is None:
                 self._urge(process, now)
             if room:
@@ -175,7 +175,7 @@ class ProcessRunner:
         ended = process.status is not None
         log = self._tails[process.boot.name].read(ended=ended)
         if ended and not log:
-            self.say(m.Report(launch, status=process.status, reason=self._reason))
+            self.say(m.Report(launch, status=process.status, reason=self._reason or process.reason))
             del self._processes[launch]
             return
         suspended, memory = process.suspended, process.memory_bytes

@@ -91,6 +91,7 @@ class Beat(Tagged, frozen=True):
         missing: From the sequencer: workers that are awaited.
         waiting_s: For how long.
         behind: From the sequencer: places of aggregators that are awaited.
+        evaluating: From the sequencer: what is awaited is an evaluation.
     """
 
     step: int = 0
@@ -98,6 +99,7 @@ class Beat(Tagged, frozen=True):
     missing: tuple[str, ...] = ()
     waiting_s: float = 0.0
     behind: tuple[int, ...] = ()
+    evaluating: bool = False
 
 
 class Failed(Tagged, frozen=True):
@@ -231,6 +233,7 @@ class Brief(Tagged, frozen=True):
         begun: The aggregators hold the model, or did.
         rewinding: Places of those that are to begin anew, whatever their memory says.
         quarantined: Samples that are left out.
+        evaluation_s: Longest time for an evaluation; None for what its size suggests.
     """
 
     token: int
@@ -246,6 +249,7 @@ class Brief(Tagged, frozen=True):
     begun: bool
     rewinding: tuple[int, ...]
     quarantined: tuple[int, ...]
+    evaluation_s: float | None = None
 
 
 class RollBack(Tagged, frozen=True):

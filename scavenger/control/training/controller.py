@@ -1,0 +1,581 @@
+"""The controller of a running job: what each event about its workers and its steps leads to.
+
+Events in, actions out; it reads no clock, calls nobody and writes nothing. `trainer` shows it what the
+supervisor of the processes reports and what the rest of the control plane commands, each with the situation of the
+workers at that moment, and carries out its actions in order. Table of modes (columns) and events (rows); an entry says
+what follows, `-` that the event is ignored::
+
+    event             TRAIN                                   DONE              RECORD
+    StepReport        new: written and told; else -           as TRAIN          as TRAIN
+    ViewInstalled     newer: in effect from now on; else -    as TRAIN          as TRAIN
+    EpochReport       new: written, told, verdict; at the     the verdict       -
+                      goal or the last epoch: -> DONE         again
+                      else: the verdict again
+    RolledBack        history undone, warned                  -> TRAIN          as TRAIN
+    Quarantined       written, warned                         as TRAIN          as TRAIN
+    Checkpoint...     written, told; failed: warned once      as TRAIN          as TRAIN
+    Started, Leaving  told                                    as TRAIN          -
+    Recovered         told                                    as TRAIN          -
+    Warned            warned                                  as TRAIN          -
+    Lost              told; replaced, or fewer wanted, or     told              -
+                      given up, by the table of `Losses`
+    Refused           told; fewer wanted                      told              -
+    Doomed            told; leaves and is replaced at once,   told              -
+                      or, at a mere risk, noted
+    Look              lost workers replaced as far as is      spare let go      -
+                      due; spare ones let go
+    Gather, Switch,   launches and changes of view            -                 -
+    GatherSpares,
+    Swap, Remove,
+    FollowNoise
+    Begin, Abandon    so many are wanted                      as TRAIN          -
+    Departed          kept in the history                     as TRAIN          -
+    Close             -> RECORD                               -> RECORD         -
+
+A message may be repeated, since its answer may have been lost: a step or view that is not newer than the newest one
+changes nothing, and an epoch that was answered gets the same answer.
+
+**Workers are wanted, not counted.** `wanted` is how many workers the job should have. While fewer are alive, as many as
+are missing are launched or owed; while more are, `Release` lets the newest ones go. What is launched or let go has
+therefore one reason only, whoever changed `wanted`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+from scavenger.control.training.goal import Goal
+from scavenger.control.training.history import TrainingHistory
+from scavenger.control.training.orders import (
+    Abandon,
+    Action,
+    Begin,
+    Close,
+    Departed,
+    Event,
+    FollowNoise,
+    Gather,
+    GatherSpares,
+    GiveUp,
+    GiveVerdict,
+    Launch,
+    Look,
+    RecordNow,
+    Release,
+    Remove,
+    ReportStep,
+    Resize,
+    Situation,
+    Swap,
+    Switch,
+    Tell,
+    Warn,
+    Write,
+)
+from scavenger.domain.configuration import Configuration, Offer
+from scavenger.domain.measurement import EpochRecord
+from scavenger.domain.report import EpochEnded, Noted, ViewChanged, WorkerChanged
+from scavenger.domain.snapshot import Departure
+from scavenger.models.noise import NoiseTracker
+from scavenger.train.supervisor.events import (
+    Leaving,
+    Lost,
+    PreemptionNotice,
+    Recovered,
+    Refused,
+    RolledBack,
+    Started,
+    Warned,
+)
+from scavenger.train.transport import messages as m
+
+__all__ = ["Controller", "Losses", "Mode"]
+
+VIEW_WARM_UP_STEPS = 3
+"""The first steps of a view, whose times tell of caches and new shapes rather than of the configuration."""
+RATE_STEPS = 50
+"""Steps at one learning rate at least, where it follows the noise: each change is a change of view."""
+RATE_CHANGE = 0.05
+"""A change of the learning rate below this share is not worth one."""
+GIVE_UP = 5
+CRASHES_MAX = 30
+"""Workers that may crash on their samples one after the other without a step between them: to find the sample that
+kills among 16,000 takes 20."""
+HEALTHY_STEPS = 20
+"""Steps after which a worker's death says nothing about the next one's."""
+REFUSED_S = 600.0
+"""For so long after workers were refused for want of room, no more are asked for."""
+
+_RECORDED = (
+    m.StepReport,
+    m.ViewInstalled,
+    RolledBack,
+    m.Quarantined,
+    m.CheckpointWritten,
+    m.CheckpointFailed,
+)
+"""Events that tell of what stands; they count in every mode."""
+
+
+class Mode(Enum):
+    TRAIN = "train"
+    DONE = "done"
+    RECORD = "record only"
+
+
+class Losses:
+    """Whether a lost worker is replaced.
+
+    Table of how a worker died, while fewer are alive than wanted::
+
+        how it died                               what follows
+        its host was about to end                 replaced at once; it was expected
+        crashed while it could compute samples    replaced at once, up to `CRASHES_MAX` in a row without a step: the
+                                                  samples may have done it, and finding out takes some deaths
+        in any other way, the n-th in a row       n below `give_up`: owed, see below; else the job goes on with the
+        before it has done `HEALTHY_STEPS`        others, or, without any, is given up
+
+    A worker that is *owed* is launched once no more than `give_up` can have died early even if all that start do: while
+    workers die as they start, a job of any size starts `give_up` of them, or those that it began with where these were
+    more. A process that dies before it is ready has read no sample of the job, whatever it died of.
+
+    Attributes:
+        give_up: Workers that may die early in a row.
+        died_early: How many have.
+    """
+
+    def __init__(self, give_up: int) -> None:
+        self.give_up = give_up
+        self.died_early = 0
+        self._crashes = 0
+        self._owed: list[str] = []
+
+    @property
+    def too_many(self) -> bool:
+        """No replacement may be asked for any more."""
+        return self.died_early >= self.give_up
+
+    def stepped(self) -> None:
+        """A step was applied: the samples that killed workers are behind."""
+        self._crashes = 0
+
+    def gathered(self) -> None:
+        """All workers that are missing have been launched."""
+        self._owed.clear()
+
+    def due(self, now: Situation, wanted: int) -> dict[str, int]:
+        """How many owed workers are to be launched now, by type of VM."""
+        del self._owed[max(0, wanted - len(now.vms)) :]
+        count = min(len(self._owed), max(0, self.give_up - self.died_early - now.starting))
+        launched, self._owed = self._owed[:count], self._owed[count:]
+        return {vm: launched.count(vm) for vm in dict.fromkeys(launched)}
+
+    def lost(
+        self, event: Lost, now: Situation, *, missing: int, steps: int
+    ) -> tuple[list[Action], int | None]:
+        """A worker has died that nobody expected to.
+
+        Args:
+            missing: How many fewer are alive than wanted.
+            steps: To which the worker has contributed.
+
+        Returns:
+            What follows, and how many workers are wanted from now on; None for as many as before.
+        """
+        if steps >= HEALTHY_STEPS:
+            self.died_early = 0
+        if missing <= 0:
+            return [], None
+        who = f"{event.worker} {event.cause}"
+        if event.crashed and event.ready and self._crashes < CRASHES_MAX:
+            self._crashes += 1
+            self._owed.clear()
+            return [
+                Warn(f"{who}; its samples are tried again apart, and it is replaced"),
+                Launch(missing, now.vm),
+            ], None
+        self.died_early += 1
+        if not event.ready:
+            who += " before it could train"
+        if not self.too_many:
+            self._owed.append(now.vm)
+            others = "its samples were computed by the others, and " if event.ready else ""
+            return [Warn(f"{who}; {others}it is replaced")], None
+        if alive := len(now.vms):
+            return [
+                Warn(
+                    f"{who}, the last of {self.died_early} workers that died soon after their start, so the job goes "
+                    f"on with {alive}"
+                )
+            ], alive
+        others = f", as did {self.died_early - 1} before it" if self.died_early > 1 else ""
+        return [GiveUp(event.worker, f"{who}{others}", by_code=event.crashed and not event.ready)], None
+
+
+class Controller:
+    """The training of one job. Not thread-safe; feed it one event at a time.
+
+    Args:
+        goal: When training is done.
+        history: What has happened in this attempt and before it; the controller keeps it up to date.
+        offers: The types of VM that may be gone to; the first is begun on.
+        give_up: Workers that may die early one after the other, see `Losses`.
+        lr_scale: By what the learning rate is multiplied at a global batch size, given the noise.
+
+    Attributes:
+        wanted: Workers that the job should have.
+        offer: The type of VM that the job runs on.
+        configuration: In effect; None before the first view.
+        finished: The goal is reached, or no epoch is left.
+        reached: The goal is reached.
+        at_risk: Workers that the cloud may take, at no time that it has said.
+        checkpoint_step: Of the newest checkpoint; 0 before the first.
+    """
+
+    def __init__(
+        self,
+        goal: Goal,
+        history: TrainingHistory,
+        *,
+        offers: Mapping[str, Offer],
+        give_up: int = GIVE_UP,
+        lr_scale: Callable[[int, NoiseTracker], float] = lambda batch, noise: 1.0,
+    ) -> None:
+        self.goal, self.history = goal, history
+        self._offers, self._lr_scale_of = offers, lr_scale
+        self.offer = next(iter(offers.values()))
+        self.wanted = 0
+        self.configuration: Configuration | None = None
+        self.finished = self.reached = False
+        self.at_risk: frozenset[str] = frozenset()
+        self.checkpoint_step = 0
+        self._losses = Losses(give_up)
+        self._recording_only = self._keeping = False
+        self._lr_scale = 1.0
+        self._asked: Resize | None = None
+        self._view: m.ViewBody | None = None
+        self._view_steps = 0
+        self._evicted: set[str] = set()
+        self._warned_of: set[str] = set()
+        self._refused_at_s = -math.inf
+
+    @property
+    def mode(self) -> Mode:
+        """Of the table."""
+        if self._recording_only:
+            return Mode.RECORD
+        return Mode.DONE if self.finished else Mode.TRAIN
+
+    @property
+    def view(self) -> int:
+        """Number of the view in effect; 0 before the first."""
+        return 0 if self._view is None else self._view.number
+
+    def workers_max(self, at_s: float) -> int | None:
+        """The largest cluster that can be kept alive; None where nothing speaks against any."""
+        refused = at_s - self._refused_at_s < REFUSED_S
+        return self.wanted if refused or self._losses.too_many else None
+
+    def handle(self, event: Event, now: Situation) -> list[Action]:
+        """Take one event; returns what follows from it, in order."""
+        if self.mode is Mode.RECORD and not isinstance(event, _RECORDED):
+            return []
+        match event:
+            case m.StepReport():
+                return self._stepped(event, now)
+            case m.ViewInstalled():
+                return self._installed(event, now)
+            case m.EpochReport():
+                return self._epoch_ended(event, now)
+            case RolledBack():
+                return self._rolled_back(event)
+            case m.Quarantined():
+                return self._quarantined(event)
+            case m.CheckpointWritten():
+                return self._checkpointed(event)
+            case m.CheckpointFailed():
+                return self._checkpoint_failed(event)
+            case Started():
+                self.history.setup_s.append(event.setup_s)
+                return [Tell(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
+            case Leaving():
+                self.history.left(event.worker)
+                return [Tell(WorkerChanged(event.worker, "leaving"))]
+            case Recovered():
+                words = f"{event.cause}; another took over in {event.took_s:.1f} s"
+                return [Tell(WorkerChanged(event.process, "recovered", words))]
+            case Warned():
+                return [Warn(event.message)]
+            case Lost():
+                return self._lost(event, now)
+            case Refused():
+                return self._refused(event, now)
+            case PreemptionNotice():
+                return self._doomed(event, now)
+            case _:
+                return self._command(event, now)
+
+    def _command(self, event: Event, now: Situation) -> list[Action]:
+        match event:
+            case Begin():
+                self.wanted = event.workers
+            case Abandon():
+                self.wanted = max(1, now.training) if event.workers is None else event.workers
+            case Close():
+                self._recording_only = True
+            case Departed():
+                self._departed(event.worker, event.kind, now)
+            case Look():
+                return self._look(now)
+            case Gather() if not self.finished:
+                return self._gather(event, now)
+            case Switch() if not self.finished:
+                return self._switch(event, now)
+            case GatherSpares() if not self.finished:
+                return self._gather_spares(event, now)
+            case Swap() if not self.finished:
+                self.wanted -= len(event.workers)
+                assert self.configuration is not None
+                batch = self.configuration.global_batch_size
+                return self._resize(self.wanted, batch, event.reason, without=event.workers)
+            case Remove() if not self.finished:
+                self.wanted -= len(event.workers)
+                batch = max(self.wanted, event.global_batch_size)
+                return self._resize(self.wanted, batch, event.reason, without=event.workers)
+            case FollowNoise() if not self.finished:
+                return self._follow_noise(now)
+            case _:
+                pass
+        return []
+
+    # ---- steps, views and epochs -----------------------------------------------------------------------------
+
+    def _installed(self, event: m.ViewInstalled, now: Situation) -> list[Action]:
+        view = event.view
+        if self._view is not None and view.number <= self._view.number:
+            return []  # said again
+        self._view, self._view_steps = view, 0
+        self.configuration = Configuration(now.vm, len(view.members), view.global_batch_size)
+        self.history.viewed([member.worker for member in view.members], now.at_s)
+        return []
+
+    def _stepped(self, report: m.StepReport, now: Situation) -> list[Action]:
+        if report.step <= self.history.step:
+            return []  # said again after a recovery
+        self._losses.stepped()
+        self._view_steps += 1
+        record = self.history.stepped(
+            report, self.configuration, disturbed=self._disturbed(report, now), at_s=now.at_s
+        )
+        done = {"step": report.step, "view": report.view, "epoch": report.epoch, "pieces": report.pieces}
+        actions: list[Action] = [Write("step", record), Write("step", done, audit=True)]
+        if self._view_steps == 1 and self._view is not None and self.configuration is not None:
+            # in the first step of a view, all that was not computing was waiting for the change
+            change = ViewChanged(
+                self._view.number, self.configuration, self._view.first_step, record.sync_s, self._view.reason
+            )
+            actions += [Write("view", change), Tell(change)]
+        return [*actions, ReportStep(record)]
+
+    def _disturbed(self, report: m.StepReport, now: Situation) -> bool:
+        shared = self.offer.shared_cpus is not None
+        return (
+            self._view_steps <= VIEW_WARM_UP_STEPS
+            or report.samples < report.global_batch_size
+            or (shared and (now.starting > 0 or now.ending))
+        )
+
+    def _epoch_ended(self, report: m.EpochReport, now: Situation) -> list[Action]:
+        epochs = self.history.epochs
+        if epochs and report.epoch <= epochs[-1].epoch:
+            # said again, since the answer was lost
+            improved = self.history.best_epoch is epochs[-1]
+            return [GiveVerdict(report.epoch, self.finished, improved)]
+        record = EpochRecord(
+            epoch=report.epoch,
+            step=report.step,
+            metrics=report.metrics,
+            evaluation_s=report.evaluation_s,
+            at_s=now.at_s,
+        )
+        improved = self.history.evaluated(record)
+        self.reached = self.goal.reached(self.goal.value(record))
+        self.finished = self.reached or record.epoch + 1 >= self.goal.spec.max_epochs
+        return [
+            Write("epoch", record),
+            GiveVerdict(report.epoch, self.finished, improved),
+            Tell(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target)),
+        ]
+
+    def _rolled_back(self, event: RolledBack) -> list[Action]:
+        undone = self.history.roll_back(event.step)
+        self.reached = self.finished = False
+        resumed = {"step": event.step}
+        return [
+            Write("resumed", resumed),
+            Write("resumed", resumed, audit=True),
+            Warn(
+                f"{event.cause}; after {event.took_s:.1f} s the job goes on from step {event.step}, and does "
+                f"{undone} steps again"
+            ),
+        ]
+
+    def _quarantined(self, event: m.Quarantined) -> list[Action]:
+        samples = ", ".join(map(str, event.samples))
+        return [
+            Write("quarantined", msgspec.structs.asdict(event)),
+            Warn(
+                f"training is not whole: sample {samples} of the data is left out from now on. {event.reason}"
+            ),
+        ]
+
+    def _checkpointed(self, event: m.CheckpointWritten) -> list[Action]:
+        self.checkpoint_step = event.step
+        size = event.bytes / 1e6
+        words = f"checkpoint of step {event.step}: {size:.1f} MB in {event.written_s:.1f} s"
+        return [
+            Write("checkpoint", msgspec.structs.asdict(event)),
+            Tell(Noted("info", words)),
+            RecordNow(),  # the job can be resumed from now on
+        ]
+
+    def _checkpoint_failed(self, event: m.CheckpointFailed) -> list[Action]:
+        """A checkpoint that cannot be written costs safety, not training: told once for each reason."""
+        return self._warn_once(
+            event.message, f"the checkpoint of step {event.step} could not be written: {event.message}"
+        )
+
+    # ---- workers that go -------------------------------------------------------------------------------------
+
+    def _lost(self, event: Lost, now: Situation) -> list[Action]:
+        told = Tell(WorkerChanged(event.worker, "lost", event.cause))
+        missing = self.wanted - len(now.vms)
+        if event.worker in self._evicted:
+            # its VM ended before it had left; another was started at the notice, unless that one is gone too
+            return [told, *self._launch(missing, now.vm)]
+        steps = self.history.steps_of(event.worker)
+        self._departed(event.worker, "failure", now)
+        if self.finished:
+            return [told]
+        actions, wanted = self._losses.lost(event, now, missing=missing, steps=steps)
+        self.wanted = self.wanted if wanted is None else wanted
+        return [told, *actions]
+
+    def _refused(self, event: Refused, now: Situation) -> list[Action]:
+        """There is no room for a worker that was asked for: the job goes on with those that there are."""
+        told = Tell(WorkerChanged(event.worker, "gone", event.reason))
+        alive = len(now.vms)
+        if alive >= self.wanted or self.finished:
+            return [told]
+        self.wanted, self._refused_at_s = max(1, alive), now.at_s
+        words = f"the job goes on with {alive} worker{'' if alive == 1 else 's'}: {event.reason}"
+        return [told, *self._warn_once(event.reason, words)]
+
+    def _doomed(self, event: PreemptionNotice, now: Situation) -> list[Action]:
+        """A worker's host will end: it leaves at the next step boundary, and another is started meanwhile."""
+        worker = event.name
+        told = Tell(WorkerChanged(worker, "doomed", event.reason))
+        if event.in_s is None:
+            self.at_risk |= {worker}
+            return [told]
+        self.at_risk -= {worker}
+        if worker not in now.vms or self.finished:
+            return [told]
+        actions: list[Action] = [told, Warn(f"{worker} leaves: {event.reason}; it is replaced")]
+        alive = len(now.vms)
+        if self._asked is not None:
+            # the others go on with the same batch, and the next one joins once it is ready
+            workers, batch = self._asked.workers, self._asked.global_batch_size
+            actions += self._resize(workers, batch, f"{worker} leaves: {event.reason}", without=(worker,))
+            alive -= 1
+        self._departed(worker, "eviction", now)
+        self._evicted.add(worker)
+        return [*actions, *self._launch(self.wanted - alive, now.vm)]
+
+    def _departed(self, worker: str, kind: Literal["failure", "eviction"], now: Situation) -> None:
+        steps = self.history.steps_of(worker)
+        self.history.departures.append(Departure(worker, now.host, now.at_s, kind, steps))
+        self.history.left(worker)
+
+    # ---- commands --------------------------------------------------------------------------------------------
+
+    def _gather(self, event: Gather, now: Situation) -> list[Action]:
+        # workers on another type of VM train on until all have come
+        others = self._others(event.target.vm, now)
+        self.wanted = event.target.workers + len(others)
+        self._keeping = event.keep
+        missing = self.wanted - len(now.vms)
+        if missing <= 0:
+            return []
+        here, actions = self.configuration, list[Action]()
+        workers = len(now.vms) if here is None else here.workers
+        if self.offer.shared_cpus is None:
+            workers = max(workers, now.ready)  # workers that stand by have VMs that are paid for
+        batch = event.meanwhile
+        if batch is not None and (here is None or (here.workers, here.global_batch_size) != (workers, batch)):
+            actions += self._resize(max(1, min(workers, batch)), batch, "while workers start")
+        return [*actions, *self._launch(missing, event.target.vm)]
+
+    def _switch(self, event: Switch, now: Situation) -> list[Action]:
+        target = event.target
+        self.offer = self._offers[target.vm]
+        self.wanted = min(target.workers, self.wanted)
+        return self._resize(
+            self.wanted,
+            max(self.wanted, target.global_batch_size),
+            event.reason,
+            without=self._others(target.vm, now),
+        )
+
+    def _gather_spares(self, event: GatherSpares, now: Situation) -> list[Action]:
+        self.at_risk -= set(event.workers)
+        self.wanted += len(event.workers)
+        return self._launch(self.wanted - len(now.vms), self.offer.vm)
+
+    def _follow_noise(self, now: Situation) -> list[Action]:
+        here = self.configuration
+        if here is None or not now.settled or self._view_steps < RATE_STEPS:
+            return []
+        scale = self._lr_scale_of(here.global_batch_size, self.history.noise)
+        if abs(scale / self._lr_scale - 1.0) <= RATE_CHANGE:
+            return []
+        return self._resize(here.workers, here.global_batch_size, f"learning rate x {scale:.3g}")
+
+    def _look(self, now: Situation) -> list[Action]:
+        launches: list[Action] = []
+        alive = len(now.vms)
+        if not self.finished:
+            launches = [Launch(count, vm) for vm, count in self._losses.due(now, self.wanted).items()]
+        # spare workers go, so that nobody pays for them
+        keep = max(self.wanted, alive) if self._keeping else self.wanted
+        return [*launches, Release(keep)]
+
+    # ---- what several events lead to -------------------------------------------------------------------------
+
+    def _others(self, vm: str, now: Situation) -> tuple[str, ...]:
+        """Workers on other types of VM."""
+        return tuple(name for name, its in now.vms.items() if its != vm)
+
+    def _launch(self, missing: int, vm: str) -> list[Action]:
+        if missing <= 0 or self.finished:
+            return []
+        self._losses.gathered()
+        return [Launch(missing, vm)]
+
+    def _resize(
+        self, workers: int, batch: int, reason: str, *, without: Collection[str] = ()
+    ) -> list[Action]:
+        self._lr_scale = self._lr_scale_of(batch, self.history.noise)
+        self._asked = Resize(workers, batch, reason, self._lr_scale, tuple(without))
+        return [self._asked]
+
+    def _warn_once(self, cause: str, words: str) -> list[Action]:
+        if cause in self._warned_of:
+            return []
+        self._warned_of.add(cause)
+        return [Warn(words)]

@@ -1,0 +1,454 @@
+"""The controller's table: what each event leads to, and laws that hold in every order of events."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import offer
+
+from scavenger.control.training.controller import CRASHES_MAX, HEALTHY_STEPS, Controller, Mode
+from scavenger.control.training.goal import Goal
+from scavenger.control.training.history import TrainingHistory
+from scavenger.control.training.orders import (
+    Abandon,
+    Action,
+    Begin,
+    Close,
+    Departed,
+    Event,
+    FollowNoise,
+    Gather,
+    GatherSpares,
+    GiveUp,
+    GiveVerdict,
+    Launch,
+    Look,
+    RecordNow,
+    Release,
+    Remove,
+    ReportStep,
+    Resize,
+    Situation,
+    Swap,
+    Switch,
+    Tell,
+    Warn,
+    Write,
+)
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.job import GoalSpec
+from scavenger.domain.report import WorkerChanged
+from scavenger.train.supervisor.events import (
+    Leaving,
+    Lost,
+    PreemptionNotice,
+    Recovered,
+    Refused,
+    RolledBack,
+    Started,
+    Warned,
+)
+from scavenger.train.transport import messages as m
+
+VM, OTHER = "local-1", "local-2"
+OFFERS = {VM: offer(), OTHER: replace(offer(), vm=OTHER)}
+GIVE_UP = 3
+EPOCHS = 4
+
+
+def here(*workers: str, starting: int = 0, vm: str = VM, **more: Any) -> Situation:
+    """All of these workers live, and all but `starting` of them train."""
+    training = len(workers) - starting
+    return Situation(
+        vms=dict.fromkeys(workers, vm),
+        starting=starting,
+        ready=training,
+        training=training,
+        vm=vm,
+        host="h",
+        **more,
+    )
+
+
+def view(number: int, *workers: str, batch: int = 32, first_step: int = 1) -> m.ViewInstalled:
+    members = tuple(m.MemberBody(worker, 0) for worker in workers)
+    return m.ViewInstalled(m.ViewBody(number, first_step, batch, members, 0, 0, 1.0, "test"))
+
+
+def step(number: int, *workers: str, samples: int = 32, batch: int = 32) -> m.StepReport:
+    return m.StepReport(
+        step=number,
+        view=1,
+        epoch=0,
+        workers=len(workers),
+        global_batch_size=batch,
+        samples=samples,
+        step_time_s=0.1,
+        compute_s=0.05,
+        update_s=0.0,
+        data_wait_s=0.0,
+        loss=1.0,
+        mean_worker_sqnorm=2.0,
+        mean_sqnorm=1.0,
+        noise_parts=2,
+        worker_compute_s=dict.fromkeys(workers, 0.05),
+        pieces=tuple((worker, 0, samples) for worker in workers),
+    )
+
+
+def controller(*, target: float | None = None, lr_scale: Callable[..., float] = lambda *_: 1.0) -> Controller:
+    goal = Goal(
+        GoalSpec(max_epochs=EPOCHS)
+        if target is None
+        else GoalSpec(metric="val_loss", target=target, max_epochs=EPOCHS)
+    )
+    return Controller(goal, TrainingHistory(goal), offers=OFFERS, give_up=GIVE_UP, lr_scale=lr_scale)
+
+
+def training(*workers: str, steps: int = 1, **more: Any) -> Controller:
+    """A job at a view of these workers, with so many steps behind it."""
+    job, now = controller(**more), here(*workers)
+    job.handle(Begin(len(workers)), now)
+    job.handle(Gather(Configuration(VM, len(workers), 32)), now)
+    job.handle(Switch(Configuration(VM, len(workers), 32), "test"), now)
+    job.handle(view(1, *workers), now)
+    for number in range(1, steps + 1):
+        job.handle(step(number, *workers), now)
+    return job
+
+
+def done(*workers: str) -> Controller:
+    job = training(*workers)
+    job.handle(m.EpochReport(EPOCHS - 1, 1, {}, 0.5), here(*workers))
+    return job
+
+
+def recording(*workers: str) -> Controller:
+    job = training(*workers)
+    job.handle(Close(), here(*workers))
+    return job
+
+
+MODES = {Mode.TRAIN: training, Mode.DONE: done, Mode.RECORD: recording}
+
+
+def kinds(actions: list[Action]) -> list[type]:
+    return [type(action) for action in actions]
+
+
+# ---- the table ---------------------------------------------------------------------------------------------
+
+
+def always(follows: list[type]) -> Mapping[Mode, list[type]]:
+    return dict.fromkeys(Mode, follows)
+
+
+STEP = [Write, Write, ReportStep]
+ROWS: list[tuple[Event, Situation, Mapping[Mode, list[type]]]] = [
+    (step(2, "w0", "w1"), here("w0", "w1"), always(STEP)),
+    (step(1, "w0", "w1"), here("w0", "w1"), always([])),
+    (view(1, "w0", "w1"), here("w0", "w1"), always([])),
+    (RolledBack(0, "lost", 1.0), here("w0", "w1"), always([Write, Write, Warn])),
+    (m.Quarantined((3,), "it kills"), here("w0", "w1"), always([Write, Warn])),
+    (m.CheckpointWritten(1, 0, 0.5, 10), here("w0", "w1"), always([Write, Tell, RecordNow])),
+    (m.CheckpointFailed(1, "full"), here("w0", "w1"), always([Warn])),
+    (
+        m.EpochReport(0, 1, {}, 0.5),
+        here("w0", "w1"),
+        {Mode.TRAIN: [Write, GiveVerdict, Tell], Mode.DONE: [GiveVerdict]},
+    ),
+    (Started("w2", 1.0), here("w0", "w1", "w2"), {Mode.TRAIN: [Tell], Mode.DONE: [Tell]}),
+    (Leaving("w1"), here("w0"), {Mode.TRAIN: [Tell], Mode.DONE: [Tell]}),
+    (Recovered("aggregator", "died", 1.0), here("w0"), {Mode.TRAIN: [Tell], Mode.DONE: [Tell]}),
+    (Warned("odd"), here("w0", "w1"), {Mode.TRAIN: [Warn], Mode.DONE: [Warn]}),
+    (Lost("w1", "died", crashed=True), here("w0"), {Mode.TRAIN: [Tell, Warn, Launch], Mode.DONE: [Tell]}),
+    (Lost("w1", "died"), here("w0"), {Mode.TRAIN: [Tell, Warn], Mode.DONE: [Tell]}),
+    (Refused("w2", "no room"), here("w0"), {Mode.TRAIN: [Tell, Warn], Mode.DONE: [Tell]}),
+    (PreemptionNotice("w1", None, "at risk"), here("w0", "w1"), {Mode.TRAIN: [Tell], Mode.DONE: [Tell]}),
+    (
+        PreemptionNotice("w1", 30.0, "taken"),
+        here("w0", "w1"),
+        {Mode.TRAIN: [Tell, Warn, Resize, Launch], Mode.DONE: [Tell]},
+    ),
+    (Look(), here("w0", "w1"), {Mode.TRAIN: [Release], Mode.DONE: [Release]}),
+    (Gather(Configuration(VM, 3, 64), meanwhile=16), here("w0", "w1"), {Mode.TRAIN: [Resize, Launch]}),
+    (Switch(Configuration(VM, 2, 64), "so"), here("w0", "w1"), {Mode.TRAIN: [Resize]}),
+    (GatherSpares(("w0",)), here("w0", "w1"), {Mode.TRAIN: [Launch]}),
+    (Swap(("w0",), "slow"), here("w0", "w1", "w2"), {Mode.TRAIN: [Resize]}),
+    (Remove(("w0",), 32, "asked"), here("w0", "w1"), {Mode.TRAIN: [Resize]}),
+    (FollowNoise(), here("w0", "w1"), {}),
+    (Abandon(), here("w0", "w1"), {}),
+    (Departed("w1", "eviction"), here("w0"), {}),
+]
+
+
+@pytest.mark.parametrize("mode", list(Mode), ids=lambda mode: mode.name)
+@pytest.mark.parametrize(("event", "now", "follows"), ROWS, ids=lambda value: type(value).__name__)
+def test_each_row_of_the_table(
+    mode: Mode, event: Event, now: Situation, follows: Mapping[Mode, list[type]]
+) -> None:
+    job = MODES[mode]("w0", "w1")
+    assert job.mode is mode
+
+    assert kinds(job.handle(event, now)) == follows.get(mode, [])
+
+
+def test_the_modes_lead_to_each_other_as_the_table_says() -> None:
+    job = done("w0")
+    job.handle(RolledBack(0, "lost", 1.0), here("w0"))
+    assert job.mode is Mode.TRAIN
+    job.handle(m.EpochReport(EPOCHS - 1, 2, {}, 0.5), here("w0"))
+    assert job.mode is Mode.DONE
+    job.handle(Close(), here("w0"))
+    assert (job.mode, job.finished) == (Mode.RECORD, True)
+
+
+def test_the_epoch_that_reaches_the_target_ends_training_and_a_repetition_gets_the_same_answer() -> None:
+    job = training("w0", target=0.5)
+    report = m.EpochReport(0, 1, {"val_loss": 0.4}, 0.5)
+    (verdict,) = [action for action in job.handle(report, here("w0")) if isinstance(action, GiveVerdict)]
+
+    assert verdict == GiveVerdict(0, stop=True, keep_best=True)
+    assert job.handle(report, here("w0")) == [verdict]
+    assert (job.reached, job.finished) == (True, True)
+
+
+# ---- lost workers ------------------------------------------------------------------------------------------
+
+
+def launched(actions: list[Action]) -> int:
+    return sum(action.workers for action in actions if isinstance(action, Launch))
+
+
+def test_a_worker_that_crashes_on_its_samples_is_replaced_at_once_but_not_for_ever() -> None:
+    job = training("w0")
+    crash = Lost("w0", "was killed by SIGSEGV", crashed=True)
+    for _ in range(CRASHES_MAX):
+        assert launched(job.handle(crash, here())) == 1
+    assert launched(job.handle(crash, here())) == 0
+    job.handle(step(2, "w0"), here("w0"))
+    assert launched(job.handle(crash, here())) == 1
+
+
+def test_a_worker_that_dies_before_it_is_ready_has_read_no_samples_whatever_it_died_of() -> None:
+    job = training("w0", "w1")
+    actions = job.handle(Lost("w2", "was killed by SIGSEGV", crashed=True, ready=False), here("w0"))
+
+    (warning,) = [action.message for action in actions if isinstance(action, Warn)]
+    assert warning == "w2 was killed by SIGSEGV before it could train; it is replaced"
+    assert launched(actions) == 0
+    assert launched(job.handle(Look(), here("w0"))) == 1
+
+
+def test_while_workers_die_as_they_start_no_more_start_than_may_still_die() -> None:
+    job = training("w0", "w1", "w2", "w3")
+    for worker in ("w1", "w2"):
+        job.handle(Lost(worker, "died", ready=False), here("w0", "w3"))
+    # of three that may die two have, and one starts
+    assert launched(job.handle(Look(), here("w0", "w3", starting=1))) == 0
+    assert launched(job.handle(Look(), here("w0", "w3"))) == 1
+    assert launched(job.handle(Look(), here("w0", "w3", "w4", starting=1))) == 0
+    assert launched(job.handle(Look(), here("w0", "w3", "w4"))) == 1
+    assert launched(job.handle(Look(), here("w0", "w3", "w4", "w5"))) == 0
+
+
+@pytest.mark.parametrize(("crashed", "ready", "by_code"), [(True, False, True), (False, False, False)])
+def test_the_last_worker_that_may_die_early_ends_the_job_where_no_other_lives(
+    crashed: bool, ready: bool, by_code: bool
+) -> None:
+    job = training("w0")
+    lost = Lost("w0", "died", crashed=crashed, ready=ready)
+    for _ in range(GIVE_UP - 1):
+        assert GiveUp not in kinds(job.handle(lost, here()))
+    *_, last = job.handle(lost, here())
+
+    assert last == GiveUp("w0", "w0 died before it could train, as did 2 before it", by_code)
+
+
+def test_a_worker_that_had_done_its_part_says_nothing_about_the_next() -> None:
+    job = training("w0", steps=HEALTHY_STEPS)
+    job.handle(Lost("w1", "died", ready=False), here())
+    job.handle(Lost("w0", "died"), here())
+
+    assert job.workers_max(0.0) is None
+    assert launched(job.handle(Look(), here())) == 1
+
+
+def test_a_worker_whose_host_was_about_to_end_is_replaced_once() -> None:
+    job = training("w0", "w1")
+    assert launched(job.handle(PreemptionNotice("w1", 30.0, "taken"), here("w0", "w1"))) == 1
+    assert kinds(job.handle(Lost("w1", "its VM is gone"), here("w0", "w2"))) == [Tell]
+    assert [left.kind for left in job.history.departures] == ["eviction"]
+
+
+# ---- laws --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class World:
+    """A job's workers as they would follow the controller's actions, for events in any order."""
+
+    job: Controller = field(default_factory=controller)
+    vms: dict[str, str] = field(default_factory=dict)
+    starting: set[str] = field(default_factory=set)
+    named: int = 0
+    number: int = 0
+    step: int = 0
+    epoch: int = 0
+    over: bool = False
+    actions: list[Action] = field(default_factory=list)
+
+    def begin(self, workers: int) -> None:
+        self.take(Begin(workers))
+        self.launch(workers, VM)
+
+    def now(self, worker: str = "") -> Situation:
+        ready = len(self.vms) - len(self.starting)
+        return Situation(
+            at_s=float(self.step),
+            vms=dict(self.vms),
+            starting=len(self.starting),
+            ready=ready,
+            training=ready,
+            vm=VM if worker else "",
+            host="h",
+        )
+
+    def launch(self, workers: int, vm: str) -> None:
+        for _ in range(workers):
+            self.vms[f"w{self.named}"] = vm
+            self.starting.add(f"w{self.named}")
+            self.named += 1
+
+    def gone(self, worker: str) -> None:
+        self.vms.pop(worker, None)
+        self.starting.discard(worker)
+
+    def take(self, event: Event, worker: str = "") -> None:
+        if self.over:
+            return
+        now, twin = self.now(worker), copy.deepcopy(self.job)
+        actions = self.job.handle(event, now)
+        assert twin.handle(event, now) == actions  # nothing but the event and what came before it counts
+        self.actions += actions
+        for action in actions:
+            match action:
+                case Launch():
+                    assert self.job.mode is Mode.TRAIN
+                    self.launch(action.workers, action.vm)
+                    assert len(self.vms) <= max(self.job.wanted, len(now.vms))
+                case Resize():
+                    assert self.job.mode is Mode.TRAIN
+                    assert 1 <= action.workers <= action.global_batch_size
+                    for name in action.without:
+                        self.gone(name)
+                case Release():
+                    spare = [name for name in reversed(self.vms) if name not in self.starting]
+                    for name in spare[: max(0, len(self.vms) - action.keep)]:
+                        self.gone(name)
+                case GiveUp():
+                    assert not self.vms
+                    self.over = True
+        assert self.over or self.job.wanted >= 1
+
+    def play(self, what: str, which: int) -> None:
+        names = list(self.vms)
+        name = names[which % len(names)] if names else ""
+        ready = [worker for worker in names if worker not in self.starting]
+        match what:
+            case "ready" if name in self.starting:
+                self.starting.discard(name)
+                self.take(Started(name, 1.0))
+            case "view" if ready:
+                self.number += 1
+                self.take(view(self.number, *ready, first_step=self.step + 1), ready[0])
+            case "step" if ready:
+                self.step += 1
+                self.take(step(self.step, *ready))
+            case "again" if ready:
+                self.take(step(max(1, self.step - which), *ready))
+            case "epoch" if ready and self.step and not self.job.finished:
+                self.take(m.EpochReport(self.epoch, self.step, {}, 0.5))
+                self.epoch += 1
+            case "die" | "crash" if name:
+                early = name in self.starting
+                self.gone(name)
+                self.take(Lost(name, "died", crashed=what == "crash", ready=not early), name)
+            case "doomed" if name:
+                self.take(PreemptionNotice(name, 30.0 if which % 2 else None, "taken"), name)
+            case "refused" if name in self.starting:
+                self.gone(name)
+                self.take(Refused(name, "no room"), name)
+            case "move":
+                self.take(Gather(Configuration(VM, 1 + which % 5, 32), meanwhile=32))
+            case "give up":
+                self.take(Abandon())
+            case "close" if which > 8:
+                self.take(Close())
+        self.take(Look())
+
+
+WHAT = [
+    "ready",
+    "view",
+    "step",
+    "again",
+    "epoch",
+    "die",
+    "crash",
+    "doomed",
+    "refused",
+    "move",
+    "give up",
+    "close",
+]
+
+
+@given(
+    workers=st.integers(1, 5),
+    plays=st.lists(st.tuples(st.sampled_from(WHAT), st.integers(0, 9)), max_size=40),
+)
+def test_in_every_order_of_events_workers_are_as_many_as_wanted_and_each_step_is_written_once(
+    workers: int, plays: list[tuple[str, int]]
+) -> None:
+    world = World()
+    world.begin(workers)
+    for what, which in plays:
+        world.play(what, which)
+
+    written = [
+        a.value.step for a in world.actions if isinstance(a, Write) and a.kind == "step" and not a.audit
+    ]
+    audited = [
+        a.value["step"] for a in world.actions if isinstance(a, Write) and a.kind == "step" and a.audit
+    ]
+    told = [a.record.step for a in world.actions if isinstance(a, ReportStep)]
+    assert written == audited == told == sorted(set(written))
+    verdicts = [action for action in world.actions if isinstance(action, GiveVerdict)]
+    assert [verdict.epoch for verdict in verdicts] == list(range(len(verdicts)))
+    assert [verdict.stop for verdict in verdicts] == [n + 1 == EPOCHS for n in range(len(verdicts))]
+    lost = [a.event.process for a in world.actions if isinstance(a, Tell) and _is_loss(a)]
+    assert len(lost) == len(set(lost))
+
+
+def _is_loss(action: Tell) -> bool:
+    return isinstance(action.event, WorkerChanged) and action.event.state == "lost"
+
+
+@given(workers=st.integers(1, 8), order=st.lists(st.integers(0, 9), max_size=60))
+def test_a_job_whose_workers_all_die_as_they_start_ends_after_as_many_as_may_die(
+    workers: int, order: list[int]
+) -> None:
+    world = World()
+    world.begin(workers)
+    for which in [*order, *range(40)]:
+        world.play("crash", which)
+
+    assert world.over
+    assert world.named == max(workers, GIVE_UP)
