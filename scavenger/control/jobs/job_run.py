@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from scavenger import logs
 from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.jobs.outcome import NOTHING_SEARCHED, actual_of, search_outcome
@@ -204,9 +205,11 @@ class JobRun:
         )
         if self._renting is not None:
             self._fleet = self._rented(self._renting, recorder)
+        logs.set_job(recorder.job_id)
         self._supervisor = supervisor_of(
             job,
             self._space,
+            job_id=recorder.job_id,
             folder=self._folder,
             work_dir=work_dir,
             checkpoints=self._checkpoint_url,

@@ -47,7 +47,6 @@ from scavenger.train.transport.messages import Failed
 
 __all__ = ["LoopRun"]
 
-_LAST_WORDS_S = 1.0  # a dead process's message may still be on its way through the sockets
 _LOSSES_MAX, _LOSSES_WITHIN_S = 5, 60.0  # so often lost, and replaced, it is no chance
 _STEP_TIME_WEIGHT = 0.2  # of the newest step in the moving average; only a scale for silence
 
@@ -94,7 +93,7 @@ class LoopRun:
         self._keeper = Keeper(snapshots, every_s=checkpoint_every_s, resume=resume, clock=clock, now=now)
         self._replace = replace
         first = 0 if self._keeper.held is None else self._keeper.held.launched
-        self.supervisor = LoopSupervisor(
+        self.supervisor = LoopSupervisor.open(
             source, log_dir=work_dir / "logs", first=first, engine=engine, clock=clock
         )
         self._rounds: Rounds | None = None
@@ -348,10 +347,7 @@ class LoopRun:
     def _ended(self, ended: Exit) -> None:
         name = ended.name
         if ended.status >= 0:
-            deadline = self._clock() + _LAST_WORDS_S
-            while name in self.supervisor.staying and (left := deadline - self._clock()) > 0:
-                self.supervisor.wait(left)
-                self._hear()
+            self.supervisor.hear_last_words(name, self._hear)
             if name in self.supervisor.staying:
                 raise TrainingCodeError(
                     f"the training code ended {name}, which {ended.cause} (log: {self.supervisor.log(name)})"

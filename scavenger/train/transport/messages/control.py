@@ -228,8 +228,8 @@ class Brief(Tagged, frozen=True):
 
     Attributes:
         number: Of the newest view that the supervisor has heard of.
-        begun: The aggregators hold the model, or did.
-        rewinding: Places of those that are to begin anew, whatever their memory says.
+        held: Indices of the aggregators that hold their part, or whose memory does.
+        rewinding: Indices of those that are to begin again, whatever their memory holds.
         quarantined: Samples that are left out.
     """
 
@@ -243,7 +243,7 @@ class Brief(Tagged, frozen=True):
     resize: Resize | None
     command: int
     number: int
-    begun: bool
+    held: tuple[int, ...]
     rewinding: tuple[int, ...]
     quarantined: tuple[int, ...]
 
