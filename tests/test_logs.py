@@ -9,12 +9,18 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
 from scavenger_cli.main import main
 
 from scavenger import logs
 from scavenger.errors import ConfigurationError
+from scavenger.train.job_source import JobSource
+from scavenger.train.supervisor.process_configurations import ProcessConfigurations
+from scavenger.train.transport.messages.values import LogSettings
+from scavenger.train.transport.sockets import new_keys
 
 LOG = logging.getLogger("scavenger.train.supervisor.supervisor")
 
@@ -112,3 +118,41 @@ def test_what_is_logged_is_not_written_again_by_a_logger_of_the_training_code() 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stderr.count("once") == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_process_of_a_job_logs_as_its_bootstrap_says(tmp_path: Path) -> None:
+    keys = new_keys()
+    boots = ProcessConfigurations(
+        JobSource("train:job", tmp_path, 1, threads=1, job_id="job-3"),
+        hub="tcp://127.0.0.1:9",
+        server_key=keys[0],
+    )
+    boot = msgspec.structs.replace(
+        boots.of("coordinator", "coordinator-1", token=1), logs=LogSettings("job-3", "INFO", "json")
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "scavenger.train.process"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # it ends its own process group when its standard input does
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(boot) + b"\n")
+        process.stdin.flush()
+        said = json.loads(process.stderr.readline())
+        process.stdin.close()
+        process.wait()
+
+    assert (said["job"], said["process"], said["level"]) == ("job-3", "coordinator-1", "INFO")
+    assert f"process {process.pid}" in said["message"]
+
+
+def test_what_a_user_chooses_reaches_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(logs.LEVEL_VARIABLE, "debug")
+    monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+    source = JobSource("train:job", tmp_path, 1, threads=1, job_id="job-4")
+    boots = ProcessConfigurations(source, hub="tcp://127.0.0.1:9", server_key=b"key")
+
+    assert boots.of("worker", "w0").logs == LogSettings("job-4", "DEBUG", "json")

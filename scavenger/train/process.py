@@ -26,7 +26,7 @@ __all__ = ["main"]
 
 _LINGER_MS = 500
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("scavenger.train.process")  # this module is `__main__`
 
 
 def _ignore(line: bytes) -> None:

@@ -18,7 +18,7 @@ from scavenger.train.engines.vm.agent import Agent, read_ticket
 
 __all__ = ["main", "watch_notices"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("scavenger.control.provisioning.on_vm")  # this module may be `__main__`
 
 _WORDS = {
     "preemption": "the cloud takes its VM back",

@@ -52,50 +52,31 @@ _STEP_TIME_WEIGHT = 0.2  # of the newest step in the moving average; only a scal
 
 
 class LoopRun:
-    """One job under way; `with` starts it, and ends it whatever happens.
+    """One job under way; `open` makes one, and `with` starts it, and ends it whatever happens.
 
     Args:
         source: The training function.
+        supervisor: Its workers.
+        keeper: Of checkpoints.
         workers: K to begin with.
-        work_dir: For logs.
         timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
-        checkpoints: Where to write checkpoints, as a path or URL; None for none.
-        checkpoint_every_s: At least so long apart.
-        resume: Go on from the newest checkpoint, where there is one.
         replace: Start another worker for each that dies.
-        engine: Where processes run; None for this machine.
         clock: Monotonic seconds.
-        now: For the date of checkpoints.
-
-    Raises:
-        ConfigurationError: If there would be no worker, or a checkpoint is another job's.
     """
 
     def __init__(
         self,
         source: JobSource,
+        supervisor: LoopSupervisor,
+        keeper: Keeper,
         *,
         workers: int,
-        work_dir: Path,
         timeouts: Timeouts,
-        checkpoints: str | None = None,
-        checkpoint_every_s: float = 60.0,
-        resume: bool = False,
-        replace: bool = True,
-        engine: Callable[[Path, int], Engine] = ProcessEngine,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        replace: bool,
+        clock: Callable[[], float],
     ) -> None:
-        if workers < 1:
-            raise ConfigurationError(f"a loop needs at least one worker, not {workers}")
-        self._source, self._timeouts, self._clock = source, timeouts, clock
-        snapshots = None if checkpoints is None else LoopSnapshots(checkpoints, source.train)
-        self._keeper = Keeper(snapshots, every_s=checkpoint_every_s, resume=resume, clock=clock, now=now)
-        self._replace = replace
-        first = 0 if self._keeper.held is None else self._keeper.held.launched
-        self.supervisor = LoopSupervisor.open(
-            source, log_dir=work_dir / "logs", first=first, engine=engine, clock=clock
-        )
+        self._source, self.supervisor, self._keeper = source, supervisor, keeper
+        self._timeouts, self._replace, self._clock = timeouts, replace, clock
         self._rounds: Rounds | None = None
         self._target, self._begun = workers, False
         self._lost: list[str] = []
@@ -108,6 +89,55 @@ class LoopRun:
         self._final: dict[str, lm.Array] | None = None
         self._equal = True
         self._events: list[LoopEvent] = []
+
+    @classmethod
+    def open(
+        cls,
+        source: JobSource,
+        *,
+        workers: int,
+        work_dir: Path,
+        timeouts: Timeouts,
+        checkpoints: str | None = None,
+        checkpoint_every_s: float = 60.0,
+        resume: bool = False,
+        replace: bool = True,
+        engine: Callable[[Path, int], Engine] = ProcessEngine,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> LoopRun:
+        """Look for the checkpoint to begin with, and listen for workers; `with` starts them.
+
+        Args:
+            source: The training function.
+            workers: K to begin with.
+            work_dir: For logs.
+            timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
+            checkpoints: Where to write checkpoints, as a path or URL; None for none.
+            checkpoint_every_s: At least so long apart.
+            resume: Go on from the newest checkpoint, where there is one.
+            replace: Start another worker for each that dies.
+            engine: Where processes run; None for this machine.
+            clock: Monotonic seconds.
+            now: For the date of checkpoints.
+
+        Raises:
+            ConfigurationError: If there would be no worker, or a checkpoint is another job's.
+        """
+        if workers < 1:
+            raise ConfigurationError(f"a loop needs at least one worker, not {workers}")
+        snapshots = None if checkpoints is None else LoopSnapshots(checkpoints, source.train)
+        held = snapshots.latest() if resume and snapshots is not None else None
+        first = 0 if held is None else held.launched
+        return cls(
+            source,
+            LoopSupervisor.open(source, log_dir=work_dir / "logs", first=first, engine=engine, clock=clock),
+            Keeper(snapshots, held=held, every_s=checkpoint_every_s, clock=clock, now=now),
+            workers=workers,
+            timeouts=timeouts,
+            replace=replace,
+            clock=clock,
+        )
 
     def __enter__(self) -> LoopRun:
         try:
