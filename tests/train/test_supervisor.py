@@ -81,7 +81,7 @@ def test_nobody_gets_a_place_where_another_could_still_write_or_be_read(
                     held.add(name)
                 case "expel" if supervisor.alive:
                     # it counts as lost, but its process may wake up and write
-                    supervisor._expel(
+                    supervisor._recoveries.expel(
                         m.Expel(data.draw(st.sampled_from(supervisor.alive)), "was silent", hung=False)
                     )
                 case "die" if alive := [name for name in engine.running if name.startswith("w")]:

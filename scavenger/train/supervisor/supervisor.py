@@ -18,25 +18,22 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from scavenger.elastic import recovery as r
-from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
+from scavenger.elastic.liveness import HEARTBEAT_S
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.quarantine import cause_of_death
 from scavenger.elastic.recovery import Role, Status
 from scavenger.errors import (
-    ScavengerError,
-    TrainingCodeError,
     TrainingHungError,
     WorkersLostError,
 )
-from scavenger.train.engines.base import Engine, Exit
+from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.names import BEATING, aggregator_name, coordinator_name, partial_model
-from scavenger.train.processes import LAST_WORDS_S, Processes
+from scavenger.train.names import BEATING, aggregator_name, partial_model
+from scavenger.train.processes import Processes
 from scavenger.train.supervisor.events import Event, Leaving, ProcessState, Started, Warned
-from scavenger.train.supervisor.process_registry import Entry, ProcessRegistry
+from scavenger.train.supervisor.process_registry import ProcessRegistry
+from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
 from scavenger.train.supervisor.saving import Saving
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
@@ -52,21 +49,6 @@ _ASK_AGAIN_S = 1.0
 _QUIT_S = 10.0  # as long as a worker that is let go may take, since its time is paid for
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Checkpoints:
-    """Where checkpoints go, what the job begins with, and whether one has been written since."""
-
-    plan: m.CheckpointPlan | None
-    restore: m.Restore | None
-    written: bool = False
-
-    def newest(self) -> m.Restore | None:
-        """What aggregators that begin again begin with."""
-        if self.plan is not None and self.written:
-            self.restore = m.Restore(self.plan.url)
-        return self.restore
 
 
 @dataclass(slots=True)
@@ -119,11 +101,21 @@ class Supervisor:
     ) -> None:
         self._processes, self._events, self._timeouts, self._clock = processes, events, timeouts, clock
         self._aggregators = aggregators
-        self._checkpoints = _Checkpoints(checkpoint, restore)
+        self._checkpoints = Checkpoints(checkpoint, restore)
         self._book = ProcessRegistry(processes.engine, clock)
-        self._recovery = r.Recovery(aggregators)
-        self._liveness = Liveness()
         self._places = WorkerSlots()
+        self._recoveries = Recoveries(
+            processes,
+            self._book,
+            self._places,
+            self._checkpoints,
+            aggregators=aggregators,
+            start_s=timeouts.start_s,
+            events=lambda event: self._events.append(event),  # the list is another one after each poll
+            tell=self._to_coordinator,
+            hear=self._hear,
+            clock=clock,
+        )
         self._saving = Saving()
         self._wanted, self._looked = _Wanted(), _Looked()
         self._unheard: list[tuple[str, bytes]] = []
@@ -189,9 +181,9 @@ class Supervisor:
 
     def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
         """Start the coordinator, the aggregators and the first workers; see `launch`."""
-        self._start_coordinator(self._recovery.token)
+        self._recoveries.start_coordinator()
         for name in self._aggregators:
-            self._start_aggregator(name)
+            self._recoveries.start_aggregator(name)
         self.launch(workers, vm, threads=threads)
 
     def launch(self, workers: int, vm: str = "", *, threads: int | None = None) -> tuple[str, ...]:
@@ -207,7 +199,7 @@ class Supervisor:
         names = []
         for _ in range(workers):
             name = self._places.next_worker()
-            self._processes.launch("worker", name, token=self._recovery.token, threads=threads, vm=vm)
+            self._processes.launch("worker", name, token=self._recoveries.token, threads=threads, vm=vm)
             self._book.launched(name, Role.WORKER, vm=vm)
             names.append(name)
         self._announce_placed()
@@ -308,7 +300,7 @@ class Supervisor:
         Args:
             grace_s: How long processes may take to end by themselves.
         """
-        self._recovery.handle(r.Closing())
+        self._recoveries.close()
         with contextlib.suppress(zmq.ZMQError):
             for name in self.engine.running:
                 worker = self._book.worker(name)
@@ -387,7 +379,7 @@ class Supervisor:
         self._processes.wait(timeout_s)
         self._hear()
         for ended in self.engine.poll():
-            self._ended(ended)
+            self._recoveries.ended(ended)
         self._announce_placed()
         for doomed in self.engine.doomed():
             if self._book.worker(doomed.name) is not None:
@@ -482,10 +474,10 @@ class Supervisor:
                 log.info("view %d holds from step %d on: %s", view.number, view.first_step, view.reason)
                 self._events.append(message)
             case m.Initialised() if peer in self._aggregators:
-                self._carry_out(self._recovery.handle(r.PartHeld(peer, message.step, self._clock())))
+                self._recoveries.part_held(peer, message.step)
             case _:
                 pass
-        if self._recovery.token == 1 and self._book[self._book.coordinator].beat is None:
+        if self._recoveries.token == 1 and self._book[self._book.coordinator].beat is None:
             # the first one asks nobody, and may start after those that speak to it
             self._unheard.append((peer, body))
         else:
@@ -495,7 +487,7 @@ class Supervisor:
         """What it says to a process, or, with no name, to the supervisor."""
         if peer != self._book.coordinator:
             return  # it was replaced: whatever it still wants counts no more
-        self._liveness.heard(peer, self._clock())
+        self._recoveries.coordinator_spoke()
         if name == EVERYBODY:
             for process in self.engine.running:
                 if not process.startswith("coordinator"):
@@ -508,23 +500,22 @@ class Supervisor:
             case m.Beat() if self._book[peer].beat is None:
                 self._book.beat(peer, message)
                 self._to_coordinator(self._brief())
-                for process, said in self._unheard:
+                for process, said in self._unheard if self._recoveries.token == 1 else ():
                     self._processes.pass_on(peer, process.encode(), said)
                 self._unheard.clear()
             case m.Roster():
                 self._take_roster(message)
             case m.Expel():
-                self._expel(message)
+                self._recoveries.expel(message)
             case m.RollBack():
-                event = r.RollBack(message.cause, self.engine.running, self._clock())
-                self._carry_out(self._recovery.handle(event))
+                self._recoveries.roll_back(message.cause)
             case m.Failed():
                 self._fail(peer, message)
             case _:
                 pass
 
     def _take_roster(self, roster: m.Roster) -> None:
-        self._carry_out(self._recovery.handle(r.Leads(self._book.coordinator, self._clock())))
+        self._recoveries.leads()
         self._book.roster = roster
         for name, state in roster.states.items():
             if state == Status.LEAVING.value and self._book.leaving(name):
@@ -540,7 +531,7 @@ class Supervisor:
 
     def _brief(self) -> m.Brief:
         return m.Brief(
-            token=self._recovery.token,
+            token=self._recoveries.token,
             workers=tuple(name for name in self.alive if self._book[name].announced),
             aggregators=self._aggregators,
             start_s=self._timeouts.start_s,
@@ -550,8 +541,8 @@ class Supervisor:
             resize=self._wanted.resize,
             command=self._wanted.command,
             number=self._book.roster.number,
-            held=self._recovery.held,
-            rewinding=self._recovery.rewinding,
+            held=self._recoveries.held,
+            rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
         )
 
@@ -561,125 +552,6 @@ class Supervisor:
     def _fail(self, process: str, message: m.Failed) -> None:
         self._book[process.removesuffix(BEATING)].status = Status.FAILED
         raise error_of(message.kind, message.message, process=process, log=self.engine.log(process))
-
-    # ---- losses, hangs and recoveries ----------------------------------------------------------------------
-
-    def _expel(self, message: m.Expel) -> None:
-        """The coordinator counts a process as lost: end it, so that it is."""
-        name = message.name
-        if name not in self.engine.running:
-            return
-        self._book.expel(name, message.cause)
-        log.info("%s %s: it is ended", name, message.cause)
-        if message.hung:
-            self._processes.show_stack(name)
-        self.engine.kill(name)
-        if message.fatal:
-            raise TrainingHungError(f"{message.fatal}; the stack of {name} is in {self.engine.log(name)}")
-
-    def _ended(self, ended: Exit) -> None:
-        entry = self._book[ended.name]
-        status, cause = entry.status, entry.cause if entry.status is Status.EXPELLED else ended.cause
-        self._book.ended(ended.name, cause, meant=self._recovery.phase is r.Phase.CLOSED)
-        log.info("%s %s", ended.name, cause)
-        if entry.role is Role.WORKER:
-            self._worker_ended(entry, status, cause, ended)
-        else:
-            self._server_ended(entry, status, cause, ended)
-
-    def _worker_ended(self, worker: Entry, status: Status, cause: str, ended: Exit) -> None:
-        name = worker.name
-        self._places.ended(name)
-        told_to_go = status in (Status.LEAVING, Status.EXPELLED)
-        kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=told_to_go)
-        if worker.announced and not ended.refused:
-            hosts = len({self.engine.host(entry.name) for entry in self._book.workers})
-            self._to_coordinator(m.Ended(name, m.DeathBody(name, self.engine.host(name), kind.value, hosts)))
-        self._carry_out(
-            r.worker_ended(
-                name,
-                status,
-                cause,
-                by_itself=ended.status >= 0,
-                crashed=kind.blames_data,
-                refused=ended.reason if ended.refused else "",
-            )
-        )
-
-    def _server_ended(self, entry: Entry, status: Status, cause: str, ended: Exit) -> None:
-        """An aggregator or a coordinator has ended, or counts as lost."""
-        coordinator = entry.role is Role.COORDINATOR
-        if status is Status.FAILED or (coordinator and entry.token != self._recovery.token):
-            return
-        now = self._clock()
-        self._hear_last_words(ended)
-        self._carry_out(
-            self._recovery.handle(
-                r.CoordinatorEnded(entry.token, cause, now)
-                if coordinator
-                else r.AggregatorEnded(entry.name, cause, now)
-            )
-        )
-
-    def _carry_out(self, actions: list[r.Action]) -> None:
-        """Do what follows from a loss or a recovery."""
-        for action in actions:
-            match action:
-                case r.StartCoordinator():
-                    self._start_coordinator(action.token)
-                case r.StartAggregator():
-                    self._to_coordinator(m.Ended(action.name))
-                    self._start_aggregator(action.name)
-                case r.EndAggregator():
-                    self._book.expel(action.name, f"was started again: {action.cause}")
-                    self.engine.kill(action.name)
-                case r.ConfirmRollBack():
-                    log.info(
-                        "all aggregators begin again from %s", self._checkpoints.newest() or "initial weights"
-                    )
-                    self._to_coordinator(m.Rewind(self._checkpoints.newest()))
-                case r.Recovered():
-                    log.info("another %s is there after %.1f s", action.process, action.took_s)
-                    self._events.append(action)
-                case r.RolledBack():
-                    log.info("the job goes on after step %d: %s", action.step, action.cause)
-                    self._events.append(action)
-                case r.Lost() | r.Refused():
-                    self._events.append(action)
-                case r.CodeEnded() | r.TooManyDeaths() | r.PartsDiffer():
-                    self._give_up(action)
-
-    def _give_up(self, action: r.CodeEnded | r.TooManyDeaths | r.PartsDiffer) -> None:
-        """End the job.
-
-        Raises:
-            ScavengerError: Why, always.
-        """
-        match action:
-            case r.CodeEnded():
-                self._hear_last_words(Exit(action.worker, 1))
-                raise TrainingCodeError(
-                    f"the training code ended {action.worker}, which {action.cause} "
-                    f"(log: {self.engine.log(action.worker)})"
-                )
-            case r.TooManyDeaths():
-                coordinator = action.process == Role.COORDINATOR.value
-                name = self._book.coordinator if coordinator else action.process
-                raise WorkersLostError(
-                    f"the {action.process} {action.cause}, for the {action.deaths}th time within "
-                    f"{r.DEATHS_WITHIN_S:.0f} s (log: {self.engine.log(name)})"
-                )
-            case r.PartsDiffer():
-                raise ScavengerError(f"aggregators began again after different steps: {list(action.steps)}")
-
-    def _hear_last_words(self, ended: Exit) -> None:
-        """A process that ended by itself has said why; one that was killed has not."""
-        self._processes.hear_last_words(
-            self._hear,
-            lambda: False,  # what is waited for, a failure, is raised
-            within_s=LAST_WORDS_S if ended.status > 0 else 0.0,
-            clock=self._clock,
-        )
 
     def _watch(self) -> None:
         """Notice a coordinator that is silent and workers that do not end; sample memory."""
@@ -694,24 +566,4 @@ class Supervisor:
         if now - self._looked.liveness_s >= HEARTBEAT_S:
             self._looked.liveness_s = now
             self._to_coordinator(m.Beat())
-            for name in self._liveness.suspects(now):
-                self._liveness.forget(name)
-                if name == self._book.coordinator:
-                    # another leads before this one is ended; should it wake up meanwhile, nobody hears it
-                    cause, entry = f"was silent for {SILENT_S:.0f} s", self._book[name]
-                    self._book.expel(name, cause)
-                    self._server_ended(entry, Status.EXPELLED, cause, Exit(name, 0))
-                    self.engine.kill(name)
-
-    # ---- processes -----------------------------------------------------------------------------------------
-
-    def _start_coordinator(self, token: int) -> None:
-        name = coordinator_name(token)
-        self._unheard.clear()
-        self._processes.launch("coordinator", name, token=token)
-        self._book.launched(name, Role.COORDINATOR, token=token)
-        self._liveness.heard(name, self._clock() + self._timeouts.start_s)
-
-    def _start_aggregator(self, name: str) -> None:
-        self._processes.launch("aggregator", name, token=self._recovery.token)
-        self._book.launched(name, Role.AGGREGATOR)
+            self._recoveries.watch(now)
