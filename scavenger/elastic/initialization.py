@@ -349,7 +349,7 @@ class Initialization:
         ]
         self._workers.unanswered = set(event.workers)
         self._restoring = event.restoring
-        # whoever is led by an earlier coordinator may have the address of a process that is gone by now
+        # processes that an earlier coordinator led may have the address of a process that is gone by now
         self._reconnect = self._took_over = not event.informed
         if event.restoring or all(part.held for part in self._parts):
             self.phase = Phase.PRESENT

@@ -71,7 +71,7 @@ class Rewind:
 
 @dataclass(frozen=True)
 class Initialize:
-    """An action with what its message carries beside it."""
+    """An action, and what else its message carries."""
 
     action: i.InitializePart
     restore: Content | None
@@ -496,4 +496,4 @@ def test_the_simulation_catches_a_machine_that(broken: type[i.Initialization]) -
             Job(seed, broken).run()
         except AssertionError:
             return
-    pytest.fail("no schedule told")
+    pytest.fail("no schedule shows it")

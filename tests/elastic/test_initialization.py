@@ -81,11 +81,11 @@ def test_the_next_is_asked_where_the_first_is_lost_before_it_answered() -> None:
 
 def test_one_that_was_restarted_beside_its_memory_goes_on_from_it() -> None:
     machine = trained()
-    anew = Endpoint("tcp://here:1", "another key", "here")
+    restarted = Endpoint("tcp://here:1", "another key", "here")
 
-    assert machine.handle(PartReady(0, anew)) == [
-        Reconnect((anew, AWAY)),
-        InitializePart(0, (anew, AWAY), recover=True, seeder=""),
+    assert machine.handle(PartReady(0, restarted)) == [
+        Reconnect((restarted, AWAY)),
+        InitializePart(0, (restarted, AWAY), recover=True, seeder=""),
         RenewView(),
     ]
 

@@ -1,4 +1,4 @@
-"""Heartbeats come from a thread that begins when it is told to, and ends with its owner."""
+"""Heartbeats come from a thread that begins at `start` and ends at `close`."""
 
 from __future__ import annotations
 
