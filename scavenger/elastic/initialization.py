@@ -425,8 +425,9 @@ class Initialization:
         """Where weights are absent and no worker waits to be asked for them alone."""
         if all(part.held for part in self._parts) and self._parts:
             self.phase = Phase.PRESENT
-        elif self.complete and any(part.held for part in self._parts):
-            return self._roll_back("nobody knows whose initial weights the job began with")
+        elif any(part.held for part in self._parts):
+            if self.complete:  # otherwise, all may turn out to be held
+                return self._roll_back("nobody knows whose initial weights the job began with")
         elif any(part.rewinding for part in self._parts) and self._workers.prepared:
             self._found(_Source(self._workers.prepared[0]))
         return []

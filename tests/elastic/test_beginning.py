@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scavenger.elastic import initialization as i
@@ -421,6 +421,7 @@ class Job:
 
 
 @given(seed=st.integers(0, 2**32 - 1))
+@example(seed=8913)  # a takeover in mid roll-back, with only some of the parts heard of
 @settings(max_examples=500, deadline=None)
 def test_every_part_is_of_one_origin_and_nothing_waits_for_ever_whatever_happens_when(seed: int) -> None:
     Job(seed).run()
