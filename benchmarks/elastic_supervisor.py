@@ -89,7 +89,7 @@ class Training:
         plain: bool = False,
     ) -> None:
         self._logs = work_dir / "logs"
-        self.supervisor = Supervisor(
+        self.supervisor = Supervisor.open(
             JobSource(train, job_dir, _SEED, threads=1),
             work_dir=work_dir,
             timeouts=Timeouts(_START_S, _STEP_S),

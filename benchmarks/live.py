@@ -55,7 +55,7 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
     file = job_file(example)
     job = load_job(file)
     offer = search_space(job, LocalCloud()).offers[0]
-    supervisor = Supervisor(
+    supervisor = Supervisor.open(
         JobSource(str(job.train), file.parent, job.seed, offer.cpus),
         work_dir=work_dir,
         timeouts=Timeouts(job.limits.start, job.limits.step),

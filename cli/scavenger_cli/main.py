@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from scavenger import __version__
+from scavenger import __version__, logs
 from scavenger.errors import Interrupted, ScavengerError
 from scavenger_cli import catalog, clearing, costing, modelling, operating
 from scavenger_cli.options import (
@@ -285,6 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     console.prepare_streams()
     try:
+        logs.set_up("scavenger", logs.read_settings(), level="WARNING")
         code = app(args=arguments, prog_name="scavenger", standalone_mode=False)
         console.write(sys.stdout, "")
         return int(code or 0)

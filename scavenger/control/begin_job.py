@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scavenger import logs
 from scavenger.control.jobs.resumption import Resumption, checkpoint_url
 from scavenger.control.jobs.wiring import supervisor_of, trainer_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
@@ -139,9 +140,11 @@ def _put_together(
     checkpoints = (
         checkpoint_url(job.checkpoint, prepared.folder, attempt.work_dir) if resumed is None else resumed.url
     )
+    logs.set_job(attempt.recorder.job_id)
     supervisor = supervisor_of(
         job,
         resources.space,
+        job_id=attempt.recorder.job_id,
         folder=prepared.folder,
         work_dir=attempt.work_dir,
         checkpoints=checkpoints,

@@ -10,12 +10,16 @@ __all__ = ["JobSource", "Timeouts"]
 
 @dataclass(frozen=True, slots=True)
 class JobSource:
-    """Where the training code is: `module:object` beside `job_dir`, and the seed it is built with."""
+    """Where the training code is: `module:object` beside `job_dir`, and the seed it is built with.
+
+    `job_id`: of the job, for log records; empty where it has none.
+    """
 
     train: str
     job_dir: Path
     seed: int
     threads: int
+    job_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import queue
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from scavenger import logs
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure
 from scavenger.train.transport import messages as m
@@ -23,6 +25,8 @@ from scavenger.train.transport.sockets import HubConnection, new_keys
 __all__ = ["main"]
 
 _LINGER_MS = 500
+
+log = logging.getLogger("scavenger.train.process")  # this module is `__main__`
 
 
 def _ignore(line: bytes) -> None:
@@ -65,6 +69,9 @@ def main() -> int:
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    chosen = logs.Settings(boot.logs.level, boot.logs.format)
+    logs.set_up(boot.name, chosen, job_id=boot.logs.job_id)
+    log.info("%s begins, process %d", boot.role, os.getpid())
     load_failpoints(boot.name)
     context = zmq.Context()
     if boot.role == "pool":
@@ -84,6 +91,7 @@ def main() -> int:
         else:
             seat.send(m.Failed(kind, message))
         status = 1
+    log.info("%s ends with status %d", boot.role, status)
     seat.close()
     context.destroy(linger=_LINGER_MS)  # with whatever sockets a failure has left open
     return status

@@ -106,7 +106,7 @@ class Run:
         engine: Callable[[Path, int], Engine] | None = None,
     ) -> None:
         self.work_dir, self.epochs_wanted, self.best, self.replace = work_dir, epochs, best, replace
-        self.supervisor = Supervisor(
+        self.supervisor = Supervisor.open(
             JobSource(train, job_dir, SEED, threads=1),
             work_dir=work_dir,
             timeouts=Timeouts(start_s, step_s, evaluation_s),

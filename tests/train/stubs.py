@@ -87,7 +87,7 @@ def stub_supervisor(
 ) -> Iterator[tuple[Supervisor, StubEngine]]:
     """A supervisor whose first worker has said what the model is."""
     engine = StubEngine()
-    supervisor = Supervisor(
+    supervisor = Supervisor.open(
         JobSource("train:job", folder, 1, threads=1),
         work_dir=folder,
         timeouts=Timeouts(60.0, 60.0),

@@ -304,7 +304,7 @@ class Drive:
     """A run, and all that it has told."""
 
     def __init__(self, work_dir: Path, *, train: str = "train", workers: int = 3, **options: Any) -> None:
-        self.run = LoopRun(
+        self.run = LoopRun.open(
             JobSource(f"loop_small:{train}", JOBS, 3, threads=1),
             workers=workers,
             work_dir=work_dir,

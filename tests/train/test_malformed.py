@@ -206,15 +206,17 @@ def test_the_hub_goes_on_whatever_processes_say(
     with stub_supervisor(tmp_path_factory.mktemp("supervisor"), workers=2, aggregators=2) as (supervisor, _):
         # that the code has failed ends a job; so that is left out
         heard = [(peer, parts) for peer, parts in said if not any(b"Failed" in part for part in parts)]
-        supervisor._hub.take = lambda: iter(heard)  # type: ignore[method-assign]
+        supervisor._processes.hub.take = lambda: iter(heard)  # type: ignore[method-assign]
         events = supervisor.poll(0.0)
         wrong = [
             parts
             for peer, parts in heard
             if not peer.startswith("coordinator") and not (len(parts) == 1 and is_message(parts[0]))
         ]
-        assert supervisor._hub.malformed.count >= len(wrong)
-        assert any(isinstance(event, Warned) for event in events) == bool(supervisor._hub.malformed.count)
+        assert supervisor._processes.hub.malformed.count >= len(wrong)
+        assert any(isinstance(event, Warned) for event in events) == bool(
+            supervisor._processes.hub.malformed.count
+        )
 
 
 def test_a_model_that_is_none_is_refused_and_the_next_is_heard(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_a_model_that_is_none_is_refused_and_the_next_is_heard(tmp_path: Path) -
         hello = m.Hello(msgspec.structs.replace(manifest(), tensors=(spec,)))
         supervisor._from_process("w0", hello, m.encode(hello))
         assert supervisor.manifest is None
-        assert supervisor._hub.malformed.count == 1
+        assert supervisor._processes.hub.malformed.count == 1
         hello = m.Hello(manifest())
         supervisor._from_process("w0", hello, m.encode(hello))
         assert supervisor.manifest == manifest()
@@ -258,7 +260,7 @@ def bootstrap(role: str, name: str, **fields: Any) -> m.ProcessConfiguration:
 
 
 BRIEF = m.Brief(
-    1, ("w0", "w1"), ("aggregator-0", "aggregator-1"), 60.0, 60.0, None, None, None, 0, 0, False, (), ()
+    1, ("w0", "w1"), ("aggregator-0", "aggregator-1"), 60.0, 60.0, None, None, None, 0, 0, (), (), ()
 )
 
 
@@ -273,19 +275,23 @@ def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, by
             coordinator._take(peer, m.decode(data))
             coordinator._publish()
     # and does its part for those who make sense
-    index = 0
+    coordinator._take(SUPERVISOR, m.Rewind(None))
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
-    coordinator._take(aggregator_name(index), m.AggregatorReady(index, at, True, False))
-    assert coordinator._initialization._aggregators[index] == at
+    for index in range(len(BRIEF.aggregators)):
+        coordinator._take(aggregator_name(index), m.AggregatorReady(index, at, False, False))
+    assert coordinator._initialization.complete
 
 
 def test_who_claims_to_be_another_aggregator_is_not_heard() -> None:
     coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _Place())
     coordinator._take(SUPERVISOR, BRIEF)
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
+    coordinator._take("aggregator-1", m.AggregatorReady(1, at, False, False))
     for peer, index in (("aggregator-1", 0), ("w0", 0), ("aggregator-0", 2), ("aggregator-2", 2), ("w0", -1)):
         coordinator._take(peer, m.AggregatorReady(index, at, False, False))
-    assert not coordinator._initialization._aggregators
+    assert not coordinator._initialization.complete
+    coordinator._take("aggregator-0", m.AggregatorReady(0, at, False, False))
+    assert coordinator._initialization.complete
 
 
 # ---- an aggregator -----------------------------------------------------------------------------------------

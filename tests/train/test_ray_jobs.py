@@ -49,7 +49,7 @@ class RayRun(Run):
         super().__init__(f"small:{name}", work_dir / "local", replace=True)
         self.supervisor.close()
         self.work_dir = work_dir
-        self.supervisor = Supervisor(
+        self.supervisor = Supervisor.open(
             JobSource(f"small:{name}", JOBS, SEED, threads=1),
             work_dir=work_dir,
             timeouts=Timeouts(180.0, 60.0),

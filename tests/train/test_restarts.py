@@ -51,7 +51,7 @@ def test_one_that_got_the_address_of_the_one_before_is_connected_to_and_initiali
     initialization = Initialization(
         membership, token=1, send=lambda to, said: sent.append((to, said)), announce=lambda _: None
     )
-    initialization.take_over(m.Brief(1, ("w0",), (NAME,), 60.0, 60.0, None, None, None, 0, 0, False, (), ()))
+    initialization.take_over(m.Brief(1, ("w0",), (NAME,), 60.0, 60.0, None, None, None, 0, 0, (), (), ()))
     membership.launch("w0")
     first, second = (address(boots.of("aggregator", NAME)) for _ in range(2))
     assert first.address == second.address
@@ -62,7 +62,6 @@ def test_one_that_got_the_address_of_the_one_before_is_connected_to_and_initiali
     sent.clear()
 
     initialization.aggregator_ready(m.AggregatorReady(0, second, False, False))
-    initialization.proceed()
 
     assert [(to, type(said)) for to, said in sent] == [(EVERYBODY, m.Reconnect), (NAME, m.Initialise)]
     assert [said.aggregators for _, said in sent] == [(second,), (second,)]

@@ -12,6 +12,7 @@ from stubs import StubEngine, manifest, stub_supervisor
 from scavenger.elastic.membership import worker_slot
 from scavenger.errors import WorkersLostError
 from scavenger.train.names import partial_model
+from scavenger.train.processes import Processes
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport import messages as m
 from scavenger.train.transport import shared_memory as memory
@@ -80,7 +81,7 @@ def test_nobody_gets_a_place_where_another_could_still_write_or_be_read(
                     held.add(name)
                 case "expel" if supervisor.alive:
                     # it counts as lost, but its process may wake up and write
-                    supervisor._expel(
+                    supervisor._recoveries.expel(
                         m.Expel(data.draw(st.sampled_from(supervisor.alive)), "was silent", hung=False)
                     )
                 case "die" if alive := [name for name in engine.running if name.startswith("w")]:
@@ -139,7 +140,7 @@ def test_a_model_that_arrived_whole_is_put_in_its_place(
             for said in (m.SavedPart(4, b"5678"), m.SavedPart(0, b"1234"), m.Saved()):
                 supervisor._from_process(peer, said, b"")
 
-        monkeypatch.setattr(supervisor._hub, "send", send)
+        monkeypatch.setattr(Processes, "send", lambda self, peer, message: send(peer, message))
         supervisor._save("w0", path, 7, supervisor._clock() + 60.0)
         monkeypatch.undo()
     assert path.read_bytes() == b"12345678"

@@ -89,7 +89,7 @@ def test_the_coordinator_finds_the_hub_also_where_vms_reach_it_by_another_machin
 ) -> None:
     port = free_ports()
     with contextlib.closing(AgentServer(host, tmp_path, port=port)) as hosts:
-        supervisor = Supervisor(
+        supervisor = Supervisor.open(
             JobSource("train:job", tmp_path, 1, threads=1),
             work_dir=tmp_path / "work",
             timeouts=Timeouts(60.0, 60.0),
@@ -100,7 +100,7 @@ def test_the_coordinator_finds_the_hub_also_where_vms_reach_it_by_another_machin
 
             def leads() -> bool:
                 supervisor.poll(0.02)
-                return "coordinator-1" in supervisor._book.beats
+                return supervisor._book["coordinator-1"].beat is not None
 
             assert eventually(leads, within_s=20.0)
         finally:

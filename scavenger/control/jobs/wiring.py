@@ -28,6 +28,7 @@ def supervisor_of(
     job: JobSpec,
     space: SearchSpace,
     *,
+    job_id: str,
     folder: Path,
     work_dir: Path,
     checkpoints: str,
@@ -38,6 +39,7 @@ def supervisor_of(
     """The job's processes, not started yet.
 
     Args:
+        job_id: For log records.
         engine: None for the one that the job file names.
         folder: That the training module is in.
         work_dir: The job's own.
@@ -45,8 +47,8 @@ def supervisor_of(
         resumed: Begin with the newest of them.
     """
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
-    return Supervisor(
-        JobSource(str(job.train), folder, job.seed, space.offers[0].cpus),
+    return Supervisor.open(
+        JobSource(str(job.train), folder, job.seed, space.offers[0].cpus, job_id),
         work_dir=work_dir,
         timeouts=Timeouts(job.limits.start, job.limits.step, job.limits.evaluation),
         aggregators=job.elastic.aggregators,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import tempfile
@@ -9,12 +10,15 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scavenger import logs
 from scavenger.cloud.notices import watch
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.train.engines.vm.agent import Agent, read_ticket
 
 __all__ = ["main", "watch_notices"]
+
+log = logging.getLogger("scavenger.control.provisioning.on_vm")  # this module may be `__main__`
 
 _WORDS = {
     "preemption": "the cloud takes its VM back",
@@ -45,7 +49,13 @@ def main() -> int:
     except ConfigurationError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    agent = Agent(ticket, Path(tempfile.gettempdir()))
+    try:
+        logs.set_up("scavenger-vm", logs.read_settings(), job_id=f"VM {ticket.intent}")
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    log.info("joins %s", ticket.endpoint)
+    agent = Agent(ticket, Path(tempfile.gettempdir()), say=log.info)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.end("its VM is being shut down"))
     ended = threading.Event()

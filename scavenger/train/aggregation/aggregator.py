@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import queue
 import time
@@ -40,6 +41,9 @@ _QUARANTINED_SHARE = 100
 _ASK_AGAIN_S = 1.0
 _OWNER_S = 2.0
 """How often it is looked whether a part's job is still there, where others' parts live in the same process."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Aggregator:
@@ -77,6 +81,7 @@ class Aggregator:
 
     def run(self) -> None:
         """Serve until told to quit."""
+        self._pulse.start()
         self._greet()
         try:
             while self._running:
@@ -232,6 +237,8 @@ class Aggregator:
     # ---- beginnings ----------------------------------------------------------------------------------------
 
     def _initialise(self, message: m.Initialise) -> None:
+        if message.aggregators[self.index : self.index + 1] != (self._at,):
+            return  # it is for the process that had this name before
         if self._part is not None:
             if self._ready is not None:
                 self._control.send(self._ready)  # it may not have been heard
@@ -262,6 +269,7 @@ class Aggregator:
         else:
             self._connect_upstream(message.aggregators[0])
         position = record.position
+        log.info("holds its part of the model as it is after step %d", record.step)
         self._ready = m.Initialised(self.index, record.step, position.epoch, position.consumed)
         self._control.send(self._ready)
         if self._upstream is not None:

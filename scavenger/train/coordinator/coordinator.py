@@ -7,6 +7,7 @@ What membership and views follow from events is decided in `scavenger.elastic`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,9 @@ _CUT_OFF_S = 4 * HEARTBEAT_S
 """Silence of the supervisor, through which all others are heard, after which theirs says nothing of them."""
 _AGAIN_S = 1.0
 """Until a view that has not taken effect is announced again."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -135,6 +139,7 @@ class Coordinator:
                     self._membership.release(worker)
                     self._leaving.add(worker)
                     self._liveness.forget(worker)
+                    self._initialization.lost(worker)
                 self._publish()  # before they go: the supervisor must not take it for a failure
                 for worker in leaving:
                     self._seat.send_to(worker, m.Quit())
@@ -189,7 +194,6 @@ class Coordinator:
             self._launched(worker)
         self._initialization.take_over(brief)
         if self._token > 1:
-            self._initialization.informed = False
             self._seat.send_to(EVERYBODY, m.RollCall(self._token))
             for name in brief.aggregators:
                 # whoever stood still before this one led will never speak; one that only starts has time for it
@@ -201,6 +205,7 @@ class Coordinator:
     def _inform(self, message: m.Inform) -> None:
         """The sequencer has said where the job stands: this coordinator leads it now."""
         self._initialization.informed = True
+        log.info("leads the job from view %d on", message.number)
         view = None if message.view is None else m.view_of(message.view)
         assert self._brief is not None
         number = max(message.number, self._brief.number)
@@ -210,7 +215,6 @@ class Coordinator:
             self._liveness.heard(worker, self._clock())  # from whom nothing may ever come
         for worker in sorted(self._present):
             self._ready(worker)
-        self._initialization.worker_ready()
         self._initialization.proceed()
         newest = max(self._command, self._brief.command)
         if self._wanted is not None:
@@ -226,18 +230,15 @@ class Coordinator:
         name = aggregator_name(message.index)
         self._liveness.heard(name, self._clock())
         self._expelled.discard(name)
-        if not self._initialization.aggregator_ready(message):
-            return
+        self._initialization.aggregator_ready(message)
         if not message.initialised and message.index == 0 and not self._initialization.informed:
             self._inform(m.Inform(False, 0, None, 0))  # it may not have heard the roll call
-        self._initialization.proceed()
 
     # ---- views ---------------------------------------------------------------------------------------------
 
     def _ready(self, worker: str) -> None:
         self._liveness.heard(worker, self._clock())
         self._announce(self._membership.ready(worker))
-        self._initialization.worker_ready()
 
     def _resize(self, message: m.Resize) -> None:
         self._command, self._wanted = message.command, message

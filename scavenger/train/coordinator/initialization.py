@@ -1,9 +1,4 @@
-"""How a job begins, or begins anew: whose initial weights it has, and who takes up which part of the model.
-
-The first worker that greets is prepared alone, and puts its initial weights in place, unless there is a checkpoint.
-The aggregators take up their parts then, and all other workers get ready. The same happens where parts are lost
-together with their memory; an aggregator that was restarted beside its memory goes on from that.
-"""
+"""How a job begins, or begins again: carries out what `scavenger.elastic.initialization` decides."""
 
 from __future__ import annotations
 
@@ -11,10 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from scavenger.elastic import initialization as i
 from scavenger.elastic.barrier import Announce
-from scavenger.elastic.membership import Membership, WorkerState
+from scavenger.elastic.membership import Membership
 from scavenger.train.failpoints import fail_here
-from scavenger.train.names import SUPERVISOR, aggregator_name
+from scavenger.train.names import SUPERVISOR
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import EVERYBODY
 
@@ -22,16 +18,16 @@ __all__ = ["Initialization"]
 
 
 class Initialization:
-    """One job's.
+    """The beginning of one job, under one coordinator.
 
     Args:
-        membership: Who could bring the initial weights.
-        token: The coordinator's; one that takes over has everybody connect anew where an aggregator is new.
+        membership: Numbers the views.
+        token: The coordinator's; above 1, it takes over a job that another one led.
         send: Sends to a process by its name.
         announce: Announces a view, if there is one to announce.
 
     Attributes:
-        informed: It is known where the job stands; before, nobody is told anything.
+        informed: It is known where the job stands; before, nothing is sent.
     """
 
     def __init__(
@@ -44,34 +40,40 @@ class Initialization:
     ) -> None:
         self._membership, self._token, self._send, self._announce = membership, token, send, announce
         self.informed = True
+        self._machine = i.Initialization()
         self._brief: m.Brief | None = None
         self._manifest: m.Manifest | None = None
-        self._aggregators: dict[int, m.AggregatorAddress] = {}
-        self._asked: dict[int, m.AggregatorAddress] = {}
-        self._holding: set[int] = set()
-        self._begun: set[int] = set()
-        self._rewinding: set[int] = set()
-        self._reconnect = token > 1
-        self._seeder, self._seeder_memory = "", ""
-        self._greeted: list[str] = []
-        self._seeding: str | None = None
-        self._seeded = False
 
-    # ---- what happens --------------------------------------------------------------------------------------
+    @property
+    def complete(self) -> bool:
+        """All aggregators can be connected to."""
+        return self._machine.complete
 
     def take_over(self, brief: m.Brief) -> None:
         """The coordinator leads the job from now on."""
         self._brief = brief
-        self._rewinding = set(brief.rewinding)
-        if brief.begun:
-            self._begun = set(range(len(brief.aggregators))) - self._rewinding
-        self._seeded = brief.restore is not None or (brief.begun and not self._rewinding)
+        self.informed = self._token == 1
+        self._handle(
+            i.TakeOver(
+                parts=brief.aggregators,
+                restoring=brief.restore is not None,
+                held=brief.held,
+                rewinding=brief.rewinding,
+                workers=() if self.informed else brief.workers,
+                informed=self.informed,
+            )
+        )
+
+    def proceed(self) -> None:
+        """Send what can be sent since it is known where the job stands."""
+        if self.informed:
+            self._handle(i.Informed())
 
     def rewind(self, restore: m.Restore | None) -> None:
         """All aggregators have been ended; those that follow begin with this, or with initial weights."""
         assert self._brief is not None
         self._brief = msgspec.structs.replace(self._brief, restore=restore)
-        self.worker_ready()
+        self._handle(i.Rewound(restoring=restore is not None))
 
     def quarantined(self, samples: tuple[int, ...]) -> None:
         """Samples are left out from now on, also by an aggregator that is restarted."""
@@ -79,113 +81,74 @@ class Initialization:
             known = tuple(sorted({*self._brief.quarantined, *samples}))
             self._brief = msgspec.structs.replace(self._brief, quarantined=known)
 
-    def aggregator_ready(self, message: m.AggregatorReady) -> bool:
-        """An aggregator can be connected to; returns False where all have to begin anew for it."""
-        before = self._aggregators.get(message.index)
-        self._aggregators[message.index] = message.at
-        if message.initialised:
-            self._holding.add(message.index)
-            self._begun.add(message.index)
-        else:
-            self._holding.discard(message.index)
-            self._reconnect = self._reconnect or before not in (None, message.at)
-            if message.own_memory and message.index in self._begun:
-                self._roll_back(f"{aggregator_name(message.index)} was lost together with its memory")
-                return False
-        return True
+    def aggregator_ready(self, message: m.AggregatorReady) -> None:
+        """An aggregator can be connected to."""
+        at = i.Endpoint(message.at.address, message.at.key, message.at.memory)
+        self._handle(i.PartReady(message.index, at, holds=message.initialised, own_memory=message.own_memory))
 
     def initialised(self, index: int) -> None:
-        """An aggregator, by its place, holds its part."""
-        self._holding.add(index)
-        self._begun.add(index)
-        self._rewinding.discard(index)
+        """An aggregator has taken up its part."""
+        self._handle(i.PartHeld(index))
 
     def hello(self, worker: str, manifest: m.Manifest) -> None:
-        """A worker has built the model, and waits for what comes next."""
+        """A worker has built the model, and waits to be prepared."""
         self._check(worker, manifest)
         fail_here("coordinator.greeted")
-        self._greeted.append(worker)
-        self._prepare_greeted()
+        self._handle(i.Greeted(worker))
 
     def present(self, worker: str, message: m.Present) -> None:
         """A worker has said how far it is."""
-        if message.seeded and not self._rewinding:
-            self._seed(worker, message.memory)
-        if not message.ready and not message.prepared:
-            self.hello(worker, message.manifest)
-            return
         self._check(worker, message.manifest)
-        if not message.ready and not self._seeded:
-            self._seeding = worker
+        prepared = message.prepared or message.ready
+        self._handle(i.Present(worker, prepared, seeded=message.seeded, memory=message.memory))
 
     def seeded_by(self, worker: str, memory: str) -> None:
-        """A worker has put its initial weights where, in its memory, the job's weights begin."""
-        self._seed(worker, memory)
-        self.proceed()
-
-    def worker_ready(self) -> None:
-        """There may be a worker now that can bring the initial weights."""
-        self._choose_seeder()
-        self._initialise()
-
-    def proceed(self) -> None:
-        """Tell aggregators and workers what can be told by now."""
-        self._initialise()
-        self._prepare_greeted()
+        """A worker has put its initial weights into its memory."""
+        self._handle(i.Seeded(worker, memory))
 
     def lost(self, worker: str) -> None:
-        """A worker is gone."""
-        if worker in self._greeted:
-            self._greeted.remove(worker)
-        if worker == self._seeding and not self._seeded:
-            self._seeding = None
-            self._prepare_greeted()
-        if worker == self._seeder and self._seeded:
-            self._lost_seeder()
+        """A worker is gone, or is let go."""
+        self._handle(i.Lost(worker))
 
-    # ---- what follows --------------------------------------------------------------------------------------
+    # ---- carrying out --------------------------------------------------------------------------------------
 
-    def _roll_back(self, cause: str) -> None:
-        """A part of the model is lost: have all aggregators begin anew, where the last checkpoint stands."""
+    def _handle(self, event: i.Event) -> None:
+        for action in self._machine.handle(event):
+            match action:
+                case i.PrepareWorker():
+                    assert self._manifest is not None
+                    at = _addresses(action.endpoints)
+                    self._send(action.worker, m.Prepare(self._manifest, at, action.initial))
+                case i.Reconnect():
+                    self._send(EVERYBODY, m.Reconnect(_addresses(action.endpoints)))
+                case i.InitializePart():
+                    self._initialise(action)
+                case i.RenewView():
+                    self._announce(self._membership.renew())
+                case i.RollBack():
+                    self._send(SUPERVISOR, m.RollBack(action.cause))
+
+    def _initialise(self, action: i.InitializePart) -> None:
         assert self._brief is not None
-        for known in (self._aggregators, self._asked, self._holding, self._begun):
-            known.clear()
-        self._rewinding = set(range(len(self._brief.aggregators)))
-        self._reconnect, self._seeded, self._seeding = True, False, None
-        self._send(SUPERVISOR, m.RollBack(cause))
-
-    def _seed(self, worker: str, memory: str) -> None:
-        self._seeder, self._seeder_memory = worker, memory
-        self._seeded = True
-
-    def _choose_seeder(self) -> None:
-        """Where all begins anew and there is no checkpoint, it does with the initial weights of a worker."""
-        if self._seeded or not self._rewinding or self._brief is None:
-            return
-        if self._brief.restore is not None:
-            self._seeded = True
-        elif able := self._membership.workers(WorkerState.TRAINING, WorkerState.STANDBY):
-            self._seed(able[0], "")
-
-    def _needs_seeder(self, index: int) -> bool:
-        """The aggregator cannot read the initial weights from its memory."""
-        assert self._brief is not None
-        own = self._aggregators[index].memory != self._seeder_memory
-        return self._brief.restore is None and (own or index in self._rewinding)
-
-    @property
-    def _addresses(self) -> tuple[m.AggregatorAddress, ...]:
-        return tuple(self._aggregators[index] for index in sorted(self._aggregators))
-
-    @property
-    def complete(self) -> bool:
-        """All aggregators can be connected to."""
-        return self._brief is not None and len(self._aggregators) == len(self._brief.aggregators)
+        assert self._manifest is not None
+        self._send(
+            self._brief.aggregators[action.index],
+            m.Initialise(
+                manifest=self._manifest,
+                aggregators=_addresses(action.endpoints),
+                restore=self._brief.restore,
+                checkpoint=self._brief.checkpoint,
+                recover=action.recover,
+                seeder=action.seeder,
+                number=self._membership.number,
+                token=self._token,
+                quarantined=self._brief.quarantined,
+            ),
+        )
 
     def _check(self, worker: str, manifest: m.Manifest) -> None:
         if self._manifest is None:
             self._manifest = manifest
-            self._initialise()
         elif manifest != self._manifest:
             self._send(
                 SUPERVISOR,
@@ -196,65 +159,6 @@ class Initialization:
                 ),
             )
 
-    def _prepare_greeted(self) -> None:
-        """Let workers map the block and warm up: first one alone, whose initial weights become the job's."""
-        if not self.complete or self._manifest is None or not self.informed:
-            return
-        if not self._seeded and self._seeding is not None:
-            return
-        while self._greeted:
-            worker = self._greeted.pop(0)
-            initial = not self._seeded
-            self._send(worker, m.Prepare(self._manifest, self._addresses, initial))
-            if initial:
-                self._seeding = worker
-                return
 
-    def _initialise(self) -> None:
-        """Have aggregators take up their parts: new ones, and those that have been restarted."""
-        if not self._seeded or not self.complete or not self.informed or self._manifest is None:
-            return
-        addresses = self._aggregators
-        due = [i for i in addresses if i not in self._holding and self._asked.get(i) != addresses[i]]
-        if not due:
-            return
-        if self._reconnect:
-            self._reconnect = False
-            self._send(EVERYBODY, m.Reconnect(self._addresses))
-        for index in due:
-            self._asked[index] = addresses[index]
-            self._send_initialise(index)
-        if 0 in due:
-            # it knows nothing of views: the newest one begins anew, under a new number
-            self._announce(self._membership.renew())
-
-    def _send_initialise(self, index: int) -> None:
-        assert self._brief is not None
-        assert self._manifest is not None
-        self._send(
-            self._brief.aggregators[index],
-            m.Initialise(
-                manifest=self._manifest,
-                aggregators=self._addresses,
-                restore=self._brief.restore,
-                checkpoint=self._brief.checkpoint,
-                recover=index not in self._rewinding,
-                seeder=self._seeder if self._needs_seeder(index) else "",
-                number=self._membership.number,
-                token=self._token,
-                quarantined=self._brief.quarantined,
-            ),
-        )
-
-    def _lost_seeder(self) -> None:
-        """Who has the initial weights is gone: if somebody still needs them, begin with another's."""
-        waiting = [i for i in self._aggregators if i not in self._holding and self._needs_seeder(i)]
-        self._seeder = ""
-        if not waiting or (self._begun and not self._rewinding):
-            return
-        if self._asked:
-            self._roll_back("the worker with the initial weights was lost")
-        else:
-            self._seeded, self._seeding = False, None
-            self._choose_seeder()
-            self._prepare_greeted()
+def _addresses(endpoints: tuple[i.Endpoint, ...]) -> tuple[m.AggregatorAddress, ...]:
+    return tuple(m.AggregatorAddress(at.address, at.key, at.memory) for at in endpoints)

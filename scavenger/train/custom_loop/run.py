@@ -47,56 +47,36 @@ from scavenger.train.transport.messages import Failed
 
 __all__ = ["LoopRun"]
 
-_LAST_WORDS_S = 1.0  # a dead process's message may still be on its way through the sockets
 _LOSSES_MAX, _LOSSES_WITHIN_S = 5, 60.0  # so often lost, and replaced, it is no chance
 _STEP_TIME_WEIGHT = 0.2  # of the newest step in the moving average; only a scale for silence
 
 
 class LoopRun:
-    """One job under way; `with` starts it, and ends it whatever happens.
+    """One job under way; `open` makes one, and `with` starts it, and ends it whatever happens.
 
     Args:
         source: The training function.
+        supervisor: Its workers.
+        keeper: Of checkpoints.
         workers: K to begin with.
-        work_dir: For logs.
         timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
-        checkpoints: Where to write checkpoints, as a path or URL; None for none.
-        checkpoint_every_s: At least so long apart.
-        resume: Go on from the newest checkpoint, where there is one.
         replace: Start another worker for each that dies.
-        engine: Where processes run; None for this machine.
         clock: Monotonic seconds.
-        now: For the date of checkpoints.
-
-    Raises:
-        ConfigurationError: If there would be no worker, or a checkpoint is another job's.
     """
 
     def __init__(
         self,
         source: JobSource,
+        supervisor: LoopSupervisor,
+        keeper: Keeper,
         *,
         workers: int,
-        work_dir: Path,
         timeouts: Timeouts,
-        checkpoints: str | None = None,
-        checkpoint_every_s: float = 60.0,
-        resume: bool = False,
-        replace: bool = True,
-        engine: Callable[[Path, int], Engine] = ProcessEngine,
-        clock: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        replace: bool,
+        clock: Callable[[], float],
     ) -> None:
-        if workers < 1:
-            raise ConfigurationError(f"a loop needs at least one worker, not {workers}")
-        self._source, self._timeouts, self._clock = source, timeouts, clock
-        snapshots = None if checkpoints is None else LoopSnapshots(checkpoints, source.train)
-        self._keeper = Keeper(snapshots, every_s=checkpoint_every_s, resume=resume, clock=clock, now=now)
-        self._replace = replace
-        first = 0 if self._keeper.held is None else self._keeper.held.launched
-        self.supervisor = LoopSupervisor(
-            source, log_dir=work_dir / "logs", first=first, engine=engine, clock=clock
-        )
+        self._source, self.supervisor, self._keeper = source, supervisor, keeper
+        self._timeouts, self._replace, self._clock = timeouts, replace, clock
         self._rounds: Rounds | None = None
         self._target, self._begun = workers, False
         self._lost: list[str] = []
@@ -109,6 +89,55 @@ class LoopRun:
         self._final: dict[str, lm.Array] | None = None
         self._equal = True
         self._events: list[LoopEvent] = []
+
+    @classmethod
+    def open(
+        cls,
+        source: JobSource,
+        *,
+        workers: int,
+        work_dir: Path,
+        timeouts: Timeouts,
+        checkpoints: str | None = None,
+        checkpoint_every_s: float = 60.0,
+        resume: bool = False,
+        replace: bool = True,
+        engine: Callable[[Path, int], Engine] = ProcessEngine,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> LoopRun:
+        """Look for the checkpoint to begin with, and listen for workers; `with` starts them.
+
+        Args:
+            source: The training function.
+            workers: K to begin with.
+            work_dir: For logs.
+            timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
+            checkpoints: Where to write checkpoints, as a path or URL; None for none.
+            checkpoint_every_s: At least so long apart.
+            resume: Go on from the newest checkpoint, where there is one.
+            replace: Start another worker for each that dies.
+            engine: Where processes run; None for this machine.
+            clock: Monotonic seconds.
+            now: For the date of checkpoints.
+
+        Raises:
+            ConfigurationError: If there would be no worker, or a checkpoint is another job's.
+        """
+        if workers < 1:
+            raise ConfigurationError(f"a loop needs at least one worker, not {workers}")
+        snapshots = None if checkpoints is None else LoopSnapshots(checkpoints, source.train)
+        held = snapshots.latest() if resume and snapshots is not None else None
+        first = 0 if held is None else held.launched
+        return cls(
+            source,
+            LoopSupervisor.open(source, log_dir=work_dir / "logs", first=first, engine=engine, clock=clock),
+            Keeper(snapshots, held=held, every_s=checkpoint_every_s, clock=clock, now=now),
+            workers=workers,
+            timeouts=timeouts,
+            replace=replace,
+            clock=clock,
+        )
 
     def __enter__(self) -> LoopRun:
         try:
@@ -348,10 +377,7 @@ class LoopRun:
     def _ended(self, ended: Exit) -> None:
         name = ended.name
         if ended.status >= 0:
-            deadline = self._clock() + _LAST_WORDS_S
-            while name in self.supervisor.staying and (left := deadline - self._clock()) > 0:
-                self.supervisor.wait(left)
-                self._hear()
+            self.supervisor.hear_last_words(name, self._hear)
             if name in self.supervisor.staying:
                 raise TrainingCodeError(
                     f"the training code ended {name}, which {ended.cause} (log: {self.supervisor.log(name)})"

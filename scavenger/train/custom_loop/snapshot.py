@@ -103,29 +103,26 @@ class Keeper:
 
     Args:
         snapshots: Where; None for none.
+        held: What the job begins with; None for a new one.
         every_s: At least so long apart.
-        resume: Begin with the newest one, where there is one.
         clock: Monotonic seconds.
         now: For the date of checkpoints.
 
     Attributes:
         held: The newest one of this life, or that it began with.
-
-    Raises:
-        ConfigurationError: If the newest one is another job's.
     """
 
     def __init__(
         self,
         snapshots: LoopSnapshots | None,
         *,
+        held: LoopSnapshot | None,
         every_s: float,
-        resume: bool,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
         self._snapshots, self._every_s, self._clock, self._now = snapshots, every_s, clock, now
-        self.held = snapshots.latest() if resume and snapshots is not None else None
+        self.held = held
         self._at = clock()
         self._asked: dict[int, LoopSnapshot] = {}
 

@@ -37,15 +37,15 @@ def run_loop(
         job_dir: Where the module is.
         seed: Of the order of the shards.
         threads: That each worker may use.
-        timeouts: As `LoopRun`; ten minutes to start and for a step where None.
+        timeouts: As `LoopRun.open`; ten minutes to start and for a step where None.
         checkpoints: Where to write them, once a minute; None for none.
         resume: Go on from the newest one.
         on_event: Hears of all that happens, and may call `scale_out` and `scale_in`.
 
     Raises:
-        ScavengerError: As `LoopRun` and `LoopRun.poll`.
+        ScavengerError: As `LoopRun.open` and `LoopRun.poll`.
     """
-    with LoopRun(
+    with LoopRun.open(
         JobSource(train, job_dir, seed, threads),
         workers=workers,
         work_dir=work_dir,

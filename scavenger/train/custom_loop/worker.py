@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,9 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import Dealer
 
 __all__ = ["LoopLink", "serve"]
+
+
+log = logging.getLogger(__name__)
 
 
 class LoopLink:
@@ -148,6 +152,7 @@ def serve(context: zmq.Context[Any], boot: ProcessConfiguration, socket: Dealer)
     """
     link = LoopLink(boot.name, socket)
     pulse = Heartbeat(context, boot, link.status)
+    pulse.start()
     try:
         sdk.connect(link)
         _function(boot.train, boot.job_dir)()
@@ -155,7 +160,7 @@ def serve(context: zmq.Context[Any], boot: ProcessConfiguration, socket: Dealer)
             raise TrainingCodeError(f"{boot.train} ended without calling loop.init")
         link.finish()
     except sdk.Left as left:
-        print(f"{boot.name} leaves: {left}")
+        log.info("leaves: %s", left)
     finally:
         sdk.connect(None)
         pulse.close()

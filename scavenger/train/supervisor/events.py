@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scavenger.elastic.recovery import Lost, Recovered, Refused, RolledBack
 from scavenger.train.engines.base import PreemptionNotice
 from scavenger.train.transport import messages as m
 
@@ -14,6 +15,7 @@ __all__ = [
     "PreemptionNotice",
     "ProcessState",
     "Recovered",
+    "Refused",
     "RolledBack",
     "Started",
     "Warned",
@@ -33,50 +35,6 @@ class Leaving:
     """A worker that no view needs was told to end."""
 
     worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A worker died without an error of its code; the others go on.
-
-    Attributes:
-        crashed: The process died by its own fault, such as a segmentation fault.
-        ready: The worker had been able to train, so it may have been computing samples.
-    """
-
-    worker: str
-    cause: str
-    crashed: bool = False
-    ready: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """There is no place for a worker that was launched; it never ran."""
-
-    worker: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """An aggregator or the coordinator died, and another one has taken its place."""
-
-    process: str
-    cause: str
-    took_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RolledBack:
-    """A part of the model was lost with its memory: the job goes on after `step`, and later ones are done again.
-
-    Reports of steps and epochs after it, and what was concluded from them, count no more.
-    """
-
-    step: int
-    cause: str
-    took_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from scavenger.logs import read_settings
 from scavenger.train.job_source import JobSource
 from scavenger.train.transport import messages as m
+from scavenger.train.transport.messages.values import LogSettings
 from scavenger.train.transport.sockets import new_keys
 
 __all__ = ["ProcessConfigurations"]
@@ -36,6 +38,8 @@ class ProcessConfigurations:
     ) -> None:
         self._source, self._hub, self._server_key = source, hub, server_key.decode()
         self._memory_fd, self._admit = memory_fd, admit
+        chosen = read_settings()
+        self._logs = LogSettings(source.job_id, chosen.level, chosen.format)
         self._indices = {name: index for index, name in enumerate(aggregators)}
 
     def of(
@@ -66,4 +70,5 @@ class ProcessConfigurations:
             threads=self._source.threads if threads is None else threads,
             data_public_key=data[0].decode(),
             data_secret_key=data[1].decode(),
+            logs=self._logs,
         )

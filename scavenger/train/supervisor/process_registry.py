@@ -1,145 +1,208 @@
-"""What a supervisor knows of its processes: who is there, in what state, and what became of the others."""
+"""The process registry: what a supervisor knows of each process of its job."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
+import msgspec
+
+from scavenger.elastic.recovery import Role, Status
 from scavenger.train.engines.base import Engine
-from scavenger.train.names import coordinator_name
 from scavenger.train.supervisor.events import ProcessState
 from scavenger.train.transport import messages as m
 
-__all__ = ["ProcessRegistry"]
+__all__ = ["Entry", "ProcessRegistry"]
+
+
+@dataclass(slots=True)
+class Entry:
+    """One process.
+
+    Attributes:
+        launched_s: When it was launched, monotonic.
+        vm: The type of VM that a worker was launched on.
+        token: A coordinator's.
+        announced: The coordinator has heard of it: it has been placed.
+        was_ready: A worker has been able to train.
+        asked_to_leave: A change of view leaves it behind for good.
+        leaving_s: When it was let go.
+        ended_s: When it had ended.
+        cause: Why it is ended, or has ended, if that was not meant to happen.
+        beat: Its newest heartbeat, while it lives.
+    """
+
+    name: str
+    role: Role
+    launched_s: float
+    vm: str = ""
+    token: int = 0
+    status: Status = Status.STARTING
+    announced: bool = False
+    was_ready: bool = False
+    asked_to_leave: bool = False
+    leaving_s: float = 0.0
+    ended_s: float | None = None
+    cause: str = ""
+    beat: m.Beat | None = None
+
+    @property
+    def stays(self) -> bool:
+        """It runs, and nobody wants it to end."""
+        return self.status in (Status.STARTING, Status.READY) and not self.asked_to_leave
 
 
 class ProcessRegistry:
-    """The processes of one job.
+    """The processes of one job, in order of their launch; one that was restarted stands where it did.
 
     Args:
         engine: Where they run.
-        aggregators: Their names; the first one sequences.
         clock: Monotonic seconds.
 
     Attributes:
-        token: The newest coordinator's; 0 before the first.
-        launched_at: When each worker was launched, in order.
-        vms: The type of VM that each worker was launched on.
-        announced: Workers that the coordinator has heard of: those that have been placed.
-        ended_at: When each that is gone had ended.
-        quitting: Workers that were let go and have not ended yet, and since when.
-        expelled: Processes that are ended because they count as lost, and why they do.
-        causes: What those that nobody let go died of.
-        asked_to_leave: Workers that a change of view leaves behind for good, also those that have ended.
-        failed: Those that have said why they end.
-        ready: Workers that have been able to train.
-        beats: The newest heartbeat of each that lives.
-        roster: The coordinator's own book.
+        coordinator: The name of the newest one; empty before the first.
+        roster: What the coordinator last said of the workers.
     """
 
-    def __init__(self, engine: Engine, aggregators: tuple[str, ...], clock: Callable[[], float]) -> None:
-        self._engine, self._aggregators, self._clock = engine, aggregators, clock
-        self.token = 0
-        self.launched_at: dict[str, float] = {}
-        self.vms: dict[str, str] = {}
-        self.announced: set[str] = set()
-        self.ended_at: dict[str, float] = {}
-        self.quitting: dict[str, float] = {}
-        self.expelled: dict[str, str] = {}
-        self.causes: dict[str, str] = {}
-        self.asked_to_leave: set[str] = set()
-        self.failed: set[str] = set()
-        self.ready: set[str] = set()
-        self.beats: dict[str, m.Beat] = {}
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine, self._clock = engine, clock
+        self._entries: dict[str, Entry] = {}
+        self.coordinator = ""
         self.roster = m.Roster(0, {}, False, 0, ())
 
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def launched(self, name: str, role: Role, *, vm: str = "", token: int = 0) -> None:
+        """A process was launched, for the first time or again."""
+        self._entries[name] = Entry(name, role, self._clock(), vm=vm, token=token)
+        if role is Role.COORDINATOR:
+            self.coordinator = name
+
+    def ask_to_leave(self, names: Collection[str]) -> None:
+        """Workers are left behind for good by a change of view."""
+        for name in names:
+            if name in self._entries:
+                self._entries[name].asked_to_leave = True
+
+    def leaving(self, name: str) -> bool:
+        """A worker was let go; returns False where that was known, or it has ended."""
+        entry = self._entries.get(name)
+        if entry is None or entry.ended_s is not None or entry.status is Status.LEAVING:
+            return False
+        entry.status, entry.leaving_s = Status.LEAVING, self._clock()
+        return True
+
+    def expel(self, name: str, cause: str) -> None:
+        """A process counts as lost, and is being ended."""
+        entry = self._entries[name]
+        entry.cause = cause
+        if entry.status is not Status.LEAVING:
+            entry.status = Status.EXPELLED
+
+    def ended(self, name: str, cause: str, *, meant: bool = False) -> None:
+        """A process has ended.
+
+        Args:
+            cause: In words, if nothing else is known of why it was ended.
+            meant: The whole job ends.
+        """
+        entry = self._entries[name]
+        entry.ended_s, entry.beat = self._clock(), None
+        if entry.status is Status.LEAVING or (meant and entry.status is not Status.FAILED):
+            entry.status, entry.cause = Status.GONE, ""
+            return
+        entry.cause = entry.cause or cause
+        if entry.status is not Status.FAILED:
+            entry.status = Status.LOST
+
+    def beat(self, name: str, beat: m.Beat) -> None:
+        """A process lives. Views only grow: a restarted aggregator does not know yet which it is in."""
+        if (entry := self._entries.get(name)) is not None:
+            view = max((entry.beat or m.Beat()).view, beat.view)
+            entry.beat = msgspec.structs.replace(beat, view=view)
+
+    # ---- what is known -------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def worker(self, name: str) -> Entry | None:
+        """The entry of a worker; None where nobody, or another process, is called so."""
+        entry = self._entries.get(name)
+        return entry if entry is not None and entry.role is Role.WORKER else None
+
     @property
-    def coordinator(self) -> str:
-        """The name of the newest one."""
-        return coordinator_name(self.token)
+    def workers(self) -> tuple[Entry, ...]:
+        """Every worker that the job has had, in order of their launch."""
+        return tuple(entry for entry in self._entries.values() if entry.role is Role.WORKER)
 
     @property
     def alive(self) -> tuple[str, ...]:
         """Workers that are there to stay, also those that still start."""
-        return tuple(
-            name
-            for name in self.launched_at
-            if name not in self.ended_at
-            and name not in self.quitting
-            and name not in self.expelled
-            and name not in self.asked_to_leave
-        )
+        return tuple(entry.name for entry in self.workers if entry.stays)
 
     @property
     def departing(self) -> tuple[str, ...]:
         """Workers that were asked to leave and have not been told to end yet."""
-        return tuple(
-            name
-            for name in self.asked_to_leave
-            if name not in self.ended_at and name not in self.quitting and name not in self.expelled
-        )
+        going = (Status.STARTING, Status.READY)
+        return tuple(e.name for e in self.workers if e.asked_to_leave and e.status in going)
+
+    @property
+    def let_go(self) -> tuple[Entry, ...]:
+        """Workers that were let go and have not ended yet."""
+        return tuple(entry for entry in self.workers if entry.status is Status.LEAVING)
 
     @property
     def unannounced(self) -> tuple[str, ...]:
         """Workers that live and that the coordinator has not heard of, in the order of their launch."""
-        waiting = self.launched_at.keys() - self.announced - self.ended_at.keys()
-        return tuple(sorted(waiting, key=self.launched_at.__getitem__))
+        return tuple(e.name for e in self.workers if not e.announced and e.ended_s is None)
 
-    def workers(self, *states: str) -> tuple[str, ...]:
+    def in_states(self, *states: str) -> tuple[str, ...]:
         """Names of living workers in any of the states `starting`, `ready` and `training`."""
-        return tuple(name for name in self.alive if self._state(name) in states)
+        return tuple(entry.name for entry in self.workers if entry.stays and self._state(entry) in states)
 
     @property
     def existing(self) -> dict[str, int]:
         """Workers that have not ended, by the type of their VM."""
-        return dict(Counter(self.vms[name] for name in self.launched_at.keys() - self.ended_at.keys()))
+        return dict(Counter(entry.vm for entry in self.workers if entry.ended_s is None))
 
     def worker_seconds(self) -> dict[str, float]:
         """Time that workers have existed, summed over those of each type of VM."""
-        now, seconds = self._clock(), dict.fromkeys(self.vms.values(), 0.0)
-        for name, at in self.launched_at.items():
-            seconds[self.vms[name]] += self.ended_at.get(name, now) - at
+        now, seconds = self._clock(), dict.fromkeys((entry.vm for entry in self.workers), 0.0)
+        for entry in self.workers:
+            seconds[entry.vm] += (now if entry.ended_s is None else entry.ended_s) - entry.launched_s
         return seconds
 
-    def beat(self, name: str, beat: m.Beat) -> None:
-        """A process lives. Views only grow: a restarted aggregator does not know yet which it is in."""
-        view = max(self.beats.get(name, m.Beat()).view, beat.view)
-        self.beats[name] = m.Beat(beat.step, view, beat.missing, beat.waiting_s, beat.behind)
-
     def processes(self) -> tuple[ProcessState, ...]:
-        """Every process that the job has had."""
-        running = set(self._engine.running)
-        roles = [(self.coordinator, "coordinator")] if self.token else []
-        roles += [(coordinator_name(token), "coordinator") for token in range(1, self.token)]
-        roles += [(name, "aggregator") for name in self._aggregators]
-        roles += [(name, "worker") for name in self.launched_at]
-        found = []
-        sequencer = self.beats.get(self._aggregators[0], m.Beat())
-        for name, role in roles:
-            state = self._state(name) if role == "worker" else "training"
-            beat = self.beats.get(name, m.Beat())
-            if role != "worker" and name in running:
-                # a view is of all of them, and only the sequencer tells which it is
-                step = sequencer.step if role == "coordinator" else beat.step
-                beat = m.Beat(step, max(beat.view, sequencer.view))
-            found.append(
-                ProcessState(
-                    name=name,
-                    role=role,
-                    pid=self._engine.pid(name),
-                    host=self._engine.host(name),
-                    state=state if name in running else self._fate(name),
-                    view=beat.view,
-                    step=beat.step,
-                    detail=self.causes.get(name, ""),
-                )
-            )
-        return tuple(found)
+        """Every process that the job has had: the newest coordinator first, then others, aggregators and workers."""
+        order = list(Role)
+        entries = sorted(
+            self._entries.values(), key=lambda e: (order.index(e.role), e.name != self.coordinator)
+        )
+        sequencer = next((e.beat for e in entries if e.role is Role.AGGREGATOR), None) or m.Beat()
+        return tuple(self._process(entry, sequencer) for entry in entries)
 
-    def _state(self, worker: str) -> str:
-        return "leaving" if worker in self.quitting else self.roster.states.get(worker, "starting")
+    def _process(self, entry: Entry, sequencer: m.Beat) -> ProcessState:
+        worker, running = entry.role is Role.WORKER, entry.ended_s is None
+        beat = entry.beat or m.Beat()
+        if not worker and running:
+            # a view is of all of them, and only the sequencer tells which it is
+            step = sequencer.step if entry.role is Role.COORDINATOR else beat.step
+            beat = m.Beat(step, max(beat.view, sequencer.view))
+        state = self._state(entry) if worker else "training"
+        return ProcessState(
+            name=entry.name,
+            role=entry.role.value,
+            pid=self._engine.pid(entry.name),
+            host=self._engine.host(entry.name),
+            state=state if running else entry.status.value,
+            view=beat.view,
+            step=beat.step,
+            detail=entry.cause,
+        )
 
-    def _fate(self, name: str) -> str:
-        if name in self.failed:
-            return "failed"
-        return "lost" if name in self.causes else "gone"
+    def _state(self, worker: Entry) -> str:
+        if worker.status is Status.LEAVING:
+            return Status.LEAVING.value
+        return self.roster.states.get(worker.name, Status.STARTING.value)

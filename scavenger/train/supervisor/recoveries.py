@@ -1,103 +1,267 @@
-"""What a supervisor keeps of its recoveries: who has taken whose place, how often, and how far a roll-back is."""
+"""Carries out what `scavenger.elastic.recovery` decides: ends, losses and restarts of one job's processes."""
 
 from __future__ import annotations
 
-from collections import deque
+import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
-from scavenger.errors import ScavengerError, WorkersLostError
-from scavenger.train.supervisor.events import Recovered, RolledBack
+from scavenger.elastic import recovery as r
+from scavenger.elastic.liveness import SILENT_S, Liveness
+from scavenger.elastic.quarantine import cause_of_death
+from scavenger.elastic.recovery import Role, Status
+from scavenger.errors import ScavengerError, TrainingCodeError, TrainingHungError, WorkersLostError
+from scavenger.train.engines.base import Exit
+from scavenger.train.names import coordinator_name
+from scavenger.train.processes import LAST_WORDS_S, Processes
+from scavenger.train.supervisor.events import Event
+from scavenger.train.supervisor.process_registry import Entry, ProcessRegistry
+from scavenger.train.supervisor.worker_slots import WorkerSlots
+from scavenger.train.transport import messages as m
 
-__all__ = ["Recoveries"]
+__all__ = ["Checkpoints", "Recoveries"]
 
-_RESTARTS_MAX = 5
-_RESTARTS_WITHIN_S = 60.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Checkpoints:
+    """Where checkpoints go, what the job begins with, and whether one has been written since."""
+
+    plan: m.CheckpointPlan | None
+    restore: m.Restore | None
+    written: bool = False
+
+    def newest(self) -> m.Restore | None:
+        """What aggregators that begin again begin with."""
+        if self.plan is not None and self.written:
+            self.restore = m.Restore(self.plan.url)
+        return self.restore
 
 
 class Recoveries:
-    """Those of one job's aggregators and coordinators.
+    """The ends and recoveries of one job's processes.
 
     Args:
-        aggregators: Their names.
+        processes: The engine and the hub.
+        book: The process registry.
+        places: Of workers, which are free when those have ended.
+        checkpoints: What aggregators that begin again begin with.
+        aggregators: Names of those that share the model.
+        start_s: How long a coordinator may take to start.
+        events: Takes what there is to tell.
+        tell: Sends to the coordinator.
+        hear: Takes what has arrived from processes; raises what ends the job.
         clock: Monotonic seconds.
-
-    Attributes:
-        begun: The aggregators hold the model, or did.
     """
 
-    def __init__(self, aggregators: Sequence[str], clock: Callable[[], float]) -> None:
-        self._aggregators, self._clock = tuple(aggregators), clock
-        self.begun = False
-        self._under_way: dict[str, tuple[str, float]] = {}
-        self._restarts: dict[str, deque[float]] = {}
-        self._commanded: set[str] = set()
-        self._rewinding: dict[str, int | None] = {}
-        self._rewound_by: tuple[str, float] = ("", 0.0)
+    def __init__(
+        self,
+        processes: Processes,
+        book: ProcessRegistry,
+        places: WorkerSlots,
+        checkpoints: Checkpoints,
+        *,
+        aggregators: Sequence[str],
+        start_s: float,
+        events: Callable[[Event], None],
+        tell: Callable[[m.Message], None],
+        hear: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._processes, self._book, self._places, self._checkpoints = processes, book, places, checkpoints
+        self._start_s, self._event, self._tell, self._hear, self._clock = start_s, events, tell, hear, clock
+        self._machine = r.Recovery(aggregators)
+        self._liveness = Liveness()
+
+    @property
+    def token(self) -> int:
+        """The newest coordinator's."""
+        return self._machine.token
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Indices of the parts that an aggregator, or its memory, holds."""
+        return self._machine.held
 
     @property
     def rewinding(self) -> tuple[int, ...]:
-        """Places of the aggregators that are to begin anew, whatever their memory says."""
-        return tuple(i for i, name in enumerate(self._aggregators) if name in self._rewinding)
+        """Indices of the aggregators that have yet to begin again."""
+        return self._machine.rewinding
 
-    def count(self, name: str, role: str, cause: str, log: Path) -> None:
-        """A process has died, and is to be replaced; not where it was ended for a roll-back.
+    # ---- what happens --------------------------------------------------------------------------------------
+
+    def start_coordinator(self) -> None:
+        """Start one with the newest token."""
+        name = coordinator_name(self.token)
+        self._processes.launch("coordinator", name, token=self.token)
+        self._book.launched(name, Role.COORDINATOR, token=self.token)
+        self._liveness.heard(name, self._clock() + self._start_s)
+
+    def start_aggregator(self, name: str) -> None:
+        """Start one, for the first time or again."""
+        self._processes.launch("aggregator", name, token=self.token)
+        self._book.launched(name, Role.AGGREGATOR)
+
+    def close(self) -> None:
+        """The job ends: what ends from now on is meant to, and nothing is started any more."""
+        self._machine.handle(r.Closing())
+
+    def part_held(self, aggregator: str, step: int) -> None:
+        """An aggregator has taken up its part as it is after a step."""
+        self._carry_out(self._machine.handle(r.PartHeld(aggregator, step, self._clock())))
+
+    def roll_back(self, cause: str) -> None:
+        """The coordinator wants all aggregators to begin again."""
+        running = self._processes.engine.running
+        self._carry_out(self._machine.handle(r.RollBack(cause, running, self._clock())))
+
+    def leads(self) -> None:
+        """The newest coordinator leads the job."""
+        self._carry_out(self._machine.handle(r.Leads(self._book.coordinator, self._clock())))
+
+    def coordinator_spoke(self) -> None:
+        """The newest coordinator lives."""
+        self._liveness.heard(self._book.coordinator, self._clock())
+
+    def watch(self, now: float) -> None:
+        """Replace a coordinator that is silent."""
+        for name in self._liveness.suspects(now):
+            self._liveness.forget(name)
+            if name == self._book.coordinator:
+                # another leads before this one is ended; should it wake up meanwhile, nobody hears it
+                cause, entry = f"was silent for {SILENT_S:.0f} s", self._book[name]
+                self._book.expel(name, cause)
+                self._server_ended(entry, Status.EXPELLED, cause, Exit(name, 0))
+                self._processes.engine.kill(name)
+
+    def expel(self, message: m.Expel) -> None:
+        """The coordinator counts a process as lost: end it, so that it is.
 
         Raises:
-            WorkersLostError: If that has happened too often.
+            TrainingHungError: If that ends the job.
         """
-        if name in self._commanded:
-            self._commanded.discard(name)
+        name = message.name
+        if name not in self._processes.engine.running:
             return
-        now, restarts = self._clock(), self._restarts.setdefault(role, deque())
-        while restarts and now - restarts[0] > _RESTARTS_WITHIN_S:
-            restarts.popleft()
-        if len(restarts) >= _RESTARTS_MAX:
-            raise WorkersLostError(
-                f"the {role} {cause}, for the {len(restarts) + 1}th time within {_RESTARTS_WITHIN_S:.0f} s "
-                f"(log: {log})"
+        self._book.expel(name, message.cause)
+        log.info("%s %s: it is ended", name, message.cause)
+        if message.hung:
+            self._processes.show_stack(name)
+        self._processes.engine.kill(name)
+        if message.fatal:
+            raise TrainingHungError(
+                f"{message.fatal}; the stack of {name} is in {self._processes.engine.log(name)}"
             )
-        restarts.append(now)
 
-    def begin(self, name: str, cause: str, since: float) -> None:
-        """The process of this name is to take up what one that died has left."""
-        self._under_way[name] = (cause, since)
-
-    def end(self, name: str) -> Recovered | None:
-        """A process does its part; None where it took nobody's place, or is known to do so."""
-        if name not in self._under_way:
-            return None
-        cause, since = self._under_way.pop(name)
-        return Recovered(name, cause, self._clock() - since)
-
-    def rewind(self, running: Sequence[str], cause: str) -> tuple[str, ...]:
-        """All aggregators are to begin anew; returns those that must be ended for it."""
-        self._rewinding = dict.fromkeys(self._aggregators)
-        self._rewound_by = cause, self._clock()
-        for name in self._aggregators:
-            self._under_way.pop(name, None)  # what it may still say of its part counts no more
-        ended = tuple(name for name in self._aggregators if name in running)
-        self._commanded.update(ended)
-        return ended
-
-    def initialised(self, name: str, step: int) -> list[Recovered | RolledBack]:
-        """An aggregator holds its part as it is after `step`; once all do that had to begin anew, the job does.
+    def ended(self, ended: Exit) -> None:
+        """A process has ended.
 
         Raises:
-            ScavengerError: If they are not all after the same step.
+            ScavengerError: If that ends the job.
         """
-        self.begun = True
-        events: list[Recovered | RolledBack] = []
-        if (recovered := self.end(name)) is not None:
-            events.append(recovered)
-            if name in self._rewinding:
-                self._rewinding[name] = step
-        steps = self._rewinding.values()
-        if not steps or None in steps:
-            return events
-        found = {step for step in steps if step is not None}
-        if len(found) > 1:
-            raise ScavengerError(f"aggregators began anew after different steps: {sorted(found)}")
-        self._rewinding = {}
-        cause, since = self._rewound_by
-        return [*events, RolledBack(found.pop(), cause, self._clock() - since)]
+        entry = self._book[ended.name]
+        status, cause = entry.status, entry.cause if entry.status is Status.EXPELLED else ended.cause
+        self._book.ended(ended.name, cause, meant=self._machine.phase is r.Phase.CLOSED)
+        log.info("%s %s", ended.name, cause)
+        if entry.role is Role.WORKER:
+            self._worker_ended(entry, status, cause, ended)
+        else:
+            self._server_ended(entry, status, cause, ended)
+
+    # ---- what follows --------------------------------------------------------------------------------------
+
+    def _worker_ended(self, worker: Entry, status: Status, cause: str, ended: Exit) -> None:
+        name = worker.name
+        self._places.ended(name)
+        told_to_go = status in (Status.LEAVING, Status.EXPELLED)
+        kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=told_to_go)
+        if worker.announced and not ended.refused:
+            hosts = len({self._processes.engine.host(entry.name) for entry in self._book.workers})
+            self._tell(m.Ended(name, m.DeathBody(name, self._processes.engine.host(name), kind.value, hosts)))
+        self._carry_out(
+            r.worker_ended(
+                name,
+                status,
+                cause,
+                by_itself=ended.status >= 0,
+                crashed=kind.blames_data,
+                ready=worker.was_ready,
+                refused=ended.reason if ended.refused else "",
+            )
+        )
+
+    def _server_ended(self, entry: Entry, status: Status, cause: str, ended: Exit) -> None:
+        """An aggregator or a coordinator has ended, or counts as lost."""
+        coordinator = entry.role is Role.COORDINATOR
+        if status is Status.FAILED or (coordinator and entry.token != self._machine.token):
+            return
+        now = self._clock()
+        self._hear_last_words(ended)
+        self._carry_out(
+            self._machine.handle(
+                r.CoordinatorEnded(entry.token, cause, now)
+                if coordinator
+                else r.AggregatorEnded(entry.name, cause, now)
+            )
+        )
+
+    def _carry_out(self, actions: list[r.Action]) -> None:
+        """Do what follows from a loss or a recovery."""
+        for action in actions:
+            match action:
+                case r.StartCoordinator():
+                    self.start_coordinator()
+                case r.StartAggregator():
+                    self._tell(m.Ended(action.name))
+                    self.start_aggregator(action.name)
+                case r.EndAggregator():
+                    self._book.expel(action.name, f"was started again: {action.cause}")
+                    self._processes.engine.kill(action.name)
+                case r.ConfirmRollBack():
+                    log.info(
+                        "all aggregators begin again from %s", self._checkpoints.newest() or "initial weights"
+                    )
+                    self._tell(m.Rewind(self._checkpoints.newest()))
+                case r.Recovered():
+                    log.info("another %s is there after %.1f s", action.process, action.took_s)
+                    self._event(action)
+                case r.RolledBack():
+                    log.info("the job goes on after step %d: %s", action.step, action.cause)
+                    self._event(action)
+                case r.Lost() | r.Refused():
+                    self._event(action)
+                case r.CodeEnded() | r.TooManyDeaths() | r.PartsDiffer():
+                    self._give_up(action)
+
+    def _give_up(self, action: r.CodeEnded | r.TooManyDeaths | r.PartsDiffer) -> None:
+        """End the job.
+
+        Raises:
+            ScavengerError: Why, always.
+        """
+        match action:
+            case r.CodeEnded():
+                self._hear_last_words(Exit(action.worker, 1))
+                raise TrainingCodeError(
+                    f"the training code ended {action.worker}, which {action.cause} "
+                    f"(log: {self._processes.engine.log(action.worker)})"
+                )
+            case r.TooManyDeaths():
+                coordinator = action.process == Role.COORDINATOR.value
+                name = self._book.coordinator if coordinator else action.process
+                raise WorkersLostError(
+                    f"the {action.process} {action.cause}, for the {action.deaths}th time within "
+                    f"{r.DEATHS_WITHIN_S:.0f} s (log: {self._processes.engine.log(name)})"
+                )
+            case r.PartsDiffer():
+                raise ScavengerError(f"aggregators began again after different steps: {list(action.steps)}")
+
+    def _hear_last_words(self, ended: Exit) -> None:
+        """A process that ended by itself has said why; one that was killed has not."""
+        self._processes.hear_last_words(
+            self._hear,
+            lambda: False,  # what is waited for, a failure, is raised
+            within_s=LAST_WORDS_S if ended.status > 0 else 0.0,
+            clock=self._clock,
+        )

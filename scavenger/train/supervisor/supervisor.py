@@ -8,68 +8,125 @@ coordinator does; nothing about configurations: `scavenger.control` does, by `la
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import zmq
 
-from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
+from scavenger.elastic.liveness import HEARTBEAT_S
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.quarantine import cause_of_death
+from scavenger.elastic.recovery import Role, Status
 from scavenger.errors import (
-    TrainingCodeError,
     TrainingHungError,
     WorkersLostError,
 )
-from scavenger.train.engines.base import Engine, Exit
+from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import BEATING, aggregator_name, partial_model
-from scavenger.train.supervisor.events import Event, Leaving, Lost, ProcessState, Refused, Started, Warned
-from scavenger.train.supervisor.process_configurations import ProcessConfigurations
+from scavenger.train.processes import Processes
+from scavenger.train.supervisor.events import Event, Leaving, ProcessState, Started, Warned
 from scavenger.train.supervisor.process_registry import ProcessRegistry
-from scavenger.train.supervisor.recoveries import Recoveries
+from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
 from scavenger.train.supervisor.saving import Saving
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
-from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.shared_memory import Block, Layout
-from scavenger.train.transport.sockets import EVERYBODY, Malformed, Router, new_keys
+from scavenger.train.transport.sockets import EVERYBODY, Malformed
 
 __all__ = ["Supervisor"]
 
 _MEMORY_SAMPLE_S = 0.5
-_STACK_DUMP_S = 0.5
-_LAST_WORDS_S = 1.0  # a dead process's message may still be on its way through the sockets
 _GRACE_S = 5.0
 _ASK_AGAIN_S = 1.0
 _QUIT_S = 10.0  # as long as a worker that is let go may take, since its time is paid for
 
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What the owner last asked for, by the number of the command."""
+
+    command: int = 0
+    resize: m.Resize | None = None
+
+
+@dataclass(slots=True)
+class _Looked:
+    """When memory and liveness were last looked at."""
+
+    memory_s: float = 0.0
+    liveness_s: float = 0.0
+
 
 class Supervisor:
-    """Leads the processes of one job on one engine.
+    """Leads the processes of one job on one engine; `open` makes one.
 
     Args:
-        source: The training code.
-        work_dir: For logs.
+        processes: The engine and the hub.
+        events: What there is to tell already.
+        aggregators: Names of those that share the model, the sequencer first.
         timeouts: Limits on starting and on steps.
-        aggregators: How many share the model.
         restore: The checkpoint to begin with; None for a new model.
         checkpoint: Where and when to write checkpoints; None for none.
-        engine: Where processes run, made from the folder for logs and the block; None for this machine.
         clock: Monotonic seconds.
+
+    Attributes:
+        manifest: What the model is; None before a worker has built it.
+        memory_bytes: The largest memory of each process so far.
+        quarantined: Samples that are left out, by their indices in the data.
+        on_wait: Called while `finish` waits, which may take long.
 
     Every method may raise a `ScavengerError` that ends the job; `close` must be called in any case.
     """
 
     def __init__(
         self,
+        processes: Processes,
+        events: list[Event],
+        *,
+        aggregators: tuple[str, ...],
+        timeouts: Timeouts,
+        restore: m.Restore | None,
+        checkpoint: m.CheckpointPlan | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._processes, self._events, self._timeouts, self._clock = processes, events, timeouts, clock
+        self._aggregators = aggregators
+        self._checkpoints = Checkpoints(checkpoint, restore)
+        self._book = ProcessRegistry(processes.engine, clock)
+        self._places = WorkerSlots()
+        self._recoveries = Recoveries(
+            processes,
+            self._book,
+            self._places,
+            self._checkpoints,
+            aggregators=aggregators,
+            start_s=timeouts.start_s,
+            events=lambda event: self._events.append(event),  # the list is another one after each poll
+            tell=self._to_coordinator,
+            hear=self._hear,
+            clock=clock,
+        )
+        self._saving = Saving()
+        self._wanted, self._looked = _Wanted(), _Looked()
+        self._unheard: list[tuple[str, bytes]] = []
+        self.manifest: m.Manifest | None = None
+        self.memory_bytes: dict[str, int] = {}
+        self.quarantined: tuple[int, ...] = ()
+        self.on_wait: Callable[[], None] = lambda: None
+
+    @classmethod
+    def open(
+        cls,
         source: JobSource,
         *,
         work_dir: Path,
@@ -79,67 +136,54 @@ class Supervisor:
         checkpoint: m.CheckpointPlan | None = None,
         engine: Callable[[Path, int], Engine] | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._timeouts, self._clock = timeouts, clock
-        self._context = zmq.Context()
-        keys = new_keys()
-        with contextlib.ExitStack() as undo:
-            self._fd = create_block()
-            undo.callback(os.close, self._fd)
-            self.engine: Engine = (engine or ProcessEngine)(work_dir / "logs", self._fd)
-            undo.callback(self.engine.close)
-            reachable = self.engine.reachable
-            self._restore = None if restore is None else m.Restore(reachable(restore.url))
-            self._checkpoint = checkpoint and msgspec.structs.replace(
-                checkpoint, url=reachable(checkpoint.url)
-            )
-            self._door = Authenticator(self._context)
-            undo.callback(self._door.close)
-            self._hub = Router(
-                self._context,
-                keys,
-                self.engine.leader_host,
-                port=self.engine.leader_port,
-                door=self._door,
-                malformed=Malformed(self._warn),
-            )
-            undo.pop_all()
-        self._aggregators = tuple(aggregator_name(index) for index in range(aggregators))
-        self._book = ProcessRegistry(self.engine, self._aggregators, clock)
-        self._recoveries = Recoveries(self._aggregators, clock)
-        self._bootstraps = ProcessConfigurations(
+    ) -> Supervisor:
+        """Listen for the processes of a job; `start` starts them.
+
+        Args:
+            source: The training code.
+            work_dir: For logs.
+            timeouts: Limits on starting and on steps.
+            aggregators: How many share the model.
+            restore: The checkpoint to begin with; None for a new model.
+            checkpoint: Where and when to write checkpoints; None for none.
+            engine: Where processes run, made from the folder for logs and the block; None for this machine.
+            clock: Monotonic seconds.
+
+        Raises:
+            ConfigurationError: If the engine's port cannot be had.
+        """
+        names, events = tuple(aggregator_name(index) for index in range(aggregators)), list[Event]()
+        processes = Processes.open(
             source,
-            hub=self._hub.address,
-            server_key=keys[0],
-            admit=self._door.admit,
-            memory_fd=self._fd,
-            aggregators=self._aggregators,
+            engine or ProcessEngine,
+            log_dir=work_dir / "logs",
+            block_fd=create_block(),
+            aggregators=names,
+            malformed=Malformed(lambda text: events.append(Warned(text))),
         )
-        self._liveness = Liveness()
-        self.manifest: m.Manifest | None = None
-        self._command = 0
-        self._resize: m.Resize | None = None
-        self._memory_at = 0.0
-        self._suspected_at = 0.0
-        self.memory_bytes: dict[str, int] = {}
-        self.quarantined: tuple[int, ...] = ()
-        """Samples that are left out, by their indices in the data."""
-        self._events: list[Event] = []
-        self.on_wait: Callable[[], None] = lambda: None
-        """Called while `finish` waits, which may take long."""
-        self._saving = Saving()
-        self._checkpointed = False
-        self._unheard: list[tuple[str, bytes]] = []
-        self._places = WorkerSlots()
-        self._closing = False
+        reachable = processes.engine.reachable
+        return cls(
+            processes,
+            events,
+            aggregators=names,
+            timeouts=timeouts,
+            restore=None if restore is None else m.Restore(reachable(restore.url)),
+            checkpoint=checkpoint and msgspec.structs.replace(checkpoint, url=reachable(checkpoint.url)),
+            clock=clock,
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """Where the processes run."""
+        return self._processes.engine
 
     # ---- what the caller wants -----------------------------------------------------------------------------
 
     def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
         """Start the coordinator, the aggregators and the first workers; see `launch`."""
-        self._start_coordinator()
+        self._recoveries.start_coordinator()
         for name in self._aggregators:
-            self._start_aggregator(name)
+            self._recoveries.start_aggregator(name)
         self.launch(workers, vm, threads=threads)
 
     def launch(self, workers: int, vm: str = "", *, threads: int | None = None) -> tuple[str, ...]:
@@ -155,10 +199,8 @@ class Supervisor:
         names = []
         for _ in range(workers):
             name = self._places.next_worker()
-            self.engine.launch(
-                self._bootstraps.of("worker", name, token=self._book.token, threads=threads), vm=vm
-            )
-            self._book.launched_at[name], self._book.vms[name] = self._clock(), vm
+            self._processes.launch("worker", name, token=self._recoveries.token, threads=threads, vm=vm)
+            self._book.launched(name, Role.WORKER, vm=vm)
             names.append(name)
         self._announce_placed()
         return tuple(names)
@@ -170,7 +212,7 @@ class Supervisor:
                 self._announce(name)
 
     def _announce(self, worker: str) -> None:
-        self._book.announced.add(worker)
+        self._book[worker].announced = True
         self._to_coordinator(m.Launched(worker))
 
     def resize(
@@ -188,20 +230,21 @@ class Supervisor:
             without: Workers that leave, and are let go; with as many ready ones, that is a migration.
             lr_scale: By what the optimizer's learning rate is multiplied.
         """
-        self._command += 1
-        self._book.asked_to_leave.update(without)
-        self._resize = m.Resize(self._command, workers, global_batch_size, reason, tuple(without), lr_scale)
-        self._to_coordinator(self._resize)
+        command = self._wanted.command + 1
+        self._book.ask_to_leave(without)
+        resize = m.Resize(command, workers, global_batch_size, reason, tuple(without), lr_scale)
+        self._wanted = _Wanted(command, resize)
+        self._to_coordinator(resize)
 
     def release(self, keep: int) -> None:
         """Have workers let go that no view needs, newest first, until `keep` are alive; `Leaving` tells which."""
         if self.settled and (len(self.alive) > keep or self._book.departing):
-            self._command += 1
-            self._to_coordinator(m.Release(self._command, keep))
+            self._wanted.command += 1
+            self._to_coordinator(m.Release(self._wanted.command, keep))
 
     def verdict(self, epoch: int, *, stop: bool, keep_best: bool) -> None:
         """The answer to an `EpochReport`, for which the job waits."""
-        self._hub.send(self._aggregators[0], m.VerdictGiven(epoch, stop, keep_best))
+        self._processes.send(self._aggregators[0], m.VerdictGiven(epoch, stop, keep_best))
 
     def finish(
         self, path: Path, *, best: bool, checkpoint: bool = False, within_s: float | None = None
@@ -228,13 +271,11 @@ class Supervisor:
             "the aggregator did not finish in time",
             deadline,
             # it may be restarted meanwhile
-            asking=lambda: self._hub.send(self._aggregators[0], m.Finish(best, checkpoint)),
+            asking=lambda: self._processes.send(self._aggregators[0], m.Finish(best, checkpoint)),
         )
         assert saving.step is not None
         while not saving.saved:
-            able = [
-                name for name in self.alive if name in self._book.ready and name not in self._book.quitting
-            ]
+            able = [name for name in self.alive if self._book[name].status is Status.READY]
             if not able:
                 raise WorkersLostError("no worker is left to write the model")
             self._save(able[0], path.resolve(), saving.step, deadline)
@@ -246,7 +287,7 @@ class Supervisor:
             after.callback(partial_model(path).unlink, missing_ok=True)
             if not here:
                 after.enter_context(saving.received(writer, path))
-            self._hub.send(writer, m.Save(str(path) if here else "", step))
+            self._processes.send(writer, m.Save(str(path) if here else "", step))
             self._wait(
                 lambda: saving.saved or writer not in self.engine.running,
                 "the model was not written in time",
@@ -259,27 +300,23 @@ class Supervisor:
         Args:
             grace_s: How long processes may take to end by themselves.
         """
-        self._closing = True
+        self._recoveries.close()
         with contextlib.suppress(zmq.ZMQError):
             for name in self.engine.running:
-                if name == self._coordinator:
+                worker = self._book.worker(name)
+                if name == self._book.coordinator:
                     self._to_coordinator(m.Quit())
-                elif name in self._book.launched_at and name not in self._book.ready:
+                elif worker is not None and worker.status is Status.STARTING:
                     self.engine.kill(name)  # it would not hear for seconds, and holds nothing
                 else:
-                    self._hub.send(name, m.Quit())
+                    self._processes.send(name, m.Quit())
         try:
             self.engine.stop(grace_s=grace_s)
         finally:
-            self.engine.close()
-            for name in self._book.launched_at:
-                self._book.ended_at.setdefault(name, self._clock())
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
-                self._hub.close()
-                self._door.close()
-                self._context.term()
+            for worker in self._book.workers:
+                if worker.ended_s is None:
+                    self._book.ended(worker.name, "", meant=True)
+            self._processes.close()
 
     # ---- what the caller may know --------------------------------------------------------------------------
 
@@ -290,7 +327,7 @@ class Supervisor:
 
     def workers(self, *states: str) -> tuple[str, ...]:
         """Names of living workers in any of the states `starting`, `ready` and `training`."""
-        return self._book.workers(*states)
+        return self._book.in_states(*states)
 
     @property
     def starting(self) -> int:
@@ -305,12 +342,12 @@ class Supervisor:
     @property
     def settled(self) -> bool:
         """What was last asked for has taken effect."""
-        return self._book.roster.settled and self._book.roster.command == self._command
+        return self._book.roster.settled and self._book.roster.command == self._wanted.command
 
     @property
     def ending(self) -> bool:
         """Some worker has been let go but has not ended yet."""
-        return bool(self._book.quitting)
+        return bool(self._book.let_go)
 
     @property
     def existing(self) -> Mapping[str, int]:
@@ -319,7 +356,7 @@ class Supervisor:
 
     def vm_of(self, worker: str) -> str:
         """The type of VM that a worker was launched on."""
-        return self._book.vms[worker]
+        return self._book[worker].vm
 
     def processes(self) -> tuple[ProcessState, ...]:
         """Every process that the job has had."""
@@ -339,13 +376,13 @@ class Supervisor:
             NotSupportedError: The model or data cannot be trained on exactly.
             WorkersLostError: An aggregator, or the coordinator, dies again and again.
         """
-        self._hub.wait(timeout_s)
+        self._processes.wait(timeout_s)
         self._hear()
         for ended in self.engine.poll():
-            self._ended(ended)
+            self._recoveries.ended(ended)
         self._announce_placed()
         for doomed in self.engine.doomed():
-            if doomed.name in self._book.launched_at:
+            if self._book.worker(doomed.name) is not None:
                 self._events.append(doomed)
             else:
                 self._warn(f"{doomed.name}: {doomed.reason}; another takes its place when it is gone")
@@ -379,7 +416,7 @@ class Supervisor:
     # ---- messages ------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        for peer, frames in self._hub.take():
+        for peer, frames in self._processes.take():
             try:
                 if peer.startswith("coordinator"):
                     target, body = frames
@@ -389,7 +426,7 @@ class Supervisor:
                     (body,) = frames
                     name, message = "", m.decode(body)
             except (msgspec.DecodeError, ValueError):
-                self._hub.malformed(peer)
+                self._processes.hub.malformed(peer)
                 continue
             if peer.startswith("coordinator"):
                 self._from_coordinator(peer, name, message, body)
@@ -398,7 +435,8 @@ class Supervisor:
 
     def _from_process(self, peer: str, message: m.Message, body: bytes) -> None:
         sequencing = peer == self._aggregators[0]
-        if peer in self._book.launched_at and peer not in self._book.announced:
+        worker = self._book.worker(peer)
+        if worker is not None and not worker.announced:
             self._announce(peer)  # it speaks before its engine tells where it is
         match message:
             case m.Beat():
@@ -406,7 +444,9 @@ class Supervisor:
             case m.StepReport() | m.EpochReport() | m.CheckpointWritten() | m.CheckpointFailed() if (
                 sequencing
             ):
-                self._checkpointed = self._checkpointed or isinstance(message, m.CheckpointWritten)
+                if isinstance(message, m.CheckpointWritten):
+                    self._checkpoints.written = True
+                    log.info("wrote a checkpoint of step %d in %.1f s", message.step, message.written_s)
                 self._events.append(message)
                 return
             case m.Quarantined() if sequencing:
@@ -422,86 +462,86 @@ class Supervisor:
                 try:
                     layout = Layout.of(message.manifest, len(self._aggregators))
                 except (ArithmeticError, AttributeError, TypeError, ValueError):  # no model has such tensors
-                    self._hub.malformed(peer)
+                    self._processes.hub.malformed(peer)
                     return
                 self._places.know(layout)
                 self.manifest = message.manifest
-            case m.Ready() if peer in self._book.launched_at and peer not in self._book.ready:
-                self._book.ready.add(peer)
-                self._events.append(Started(peer, self._clock() - self._book.launched_at[peer]))
+            case m.Ready() if worker is not None and worker.status is Status.STARTING:
+                worker.status, worker.was_ready = Status.READY, True
+                self._events.append(Started(peer, self._clock() - worker.launched_s))
             case m.ViewInstalled() if sequencing:
+                view = message.view
+                log.info("view %d holds from step %d on: %s", view.number, view.first_step, view.reason)
                 self._events.append(message)
-            case m.Initialised():
-                self._events += self._recoveries.initialised(peer, message.step)
+            case m.Initialised() if peer in self._aggregators:
+                self._recoveries.part_held(peer, message.step)
             case _:
                 pass
-        if self._book.token == 1 and self._coordinator not in self._book.beats:
+        if self._recoveries.token == 1 and self._book[self._book.coordinator].beat is None:
             # the first one asks nobody, and may start after those that speak to it
             self._unheard.append((peer, body))
         else:
-            self._hub.pass_on(self._coordinator, peer.encode(), body)
+            self._processes.pass_on(self._book.coordinator, peer.encode(), body)
 
     def _from_coordinator(self, peer: str, name: str, message: m.Message | None, body: bytes) -> None:
         """What it says to a process, or, with no name, to the supervisor."""
-        if peer != self._coordinator:
+        if peer != self._book.coordinator:
             return  # it was replaced: whatever it still wants counts no more
-        self._liveness.heard(peer, self._clock())
+        self._recoveries.coordinator_spoke()
         if name == EVERYBODY:
             for process in self.engine.running:
                 if not process.startswith("coordinator"):
-                    self._hub.pass_on(process, body)
+                    self._processes.pass_on(process, body)
             return
         if name:
-            self._hub.pass_on(name, body)
+            self._processes.pass_on(name, body)
             return
         match message:
-            case m.Beat() if peer not in self._book.beats:
-                self._book.beats[peer] = message
+            case m.Beat() if self._book[peer].beat is None:
+                self._book.beat(peer, message)
                 self._to_coordinator(self._brief())
-                for process, said in self._unheard:
-                    self._hub.pass_on(peer, process.encode(), said)
+                for process, said in self._unheard if self._recoveries.token == 1 else ():
+                    self._processes.pass_on(peer, process.encode(), said)
                 self._unheard.clear()
             case m.Roster():
                 self._take_roster(message)
             case m.Expel():
-                self._expel(message)
+                self._recoveries.expel(message)
             case m.RollBack():
-                self._roll_back(message.cause)
+                self._recoveries.roll_back(message.cause)
             case m.Failed():
                 self._fail(peer, message)
             case _:
                 pass
 
     def _take_roster(self, roster: m.Roster) -> None:
-        if (recovered := self._recoveries.end(self._coordinator)) is not None:
-            self._events.append(recovered)
+        self._recoveries.leads()
         self._book.roster = roster
         for name, state in roster.states.items():
-            if state == "leaving" and name not in self._book.quitting and name not in self._book.ended_at:
-                self._book.quitting[name] = self._clock()
+            if state == Status.LEAVING.value and self._book.leaving(name):
                 self._events.append(Leaving(name))
         for name in self._places.freed(roster):
-            if self._places.layout is not None and self._fd >= 0:
-                Block(self._fd, self._places.layout).release_slots(worker_slot(name))
+            if self._places.layout is not None and self._processes.block_fd >= 0:
+                Block(self._processes.block_fd, self._places.layout).release_slots(worker_slot(name))
             for aggregator in self._aggregators:
-                self._hub.send(aggregator, m.Forget(name))
+                self._processes.send(aggregator, m.Forget(name))
 
     def _to_coordinator(self, message: m.Message) -> None:
-        self._hub.pass_on(self._coordinator, b"", m.encode(message))
+        self._processes.pass_on(self._book.coordinator, b"", m.encode(message))
 
     def _brief(self) -> m.Brief:
         return m.Brief(
-            token=self._book.token,
-            workers=tuple(name for name in self.alive if name in self._book.announced),
+            token=self._recoveries.token,
+            workers=tuple(name for name in self.alive if self._book[name].announced),
             aggregators=self._aggregators,
             start_s=self._timeouts.start_s,
             step_s=self._timeouts.step_s,
-            restore=self._restore,
-            checkpoint=self._checkpoint,
-            resize=self._resize,
-            command=self._command,
+            restore=self._checkpoints.restore,
+            checkpoint=self._checkpoints.plan,
+            resize=self._wanted.resize,
+            command=self._wanted.command,
             number=self._book.roster.number,
-            begun=self._recoveries.begun,
+            held=self._recoveries.held,
             rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
             evaluation_s=self._timeouts.evaluation_s,
@@ -511,128 +551,20 @@ class Supervisor:
         self._events.append(Warned(text))
 
     def _fail(self, process: str, message: m.Failed) -> None:
-        self._book.failed.add(process)
+        self._book[process.removesuffix(BEATING)].status = Status.FAILED
         raise error_of(message.kind, message.message, process=process, log=self.engine.log(process))
-
-    # ---- losses, hangs and recoveries ----------------------------------------------------------------------
-
-    def _expel(self, message: m.Expel) -> None:
-        """The coordinator counts a process as lost: end it, so that it is."""
-        name = message.name
-        if name not in self.engine.running:
-            return
-        self._book.expelled[name] = message.cause
-        if message.hung:
-            self.engine.show_stack(name)
-            time.sleep(_STACK_DUMP_S)  # for the dump to be written; the job is stalled anyway
-        self.engine.kill(name)
-        if message.fatal:
-            raise TrainingHungError(f"{message.fatal}; the stack of {name} is in {self.engine.log(name)}")
-
-    def _ended(self, ended: Exit) -> None:
-        name = ended.name
-        cause = self._book.expelled.get(name, ended.cause)
-        if name not in self._book.quitting and not self._closing:
-            self._book.causes.setdefault(name, cause)
-        self._book.beats.pop(name, None)
-        if name in self._aggregators or name.startswith("coordinator"):
-            self._replace(name, ended, cause)
-            return
-        self._book.ended_at[name] = self._clock()
-        self._places.ended(name)
-        if ended.refused:
-            self._events.append(Refused(name, ended.reason))
-            return
-        told_to_go = name in self._book.quitting or name in self._book.expelled
-        kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=told_to_go)
-        hosts = len({self.engine.host(worker) for worker in self._book.launched_at})
-        if name in self._book.announced:
-            self._to_coordinator(m.Ended(name, m.DeathBody(name, self.engine.host(name), kind.value, hosts)))
-        if self._book.quitting.pop(name, None) is not None:
-            return
-        self._events.append(Lost(name, cause, crashed=kind.blames_data, ready=name in self._book.ready))
-        if name in self._book.failed or name in self._book.expelled:
-            return
-        self._hear_last_words(name, ended)
-        if ended.status >= 0:
-            raise TrainingCodeError(
-                f"the training code ended {name}, which {cause} (log: {self.engine.log(name)})"
-            )
-
-    def _replace(self, name: str, ended: Exit, cause: str) -> None:
-        """An aggregator or the coordinator is gone: start another, which takes the job up where it stands."""
-        self._book.expelled.pop(name, None)
-        if name.startswith("coordinator") and name != self._coordinator:
-            return  # one that was replaced already
-        if name not in self._book.failed:
-            self._hear_last_words(name, ended)
-        if self._closing or name in self._book.failed:
-            return
-        role = "coordinator" if name.startswith("coordinator") else name
-        now = self._clock()
-        self._recoveries.count(name, role, cause, self.engine.log(name))
-        if role == "coordinator":
-            self._start_coordinator()
-            name = self._coordinator
-        else:
-            self._to_coordinator(m.Ended(name))
-            self._start_aggregator(name)
-        self._recoveries.begin(name, cause, now)
-
-    def _roll_back(self, cause: str) -> None:
-        """Have every aggregator begin anew, so that all parts are as they were after one step."""
-        if self._closing:
-            return
-        if self._checkpoint is not None and self._checkpointed:
-            self._restore = m.Restore(self._checkpoint.url)
-        for name in self._recoveries.rewind(self.engine.running, cause):
-            self._book.expelled[name] = f"was started anew: {cause}"
-            self.engine.kill(name)
-        self._to_coordinator(m.Rewind(self._restore))
-
-    def _hear_last_words(self, name: str, ended: Exit) -> None:
-        """A process that ended by itself has said why; one that was killed has not."""
-        deadline = self._clock() + (_LAST_WORDS_S if ended.status > 0 else 0.0)
-        while True:
-            self._hear()
-            left = deadline - self._clock()
-            if name in self._book.failed or left <= 0:
-                return
-            self._hub.wait(max(0.001, left))
 
     def _watch(self) -> None:
         """Notice a coordinator that is silent and workers that do not end; sample memory."""
         now = self._clock()
-        if now - self._memory_at >= _MEMORY_SAMPLE_S:
-            self._memory_at = now
+        if now - self._looked.memory_s >= _MEMORY_SAMPLE_S:
+            self._looked.memory_s = now
             self.memory_bytes |= self.engine.sample_memory()
             self.engine.cap_logs()
-        for worker, since in self._book.quitting.items():
-            if now - since > _QUIT_S:
-                self.engine.kill(worker)
-        if now - self._suspected_at >= HEARTBEAT_S:
-            self._suspected_at = now
+        for worker in self._book.let_go:
+            if now - worker.leaving_s > _QUIT_S:
+                self.engine.kill(worker.name)
+        if now - self._looked.liveness_s >= HEARTBEAT_S:
+            self._looked.liveness_s = now
             self._to_coordinator(m.Beat())
-            for name in self._liveness.suspects(now):
-                self._liveness.forget(name)
-                if name == self._coordinator and not self._closing:
-                    # another leads before this one is ended; should it wake up meanwhile, nobody hears it
-                    cause = self._book.causes[name] = f"was silent for {SILENT_S:.0f} s"
-                    self._replace(name, Exit(name, 0), cause)
-                    self.engine.kill(name)
-
-    # ---- processes -----------------------------------------------------------------------------------------
-
-    @property
-    def _coordinator(self) -> str:
-        return self._book.coordinator
-
-    def _start_coordinator(self) -> None:
-        self._book.token += 1
-        self._unheard.clear()
-        self.engine.launch(self._bootstraps.of("coordinator", self._coordinator, token=self._book.token))
-        self._liveness.heard(self._coordinator, self._clock() + self._timeouts.start_s)
-
-    def _start_aggregator(self, name: str) -> None:
-        self._book.causes.pop(name, None)
-        self.engine.launch(self._bootstraps.of("aggregator", name, token=self._book.token))
+            self._recoveries.watch(now)

@@ -16,7 +16,7 @@ __all__ = ["Heartbeat"]
 
 
 class Heartbeat:
-    """Says that the process lives, and where it stands, until the process ends.
+    """Says that the process lives, and where it stands, from `start` until `close`.
 
     Args:
         status: Called from the thread.
@@ -26,6 +26,9 @@ class Heartbeat:
         self._context, self._boot, self._status = context, boot, status
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+
+    def start(self) -> None:
+        """Begin, with a socket and a thread of its own."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -38,5 +41,7 @@ class Heartbeat:
         socket.close()
 
     def close(self) -> None:
+        """End it; nothing if it has not begun."""
         self._ended.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()

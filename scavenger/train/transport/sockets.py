@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +34,8 @@ Keys = tuple[bytes, bytes]
 EVERYBODY = "*"
 
 _LINGER_MS = 500
+
+log = logging.getLogger(__name__)
 _MESSAGE_BYTES_MAX = 64 << 20
 
 
@@ -88,10 +91,6 @@ def listen(listener: Any, host: str, port: int) -> int:
     return int(listener.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
-def _print(text: str) -> None:
-    print(text, flush=True)
-
-
 class Malformed:
     """Counts what arrived and is none of our messages, and tells of it: the first time, and whenever it has doubled.
 
@@ -99,7 +98,7 @@ class Malformed:
         tell: Where to; into the process's log, unless told.
     """
 
-    def __init__(self, tell: Callable[[str], None] = _print) -> None:
+    def __init__(self, tell: Callable[[str], None] = log.warning) -> None:
         self.count, self._tell = 0, tell
 
     def __call__(self, sender: str) -> None:

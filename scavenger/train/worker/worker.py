@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import math
 import sys
 import tempfile
@@ -47,6 +48,8 @@ __all__ = ["Worker", "load_program"]
 
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 def load_program(train: str, job_dir: str, seed: int) -> Program:
@@ -104,6 +107,7 @@ class Worker:
         self._initial: memoryview | None = None
         self._seeds: list[Outbox] = []
         self._orders = Orders()
+        self._kept: list[Any] | None = None
         self._joined: set[int] = set()
         self._epoch: tuple[int, Any] | None = None
         self._places: dict[int, list[Any]] = {}
@@ -112,11 +116,12 @@ class Worker:
         self._step = self._view = 0
         self._running = True
         self._pulse = Heartbeat(context, boot, lambda: m.Beat(step=self._step, view=self._view))
-        fail_here("worker.joining")
-        control.send(m.Hello(self._program.manifest))
 
     def run(self) -> None:
-        """Serve until told to quit."""
+        """Greet the coordinator, and serve until told to quit."""
+        self._pulse.start()
+        fail_here("worker.joining")
+        self._control.send(m.Hello(self._program.manifest))
         with contextlib.suppress(_ToldToQuit):
             while self._running:
                 self._poller.poll()
@@ -215,6 +220,8 @@ class Worker:
 
     def _prepare(self, message: m.Prepare) -> None:
         if self._prepared:
+            if message.initial and self._kept is not None:  # the worker that was asked before is gone
+                self._publish(self._kept)
             return  # said again
         self._prepared = True
         self._layout = Layout.of(message.manifest, len(message.aggregators))
@@ -223,12 +230,9 @@ class Worker:
         self._seeds = [Outbox() for _ in message.aggregators]
         arrays = [self._block.tensors(self._layout.state_at(turn)) for turn in (0, 1)]
         self._views = [self._program.alias(turn) for turn in arrays]
-        initial = self._program.initial_state()
+        self._kept = initial = self._program.initial_state()
         if message.initial:
-            for target, value in zip(arrays[0], initial, strict=True):
-                target[...] = value
-            self._seeded = True
-            self._control.send(m.Seeded(self._memory))
+            self._publish(initial)
         if any(at.memory != self._memory for at in message.aggregators):
             # memory that nobody shares may be lost, and the job then begins anew with somebody's initial weights
             self._initial = pack(self._layout, initial)
@@ -243,7 +247,16 @@ class Worker:
         )
         self._connect(message.aggregators)
 
+    def _publish(self, initial: list[Any]) -> None:
+        """Put the initial weights where, in this memory, the job's weights begin."""
+        for target, value in zip(self._block.tensors(self._layout.state_at(0)), initial, strict=True):
+            target[...] = value
+        self._kept, self._seeded = None, True
+        self._control.send(m.Seeded(self._memory))
+
     def _connect(self, aggregators: tuple[m.AggregatorAddress, ...]) -> None:
+        if self._aggregators:
+            log.info("connects to the aggregators again")
         for dealer in self._aggregators:
             self._poller.unregister(dealer.socket)
             dealer.close()
@@ -323,10 +336,12 @@ class Worker:
 
     def _train(self, order: m.Order, view: View) -> None:
         step = order.step + 1
-        self._quarantined = order.quarantined
+        self._quarantined, self._kept = order.quarantined, None
         if order.cautious:
             self._batches.forget()
-        self._view = max(self._view, view.number)
+        if view.number > self._view:
+            self._view = view.number
+            log.info("view %d holds from step %d on", view.number, view.first_step)
         fail_here("worker.leased")
         plan = plan_step(view, step, len(self._program.train))
         for body in order.pieces:

@@ -230,8 +230,8 @@ class Brief(Tagged, frozen=True):
 
     Attributes:
         number: Of the newest view that the supervisor has heard of.
-        begun: The aggregators hold the model, or did.
-        rewinding: Places of those that are to begin anew, whatever their memory says.
+        held: Indices of the aggregators that hold their part, or whose memory does.
+        rewinding: Indices of those that are to begin again, whatever their memory holds.
         quarantined: Samples that are left out.
         evaluation_s: Longest time for an evaluation; None for what its size suggests.
     """
@@ -246,7 +246,7 @@ class Brief(Tagged, frozen=True):
     resize: Resize | None
     command: int
     number: int
-    begun: bool
+    held: tuple[int, ...]
     rewinding: tuple[int, ...]
     quarantined: tuple[int, ...]
     evaluation_s: float | None = None

@@ -13,6 +13,7 @@ __all__ = [
     "AggregatorAddress",
     "CheckpointPlan",
     "DeathBody",
+    "LogSettings",
     "Manifest",
     "MemberBody",
     "PieceBody",
@@ -36,6 +37,14 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of messages."""
 
 
+class LogSettings(Body, frozen=True):
+    """What a process logs, and how; see `scavenger.logs`."""
+
+    job_id: str = ""
+    level: str = ""
+    format: str = "text"
+
+
 class ProcessConfiguration(Body, frozen=True):
     """What a process is told on its standard input, before all else. It holds keys, so never in argv.
 
@@ -45,6 +54,7 @@ class ProcessConfiguration(Body, frozen=True):
         memory: Where else the block can be opened; empty for nowhere.
         index: An aggregator's place.
         token: A coordinator's.
+        logs: What it logs.
     """
 
     role: str
@@ -63,6 +73,7 @@ class ProcessConfiguration(Body, frozen=True):
     threads: int = 1
     data_public_key: str = ""
     data_secret_key: str = ""
+    logs: LogSettings = LogSettings()
 
 
 class TensorSpec(Body, frozen=True):

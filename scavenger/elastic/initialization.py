@@ -1,0 +1,486 @@
+"""The coordinator's half of a job's beginning: where its first weights come from, and who takes up which part.
+
+Events in, actions out. The *source* of the first weights is a checkpoint, or the initial weights of one worker, which
+is prepared alone. Aggregators take up their parts from the source, and then all other workers are prepared. The same
+is done again where a part of the model is lost together with its memory: all parts go back to one source.
+
+Table of phases (rows) and events (columns); an entry says what follows, `-` that the event changes no phase. After
+each event, every action that has become possible is returned::
+
+    phase         TakeOver     Greeted       Seeded      PartReady         Lost                   Rewound
+    ABSENT        PRESENT, if  first: ASKED  -> PRESENT  -                 -                      -
+                  weights
+                  exist
+    ASKED         -            waits         -> PRESENT  -                 the one asked:         -
+                                                                           -> ABSENT
+    PRESENT       -            is prepared   -           held part lost    source, while a part   -
+                                                         with its memory:  needs it: ROLLING_BACK,
+                                                         ROLLING_BACK      or ABSENT if no part
+                                                                           was asked to read it
+    ROLLING_BACK  -            waits         -           ignored           -                      PRESENT with a
+                                                                                                  checkpoint,
+                                                                                                  else ABSENT
+
+`Present` is the answer of a worker to a coordinator that takes over: in ABSENT, one that was the source leads to
+PRESENT. `PartHeld` and `Informed` change no phase. A coordinator that takes over asks no worker for weights before
+each worker that it knows has answered or is gone: one of them may be the source. If it finds none, although some part
+has been taken up, it rolls back, since a part of one source and a part of another are no model.
+
+**Complete.** An aggregator is asked to take up its part only when all aggregators can be reached and the weights are
+present; a worker is prepared only when all aggregators can be reached. **One source.** All parts of a model come from
+the same source, or from memory that holds what has become of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = [
+    "Action",
+    "Endpoint",
+    "Event",
+    "Greeted",
+    "Informed",
+    "Initialization",
+    "InitializePart",
+    "Lost",
+    "PartHeld",
+    "PartReady",
+    "Phase",
+    "PrepareWorker",
+    "Present",
+    "Reconnect",
+    "RenewView",
+    "Rewound",
+    "RollBack",
+    "Seeded",
+    "TakeOver",
+]
+
+
+class Phase(Enum):
+    """What is known of the weights that the job begins with."""
+
+    ABSENT = "absent"
+    ASKED = "asked"
+    PRESENT = "present"
+    ROLLING_BACK = "rolling back"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where one aggregator process is reached; `memory` names the memory that it works on."""
+
+    address: str
+    key: str
+    memory: str
+
+
+# ---- events ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The coordinator leads the job from now on.
+
+    Attributes:
+        parts: Names of the aggregators that share the model, the sequencer first.
+        restoring: There is a checkpoint to begin with.
+        held: Indices of the parts that have been taken up.
+        rewinding: Indices of the parts that must begin again, whatever their memory holds.
+        workers: Workers that an earlier coordinator led; each answers (`Present`, `Greeted`) or is lost.
+        informed: It is known where the job stands; otherwise `Informed` follows.
+    """
+
+    parts: tuple[str, ...]
+    restoring: bool = False
+    held: Collection[int] = ()
+    rewinding: Collection[int] = ()
+    workers: Collection[str] = ()
+    informed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Informed:
+    """It is known where the job stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartReady:
+    """An aggregator can be reached.
+
+    Attributes:
+        holds: It has taken up its part.
+        own_memory: Its part is nowhere but in this process, and is lost with it.
+    """
+
+    index: int
+    endpoint: Endpoint
+    holds: bool = False
+    own_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartHeld:
+    """An aggregator has taken up its part."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """A worker has built the model, and waits to be prepared."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A worker answers a coordinator that takes over.
+
+    Attributes:
+        prepared: It was prepared; otherwise it waits to be.
+        seeded: It has put its initial weights into `memory`.
+    """
+
+    worker: str
+    prepared: bool
+    seeded: bool = False
+    memory: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """The worker that was asked has put its initial weights into its memory."""
+
+    worker: str
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A worker is gone, or is let go."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """All aggregators have been ended, as `RollBack` asked; those that follow begin again.
+
+    Attributes:
+        restoring: They do so from a checkpoint.
+    """
+
+    restoring: bool
+
+
+Event = TakeOver | Informed | PartReady | PartHeld | Greeted | Present | Seeded | Lost | Rewound
+
+
+# ---- actions -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareWorker:
+    """Have a worker warm up and connect. `initial`: it first puts its initial weights into its memory."""
+
+    worker: str
+    endpoints: tuple[Endpoint, ...]
+    initial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """Have every process connect to the aggregators again: one of them is another process now."""
+
+    endpoints: tuple[Endpoint, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InitializePart:
+    """Have an aggregator take up its part.
+
+    Attributes:
+        recover: From its memory, if that holds it.
+        seeder: Otherwise from this worker's initial weights; empty: from the checkpoint or from its memory.
+    """
+
+    index: int
+    endpoints: tuple[Endpoint, ...]
+    recover: bool
+    seeder: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewView:
+    """Announce the newest view under a new number: the sequencer is another process, and knows of no view."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Have all aggregators ended and started again; `Rewound` answers."""
+
+    cause: str
+
+
+Action = PrepareWorker | Reconnect | InitializePart | RenewView | RollBack
+
+
+# ---- the machine -------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Part:
+    """What is known of one aggregator.
+
+    Attributes:
+        name: Its name.
+        endpoint: Of the process that can be reached.
+        asked: Of the process that was asked to take up the part.
+        holds: That process has.
+        held: Some process has, so that its memory holds the part.
+        rewinding: Its memory does not count.
+    """
+
+    name: str
+    endpoint: Endpoint | None = None
+    asked: Endpoint | None = None
+    holds: bool = False
+    held: bool = False
+    rewinding: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A worker whose initial weights the job begins with (empty: it is gone), and the memory that has them."""
+
+    worker: str = ""
+    memory: str = ""
+
+
+@dataclass(slots=True)
+class _Workers:
+    """Workers by what they wait for.
+
+    Attributes:
+        unanswered: An earlier coordinator led them, and they have not said how far they are.
+        greeted: They wait to be prepared, in order.
+        prepared: They were prepared, in order, so that they can give their initial weights.
+    """
+
+    unanswered: set[str] = field(default_factory=set)
+    greeted: list[str] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)
+
+    def remove(self, worker: str) -> None:
+        self.unanswered.discard(worker)
+        for names in (self.greeted, self.prepared):
+            if worker in names:
+                names.remove(worker)
+
+
+class Initialization:
+    """The beginning of one job, under one coordinator. Feed it one event at a time.
+
+    Attributes:
+        phase: What is known of the first weights.
+        informed: It is known where the job stands; no action is returned before.
+    """
+
+    def __init__(self) -> None:
+        self.phase = Phase.ABSENT
+        self.informed = True
+        self._parts: list[_Part] = []
+        self._workers = _Workers()
+        self._source = _Source()
+        self._restoring = False
+        self._model_known = False
+        self._reconnect = False
+        self._rolled_back = self._took_over = False
+
+    @property
+    def complete(self) -> bool:
+        """All aggregators can be reached."""
+        return bool(self._parts) and all(part.endpoint is not None for part in self._parts)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Take one event; returns what is to be done now, in order."""
+        match event:
+            case TakeOver():
+                self._take_over(event)
+            case Informed():
+                self.informed = True
+            case PartReady():
+                if (cause := self._part_ready(event)) is not None:
+                    return self._roll_back(cause)
+            case PartHeld():
+                if (cause := self._part_held(self._parts[event.index])) is not None:
+                    return self._roll_back(cause)
+            case Greeted():
+                self._greeted(event.worker)
+            case Present():
+                self._present(event)
+            case Seeded():
+                if self.phase in (Phase.ABSENT, Phase.ASKED):
+                    self._found(_Source(event.worker, event.memory))
+            case Lost():
+                if (cause := self._lost(event.worker)) is not None:
+                    return self._roll_back(cause)
+            case Rewound():
+                if self.phase is Phase.ROLLING_BACK:
+                    self._restoring = event.restoring
+                    self.phase = Phase.PRESENT if event.restoring else Phase.ABSENT
+        return self._due()
+
+    # ---- one method per event ------------------------------------------------------------------------------
+
+    def _take_over(self, event: TakeOver) -> None:
+        self.informed = event.informed
+        self._parts = [
+            _Part(
+                name,
+                held=index in event.held and index not in event.rewinding,
+                rewinding=index in event.rewinding,
+            )
+            for index, name in enumerate(event.parts)
+        ]
+        self._workers.unanswered = set(event.workers)
+        self._restoring = event.restoring
+        # processes that an earlier coordinator led may have the address of a process that is gone by now
+        self._reconnect = self._took_over = not event.informed
+        if event.restoring or all(part.held for part in self._parts):
+            self.phase = Phase.PRESENT
+
+    def _part_ready(self, event: PartReady) -> str | None:
+        """Returns why all parts must begin again; None where this one alone does, or holds its part."""
+        part = self._parts[event.index]
+        # what is said by a process that was ended for the roll-back may still arrive
+        late = event.holds and part.rewinding and self._rolled_back and part.asked is None
+        if self.phase is Phase.ROLLING_BACK or late:
+            return None
+        self._reconnect = self._reconnect or (not event.holds and part.endpoint not in (None, event.endpoint))
+        part.endpoint, part.holds = event.endpoint, event.holds
+        if event.holds:
+            part.held, part.rewinding = True, False
+        elif event.own_memory and part.held:
+            return f"{part.name} was lost together with its memory"
+        return None
+
+    def _part_held(self, part: _Part) -> str | None:
+        """Returns why all parts must begin again, if they must."""
+        if part.rewinding and part.asked is None:
+            # after a roll-back, this was said by the process that was ended for it
+            return None if self._rolled_back else f"nobody knows what {part.name} began with"
+        part.holds, part.held, part.rewinding = part.endpoint is not None, True, False
+        return None
+
+    def _greeted(self, worker: str) -> None:
+        self._workers.remove(worker)
+        self._workers.greeted.append(worker)
+        self._model_known = True
+
+    def _present(self, event: Present) -> None:
+        if not event.prepared:
+            self._greeted(event.worker)
+            return
+        self._workers.remove(event.worker)
+        self._workers.prepared.append(event.worker)
+        self._model_known = True
+        # once a part begins again, what a worker put into its memory is no longer what the job begins with
+        if event.seeded and not self._source.worker and not any(part.rewinding for part in self._parts):
+            self._found(_Source(event.worker, event.memory))
+
+    def _lost(self, worker: str) -> str | None:
+        """Returns why all parts must begin again, if they must."""
+        self._workers.remove(worker)
+        if worker != self._source.worker:
+            return None
+        if self.phase is Phase.ASKED:
+            self.phase, self._source = Phase.ABSENT, _Source()
+        elif self.phase is Phase.PRESENT:
+            lacking = any(self._needs_worker(part) for part in self._parts)
+            self._source = _Source("", self._source.memory)
+            if lacking and any(part.asked is not None or part.held for part in self._parts):
+                return "the worker with the initial weights was lost"
+            if lacking:
+                self.phase, self._source = Phase.ABSENT, _Source()
+        return None
+
+    # ---- what follows --------------------------------------------------------------------------------------
+
+    def _due(self) -> list[Action]:
+        """Every action that is possible now and was not before."""
+        if not self.informed or self.phase is Phase.ROLLING_BACK:
+            return []
+        if self.phase is Phase.ABSENT and not self._workers.unanswered and (undone := self._choose_source()):
+            return undone
+        if not self.complete or not self._model_known:
+            return []
+        return self._initialize() + self._prepare()
+
+    def _choose_source(self) -> list[Action]:
+        """Where weights are absent and no worker waits to be asked for them alone."""
+        if all(part.held for part in self._parts) and self._parts:
+            self.phase = Phase.PRESENT
+        elif any(part.held for part in self._parts):
+            if self.complete:  # otherwise, all may turn out to be held
+                return self._roll_back("nobody knows whose initial weights the job began with")
+        elif any(part.rewinding for part in self._parts) and self._workers.prepared:
+            self._found(_Source(self._workers.prepared[0]))
+        return []
+
+    def _found(self, source: _Source) -> None:
+        self.phase, self._source = Phase.PRESENT, source
+
+    def _roll_back(self, cause: str) -> list[Action]:
+        self._parts = [_Part(part.name, rewinding=True) for part in self._parts]
+        self.phase, self._source = Phase.ROLLING_BACK, _Source()
+        self._reconnect = self._rolled_back = True
+        return [RollBack(cause)]
+
+    def _needs_worker(self, part: _Part) -> bool:
+        """Neither a checkpoint nor memory has what the part begins with: only a worker does."""
+        if self._restoring or part.holds:
+            return False
+        return not part.held and (part.endpoint is None or part.endpoint.memory != self._source.memory)
+
+    @property
+    def _endpoints(self) -> tuple[Endpoint, ...]:
+        return tuple(part.endpoint for part in self._parts if part.endpoint is not None)
+
+    def _initialize(self) -> list[Action]:
+        """Have aggregators take up their parts: new ones, and those that have been restarted."""
+        due = [i for i, part in enumerate(self._parts) if not part.holds and part.asked != part.endpoint]
+        if self.phase is not Phase.PRESENT or not due:
+            return []
+        actions: list[Action] = []
+        if self._reconnect:
+            self._reconnect = False
+            actions.append(Reconnect(self._endpoints))
+        for index in due:
+            part = self._parts[index]
+            part.asked = part.endpoint
+            seeder = self._source.worker if self._needs_worker(part) else ""
+            actions.append(InitializePart(index, self._endpoints, not part.rewinding, seeder))
+        return [*actions, RenewView()] if 0 in due else actions
+
+    def _prepare(self) -> list[Action]:
+        """Prepare the workers that wait: first one alone, where no weights are present."""
+        workers = self._workers
+        if self.phase is Phase.ABSENT and not workers.unanswered and (workers.greeted or workers.prepared):
+            # one that was prepared after a source that is gone is asked again, if there is no other
+            first = (workers.greeted or workers.prepared)[0]
+            workers.remove(first)
+            workers.prepared.append(first)
+            self.phase, self._source = Phase.ASKED, _Source(first)
+            for part in self._parts if self._took_over else ():
+                part.rewinding = True  # what its memory may hold came from another source
+            return [PrepareWorker(first, self._endpoints, initial=True)]
+        if self.phase is not Phase.PRESENT:
+            return []
+        waiting, workers.greeted = workers.greeted, []
+        workers.prepared += waiting
+        return [PrepareWorker(name, self._endpoints, initial=False) for name in waiting]

@@ -1,0 +1,129 @@
+"""Log records of every process: where they go, from which level on, and as what.
+
+A module logs to `logging.getLogger(__name__)`; a process calls `set_up` once, at its beginning. Packages that decide
+with values do not log: what they have to say is in what they return.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TextIO
+
+from scavenger.errors import ConfigurationError
+
+__all__ = ["FORMAT_VARIABLE", "LEVEL_VARIABLE", "Settings", "read_settings", "set_job", "set_up"]
+
+LEVEL_VARIABLE = "SCAVENGER_LOG_LEVEL"
+FORMAT_VARIABLE = "SCAVENGER_LOG_FORMAT"
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user has chosen.
+
+    Attributes:
+        level: Of the least important records that are written; empty: as the process thinks fit.
+        format: `text` or `json`.
+    """
+
+    level: str = ""
+    format: str = "text"
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """What the environment says.
+
+    Raises:
+        ConfigurationError: If it names a level or a format that there is not.
+    """
+    level = environ.get(LEVEL_VARIABLE, "").strip().upper()
+    if level and level not in _LEVELS:
+        raise ConfigurationError(f"{LEVEL_VARIABLE} must be one of {', '.join(_LEVELS)}, not {level!r}")
+    chosen = environ.get(FORMAT_VARIABLE, "").strip().lower() or "text"
+    if chosen not in _FORMATS:
+        raise ConfigurationError(f"{FORMAT_VARIABLE} must be one of {', '.join(_FORMATS)}, not {chosen!r}")
+    return Settings(level, chosen)
+
+
+def set_up(
+    process: str,
+    settings: Settings,
+    *,
+    job_id: str = "",
+    level: str = "INFO",
+    stream: TextIO | None = None,
+) -> None:
+    """Write the records of Scavenger's modules to a stream; called again, in place of what was set up before.
+
+    Records of other libraries are left as they are.
+
+    Args:
+        process: The name of this process in its job, or its role.
+        settings: What the user has chosen.
+        job_id: Of the job that it is part of; empty where there is none, or none yet.
+        level: Where the user has not chosen one.
+        stream: None for the standard error output.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    kind = _JsonFormatter if settings.format == "json" else _TextFormatter
+    handler.setFormatter(kind(process, job_id))
+    logger = logging.getLogger("scavenger")
+    logger.handlers = [handler]
+    logger.setLevel(settings.level or level)
+    logger.propagate = False  # the training code may have a root logger of its own
+
+
+def set_job(job_id: str) -> None:
+    """Name the job in what this process logs from now on, where `set_up` was called before the job had an id."""
+    for handler in logging.getLogger("scavenger").handlers:
+        if isinstance(handler.formatter, _Formatter):
+            handler.formatter.job_id = job_id
+
+
+class _Formatter(logging.Formatter):
+    """Knows whose records it formats."""
+
+    def __init__(self, process: str, job_id: str) -> None:
+        super().__init__()
+        self.process, self.job_id = process, job_id
+
+    @staticmethod
+    def _time(record: logging.LogRecord) -> str:
+        """ISO 8601, UTC, with milliseconds."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class _TextFormatter(_Formatter):
+    """One line for a person: time, level, job, process, message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        who = f"{self.job_id} {self.process}" if self.job_id else self.process
+        text = f"{self._time(record)} {record.levelname} {who}: {record.getMessage()}"
+        return text if record.exc_info is None else f"{text}\n{self.formatException(record.exc_info)}"
+
+
+class _JsonFormatter(_Formatter):
+    """One JSON object a line, for collectors of logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": self._time(record),
+            "level": record.levelname,
+            "job": self.job_id,
+            "process": self.process,
+            "module": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info is not None:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)

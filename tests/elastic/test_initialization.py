@@ -1,0 +1,164 @@
+"""How a job begins, and begins again: the coordinator's state machine, event by event."""
+
+from __future__ import annotations
+
+from scavenger.elastic.initialization import (
+    Endpoint,
+    Greeted,
+    Informed,
+    Initialization,
+    InitializePart,
+    Lost,
+    PartHeld,
+    PartReady,
+    Phase,
+    PrepareWorker,
+    Present,
+    Reconnect,
+    RenewView,
+    Rewound,
+    RollBack,
+    Seeded,
+    TakeOver,
+)
+
+NAMES = ("aggregator-0", "aggregator-1")
+HERE = Endpoint("tcp://here:1", "key a", "here")
+AWAY = Endpoint("tcp://away:1", "key b", "away")
+BOTH = (HERE, AWAY)
+
+
+def begun(*, restoring: bool = False) -> Initialization:
+    """A job whose two aggregators can be reached, the second one with memory of its own."""
+    machine = Initialization()
+    assert machine.handle(TakeOver(NAMES, restoring=restoring)) == []
+    assert machine.handle(PartReady(0, HERE)) == []
+    assert machine.handle(PartReady(1, AWAY, own_memory=True)) == []
+    return machine
+
+
+def trained() -> Initialization:
+    """One whose parts come from `w0`."""
+    machine = begun()
+    machine.handle(Greeted("w0"))
+    machine.handle(Seeded("w0", "here"))
+    for index in (0, 1):
+        assert machine.handle(PartHeld(index)) == []
+    return machine
+
+
+def test_the_first_worker_is_prepared_alone_and_its_weights_become_the_job_s() -> None:
+    machine = begun()
+
+    assert machine.handle(Greeted("w0")) == [PrepareWorker("w0", BOTH, initial=True)]
+    assert machine.handle(Greeted("w1")) == []
+    assert machine.handle(Seeded("w0", "here")) == [
+        InitializePart(0, BOTH, recover=True, seeder=""),
+        InitializePart(1, BOTH, recover=True, seeder="w0"),
+        RenewView(),
+        PrepareWorker("w1", BOTH, initial=False),
+    ]
+
+
+def test_with_a_checkpoint_nobody_is_asked_for_weights() -> None:
+    machine = begun(restoring=True)
+
+    assert machine.handle(Greeted("w0")) == [
+        InitializePart(0, BOTH, recover=True, seeder=""),
+        InitializePart(1, BOTH, recover=True, seeder=""),
+        RenewView(),
+        PrepareWorker("w0", BOTH, initial=False),
+    ]
+
+
+def test_the_next_is_asked_where_the_first_is_lost_before_it_answered() -> None:
+    machine = begun()
+    machine.handle(Greeted("w0"))
+    machine.handle(Greeted("w1"))
+
+    assert machine.handle(Lost("w0")) == [PrepareWorker("w1", BOTH, initial=True)]
+
+
+def test_one_that_was_restarted_beside_its_memory_goes_on_from_it() -> None:
+    machine = trained()
+    restarted = Endpoint("tcp://here:1", "another key", "here")
+
+    assert machine.handle(PartReady(0, restarted)) == [
+        Reconnect((restarted, AWAY)),
+        InitializePart(0, (restarted, AWAY), recover=True, seeder=""),
+        RenewView(),
+    ]
+
+
+def test_all_begin_again_where_one_part_was_lost_with_its_memory() -> None:
+    machine = trained()
+    other, again = Endpoint("tcp://b:2", "key 2", "b"), Endpoint("tcp://here:2", "key 3", "here")
+
+    (action,) = machine.handle(PartReady(1, other, own_memory=True))
+    assert isinstance(action, RollBack)
+    assert machine.phase is Phase.ROLLING_BACK
+    assert machine.handle(PartHeld(0)) == [], "it is being ended"
+    assert machine.handle(Rewound(restoring=True)) == []
+    assert machine.handle(PartReady(0, again)) == []
+    assert machine.handle(PartReady(1, other, own_memory=True)) == [
+        Reconnect((again, other)),
+        InitializePart(0, (again, other), recover=False, seeder=""),
+        InitializePart(1, (again, other), recover=False, seeder=""),
+        RenewView(),
+    ]
+
+
+def test_a_part_that_waits_for_a_worker_that_is_lost_has_all_begin_again() -> None:
+    machine = begun()
+    machine.handle(Greeted("w0"))
+    machine.handle(Seeded("w0", "here"))
+    machine.handle(PartHeld(0))
+
+    (action,) = machine.handle(Lost("w0"))
+    assert isinstance(action, RollBack)
+
+
+def test_a_worker_whose_weights_nobody_needs_any_more_is_not_missed() -> None:
+    assert trained().handle(Lost("w0")) == []
+
+
+def test_one_that_takes_over_sends_nothing_before_it_knows_where_the_job_stands() -> None:
+    machine = Initialization()
+    machine.handle(TakeOver(NAMES, held=(0, 1), workers=("w0",), informed=False))
+    machine.handle(PartReady(0, HERE))
+    machine.handle(PartReady(1, AWAY, holds=True, own_memory=True))
+    assert machine.handle(Present("w0", prepared=True, seeded=True, memory="here")) == []
+
+    assert machine.handle(Informed()) == [
+        Reconnect(BOTH),
+        InitializePart(0, BOTH, recover=True, seeder=""),
+        RenewView(),
+    ]
+
+
+def test_one_that_takes_over_asks_nobody_for_weights_while_the_source_may_still_answer() -> None:
+    machine = Initialization()
+    machine.handle(TakeOver(NAMES, workers=("w0", "w1"), informed=False))
+    machine.handle(PartReady(0, HERE))
+    machine.handle(PartReady(1, AWAY, own_memory=True))
+    machine.handle(Informed())
+
+    assert machine.handle(Greeted("w1")) == []
+    assert machine.handle(Present("w0", prepared=True, seeded=True, memory="here")) == [
+        Reconnect(BOTH),
+        InitializePart(0, BOTH, recover=True, seeder=""),
+        InitializePart(1, BOTH, recover=True, seeder="w0"),
+        RenewView(),
+        PrepareWorker("w1", BOTH, initial=False),
+    ]
+
+
+def test_one_that_takes_over_half_a_model_of_nobody_s_weights_has_all_begin_again() -> None:
+    machine = Initialization()
+    machine.handle(TakeOver(NAMES, held=(0,), workers=("w1",), informed=False))
+    machine.handle(PartReady(0, HERE, holds=True))
+    machine.handle(PartReady(1, AWAY, own_memory=True))
+    machine.handle(Informed())
+
+    (action,) = machine.handle(Present("w1", prepared=True))
+    assert isinstance(action, RollBack)

@@ -1,0 +1,158 @@
+"""Log records: who writes them, from which level on, and in which form."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from scavenger_cli.main import main
+
+from scavenger import logs
+from scavenger.errors import ConfigurationError
+from scavenger.train.job_source import JobSource
+from scavenger.train.supervisor.process_configurations import ProcessConfigurations
+from scavenger.train.transport.messages.values import LogSettings
+from scavenger.train.transport.sockets import new_keys
+
+LOG = logging.getLogger("scavenger.train.supervisor.supervisor")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    logger = logging.getLogger("scavenger")
+    before = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+def written(settings: logs.Settings, level: str = "INFO") -> list[str]:
+    """What the lines of one process look like."""
+    stream = io.StringIO()
+    logs.set_up("w0", settings, job_id="job-1", level=level, stream=stream)
+    LOG.debug("a %s", "detail")
+    LOG.info("a %s", "step")
+    LOG.warning("a %s", "danger")
+    return stream.getvalue().splitlines()
+
+
+def test_a_line_tells_time_level_job_process_and_message() -> None:
+    first, second = written(logs.Settings())
+
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z INFO job-1 w0: a step", first)
+    assert second.endswith("WARNING job-1 w0: a danger")
+
+
+def test_in_json_a_line_is_an_object_with_the_same_fields_and_the_module() -> None:
+    first, _ = (json.loads(line) for line in written(logs.Settings(format="json")))
+
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "level": "INFO",
+        "job": "job-1",
+        "process": "w0",
+        "module": "scavenger.train.supervisor.supervisor",
+        "message": "a step",
+    }
+
+
+def test_an_exception_stays_on_one_line_in_json() -> None:
+    stream = io.StringIO()
+    logs.set_up("w0", logs.Settings(format="json"), stream=stream)
+    try:
+        raise ValueError("of the user's")
+    except ValueError:
+        LOG.exception("it failed")
+    (line,) = stream.getvalue().splitlines()
+
+    assert "ValueError: of the user's" in json.loads(line)["exception"]
+
+
+@pytest.mark.parametrize(
+    ("level", "lines"), [("debug", 3), ("info", 2), ("WARNING", 1), ("", 1), ("error", 0)]
+)
+def test_the_user_s_level_comes_before_that_of_the_process(level: str, lines: int) -> None:
+    settings = logs.read_settings({logs.LEVEL_VARIABLE: level})
+
+    assert len(written(settings, level="WARNING")) == lines
+
+
+@pytest.mark.parametrize("variable", [logs.LEVEL_VARIABLE, logs.FORMAT_VARIABLE])
+def test_a_choice_that_there_is_not_is_refused_by_its_name(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{variable} must be one of"):
+        logs.read_settings({variable: "loud"})
+    monkeypatch.setenv(variable, "loud")
+
+    assert main(["--version"]) == ConfigurationError.exit_code
+    assert variable in capsys.readouterr().err
+
+
+def test_set_up_again_nothing_is_written_twice_and_the_job_may_be_named_later() -> None:
+    stream = io.StringIO()
+    for _ in range(2):
+        logs.set_up("scavenger", logs.Settings(), stream=stream)
+    logs.set_job("job-2")
+    LOG.info("once")
+
+    assert [line.split(" ", 1)[1] for line in stream.getvalue().splitlines()] == [
+        "INFO job-2 scavenger: once"
+    ]
+
+
+def test_what_is_logged_is_not_written_again_by_a_logger_of_the_training_code() -> None:
+    program = (
+        "import logging; from scavenger import logs\n"
+        "logging.basicConfig(level=0)\n"
+        "logs.set_up('w0', logs.Settings())\n"
+        "logging.getLogger('scavenger.train.worker.worker').info('once')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stderr.count("once") == 1
+
+
+@pytest.mark.timeout(60)
+def test_a_process_of_a_job_logs_as_its_bootstrap_says(tmp_path: Path) -> None:
+    keys = new_keys()
+    boots = ProcessConfigurations(
+        JobSource("train:job", tmp_path, 1, threads=1, job_id="job-3"),
+        hub="tcp://127.0.0.1:9",
+        server_key=keys[0],
+    )
+    boot = msgspec.structs.replace(
+        boots.of("coordinator", "coordinator-1", token=1), logs=LogSettings("job-3", "INFO", "json")
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "scavenger.train.process"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # it ends its own process group when its standard input does
+    ) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(msgspec.json.encode(boot) + b"\n")
+        process.stdin.flush()
+        said = json.loads(process.stderr.readline())
+        process.stdin.close()
+        process.wait()
+
+    assert (said["job"], said["process"], said["level"]) == ("job-3", "coordinator-1", "INFO")
+    assert f"process {process.pid}" in said["message"]
+
+
+def test_what_a_user_chooses_reaches_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(logs.LEVEL_VARIABLE, "debug")
+    monkeypatch.setenv(logs.FORMAT_VARIABLE, "json")
+    source = JobSource("train:job", tmp_path, 1, threads=1, job_id="job-4")
+    boots = ProcessConfigurations(source, hub="tcp://127.0.0.1:9", server_key=b"key")
+
+    assert boots.of("worker", "w0").logs == LogSettings("job-4", "DEBUG", "json")

@@ -1,0 +1,85 @@
+"""What a process does with an order of the beginning that is for another one, or comes once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+from stubs import manifest
+
+from scavenger.train.aggregation.aggregator import Aggregator
+from scavenger.train.job_source import JobSource
+from scavenger.train.supervisor.process_configurations import ProcessConfigurations
+from scavenger.train.transport import messages as m
+from scavenger.train.transport.block_file import create_block, memory_id
+from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.sockets import Dealer, Router, new_keys
+from scavenger.train.worker.worker import Worker
+
+JOBS = Path(__file__).with_name("jobs")
+NAME = "aggregator-0"
+
+
+class Control(Dealer):
+    """A way to a hub that keeps what is said."""
+
+    def __init__(self, context: Any) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.said: list[m.Message] = []
+
+    def send(self, message: m.Message, payload: Any = None) -> None:
+        self.said.append(message)
+
+
+@pytest.fixture
+def context() -> Iterator[Any]:
+    made = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def bootstraps(context: Any, **options: Any) -> ProcessConfigurations:
+    hub = Router(context, new_keys())
+    source = JobSource("small:momentum", JOBS, 5, threads=1)
+    return ProcessConfigurations(
+        source, hub=hub.address, server_key=new_keys()[0], aggregators=(NAME,), **options
+    )
+
+
+def test_an_aggregator_leaves_an_order_alone_that_is_for_the_process_before(context: Any) -> None:
+    made = Aggregator(context, bootstraps(context).of("aggregator", NAME), Control(context))
+    order = m.Initialise(manifest(), (made._at,), None, None, False, "", 0, 1, ())
+    before = m.AggregatorAddress(made._at.address, new_keys()[0].decode(), made._at.memory)
+
+    made._from_leader(msgspec.structs.replace(order, aggregators=(before,)))
+    assert made._part is None
+    made._from_leader(order)
+    assert made._part is not None
+    made.close()
+
+
+def test_a_worker_that_was_prepared_can_still_give_its_initial_weights_where_others_are_gone(
+    context: Any,
+) -> None:
+    block = create_block()
+    control = Control(context)
+    boot = bootstraps(context, memory_fd=block).of("worker", "w1")
+    worker = Worker(context, boot, control, new_keys())
+    weights = worker._program.initial_state()
+    address = m.AggregatorAddress("tcp://127.0.0.1:9", new_keys()[0].decode(), memory_id(block))
+    order = m.Prepare(worker._program.manifest, (address,), initial=False)
+
+    worker._from_leader(order)
+    assert not any(isinstance(said, m.Seeded) for said in control.said)
+    worker._from_leader(msgspec.structs.replace(order, initial=True))
+
+    assert [said for said in control.said if isinstance(said, m.Seeded)] == [m.Seeded(memory_id(block))]
+    layout = Layout.of(worker._program.manifest, 1)
+    held = Block(block, layout).tensors(layout.state_at(0))
+    assert all(np.array_equal(a, b) for a, b in zip(held, weights, strict=True))
+    worker._batches.close()
