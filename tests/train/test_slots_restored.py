@@ -19,7 +19,7 @@ from scavenger.train.aggregation import aggregator
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.checkpoints import checkpoint
 from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
-from scavenger.train.checkpoints.checkpoint import ModelShard as CheckpointPart
+from scavenger.train.checkpoints.checkpoint import Part as CheckpointPart
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.shared_memory import Layout
