@@ -25,7 +25,8 @@
     ├── CleanupError                    8   something may have been left behind
     └── StoreError                      1   the database cannot be used
         ├── StoreTooNewError                written by a newer Scavenger
-        └── StoreReadOnlyError              cannot be written to
+        ├── StoreReadOnlyError              cannot be written to
+        └── StoreUnavailableError           out of service, full, deleted or damaged
 
 An `Interrupted` is no error: it is the user's wish, and ends with 130.
 """
@@ -52,6 +53,7 @@ __all__ = [
     "StoreError",
     "StoreReadOnlyError",
     "StoreTooNewError",
+    "StoreUnavailableError",
     "ThrottledError",
     "TrainingCodeError",
     "TrainingError",
@@ -194,6 +196,13 @@ class StoreTooNewError(StoreError):
 
 class StoreReadOnlyError(StoreError):
     """The database, or the folder it is in, cannot be written to."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database does not serve now: its server is down, its disk is full, or its file is gone or damaged.
+
+    Somebody can put that right, so a running job waits for it.
+    """
 
 
 class Interrupted(BaseException):

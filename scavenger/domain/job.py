@@ -246,13 +246,17 @@ class CheckpointSpec(FrozenModel):
 
 
 class LimitsSpec(FrozenModel):
-    """When a silent process counts as hung."""
+    """When a silent process counts as hung, and how long a store may be out of service."""
 
     start: Duration = Field(
         default=180.0, description="Longest time for a worker to start and build the model."
     )
     step: Duration = Field(
         default=60.0, description="Longest time for one step, and for one evaluation after an epoch."
+    )
+    store: Duration = Field(
+        default=600.0,
+        description="Longest time that the store may be out of service before the job ends, with a checkpoint.",
     )
 
 

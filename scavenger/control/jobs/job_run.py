@@ -142,7 +142,8 @@ class JobRun:
     def _recorder(self) -> Recorder:
         if self._resumed is None:
             return Recorder.begin(self._store, self._job, self._job_file, self._observer)
-        return Recorder(self._store, self._store.resume_job(self._resumed.job_id), self._observer)
+        entry = self._store.resume_job(self._resumed.job_id)
+        return Recorder(self._store, entry, self._observer, patience_s=self._job.limits.store)
 
     # ---- the whole of it -----------------------------------------------------------------------------------
 

@@ -118,12 +118,18 @@ class JobWorkflow:
             self._manifest, self._goal.text, vm=self._space.offers[0].vm, hardware=self._cloud.hardware()
         )
         recorder.update(fingerprint=fingerprint)
-        knowledge = ModelLibrary(self._store, fingerprint, write=recorder.keep)
+        knowledge = recorder.ask(
+            lambda: ModelLibrary(self._store, fingerprint, write=recorder.keep), trainer.pump
+        )
         if self._resumed is not None and self._resumed.chosen is not None:
             return self._go_on(self._resumed, self._resumed.chosen, knowledge, operator)
         same = knowledge.same
-        universal = knowledge.universal() if job.search.strategy == "universal" else None
-        if same is None and job.search.strategy == "none" and (nearest := knowledge.nearest()) is not None:
+        universal = nearest = None
+        if job.search.strategy == "universal":
+            universal = recorder.ask(knowledge.universal, trainer.pump)
+        if same is None and job.search.strategy == "none":
+            nearest = recorder.ask(knowledge.nearest, trainer.pump)
+        if nearest is not None:
             same, differing = nearest
             trainer.note(f"the stored model is of a job with another {differing}, else the same as this one")
         plan = plan_search(
@@ -134,7 +140,8 @@ class JobWorkflow:
             steps=job.profile.steps,
             points=job.profile.points,
         )
-        if plan.strategy == "partial" and (alike := knowledge.similar()) is not None:
+        alike = recorder.ask(knowledge.similar, trainer.pump) if plan.strategy == "partial" else None
+        if alike is not None:
             self._similar, differing = alike
             of = f"a job with another {differing}" if differing else "the same job"
             plan = replace(plan, reason=f"{plan.reason}; a stored model of {of} shortens the search")
