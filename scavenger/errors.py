@@ -8,6 +8,7 @@
     │   └── NotSupportedError               asked for something that this version does not do
     ├── TransientError                  3   may succeed when tried again
     │   ├── StoreBusyError                  another process holds the database
+    │   ├── ModelNotSavedError              there is no room for the model's file
     │   └── WorkersLostError                every worker died, or more than may be replaced
     ├── NoFeasiblePlanError             4   no configuration meets the constraints
     ├── LimitReachedError               5   stopped by budget or deadline
@@ -43,6 +44,7 @@ __all__ = [
     "Interrupted",
     "JobFileError",
     "LimitReachedError",
+    "ModelNotSavedError",
     "NoFeasiblePlanError",
     "NonFiniteError",
     "NotSupportedError",
@@ -105,6 +107,10 @@ class TransientError(ScavengerError):
 
 class StoreBusyError(TransientError):
     """Another process holds the database."""
+
+
+class ModelNotSavedError(TransientError):
+    """The trained model's file could not be written; with a checkpoint, the job can be resumed to write it."""
 
 
 class WorkersLostError(TransientError):

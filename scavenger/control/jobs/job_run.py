@@ -28,7 +28,13 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import JobState, Noted, Observer, PhaseChanged, RunReport
-from scavenger.errors import CleanupError, Interrupted, LimitReachedError, ScavengerError
+from scavenger.errors import (
+    CleanupError,
+    Interrupted,
+    LimitReachedError,
+    ModelNotSavedError,
+    ScavengerError,
+)
 from scavenger.store import Store
 from scavenger.train.names import partial_model
 from scavenger.train.supervisor.supervisor import Supervisor
@@ -99,6 +105,8 @@ class JobRun:
         self._fleet: Fleet | None = None
         self._lived_at = 0.0
         self._checkpoint_url = ""
+        self._unsaved = ""
+        self._full: set[Path] = set()
 
     # ---- from outside --------------------------------------------------------------------------------------
 
@@ -177,6 +185,9 @@ class JobRun:
                 self._close(in_haste=in_haste)
         except CleanupError as left:
             error, exit_code = str(left), left.exit_code
+        if self._unsaved and not error:
+            # the training was done, but what it was done for is missing: `resume` writes that
+            state, error, exit_code = "failed", self._unsaved, ModelNotSavedError.exit_code
         report = self._report(recorder, state, error, exit_code)
         try:
             recorder.finish(report)
@@ -258,6 +269,7 @@ class JobRun:
         self._trainer.start(self._space.workers[0])
         recorder.watch(self._supervisor)
         self._supervisor.on_wait = lambda: self._live_on(recorder)
+        self._supervisor.recorded = self._record
         return self._driver, self._operator
 
     def _rented(self, renting: CloudResources, recorder: Recorder) -> Fleet:
@@ -288,10 +300,26 @@ class JobRun:
             return None
         return replace(self._renting.terms(self._trainer), reserve_s=self._fleet.reserve_s)
 
+    @property
+    def _journals(self) -> tuple[Journal, ...]:
+        return tuple(journal for journal in (self._journal, self._audit) if journal is not None)
+
+    def _record(self) -> bool:
+        """Have what has happened on record, before a checkpoint of it counts."""
+        synced = [journal.sync() for journal in self._journals]
+        return all(synced)
+
+    def _tell_of_journals(self, trainer: Trainer) -> None:
+        for journal in self._journals:
+            if journal.problem and journal.path not in self._full:
+                trainer.note(f"{journal.problem}; the job goes on, and what is to be written there waits")
+            (self._full.add if journal.problem else self._full.discard)(journal.path)
+
     def _tick(self, recorder: Recorder) -> None:
         trainer = self._trainer
         assert trainer is not None
         recorder.tick(trainer)
+        self._tell_of_journals(trainer)
         if self._fleet is not None:
             if (needed_s := DRAIN_MARGIN * trainer.drain_s) > 1.2 * self._fleet.drain_s:
                 self._fleet.drain_s = needed_s
@@ -302,8 +330,11 @@ class JobRun:
 
     def _live_on(self, recorder: Recorder) -> None:
         """While the model is saved: VMs are heard of and renewed, and others see that the job lives."""
+        if self._trainer is None:
+            return
+        self._trainer.take_last_steps()  # a checkpoint waits until they are recorded
         now = self._clock()
-        if self._trainer is None or now - self._lived_at < 1.0:
+        if now - self._lived_at < 1.0:
             return
         self._lived_at = now
         recorder.tick(self._trainer)
@@ -346,7 +377,34 @@ class JobRun:
             trainer.take_last_steps()
             self._tell_of_checkpoint(recorder)
         except (ScavengerError, OSError) as error:
-            trainer.note(f"the model could not be saved: {error}")
+            self._keep_state(recorder, trainer, supervisor, path, error, best=best, in_haste=in_haste)
+
+    def _keep_state(
+        self,
+        recorder: Recorder,
+        trainer: Trainer,
+        supervisor: Supervisor,
+        path: Path,
+        error: Exception,
+        *,
+        best: bool,
+        in_haste: bool,
+    ) -> None:
+        """The model could not be saved: keep a checkpoint, from which `resume` can."""
+        within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
+        with contextlib.suppress(ScavengerError, OSError):
+            if trainer.finished:  # before that, one was written with the attempt to save
+                supervisor.keep_state(best=best, within_s=within_s)
+            trainer.take_last_steps()
+            self._tell_of_checkpoint(recorder)
+        kept = "no checkpoint could be written either"
+        if trainer.checkpoint_step:
+            kept = (
+                f"the checkpoint of step {trainer.checkpoint_step} is kept; once that is mended, "
+                f"`scavenger resume {recorder.job_id[:8]}` writes the model"
+            )
+        self._unsaved = f"the model could not be saved: {path}: {error}; {kept}"
+        trainer.note(self._unsaved)
 
     def _tell_of_checkpoint(self, recorder: Recorder) -> None:
         """Once there is a checkpoint, the job can be resumed."""
@@ -379,9 +437,10 @@ class JobRun:
             assert manifest is not None
             actual = actual_of(trainer, manifest.dataset_size, driver.chosen)
         warnings = [*(trainer.warnings if trainer else ()), *recorder.warnings]
-        for journal in (self._journal, self._audit):
-            if journal is not None:
-                journal.close()
+        for journal in self._journals:
+            journal.close()
+            if journal.problem:
+                warnings.append(f"{journal.problem}; its last lines are missing")
         return RunReport(
             job_id=recorder.job_id,
             job_name=self._job.name,
