@@ -90,7 +90,12 @@ def test_a_killed_reaper_does_not_stop_the_engine_from_ending_everything(tmp_pat
 
 
 def _reapers(process: psutil.Process) -> list[psutil.Process]:
-    return [child for child in process.children() if reaper.__file__ in child.cmdline()]
+    found = []
+    for child in process.children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if reaper.__file__ in child.cmdline():
+                found.append(child)
+    return found
 
 
 _STUBBORN = """
@@ -152,10 +157,11 @@ def test_what_a_killed_leader_and_its_killed_reaper_left_is_swept_by_the_next_st
     workers = [int(one.stdout.readline()) for one in leaders if one.stdout is not None]
     os.kill(workers[0], signal.SIGSTOP)  # it cannot end by itself
     os.kill(dead.pid, signal.SIGSTOP)  # nor start another reaper
-    for reaping in _reapers(psutil.Process(dead.pid)):
-        reaping.kill()
+    (reaping,) = _reapers(psutil.Process(dead.pid))
+    reaping.kill()
     dead.kill()
     dead.wait()
+    assert eventually(lambda: not alive(reaping.pid))
     (tmp_path / "tmp" / "scavenger-foreign").mkdir()
     assert len(list((tmp_path / "tmp").iterdir())) == 3
 
