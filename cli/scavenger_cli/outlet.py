@@ -7,7 +7,7 @@ import os
 import select
 import threading
 from collections import deque
-from typing import TextIO
+from typing import TextIO, cast
 
 __all__ = ["TEXTS_WAITING_MAX", "Outlet", "has_room", "unblocked"]
 
@@ -98,7 +98,7 @@ class Outlet(io.TextIOBase):
 def unblocked(stream: TextIO) -> TextIO:
     """The stream behind an outlet; itself where it is no file of the system's, and so never blocks."""
     try:
-        return Outlet(stream)
+        return cast(TextIO, Outlet(stream))
     except (OSError, ValueError):
         return stream
 
