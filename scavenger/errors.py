@@ -8,6 +8,7 @@
     │   └── NotSupportedError               asked for something that this version does not do
     ├── TransientError                  3   may succeed when tried again
     │   ├── StoreBusyError                  another process holds the database
+    │   ├── ModelNotSavedError              there is no room for the model's file
     │   └── WorkersLostError                every worker died, or more than may be replaced
     ├── NoFeasiblePlanError             4   no configuration meets the constraints
     ├── LimitReachedError               5   stopped by budget or deadline
@@ -25,7 +26,8 @@
     ├── CleanupError                    8   something may have been left behind
     └── StoreError                      1   the database cannot be used
         ├── StoreTooNewError                written by a newer Scavenger
-        └── StoreReadOnlyError              cannot be written to
+        ├── StoreReadOnlyError              cannot be written to
+        └── StoreUnavailableError           out of service, full, deleted or damaged
 
 An `Interrupted` is no error: it is the user's wish, and ends with 130.
 """
@@ -42,6 +44,7 @@ __all__ = [
     "Interrupted",
     "JobFileError",
     "LimitReachedError",
+    "ModelNotSavedError",
     "NoFeasiblePlanError",
     "NonFiniteError",
     "NotSupportedError",
@@ -52,6 +55,7 @@ __all__ = [
     "StoreError",
     "StoreReadOnlyError",
     "StoreTooNewError",
+    "StoreUnavailableError",
     "ThrottledError",
     "TrainingCodeError",
     "TrainingError",
@@ -103,6 +107,10 @@ class TransientError(ScavengerError):
 
 class StoreBusyError(TransientError):
     """Another process holds the database."""
+
+
+class ModelNotSavedError(TransientError):
+    """The trained model's file could not be written; with a checkpoint, the job can be resumed to write it."""
 
 
 class WorkersLostError(TransientError):
@@ -194,6 +202,13 @@ class StoreTooNewError(StoreError):
 
 class StoreReadOnlyError(StoreError):
     """The database, or the folder it is in, cannot be written to."""
+
+
+class StoreUnavailableError(StoreError):
+    """The database does not serve now: its server is down, its disk is full, or its file is gone or damaged.
+
+    Somebody can put that right, so a running job waits for it.
+    """
 
 
 class Interrupted(BaseException):

@@ -14,14 +14,14 @@ from scavenger.control.platform import PreparedJob, Resources
 from scavenger.control.running_job import MODEL_FILE, Parts, RunningJob
 from scavenger.control.training.audit import AUDIT_FILE
 from scavenger.control.training.goal import Goal
-from scavenger.control.training.journal import Journal
+from scavenger.control.training.journal import Journal, Journals
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.report import Noted, Observer, PhaseChanged
 from scavenger.store import Store
 from scavenger.train.names import partial_model
 
-__all__ = ["Attempt", "Journals", "Options", "begin_job", "open_journals"]
+__all__ = ["Attempt", "Options", "begin_job", "open_journals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +41,6 @@ class Options:
     resumed: Resumption | None
     audit: bool
     clock: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Journals:
-    """What a job writes down of itself: steps, epochs and measurements; and who computed what, or None."""
-
-    measurements: Journal
-    audit: Journal | None
-
-    def close(self) -> None:
-        """Nothing more is written."""
-        for journal in (self.measurements, self.audit):
-            if journal is not None:
-                journal.close()
 
 
 def open_journals(prepared: PreparedJob, options: Options, work_dir: Path) -> Journals:
@@ -191,7 +177,7 @@ def _put_together(
     if not options.run:
         operator.refusing = "it is a plan, which ends with the choice; it can only be stopped"
     running = RunningJob(
-        Parts(recorder, attempt.journals.measurements, resources, supervisor, trainer, driver, operator),
+        Parts(recorder, attempt.journals, resources, supervisor, trainer, driver, operator),
         observer=attempt.observer,
         checkpoints=checkpoints,
         warnings=warnings,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scavenger.control.jobs.workflow import JobWorkflow
 from scavenger.control.platform import Resources
-from scavenger.control.training.journal import Journal
+from scavenger.control.training.journal import Journals
 from scavenger.control.training.limits import CLOSE_S
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder
@@ -31,7 +31,7 @@ class Parts:
     """What a job is made of."""
 
     recorder: Recorder
-    journal: Journal
+    journals: Journals
     resources: Resources
     supervisor: Supervisor
     trainer: Trainer
@@ -51,6 +51,7 @@ class RunningJob:
 
     Attributes:
         model_path: The saved model; None before.
+        unsaved: Why the model could not be saved, and what is left instead; empty where it could.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class RunningJob:
         self._observer, self._checkpoints, self._stop, self._clock = observer, checkpoints, stop, clock
         self._save_wanted, self._closed = True, False
         self._alive_at = 0.0
+        self._waiting: set[Path] = set()
         self.model_path: Path | None = None
+        self.unsaved = ""
 
     # ---- the run -------------------------------------------------------------------------------------------
 
@@ -81,12 +84,14 @@ class RunningJob:
         parts.trainer.start(parts.resources.space.workers[0])
         parts.recorder.watch(parts.supervisor)
         parts.supervisor.on_wait = self._live_on
+        parts.supervisor.recorded = parts.journals.sync
         return parts.driver.run(parts.operator)
 
     def tick(self) -> None:
         """About once a second, from the thread that trains."""
         parts = self.parts
         parts.recorder.tick(parts.trainer)
+        self._tell_of_journals()
         parts.resources.tick(parts.trainer.drain_s)
         self._tell_of_checkpoint()
         parts.operator.look()
@@ -98,6 +103,7 @@ class RunningJob:
 
     def _live_on(self) -> None:
         """While the model is saved: VMs are heard of and renewed, and others see that the job lives."""
+        self.parts.trainer.take_last_steps()  # a checkpoint waits until they are recorded
         now = self._clock()
         if now - self._alive_at < _ALIVE_S:
             return
@@ -135,7 +141,34 @@ class RunningJob:
             trainer.take_last_steps()
             self._tell_of_checkpoint()
         except (ScavengerError, OSError) as error:
-            trainer.note(f"the model could not be saved: {error}")
+            self._keep_state(path, error, best=best, in_haste=in_haste)
+
+    def _keep_state(self, path: Path, error: Exception, *, best: bool, in_haste: bool) -> None:
+        """The model could not be saved: keep a checkpoint, from which `resume` can."""
+        trainer = self.parts.trainer
+        with contextlib.suppress(ScavengerError, OSError):
+            if trainer.finished:  # before that, one was written with the attempt to save
+                within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
+                self.parts.supervisor.keep_state(best=best, within_s=within_s)
+            trainer.take_last_steps()
+            self._tell_of_checkpoint()
+        kept = "no checkpoint could be written either"
+        if trainer.checkpoint_step:
+            kept = (
+                f"the checkpoint of step {trainer.checkpoint_step} is kept; once that is mended, "
+                f"`scavenger resume {self.parts.recorder.job_id[:8]}` writes the model"
+            )
+        self.unsaved = f"the model could not be saved: {path}: {error}; {kept}"
+        trainer.note(self.unsaved)
+
+    def _tell_of_journals(self) -> None:
+        """Say once of each journal that waits for room."""
+        for journal in self.parts.journals.all:
+            if journal.problem and journal.path not in self._waiting:
+                self.parts.trainer.note(
+                    f"{journal.problem}; the job goes on, and what is to be written there waits"
+                )
+            (self._waiting.add if journal.problem else self._waiting.discard)(journal.path)
 
     def close(self, *, in_haste: bool) -> None:
         """End every process, and give back what was rented; may be tried again.

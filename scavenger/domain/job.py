@@ -250,7 +250,7 @@ KERAS_BATCH_SIZE = 32
 
 
 class LimitsSpec(FrozenModel):
-    """When a silent process counts as hung."""
+    """When a silent process counts as hung, and how long a store may be out of service."""
 
     start: Duration = Field(
         default=180.0, description="Longest time for a worker to start and build the model."
@@ -260,6 +260,10 @@ class LimitsSpec(FrozenModel):
         default=None,
         description="Longest time for one evaluation after an epoch; else by the size of the validation data and the "
         "time that steps take.",
+    )
+    store: Duration = Field(
+        default=600.0,
+        description="Longest time that the store may be out of service before the job ends, with a checkpoint.",
     )
 
 

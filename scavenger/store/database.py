@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import psutil
 from sqlalchemy import URL, Connection, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from scavenger.errors import (
@@ -27,6 +28,7 @@ from scavenger.errors import (
     StoreBusyError,
     StoreError,
     StoreReadOnlyError,
+    StoreUnavailableError,
 )
 from scavenger.store.documents import dump
 
@@ -52,8 +54,20 @@ NETWORK_FILESYSTEMS = frozenset(
 BUSY_STATES = frozenset({"55P03", "40P01", "40001"})
 """PostgreSQL: lock not available, deadlock, serialization failure."""
 
+UNAVAILABLE_STATES = ("08", "53", "57P", "58")
+"""PostgreSQL: how the states begin that tell of a lost connection, missing resources, a shutdown, a system error."""
+
+UNAVAILABLE_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
+"""SQLite: the disk is full, or fails, or the file cannot be opened any more."""
+
+SILENT_S = 30
+"""After this long a PostgreSQL server that does not confirm what was sent counts as gone."""
+
 READ_ONLY_STATES = frozenset({"25006", "42501"})
 """PostgreSQL: read-only transaction, insufficient privilege."""
+
+_DISK_FULL_STATE, _NO_TABLE_STATE = "53100", "42P01"
+"""PostgreSQL."""
 
 
 def default_url() -> str:
@@ -98,7 +112,8 @@ class Database:
         self.name = self.url.render_as_string(hide_password=True)
         self.path: Path | None = None
         self._wait_s = BUSY_TIMEOUT_S
-        self._hurried = False
+        self._haste = threading.local()
+        self._file: tuple[int, int] | None = None
         options: dict[str, Any] = {"json_serializer": dump}
         if self.url.get_backend_name() == "sqlite":
             with self.errors():
@@ -113,6 +128,8 @@ class Database:
             options["connect_args"] = {
                 "connect_timeout": int(BUSY_TIMEOUT_S),
                 "options": f"-c lock_timeout={int(BUSY_TIMEOUT_S * 1000)}",
+                "tcp_user_timeout": SILENT_S * 1000,
+                "keepalives_idle": SILENT_S // 2,
             }
         try:
             with self.errors():
@@ -134,18 +151,23 @@ class Database:
     def reading(self) -> Iterator[Session]:
         """A session to read with; on SQLite, from one snapshot."""
         with self.errors(), Session(self.engine, expire_on_commit=False) as session:
+            self._check_file()
             if self.path:
                 session.execute(text("BEGIN"))
             yield session
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """Within the block, writers wait for the lock at most `HURRIED_WAIT_S` in all."""
-        before, self._hurried = self._hurried, True
+        """Within the block, this thread's writers wait for the lock at most `HURRIED_WAIT_S` in all."""
+        before, self._haste.on = self._hurried, True
         try:
             yield
         finally:
-            self._hurried = before
+            self._haste.on = before
+
+    @property
+    def _hurried(self) -> bool:
+        return bool(getattr(self._haste, "on", False))
 
     @contextmanager
     def writing(self, attempts: int = WRITE_ATTEMPTS) -> Iterator[Session]:
@@ -153,11 +175,31 @@ class Database:
 
         Raises:
             StoreBusyError: Another process held the lock all the while, `attempts` times the busy timeout.
+            StoreUnavailableError: The database is out of service, or its file is gone.
         """
         with self.errors(), Session(self.engine, expire_on_commit=False) as session:
+            self._check_file()
             self.lock(session, attempts)
             yield session
             session.commit()
+
+    def _check_file(self) -> None:
+        """Notice a file that was deleted or replaced: SQLite itself goes on with one that nobody can open again.
+
+        Raises:
+            StoreUnavailableError: If there is none, or another one than before.
+        """
+        if self.path is None:
+            return
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            self.engine.dispose()
+            raise StoreUnavailableError(f"{self.name} was deleted while it was in use; put it back") from None
+        before, self._file = self._file, (found.st_dev, found.st_ino)
+        if before not in (None, self._file):
+            self.engine.dispose()  # the next call uses the file that is there now
+            raise StoreUnavailableError(f"{self.name} was replaced by another file while it was in use")
 
     def lock(self, session: Session | Connection, attempts: int = WRITE_ATTEMPTS) -> None:
         """Begin a transaction with the write lock, waiting for others."""
@@ -187,6 +229,7 @@ class Database:
         Raises:
             StoreBusyError: Locked.
             StoreReadOnlyError: Not writable.
+            StoreUnavailableError: Out of service, full or damaged.
             StoreError: Anything else.
         """
         try:
@@ -208,14 +251,25 @@ class Database:
         if isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return StoreReadOnlyError(f"{self.name}: {cause.strerror}; make its folder writable, {elsewhere}")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return StoreError(f"{self.name} is no Scavenger store, or is damaged; move it away, {elsewhere}")
-        if code == sqlite3.SQLITE_FULL:
-            return StoreError(f"{self.name} cannot grow, the disk is full; free some space, {elsewhere}")
+            return StoreUnavailableError(
+                f"{self.name} is no Scavenger store, or is damaged; move it away, {elsewhere}"
+            )
+        words = " ".join(str(cause).split())
+        if state == _NO_TABLE_STATE or (self.path and "no such table" in words):
+            return StoreUnavailableError(f"{self.name} was emptied or replaced: {words}; put it back")
+        if code == sqlite3.SQLITE_FULL or state == _DISK_FULL_STATE:
+            return StoreUnavailableError(
+                f"{self.name} cannot grow, the disk is full; free some space, {elsewhere}"
+            )
+        if code in UNAVAILABLE_CODES:
+            return StoreUnavailableError(
+                f"{self.name} cannot be read or written: {words}; check its disk and free some space, {elsewhere}"
+            )
         if isinstance(cause, OSError):
             return StoreError(f"{self.name}: {cause.strerror or cause}; check the path, {elsewhere}")
-        words = " ".join(str(cause).split())
-        if isinstance(error, OperationalError) and not self.path and state is None:
-            return StoreError(
+        lost = isinstance(error, OperationalError | InterfaceError) and state is None
+        if not self.path and (lost or str(state or "").startswith(UNAVAILABLE_STATES)):
+            return StoreUnavailableError(
                 f"{self.name} cannot be reached: {words}; check the server and the URL, {elsewhere}"
             )
         return StoreError(f"{self.name}: {words}")

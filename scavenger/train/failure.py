@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import traceback
 from pathlib import Path
 
 from scavenger.errors import NonFiniteError, NotSupportedError, ScavengerError, TrainingCodeError
 
-__all__ = ["DataError", "describe_failure", "error_of"]
+__all__ = ["DataError", "describe_disk_failure", "describe_failure", "error_of"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NODES = re.compile(r"\{\{[^{}]*\}\} ?|\s*\[Op:\w+\](?: name:.*)?$")
 """What TensorFlow says of its own graph around the words of an error."""
 _WRAPPINGS = ("Exception encountered when calling", "Error encountered:")
+_HDF5_ERRNO = re.compile(r"\berrno = (\d+)")
+_DISK_ERRORS = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -37,6 +43,23 @@ def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
         if Path(file).is_relative_to(job_dir) and "site-packages" not in file:
             return "code", f"{Path(file).relative_to(job_dir)}:{line}: {text}"
     return "code", text
+
+
+def describe_disk_failure(error: BaseException | None) -> str:
+    """What a disk has against a file, as "No space left on device"; empty where the error is not a disk's.
+
+    HDF5 tells of the system's error in its text alone, and Keras raises others while it handles one.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        number = error.errno if isinstance(error, OSError) else None
+        if number is None and (told := _HDF5_ERRNO.search(str(error))):
+            number = int(told[1])
+        if number in _DISK_ERRORS:
+            return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def error_of(kind: str, message: str, *, process: str, log: Path) -> ScavengerError:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import sqlite3
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from scripted import Heard, Scripted, trainer_of
 
-from scavenger.control.training.limits import CLOSE_S, DRAIN_S
 from scavenger.control.training.recorder import Recorder
+from scavenger.control.writes import EVENTS_WAITING_MAX
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import (
@@ -24,11 +26,19 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
-from scavenger.errors import TransientError
+from scavenger.errors import StoreUnavailableError, TransientError
 from scavenger.store import Store
+from scavenger.store.database import HURRIED_WAIT_S
 from scavenger.train.supervisor.supervisor import Supervisor
 
 JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}})
+
+
+def wait_for(what: Callable[[], Any]) -> None:
+    until = time.monotonic() + 20.0
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.002)
 
 
 class _Held:
@@ -50,37 +60,155 @@ def report(job_id: str) -> RunReport:
     return RunReport(job_id, "tiny", "succeeded", nothing, None, None, None, None, None, 0, None, None)
 
 
+def settled(recorder: Recorder) -> Recorder:
+    """All that was recorded so far is in the store."""
+    assert recorder._writes.settle(20.0), recorder._writes.outage
+    return recorder
+
+
 def test_what_waits_for_a_held_store_is_written_in_order_and_told_once(tmp_path: Path) -> None:
     path, heard = tmp_path / "s.db", Heard()
-    now = [0.0]
+    trainer = trainer_of(Scripted(), tmp_path)
     with Store.open(f"sqlite:///{path}?timeout=0.01") as store:
-        entry = store.create_job("tiny", spec=JOB.written(), job_file=tmp_path / "job.yaml")
-        with Recorder(store, entry, heard, clock=lambda: now[0]) as recorder:
+        with Recorder.begin(store, JOB, tmp_path / "job.yaml", heard) as recorder:
             with _Held(path):
                 for number in range(3):
                     recorder.on_event(Noted("info", str(number)))
-            now[0] = 1000.0
+                wait_for(lambda: recorder._writes.outage)
+                recorder.tick(trainer)
+                recorder.tick(trainer)
             recorder.on_event(Noted("info", "3"))
+            settled(recorder).tick(trainer)
 
             written = [event.message for event in store.events(recorder.job_id)]
             recorder.finish(report(recorder.job_id))
 
         assert written == ["0", "1", "2", "3"]
         assert len(recorder.warnings) == 1
-        assert [e.message for e in heard.events if isinstance(e, Noted)] == [recorder.warnings[0], *"0123"]
+        told = [(e.level, e.message) for e in heard.events if isinstance(e, Noted)]
+        assert [level for level, _ in told] == ["info"] * 3 + ["warning"] + ["info"] * 2
+        assert "meanwhile the job goes on, for at most 10 minutes" in recorder.warnings[0]
+        assert "the store serves again" in told[-1][1]
         assert store.job(recorder.job_id).state == "succeeded"
 
 
-def test_a_held_store_holds_a_running_job_up_for_less_than_its_reserve(tmp_path: Path) -> None:
+def test_a_held_store_holds_a_running_job_up_for_no_time_at_all(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with Store.open(f"sqlite:///{path}") as store, Recorder.begin(store, JOB, path, Heard()) as recorder:
-        began = time.monotonic()
         with _Held(path):
+            began = time.monotonic()
             recorder.on_event(Noted("info", "waits"))
-        assert time.monotonic() - began < (DRAIN_S - CLOSE_S) / 2
+            recorder.tick(trainer_of(Scripted(), tmp_path))
+            took_s = time.monotonic() - began
         recorder.finish(report(recorder.job_id))
 
+        assert took_s < HURRIED_WAIT_S / 2
         assert [event.message for event in store.events(recorder.job_id)] == ["waits"]
+
+
+def test_a_store_that_stays_out_of_service_ends_the_job_once_and_keeps_what_came_before(
+    tmp_path: Path,
+) -> None:
+    path, trainer, now = tmp_path / "s.db", trainer_of(Scripted(), tmp_path), [0.0]
+    with Store.open(f"sqlite:///{path}?timeout=0.01") as store:
+        entry = store.create_job("tiny", spec=JOB.written(), job_file=tmp_path / "job.yaml")
+        with Recorder(store, entry, Heard(), patience_s=300.0, clock=lambda: now[0]) as recorder:
+            with _Held(path):
+                recorder.on_event(Noted("info", "0"))
+                wait_for(lambda: recorder._writes.outage)
+                now[0] = 299.0
+                recorder.tick(trainer)
+                now[0] = 301.0
+                with pytest.raises(StoreUnavailableError, match="out of service for 5 minutes"):
+                    recorder.tick(trainer)
+                recorder.tick(trainer)  # its checkpoint and its end are not disturbed again
+            recorder.finish(report(recorder.job_id))
+
+        assert [event.message for event in store.events(recorder.job_id)] == ["0"]
+        assert store.job(recorder.job_id).state == "succeeded"
+
+
+@pytest.mark.parametrize("harm", ["deleted", "replaced", "damaged"])
+def test_a_store_that_is_lost_in_mid_run_is_told_and_ends_no_training(tmp_path: Path, harm: str) -> None:
+    path, heard = tmp_path / "s.db", Heard()
+    trainer = trainer_of(Scripted(), tmp_path)
+    with Store.open(f"sqlite:///{path}?timeout=0.01") as store:
+        with Recorder.begin(store, JOB, tmp_path / "job.yaml", heard) as recorder:
+            recorder.on_event(Noted("info", "before"))
+            settled(recorder)
+            kept, other = tmp_path / "kept", tmp_path / "other"
+            with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(kept)) as copy:
+                source.backup(copy)
+            for beside in ("-wal", "-shm"):
+                path.with_name(path.name + beside).unlink(missing_ok=True)
+            if harm == "deleted":
+                path.unlink()
+            elif harm == "replaced":
+                other.touch()
+                other.rename(path)
+            else:
+                store.close()
+                path.write_bytes(b"nothing" * 5000)
+            recorder.on_event(Noted("info", "after"))
+            wait_for(lambda: recorder._writes.outage)
+            recorder.tick(trainer)
+            kept.rename(path)  # as from a backup
+            settled(recorder)
+            recorder.finish(report(recorder.job_id))
+
+        (warning,) = recorder.warnings
+        assert harm in warning
+        assert store.events(recorder.job_id)[-1].message == "after"
+        assert store.job(recorder.job_id).state == "succeeded"
+
+
+def test_what_is_asked_of_a_held_store_is_answered_when_it_serves_while_training_goes_on(
+    tmp_path: Path,
+) -> None:
+    path, pumped = tmp_path / "s.db", []
+    with (
+        Store.open(f"sqlite:///{path}?timeout=0.01") as store,
+        Recorder.begin(store, JOB, tmp_path / "job.yaml", Heard()) as recorder,
+    ):
+        held = _Held(path)
+        held.__enter__()
+
+        def pump() -> None:
+            pumped.append(recorder._writes.outage is not None)
+            if pumped.count(True) == 1:
+                held.__exit__()
+            time.sleep(0.001)
+
+        def question() -> str:
+            store.heartbeat(recorder.job_id)
+            return store.job(recorder.job_id).name
+
+        assert recorder.ask(question, pump) == "tiny"
+        assert True in pumped
+        with pytest.raises(TransientError):
+            recorder.ask(_refused, lambda: None)
+        recorder.finish(report(recorder.job_id))
+
+
+def _refused() -> None:
+    raise TransientError("no")
+
+
+def test_very_many_events_that_wait_lose_the_oldest_and_no_other_write(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    with Store.open(f"sqlite:///{path}?timeout=0.01") as store:
+        with Recorder.begin(store, JOB, tmp_path / "job.yaml", Heard()) as recorder:
+            with _Held(path):
+                recorder.update(cost_usd=3.0)
+                for number in range(EVENTS_WAITING_MAX + 5):
+                    recorder.on_event(Noted("info", str(number)))
+                assert recorder._writes.pending <= EVENTS_WAITING_MAX + 2
+            settled(recorder)
+            recorder.finish(report(recorder.job_id))
+
+        events = store.events(recorder.job_id, limit=5)
+        assert events[-1].message == str(EVENTS_WAITING_MAX + 4)
+        assert store.job(recorder.job_id).cost_usd == 3.0
 
 
 def test_a_display_that_is_gone_ends_no_job_and_loses_no_record(tmp_path: Path) -> None:
@@ -133,7 +261,8 @@ def test_every_process_is_recorded_with_its_role_place_view_and_step_and_written
         trainer.start(2)
         trainer.move(Configuration("local-1", 2, 32), "test")
         recorder.tick(trainer)
-        recorder.tick(trainer)
+        settled(recorder).tick(trainer)
+        settled(recorder)
 
         everybody = {"coordinator.1", "aggregator", "w0", "w1"}
         assert writes == [everybody]  # in one transaction, and not again
@@ -152,11 +281,12 @@ def test_every_process_is_recorded_with_its_role_place_view_and_step_and_written
                 trainer.step,
             )
             assert row.pid is not None
-        entry = store.job(recorder.job_id)
+        entry = store.job(settled(recorder).job_id)
         assert (entry.step, entry.cost_usd) == (trainer.step, pytest.approx(trainer.cost_usd))
 
         trainer.pump()
         recorder.tick(trainer)
+        settled(recorder)
         assert len(writes) == 2
         recorder.finish(report(recorder.job_id))
         assert {row.state for row in store.processes(recorder.job_id)} == {"gone"}
@@ -172,7 +302,7 @@ def test_what_a_job_costs_is_recorded_before_its_first_step(tmp_path: Path) -> N
         Recorder.begin(store, JOB, tmp_path / "job.yaml", Heard()) as recorder,
     ):
         recorder.tick(trainer)
-        entry = store.job(recorder.job_id)
+        entry = store.job(settled(recorder).job_id)
         recorder.finish(report(recorder.job_id))
 
     assert (entry.step, entry.cost_usd) == (None, pytest.approx(trainer.cost_usd))

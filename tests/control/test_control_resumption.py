@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import resource
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -138,6 +140,39 @@ def test_a_damaged_journal_tells_less_but_nothing_wrong(
     assert {epoch.epoch for epoch in history.epochs} <= {epoch.epoch for epoch in whole.epochs}
     assert sum(s for _, s in history.samples_by_batch) <= sum(s for _, s in whole.samples_by_batch)
     assert 0.0 <= history.elapsed_s <= whole.elapsed_s
+
+
+def test_a_line_that_was_being_written_when_the_job_was_killed_is_taken_back(tmp_path: Path) -> None:
+    first = attempt(tmp_path, EarlierAttempts(), until=25)
+    path = first.journal.path
+    with path.open("ab") as file:
+        file.write(b'{"kind":"step","st' + b"x" * 100_000)
+
+    attempt(tmp_path, before_of(tmp_path, 20), until=30)
+
+    for name in ("measurements.jsonl", AUDIT_FILE):
+        written = (tmp_path / name).read_text()
+        assert all(isinstance(json.loads(line), dict) for line in written.splitlines())
+    assert verify_audit(tmp_path / AUDIT_FILE, SAMPLES) == []
+
+
+def test_lines_that_find_no_room_wait_and_are_written_in_order_once_there_is_some(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl", job_id="j")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.path.stat().st_size + 10, before[1]))
+    try:
+        for number in range(50):
+            journal.add("step", {"step": number})
+        assert not journal.sync()
+        assert "File too large" in journal.problem
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    journal.add("step", {"step": 50})
+
+    assert journal.sync()
+    assert journal.problem == ""
+    lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    assert [line["step"] for line in lines[1:]] == list(range(51))
 
 
 # ---- counting on -------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from scavenger.errors import (
     StoreBusyError,
     StoreError,
     StoreReadOnlyError,
+    StoreUnavailableError,
 )
 from scavenger.store import Store
 from scavenger.store import migrate as migrate_module
@@ -63,7 +64,9 @@ class TestWhereItIs:
     def test_other_databases_are_refused_without_telling_the_password(self) -> None:
         line = refusal("mysql://user:secret@host/db", NotSupportedError, "mysql")
         assert "secret" not in line
-        line = refusal("postgresql+psycopg://user:secret@127.0.0.1:1/db", StoreError, "127.0.0.1:1")
+        line = refusal(
+            "postgresql+psycopg://user:secret@127.0.0.1:1/db", StoreUnavailableError, "127.0.0.1:1"
+        )
         assert "secret" not in line
 
     def test_a_network_file_system_is_recognised_by_the_nearest_mount(self) -> None:
@@ -94,7 +97,7 @@ class TestWhatCannotBeUsed:
         path = tmp_path / "garbage.db"
         path.write_bytes(content)
 
-        assert "move it away" in refusal(f"sqlite:///{path}", StoreError, path)
+        assert "move it away" in refusal(f"sqlite:///{path}", StoreUnavailableError, path)
         assert path.read_bytes() == content
 
     def test_damage_in_the_middle_is_an_error_of_the_store(self, sqlite_url: str) -> None:

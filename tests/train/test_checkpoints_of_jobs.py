@@ -27,6 +27,20 @@ def newest(folder: Path) -> Checkpoint:
     return checkpoint
 
 
+def test_a_checkpoint_counts_only_once_all_steps_up_to_it_are_on_record(tmp_path: Path) -> None:
+    saved, recorded = tmp_path / "saved", False
+    with Run("small:adam", tmp_path / "a", checkpoint=every(3, saved)) as run:
+        run.supervisor.recorded = lambda: recorded
+        run.begin(1, B)
+        run.train(12)
+        assert run.checkpoints == []
+        assert CheckpointStore(str(saved)).latest() is None
+
+        recorded = True
+        run.until(lambda: bool(run.checkpoints))
+        assert newest(saved).manifest.step == run.checkpoints[-1].step == 3
+
+
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
@@ -40,7 +54,7 @@ def test_a_job_taken_up_with_others_ends_with_the_weights_of_one_that_never_stop
 ) -> None:
     saved = tmp_path / "saved"
     workers, aggregators = before
-    with Run(f"small:{name}", tmp_path / "a", aggregators=aggregators, checkpoint=every(4, saved)) as run:
+    with Run(f"small:{name}", tmp_path / "a", aggregators=aggregators, checkpoint=every(7, saved)) as run:
         run.begin(workers, B)
         # in the midst of the second epoch: nothing may depend on an epoch's beginning
         run.until(lambda: bool(run.checkpoints) and run.checkpoints[-1].step % 6 not in (0, 5))

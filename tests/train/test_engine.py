@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +99,94 @@ def test_a_killed_reaper_does_not_stop_the_engine_from_ending_everything(tmp_pat
         exits(engine)
 
         assert eventually(lambda: not alive(int(engine.log("w0").read_text())))
+
+
+def _reapers(process: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for child in process.children():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if reaper.__file__ in child.cmdline():
+                found.append(child)
+    return found
+
+
+_STUBBORN = """
+import sys, time
+sys.stdin.readline()
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_reaper_that_dies_is_replaced_and_the_new_one_knows_of_all_that_run(tmp_path: Path) -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-c", _LEADER_THAT_POLLS, tmp_path, _STUBBORN], stdout=subprocess.PIPE, text=True
+    )
+    assert started.stdout is not None
+    worker = int(started.stdout.readline())
+    leader = psutil.Process(started.pid)
+    (first,) = _reapers(leader)
+    first.kill()
+    assert eventually(lambda: any(one.pid != first.pid for one in _reapers(leader)))
+    assert alive(worker)
+
+    started.kill()
+    started.wait()
+
+    assert eventually(lambda: not alive(worker))
+
+
+_LEADER_THAT_POLLS = """
+import os, sys, time
+from pathlib import Path
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.transport.messages.values import ProcessConfiguration
+engine = ProcessEngine(Path(sys.argv[1]), -1, command=(sys.executable, "-c", sys.argv[2]))
+print(engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=-1)), flush=True)
+while True:
+    engine.poll()
+    time.sleep(0.02)
+"""
+
+
+def test_what_a_killed_leader_and_its_killed_reaper_left_is_swept_by_the_next_start_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    leaders = [
+        subprocess.Popen(
+            [sys.executable, "-c", _LEADER_THAT_POLLS, tmp_path, _STUBBORN],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for _ in range(2)
+    ]
+    dead, living = leaders
+    workers = [int(one.stdout.readline()) for one in leaders if one.stdout is not None]
+    os.kill(workers[0], signal.SIGSTOP)  # it cannot end by itself
+    os.kill(dead.pid, signal.SIGSTOP)  # nor start another reaper
+    (reaping,) = _reapers(psutil.Process(dead.pid))
+    reaping.kill()
+    dead.kill()
+    dead.wait()
+    assert eventually(lambda: not alive(reaping.pid))
+    (tmp_path / "tmp" / "scavenger-foreign").mkdir()
+    assert len(list((tmp_path / "tmp").iterdir())) == 3
+
+    with contextlib.closing(ProcessEngine(tmp_path, -1, command=command(SLEEP))):
+        left = {path.name for path in (tmp_path / "tmp").iterdir()}
+        assert len(left) == 3  # of the one that lives, of this one, and what is none of an engine's
+        assert "scavenger-foreign" in left
+        assert eventually(lambda: not alive(workers[0]))
+        assert alive(workers[1])
+
+    living.kill()
+    living.wait()
+    assert eventually(lambda: not alive(workers[1]))
 
 
 _LISTENER = """

@@ -16,6 +16,7 @@ from scavenger.domain.report import Observer, Predicted, RunReport
 from scavenger.errors import ConfigurationError, Interrupted, ScavengerError
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.observer import CliObserver, make_observer
+from scavenger_cli.ui.outlet import has_room
 
 if TYPE_CHECKING:
     from scavenger.store import Store
@@ -220,5 +221,6 @@ class Interrupts:
 
 def _say(text: str) -> None:
     """Straight to the terminal: the interrupted code may hold the lock of a buffered stream."""
-    with suppress(OSError):
-        os.write(2, text.encode("ascii"))
+    if has_room(sys.stderr, 0.0):
+        with suppress(OSError):
+            os.write(2, text.encode("ascii"))

@@ -15,7 +15,9 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
+from scavenger.errors import ScavengerError
 from scavenger_cli.ui.formatting import clean
+from scavenger_cli.ui.outlet import has_room
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -39,6 +41,8 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 """Of every document but the report, which has its own (`scavenger.domain.document`)."""
+UNREAD_S = 5.0
+"""Longest wait for somebody to read stderr."""
 PLAIN_WIDTH = 80
 """Columns of output that goes into a file or pipe, where there is no terminal to ask."""
 
@@ -58,10 +62,21 @@ def _plain(fault: UnicodeError) -> tuple[str, int]:
 def prepare_streams() -> None:
     """Let stdout and stderr replace what their encoding cannot express instead of failing."""
     codecs.register_error(_HANDLER, _plain)
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors=_HANDLER)
+
+
+def _open_closed_streams() -> None:
+    """Point streams that were closed before the start at nothing: no file of the program may get their numbers."""
+    while (nowhere := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(nowhere)
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -136,9 +151,16 @@ def error(message: object) -> None:
 def write(stream: TextIO, text: str) -> bool:
     """Write and flush; once the reader has gone, the rest goes nowhere, and the outcome stands.
 
+    What is said on stderr is left out where nobody reads it: the command ends all the same.
+
     Returns:
-        False where the reader was found to have gone.
+        False where the reader was found to have gone, or not to read.
+
+    Raises:
+        ScavengerError: It cannot be written for another reason, as where a disk is full.
     """
+    if stream is sys.stderr and not has_room(stream, UNREAD_S):
+        return False
     with _while_read(stream):
         stream.write(text)
         stream.flush()
@@ -151,9 +173,9 @@ def _while_read(stream: TextIO) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):  # a closed pipe, a closed terminal
-            raise
         silence(stream)
+        if error.errno not in (errno.EPIPE, errno.EIO, errno.EBADF):  # a closed pipe, terminal or file
+            raise ScavengerError(f"the output cannot be written: {error.strerror}") from error
 
 
 def silence(stream: TextIO) -> None:

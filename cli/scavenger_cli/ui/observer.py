@@ -26,6 +26,7 @@ from scavenger.domain.report import (
 )
 from scavenger_cli.ui.console import console, is_terminal
 from scavenger_cli.ui.formatting import clean, duration, money, plural, quantity
+from scavenger_cli.ui.outlet import Outlet, unblocked
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,6 +38,8 @@ PLAIN_INTERVAL_S = 10.0
 """Between two lines about steps: an hour's log stays readable, and a dead job is soon noticed."""
 REDRAWS_PER_S = 8
 """As often as the eye follows; the display takes no time from the steps in between."""
+DRAIN_S = 2.0
+"""Longest wait for somebody to read what was said last."""
 BAR_WIDTH = 24
 DISPLAY_ROWS = 3
 """Of the live display: the phase with its bar, what the last step did, and what it came to; always as many."""
@@ -135,15 +138,23 @@ class PlainObserver(CliObserver):
                 return
             self._next_at = now + PLAIN_INTERVAL_S
             share = "" if event.progress is None else f", {100 * event.progress:.0f} %"
-            self._write(", ".join(self._step_words(event)) + share)
+            self._write(", ".join(self._step_words(event)) + share, progress=True)
             return
         line = _words(event)
         if line is not None:
             self._write(line)
 
-    def _write(self, line: str) -> None:
+    def stop(self) -> None:
+        """See `CliObserver.stop`."""
+        _drain(self._stream)
+
+    def _write(self, line: str, *, progress: bool = False) -> None:
+        text = clean(line) + "\n"
         try:
-            self._stream.write(clean(line) + "\n")
+            if progress and isinstance(self._stream, Outlet):
+                self._stream.write_progress(text)
+                return
+            self._stream.write(text)
             self._stream.flush()
         except (BrokenPipeError, ValueError):
             pass  # nobody listens any more: that must not end a training
@@ -154,6 +165,7 @@ class LiveObserver(CliObserver):
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock=clock)
+        self._stream = stream
         self._console = console(stream)
         self._phase = PhaseChanged("starting", "")
         self._since = clock()
@@ -184,6 +196,7 @@ class LiveObserver(CliObserver):
             with suppress(OSError):  # the terminal may be closed
                 self._live.stop()
             self._live = None
+        _drain(self._stream)
 
     @property
     def rows(self) -> int:
@@ -237,7 +250,18 @@ class QuietObserver(PlainObserver):
 
 
 def make_observer(stream: TextIO, *, quiet: bool = False) -> CliObserver:
-    """A live display where `stream` is a terminal, plain lines elsewhere; `quiet`: warnings alone."""
+    """A live display where `stream` is a terminal, plain lines elsewhere; no job waits for who reads it.
+
+    Args:
+        quiet: Show warnings alone.
+    """
+    outlet = unblocked(stream)
     if quiet:
-        return QuietObserver(stream)
-    return LiveObserver(stream) if is_terminal(stream) else PlainObserver(stream)
+        return QuietObserver(outlet)
+    return LiveObserver(outlet) if is_terminal(stream) else PlainObserver(outlet)
+
+
+def _drain(stream: TextIO) -> None:
+    """Let what was said be read, before something else is written to the same terminal or pipe."""
+    if isinstance(stream, Outlet):
+        stream.drain(DRAIN_S)

@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from scavenger.control.begin_job import Attempt, Journals, Options, begin_job, open_journals
+from scavenger.control.begin_job import Attempt, Options, begin_job, open_journals
 from scavenger.control.end_job import Ending, ended_by, report_of
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.workflow import Confirm
 from scavenger.control.platform import PreparedJob
 from scavenger.control.running_job import RunningJob
+from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport
-from scavenger.errors import CleanupError, ScavengerError
+from scavenger.errors import CleanupError, ModelNotSavedError, ScavengerError
 from scavenger.store import Store
 
 __all__ = ["Confirm", "JobRun"]
@@ -96,7 +97,8 @@ class JobRun:
         prepared, resumed = self._prepared, self._options.resumed
         if resumed is None:
             return Recorder.begin(self._store, prepared.job, prepared.job_file, self._observer)
-        return Recorder(self._store, self._store.resume_job(resumed.job_id), self._observer)
+        entry = self._store.resume_job(resumed.job_id)
+        return Recorder(self._store, entry, self._observer, patience_s=prepared.job.limits.store)
 
     def _recorded(self, recorder: Recorder) -> RunReport:
         """Begin, run and end the job; its report, as recorded."""
@@ -126,6 +128,11 @@ class JobRun:
             self._end(save=self._options.run and ending.state != "planned", in_haste=ending.in_haste)
         except CleanupError as left:
             ending = replace(ending, error=str(left), exit_code=left.exit_code)
+        if self._running is not None and self._running.unsaved and not ending.error:
+            # the training was done, but what it was done for is missing: `resume` writes that
+            ending = replace(
+                ending, state="failed", error=self._running.unsaved, exit_code=ModelNotSavedError.exit_code
+            )
         report = report_of(
             ending,
             job_name=job.name,
@@ -135,7 +142,7 @@ class JobRun:
             run=self._options.run,
         )
         if journals is not None:
-            journals.close()
+            report = replace(report, warnings=(*report.warnings, *journals.close()))
         return _finished(recorder, report)
 
     def _driven(self, attempt: Attempt) -> JobState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from scavenger.cloud.base import Cloud
 from scavenger.control.jobs.outcome import progress_of, remaining_samples
@@ -41,6 +42,7 @@ from scavenger.store import Store
 __all__ = ["Confirm", "JobWorkflow", "Known", "Story"]
 
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ class JobWorkflow:
         self._trainer, self._job = trainer, job
         self._store, self._recorder, self._cloud = store, recorder, cloud
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
+        self._left_out: list[str] = []  # warnings on stored models, from the thread that reads the store
         self.story = Story(space)
 
     def batch_at(self, workers: int) -> int:
@@ -185,15 +188,20 @@ class JobWorkflow:
             manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()
         )
         recorder.update(fingerprint=fingerprint)
-        knowledge = ModelLibrary.read(self._store, fingerprint, write=recorder.keep, warn=trainer.note)
+        knowledge = self._ask(
+            lambda: ModelLibrary.read(
+                self._store, fingerprint, write=recorder.keep, warn=self._left_out.append
+            )
+        )
         return Known(space, manifest.dataset_size, knowledge)
 
     def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:
         """What to profile; the stored model that serves instead, if one does; and what else is known then."""
         knowledge, search = known.knowledge, self._job.search
         same = knowledge.same
-        universal = knowledge.universal() if search.strategy == "universal" else None
-        if same is None and search.strategy == "none" and (nearest := knowledge.nearest()) is not None:
+        universal = self._ask(knowledge.universal) if search.strategy == "universal" else None
+        nearest = self._ask(knowledge.nearest) if same is None and search.strategy == "none" else None
+        if nearest is not None:
             same, differing = nearest
             self._trainer.note(
                 f"the stored model is of a job with another {differing}, else the same as this one"
@@ -206,12 +214,20 @@ class JobWorkflow:
             steps=self._job.profile.steps,
             points=self._job.profile.points,
         )
-        if plan.strategy == "partial" and (alike := knowledge.similar()) is not None:
+        alike = self._ask(knowledge.similar) if plan.strategy == "partial" else None
+        if alike is not None:
             similar, differing = alike
             of = f"a job with another {differing}" if differing else "the same job"
             plan = replace(plan, reason=f"{plan.reason}; a stored model of {of} shortens the search")
             known = replace(known, similar=similar)
         return plan, {"none": same, "universal": universal}.get(plan.strategy), known
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer:
+        """The store's answer, given on another thread while training goes on."""
+        answer = self._recorder.ask(question, self._trainer.pump)
+        while self._left_out:
+            self._trainer.note(self._left_out.pop(0))
+        return answer
 
     def _plan_anew(self, known: Known) -> SearchPlan:
         """What to profile where the stored model turned out to be of another machine."""

@@ -30,6 +30,8 @@ from scavenger.errors import (
     LimitReachedError,
     ScavengerError,
     StoreBusyError,
+    StoreReadOnlyError,
+    StoreUnavailableError,
     TransientError,
 )
 from scavenger.policy.provisioning_actions import Alarm
@@ -255,8 +257,10 @@ class Fleet:
         try:
             with self._store.hurried():
                 self._look(now)
-        except StoreBusyError:
-            self._note_alarms()  # the store is held; everything is seen again at the next look
+        except (StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
+            # the store does not serve, which the job's recorder tells and limits; all is seen again at the next look
+            self._looked_at = now
+            self._note_alarms()
 
     def _look(self, now: float) -> None:
         vms = {vm.intent: vm for vm in self._hosts.vms()}

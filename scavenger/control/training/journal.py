@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -14,9 +16,13 @@ import msgspec
 from scavenger.control.training.sample_counter import SampleCounter
 from scavenger.domain.measurement import EpochRecord
 
-__all__ = ["History", "Journal", "read_history"]
+__all__ = ["History", "Journal", "Journals", "read_history"]
 
 SCHEMA_VERSION = 1
+PENDING_BYTES_MAX = 64 << 20
+"""Some hours of steps; a job that waits for room longer than that ends."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_BLOCK_BYTES = 1 << 16
 _TELL_S = 5.0
 """What a job that is killed may forget of the time that it took, which its limits count."""
 
@@ -24,24 +30,29 @@ _TELL_S = 5.0
 class Journal:
     """A file of JSON lines, each with its `kind`, handed to the system as things happen: a killed job loses none.
 
+    Lines that the disk has no room for wait, up to `PENDING_BYTES_MAX`, and are written before any later one.
+
     A job that is resumed goes on with its file, after a line of kind `resumed`: steps after that line's `step`
     that stand before it were undone. A line of kind `time` tells how long the job has been under way, where nothing
     else has for a while.
 
+    Attributes:
+        problem: Why lines wait, one line; empty where none do.
+
     Raises:
-        OSError: If the file cannot be written.
+        OSError: If the file cannot be opened, or too much waits for room.
     """
 
     def __init__(self, path: Path, *, resumed_step: int | None = None, **header: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        self.path, self.problem = path, ""
         self._told_s = -math.inf
+        self._pending = bytearray()
+        self._file: IO[bytes] = path.open("wb" if resumed_step is None else "ab", buffering=0)
         if resumed_step is None:
-            self._file: IO[bytes] = path.open("wb")
             self._write("header", {"schema_version": SCHEMA_VERSION, **header})
         else:
-            self._file = path.open("ab")
-            self._file.write(b"\n")  # whatever was being written when the last attempt ended
+            _cut_torn_line(path)
             self._write("resumed", {"step": resumed_step})
 
     def add(self, kind: str, record: Any) -> None:
@@ -61,11 +72,76 @@ class Journal:
         self._write("time", {"at_s": at_s})
 
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
-        self._file.write(msgspec.json.encode({"kind": kind, **fields}) + b"\n")
-        self._file.flush()
+        self._pending += msgspec.json.encode({"kind": kind, **fields}) + b"\n"
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._pending:
+                del self._pending[: self._file.write(self._pending)]
+            self.problem = ""
+        except OSError as error:
+            self.problem = f"{error.strerror}: {self.path}"
+            if error.errno not in _NO_ROOM or len(self._pending) > PENDING_BYTES_MAX:
+                raise
+
+    def sync(self) -> bool:
+        """Whether all lines are in the file, and the file is on its disk."""
+        try:
+            self._flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            self.problem = self.problem or f"{error.strerror}: {self.path}"
+        return not self.problem
 
     def close(self) -> None:
+        """Write what still waits, as far as there is room; `problem` tells where there is none."""
+        with contextlib.suppress(OSError):
+            self._flush()
         self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Journals:
+    """What a job writes down of itself: steps, epochs and measurements; and who computed what, or None."""
+
+    measurements: Journal
+    audit: Journal | None
+
+    @property
+    def all(self) -> tuple[Journal, ...]:
+        """Those that there are."""
+        return (self.measurements,) if self.audit is None else (self.measurements, self.audit)
+
+    def sync(self) -> bool:
+        """Have what has happened on disk; returns whether it is."""
+        synced = [journal.sync() for journal in self.all]
+        return all(synced)
+
+    def close(self) -> tuple[str, ...]:
+        """Nothing more is written; returns what is missing, as warnings."""
+        for journal in self.all:
+            journal.close()
+        return tuple(
+            f"{journal.problem}; its last lines are missing" for journal in self.all if journal.problem
+        )
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Take back the beginning of a line that was being written when the last attempt ended."""
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        whole = end
+        while whole > 0:
+            start = max(0, whole - _BLOCK_BYTES)
+            file.seek(start)
+            found = file.read(whole - start).rfind(b"\n")
+            if found >= 0:
+                whole = start + found + 1
+                break
+            whole = start
+        if whole < end:
+            file.truncate(whole)
 
 
 @dataclass(frozen=True, slots=True)

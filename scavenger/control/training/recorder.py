@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 
 from scavenger.control.training.trainer import Trainer
+from scavenger.control.writes import Outage, Writes
 from scavenger.domain.document import report_document
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
@@ -25,7 +25,7 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
-from scavenger.errors import ScavengerError, StoreBusyError, TransientError
+from scavenger.errors import StoreError, StoreUnavailableError, TransientError
 from scavenger.store import Store
 from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
 from scavenger.train.supervisor.events import ProcessState as SupervisorProcess
@@ -34,15 +34,24 @@ from scavenger.train.supervisor.supervisor import Supervisor
 __all__ = ["Recorder", "refuse_second_run"]
 
 _STATES: dict[str, Any] = {"profiling": "profiling", "running": "running"}
-_RETRY_S = 30.0
-"""Until a store that another process held is tried again: a try holds the job up for a moment."""
+_END_S = 30.0
+"""How long the end of a job waits for its record, at least; a store that was just held needs a moment."""
+_HASTE_S = 10.0
+"""The same after Ctrl-C, and where the store has been out of service for too long already."""
+_LOOK_S = 0.5
+
+T = TypeVar("T")
 
 
 class Recorder(Observer):
     """One job's entry in the store. Leaving its `with` block in any way ends the entry.
 
-    Another process that holds the store does not end the job: what is to be recorded waits until the store is
-    free again, or, at the latest, until the job's end.
+    Nobody waits for a write but the job's end: a thread does them, in order. A store that does not serve does not end
+    the job either, unless that lasts: what is to be recorded waits, the user is warned, and after `patience_s` the
+    next `tick` ends the job, so that it leaves a checkpoint while it can.
+
+    Args:
+        patience_s: How long the store may be out of service.
 
     Attributes:
         record: The entry as it began.
@@ -55,27 +64,32 @@ class Recorder(Observer):
         store: Store,
         record: JobRecord,
         observer: Observer,
+        *,
+        patience_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self.record, self._observer, self._clock = store, record, observer, clock
+        self._patience_s = patience_s
         self._supervisor: Supervisor | None = None
         self._known: dict[str, SupervisorProcess] = {}
-        self._waiting: list[Callable[[], object]] = []
-        self._retry_at = 0.0
-        self._ended = self._patient = False
+        self._writes = Writes(clock)
+        self._told: Outage | None = None
+        self._ended = self._gave_up = False
         self.warnings: list[str] = []
         self.muted = False
 
     @classmethod
     def begin(cls, store: Store, job: JobSpec, job_file: Path, observer: Observer) -> Recorder:
         """A new entry, in state `starting`."""
-        return cls(store, store.create_job(job.name, spec=job.written(), job_file=job_file), observer)
+        entry = store.create_job(job.name, spec=job.written(), job_file=job_file)
+        return cls(store, entry, observer, patience_s=job.limits.store)
 
     @property
     def job_id(self) -> str:
         return self.record.id
 
     def __enter__(self) -> Self:
+        self._writes.start()
         return self
 
     def __exit__(
@@ -86,16 +100,18 @@ class Recorder(Observer):
     ) -> None:
         if not self._ended:
             text = f"{type(error).__name__}: {error}" if error is not None else "ended without a report"
-            with suppress(
-                ScavengerError
-            ):  # what ended the job matters more; the next command marks its entry
-                self._store.finish_job(
+            self._writes.add(
+                lambda: self._store.finish_job(
                     self.job_id,
                     state="failed",
                     report=None,
                     error=text.splitlines()[0],
                     exit_code=getattr(error, "exit_code", 1),
                 )
+            )
+            # what ended the job matters more than its record; the next command marks its entry
+            self._writes.settle(_HASTE_S)
+        self._writes.stop()
 
     def watch(self, supervisor: Supervisor) -> None:
         """Record the processes of this supervisor from now on."""
@@ -110,15 +126,21 @@ class Recorder(Observer):
         self.keep(lambda: self._store.add_measurements(self.job_id, [measurement]))
 
     def tick(self, trainer: Trainer) -> None:
-        """About once a second: that the job lives, where it is, and what its processes do."""
-        if self._waiting and self._clock() < self._retry_at:
+        """About once a second: that the job lives, where it is, and what its processes do.
+
+        Raises:
+            StoreUnavailableError: The store has been out of service for too long; once.
+            StoreError: What is recorded cannot be, as where the entry was ended by somebody else.
+        """
+        self._tell_of_outage()
+        self._writes.check()
+        self._hold_patience()
+        if self._writes.pending:
             return
         self.keep(lambda: self._store.heartbeat(self.job_id))
-        if not self._waiting:
-            reached: dict[str, Any] = {"step": trainer.step} if trainer.step else {}
-            self.update(cost_usd=trainer.cost_usd, **reached)
-        if not self._waiting:
-            self._record_processes()
+        reached: dict[str, Any] = {"step": trainer.step} if trainer.step else {}
+        self.update(cost_usd=trainer.cost_usd, **reached)
+        self._record_processes()
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
@@ -159,12 +181,9 @@ class Recorder(Observer):
         """End the entry.
 
         Raises:
-            StoreError, StoreBusyError: It could not be written.
+            StoreError: It could not be written, also after a wait.
         """
-        self._retry_at, self._patient = 0.0, True
-        self.keep(lambda: None)
-        if not self._waiting:
-            self._record_processes()
+        self._record_processes()
         changes: dict[str, Any] = {}
         if report.actual is not None:
             changes |= {"actual": report.actual, "cost_usd": report.actual.cost_usd}
@@ -174,15 +193,70 @@ class Recorder(Observer):
             if (value := getattr(report, name)) is not None:
                 changes[name] = value
         self._ended = True
-        self._store.finish_job(
-            self.job_id,
-            state=report.state,
-            report=report_document(report),
-            error=report.error,
-            exit_code=report.exit_code,
-            **changes,
-        )
+        self._writes.add(lambda: self._end_entry(report, changes))
+        self._wait_for_writes(_HASTE_S if self._gave_up or report.state == "interrupted" else None)
         self._tell(PhaseChanged("done", report.state))
+
+    def _end_entry(self, report: RunReport, changes: dict[str, Any]) -> None:
+        try:
+            self._store.finish_job(
+                self.job_id,
+                state=report.state,
+                report=report_document(report),
+                error=report.error,
+                exit_code=report.exit_code,
+                **changes,
+            )
+        except StoreError:
+            # where the answer to an earlier try was lost, the entry has ended as it should
+            if self._store.job(self.job_id).state != report.state:
+                raise
+
+    def _wait_for_writes(self, within_s: float | None) -> None:
+        """Until all is in the store, as long as is given, or as the store may be out of service.
+
+        Raises:
+            StoreError: Not all is.
+        """
+        began = self._clock()
+        while not self._writes.settle(_LOOK_S):
+            self._tell_of_outage()
+            now, outage = self._clock(), self._writes.outage
+            since = began if outage is None else outage.since
+            until = (
+                began + within_s if within_s is not None else max(began + _END_S, since + self._patience_s)
+            )
+            if now >= until:
+                cause = "the store does not answer" if outage is None else outage.cause
+                raise StoreUnavailableError(f"the end of the job could not be recorded: {cause}")
+        self._tell_of_outage()
+        self._writes.check()
+
+    def _tell_of_outage(self) -> None:
+        """Once when the store is found out of service, and once when it serves again."""
+        outage = self._writes.outage
+        if outage is not None and self._told is None:
+            self._told = outage
+            warning = (
+                f"{outage.cause}; meanwhile the job goes on, for at most {_duration(self._patience_s)}, "
+                "and what is to be recorded waits"
+            )
+            self.warnings.append(warning)
+            self._tell(Noted("warning", warning))
+        elif outage is None and self._told is not None:
+            took_s = self._clock() - self._told.since
+            self._told = None
+            self._tell(Noted("info", f"the store serves again after {took_s:.1f} s; what waited is recorded"))
+
+    def _hold_patience(self) -> None:
+        outage = self._writes.outage
+        if outage is None or self._gave_up or self._clock() - outage.since < self._patience_s:
+            return
+        self._gave_up = True
+        raise StoreUnavailableError(
+            f"ended, since the store has been out of service for {_duration(self._patience_s)}: "
+            f"{outage.cause}"
+        )
 
     def _tell(self, event: Event) -> None:
         """Pass an event on, as long as there is somebody to hear it."""
@@ -194,29 +268,26 @@ class Recorder(Observer):
     def _record_event(
         self, kind: str, text: str, level: Any = "info", data: dict[str, Any] | None = None
     ) -> None:
-        self.keep(lambda: self._store.add_event(self.job_id, kind, text, level=level, data=data))
+        self._writes.add(
+            lambda: self._store.add_event(self.job_id, kind, text, level=level, data=data), event=True
+        )
 
     def keep(self, write: Callable[[], object]) -> None:
-        """Write to the store, after what still waits; where it is held by another process, wait with it.
+        """Have a write done after those before it; returns at once."""
+        self._writes.add(write)
 
-        Until the job's end a try waits for a moment only, since nobody holds the limits meanwhile.
+    def ask(self, question: Callable[[], T], meanwhile: Callable[[], object]) -> T:
+        """What the store answers to a question, however long it is out of service.
+
+        Args:
+            meanwhile: Called again and again until there is an answer; what it raises ends the wait.
         """
-        self._waiting.append(write)
-        if self._clock() < self._retry_at:
-            return
-        try:
-            with nullcontext() if self._patient else self._store.hurried():
-                while self._waiting:
-                    self._waiting[0]()
-                    del self._waiting[0]
-        except StoreBusyError as busy:
-            self._retry_at = self._clock() + _RETRY_S
-            if not self.warnings:
-                self.warnings.append(f"{busy}; meanwhile the job went on")
-                self._tell(Noted("warning", self.warnings[0]))
-        except BaseException:
-            del self._waiting[0]
-            raise
+        answers: list[T] = []
+        self._writes.add(lambda: answers.append(question()))
+        while not answers:
+            self._writes.check()
+            meanwhile()
+        return answers[0]
 
     def checkpointed(self, url: str) -> None:
         """The job can be resumed from now on."""
@@ -242,6 +313,10 @@ class Recorder(Observer):
                 }
         if changed:
             self.keep(lambda: self._store.set_processes(self.job_id, changed))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds < 120.0 else f"{seconds / 60.0:g} minutes"
 
 
 def refuse_second_run(store: Store, job_file: Path, mine: JobRecord | None, *, resumed: bool) -> None:

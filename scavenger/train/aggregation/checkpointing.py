@@ -21,12 +21,16 @@ from scavenger.train.transport import messages as m
 
 __all__ = ["Checkpointing"]
 
+_ASK_AGAIN_S = 1.0
 _PATIENCE_S = 600.0
 """Until a checkpoint counts as lost that an aggregator does not answer for."""
 
 
 class Checkpointing:
     """One job's checkpoints. Training goes on while one is written.
+
+    One counts only after the leader has said that all steps up to it are on record: a job that is taken up there knows
+    how it came there, at whatever moment everybody was killed.
 
     Args:
         part: The first part.
@@ -114,18 +118,40 @@ class Checkpointing:
 
     def tick(self) -> None:
         """Give one up that somebody never answers for: the next must not wait for it for ever."""
-        saving = self._saving
-        if saving is not None and not saving.committing and time.monotonic() - self._saved_at > _PATIENCE_S:
+        saving, now = self._saving, time.monotonic()
+        if saving is None or saving.committing:
+            return
+        if saving.asked_at is not None and now - saving.asked_at > _ASK_AGAIN_S:
+            self._ask(saving)
+        if now - self._saved_at > _PATIENCE_S:
             self._saving = None
             self._report(m.CheckpointFailed(saving.manifest.step, f"not written within {_PATIENCE_S:.0f} s"))
+
+    def recorded(self, step: int) -> None:
+        """All steps up to one are on record."""
+        saving = self._saving
+        if saving is not None and saving.asked_at is not None and saving.manifest.step == step:
+            self._commit(saving)
 
     def committed(self) -> None:
         """The last word of the thread that commits has been heard."""
         self._saving = None
 
     def _end(self, saving: _Saving) -> None:
-        """Once all have answered, so that nobody writes any more: commit, or remove what there is of it."""
-        if len(saving.parts) < self._part.layout.aggregators or self._store is None:
+        """Once all have answered, so that nobody writes any more: have it recorded, or remove what there is of it."""
+        if len(saving.parts) < self._part.layout.aggregators:
+            return
+        if saving.failure:
+            self._commit(saving)
+        else:
+            self._ask(saving)
+
+    def _ask(self, saving: _Saving) -> None:
+        saving.asked_at = time.monotonic()
+        self._report(m.CheckpointReady(saving.manifest.step))
+
+    def _commit(self, saving: _Saving) -> None:
+        if self._store is None or saving.committing:
             return
         saving.committing = True
         threading.Thread(
@@ -143,6 +169,7 @@ class _Saving:
     manifest: CheckpointManifest
     parts: dict[int, tuple[tuple[str, str, int, bool], ...]] = field(default_factory=dict)
     failure: str = ""
+    asked_at: float | None = None
     committing: bool = False
 
     def commit(self, store: CheckpointStore, post: Callable[[m.Message], None], began_at: float) -> None:

@@ -136,6 +136,8 @@ class Sequencer:
                 self._feed(b.Halt())
                 self._order = self._apply = None  # a step that some have not applied is never told of
                 self._finish()
+            case m.Recorded():
+                self._checkpoints.recorded(message.step)
             case _:
                 pass
 

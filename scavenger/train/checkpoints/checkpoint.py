@@ -338,8 +338,8 @@ class CheckpointStore:
         try:
             self._files.write(folder, name, chunks)
         except OSError as error:
-            place = f"{self._files.root}/{folder}/{name}"
-            raise self._failure(place, "the checkpoint could not be written", error) from error
+            # without the attempt's own folder: one cause has the same words each time
+            raise self._failure(self._files.root, "the checkpoint could not be written", error) from error
 
     def _failure(self, place: str, what: str, error: OSError) -> ConfigurationError | TransientError:
         no_access = isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS

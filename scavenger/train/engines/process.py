@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Collection, Sequence
@@ -21,6 +20,7 @@ import psutil
 
 from scavenger.errors import CleanupError
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
+from scavenger.train.leftovers import make_folder, sweep
 from scavenger.train.memory_kills import MemoryKills, find_counter
 from scavenger.train.supervisor import reaper
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -33,6 +33,8 @@ _KILL_S = 5.0  # the kernel may take a moment to free a large process
 _HOST = "127.0.0.1"
 LOG_BYTES_MAX = 16 << 20
 """What is kept of a log."""
+_REAPER_S = 1.0
+"""Between two starts of the reaper."""
 _SWEEPS_MAX = 40
 _SWEEP_S = 0.05
 
@@ -68,15 +70,33 @@ class ProcessEngine(Engine):
         self._tag = uuid.uuid4().hex
         self._closed = False
         self._memory_kills = MemoryKills(find_counter())
+        sweep(lambda tag: reaper.kill_marked(f"{tag}.", prefix=True))
         # killed processes cannot tidy up: TensorFlow alone leaves a file for each function that it rewrote
-        self._temporary = tempfile.mkdtemp(prefix="scavenger-")
+        self._temporary, self._lock = make_folder(self._tag)
         self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
         self._log_dir.mkdir(parents=True, exist_ok=True)
-        self._reaper = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, self._tag, self._temporary],
+        self._reaper = self._start_reaper()
+        self._reaped_at = 0.0
+
+    def _start_reaper(self) -> subprocess.Popen[bytes]:
+        groups = [str(process.popen.pid) for process in self._processes.values() if not process.ended]
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper.__file__, self._tag, self._temporary, *groups],
             stdin=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=(self._lock,),
         )
+
+    def _watch_reaper(self) -> None:
+        """Start another where it has died, which knows of all that run."""
+        now = time.monotonic()
+        if self._closed or self._reaper.poll() is None or now - self._reaped_at < _REAPER_S:
+            return
+        self._reaped_at = now
+        if self._reaper.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._reaper.stdin.close()
+        self._reaper = self._start_reaper()
 
     def launch(
         self,
@@ -133,6 +153,7 @@ class ProcessEngine(Engine):
 
     def poll(self) -> list[Exit]:
         """Processes that have ended since the last look; what they started is ended with them."""
+        self._watch_reaper()
         ended = {
             name: process
             for name, process in self._processes.items()
@@ -265,6 +286,9 @@ class ProcessEngine(Engine):
                     pipe.close()
             self._reaper.wait()
             shutil.rmtree(self._temporary, ignore_errors=True)  # if the reaper was killed
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
 
     def _mark(self, name: str) -> str:
         return f"{self._tag}.{name}"

@@ -64,6 +64,7 @@ Event = (
     | m.ViewInstalled
     | m.CheckpointWritten
     | m.CheckpointFailed
+    | m.CheckpointReady
     | Started
     | PreemptionNotice
     | Leaving

@@ -1,9 +1,9 @@
-"""A tiny process that outlives the one that leads a job, and ends what that one left: `reaper.py TAG FOLDER`.
+"""A tiny process that outlives the one that leads a job, and ends what that one left: `reaper.py TAG FOLDER GROUP...`.
 
-It reads `+GROUP` and `-GROUP` from standard input. At the end of the input, which comes when the leader ends
-in whatever way, even by SIGKILL, it kills every process group still on its list, and then whatever carries
-the engine's tag in its environment: workers, and what their code started, even where that left its group.
-Last, it removes the folder, which holds their temporary files.
+It begins with the process groups that it is given, and reads `+GROUP` and `-GROUP` from standard input. At the end
+of the input, which comes when the leader ends in whatever way, even by SIGKILL, it kills every process group still on
+its list, and then whatever carries the engine's tag in its environment: workers, and what their code started, even
+where that left its group. Last, it removes the folder, which holds their temporary files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def kill_marked(mark: str, *, prefix: bool = False) -> int:
 
 
 def main() -> None:
-    groups: set[int] = set()
+    groups = {int(group) for group in sys.argv[3:]}
     for line in sys.stdin:
         group = int(line[1:])
         if line[0] == "+":

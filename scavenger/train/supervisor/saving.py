@@ -19,20 +19,24 @@ class Saving:
     Attributes:
         step: Whose weights it has; None until all aggregators have finalised them.
         saved: A worker has written it, or sent all of it.
+        refusal: Why there is no room for it; empty where nobody has found that.
     """
 
     def __init__(self) -> None:
         self.step: int | None = None
         self.saved = False
+        self.refusal = ""
         self._incoming: tuple[str, IO[bytes]] | None = None
 
-    def take(self, peer: str, message: m.Done | m.Saved | m.SavedPart) -> None:
+    def take(self, peer: str, message: m.Done | m.Saved | m.SavedPart | m.Unsaved) -> None:
         """What an aggregator or a worker says of it."""
         match message:
             case m.Done():
                 self.step = message.step
             case m.Saved():
                 self.saved = True
+            case m.Unsaved():
+                self.refusal = message.cause
             case m.SavedPart() if self._incoming is not None and self._incoming[0] == peer:
                 self._incoming[1].seek(message.offset)
                 self._incoming[1].write(message.data)

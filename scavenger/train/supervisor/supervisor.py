@@ -22,6 +22,7 @@ from scavenger.elastic.liveness import HEARTBEAT_S
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.recovery import Role, Status
 from scavenger.errors import (
+    ModelNotSavedError,
     TrainingHungError,
     WorkersLostError,
 )
@@ -83,7 +84,8 @@ class Supervisor:
         manifest: What the model is; None before a worker has built it.
         memory_bytes: The largest memory of each process so far.
         quarantined: Samples that are left out, by their indices in the data.
-        on_wait: Called while `finish` waits, which may take long.
+        on_wait: Called while `finish` waits, which may take long; it takes what has happened by `poll(0.0)`.
+        recorded: Whether all that `poll` has given out is on record, so that a checkpoint may count.
 
     Every method may raise a `ScavengerError` that ends the job; `close` must be called in any case.
     """
@@ -111,7 +113,7 @@ class Supervisor:
             self._checkpoints,
             aggregators=aggregators,
             start_s=timeouts.start_s,
-            events=lambda event: self._events.append(event),  # the list is another one after each poll
+            events=events.append,
             tell=self._to_coordinator,
             hear=self._hear,
             clock=clock,
@@ -122,7 +124,9 @@ class Supervisor:
         self.manifest: m.Manifest | None = None
         self.memory_bytes: dict[str, int] = {}
         self.quarantined: tuple[int, ...] = ()
-        self.on_wait: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] | None = None
+        self.recorded: Callable[[], bool] = lambda: True
+        self._unrecorded: int | None = None
 
     @classmethod
     def open(
@@ -259,13 +263,33 @@ class Supervisor:
 
         Raises:
             WorkersLostError: If no worker is left to write it, or no aggregator to write it from.
-            TrainingError: If writing fails, or takes longer.
+            ModelNotSavedError: If there is no room for it, or its disk fails.
+            TrainingError: If writing fails in another way, or takes longer.
         """
+        deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
+        saving = self._finalise(best=best, checkpoint=checkpoint, deadline=deadline)
+        while not saving.saved:
+            able = [name for name in self.alive if self._book[name].status is Status.READY]
+            if not able:
+                raise WorkersLostError("no worker is left to write the model")
+            assert saving.step is not None
+            self._save(able[0], path.resolve(), saving.step, deadline)
+            if saving.refusal:
+                raise ModelNotSavedError(saving.refusal)
+
+    def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
+        """End training with the last applied step, and write a checkpoint of it, where there is a place for them.
+
+        Raises what `finish` does. Whether the checkpoint was written is told by an event.
+        """
+        deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
+        self._finalise(best=best, checkpoint=True, deadline=deadline)
+
+    def _finalise(self, *, best: bool, checkpoint: bool, deadline: float) -> Saving:
         saving = self._saving = Saving()
         gone = [name for name in self._aggregators if name not in self.engine.running]
         if gone:
             raise WorkersLostError(f"{gone[0]}, which held the weights, is gone")
-        deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
         self._wait(
             lambda: saving.step is not None,
             "the aggregator did not finish in time",
@@ -273,12 +297,7 @@ class Supervisor:
             # it may be restarted meanwhile
             asking=lambda: self._processes.send(self._aggregators[0], m.Finish(best, checkpoint)),
         )
-        assert saving.step is not None
-        while not saving.saved:
-            able = [name for name in self.alive if self._book[name].status is Status.READY]
-            if not able:
-                raise WorkersLostError("no worker is left to write the model")
-            self._save(able[0], path.resolve(), saving.step, deadline)
+        return saving
 
     def _save(self, writer: str, path: Path, step: int, deadline: float) -> None:
         """Have a worker write the model to `path`, or send it where that is another host's."""
@@ -289,7 +308,7 @@ class Supervisor:
                 after.enter_context(saving.received(writer, path))
             self._processes.send(writer, m.Save(str(path) if here else "", step))
             self._wait(
-                lambda: saving.saved or writer not in self.engine.running,
+                lambda: saving.saved or bool(saving.refusal) or writer not in self.engine.running,
                 "the model was not written in time",
                 deadline,
             )
@@ -376,6 +395,22 @@ class Supervisor:
             NotSupportedError: The model or data cannot be trained on exactly.
             WorkersLostError: An aggregator, or the coordinator, dies again and again.
         """
+        self._answer_recorded()  # whoever calls again has taken in what was given out before
+        self._look(timeout_s)
+        events = list(self._events)
+        self._events.clear()  # the same list goes on: the hub adds to it what it refuses
+        ready = [event.step for event in events if isinstance(event, m.CheckpointReady)]
+        self._unrecorded = ready[-1] if ready else self._unrecorded
+        return events
+
+    def _answer_recorded(self) -> None:
+        """Let a checkpoint count, once all steps up to it are on record."""
+        if self._unrecorded is not None and self.recorded():
+            self._processes.send(self._aggregators[0], m.Recorded(self._unrecorded))
+            self._unrecorded = None
+
+    def _look(self, timeout_s: float) -> None:
+        """Take in what has arrived and what has ended."""
         self._processes.wait(timeout_s)
         self._hear()
         for ended in self.engine.poll():
@@ -387,8 +422,6 @@ class Supervisor:
             else:
                 self._warn(f"{doomed.name}: {doomed.reason}; another takes its place when it is gone")
         self._watch()
-        events, self._events = self._events, []
-        return events
 
     def _wait(
         self,
@@ -410,8 +443,11 @@ class Supervisor:
                 asking()
             if self._clock() > deadline:
                 raise TrainingHungError(complaint)
-            self._events = self.poll(0.05) + self._events
-            self.on_wait()
+            if self.on_wait is None:
+                self._events[:0] = self.poll(0.05)
+            else:
+                self._look(0.05)
+                self.on_wait()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
@@ -441,9 +477,13 @@ class Supervisor:
         match message:
             case m.Beat():
                 self._book.beat(peer.removesuffix(BEATING), message)
-            case m.StepReport() | m.EpochReport() | m.CheckpointWritten() | m.CheckpointFailed() if (
-                sequencing
-            ):
+            case (
+                m.StepReport()
+                | m.EpochReport()
+                | m.CheckpointWritten()
+                | m.CheckpointFailed()
+                | m.CheckpointReady()
+            ) if sequencing:
                 if isinstance(message, m.CheckpointWritten):
                     self._checkpoints.written = True
                     log.info("wrote a checkpoint of step %d in %.1f s", message.step, message.written_s)
@@ -452,7 +492,7 @@ class Supervisor:
             case m.Quarantined() if sequencing:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
-            case m.Done() | m.Saved() | m.SavedPart():
+            case m.Done() | m.Saved() | m.SavedPart() | m.Unsaved():
                 self._saving.take(peer, message)
                 return
             case m.Failed():

@@ -26,6 +26,7 @@ from scavenger.elastic.view import Piece, View, plan_step
 from scavenger.errors import TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failpoints import fail_here
+from scavenger.train.failure import describe_disk_failure
 from scavenger.train.orders import Orders
 from scavenger.train.results import Results
 from scavenger.train.transport import messages as m
@@ -313,6 +314,16 @@ class Worker:
 
     def _save(self, message: m.Save) -> None:
         """Write the model where the supervisor wants it, or send the file where that is another host's."""
+        try:
+            self._write_model(message)
+        except Exception as error:
+            if not (cause := describe_disk_failure(error)):
+                raise
+            self._control.send(m.Unsaved(cause))
+            return
+        self._control.send(m.Saved())
+
+    def _write_model(self, message: m.Save) -> None:
         weights = self._weights(message.step)
         if message.path:
             self._program.save(weights, Path(message.path))
@@ -323,7 +334,6 @@ class Worker:
                 with path.open("rb") as file:
                     while data := file.read(CHUNK_BYTES):
                         self._control.send(m.SavedPart(file.tell() - len(data), data))
-        self._control.send(m.Saved())
 
     def _order_of(self, epoch: int) -> Any:
         if self._epoch is None or self._epoch[0] != epoch:

@@ -23,6 +23,7 @@ __all__ = [
     "Beat",
     "Brief",
     "CheckpointFailed",
+    "CheckpointReady",
     "CheckpointWritten",
     "ControlMessage",
     "Done",
@@ -43,6 +44,7 @@ __all__ = [
     "Quit",
     "Ready",
     "Reconnect",
+    "Recorded",
     "Release",
     "Resize",
     "Rewind",
@@ -54,6 +56,7 @@ __all__ = [
     "SavedPart",
     "Seeded",
     "StepReport",
+    "Unsaved",
     "VerdictGiven",
     "ViewInstalled",
 ]
@@ -220,6 +223,24 @@ class CheckpointWritten(Tagged, frozen=True):
 class CheckpointFailed(Tagged, frozen=True):
     step: int
     message: str
+
+
+class CheckpointReady(Tagged, frozen=True):
+    """All of a checkpoint is written, and it counts once all steps up to its own are on record; said until answered."""
+
+    step: int
+
+
+class Recorded(Tagged, frozen=True):
+    """The answer: they are."""
+
+    step: int
+
+
+class Unsaved(Tagged, frozen=True):
+    """A worker found no room for the model, or could not write it for another reason of the disk's."""
+
+    cause: str
 
 
 # ---- supervisor <-> coordinator ----------------------------------------------------------------------------------
@@ -423,6 +444,9 @@ ControlMessage = (
     | Done
     | CheckpointWritten
     | CheckpointFailed
+    | CheckpointReady
+    | Recorded
+    | Unsaved
     | Brief
     | RollBack
     | Rewind

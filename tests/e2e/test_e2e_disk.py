@@ -1,0 +1,53 @@
+"""A disk that is full when the model is saved: nothing that was trained is lost, and nobody is told otherwise."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from real_jobs import Job
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+
+
+@pytest.fixture
+def small_output(make_job: Callable[..., Job]) -> Iterator[Job]:
+    """A job whose output has room for its records, and not for its model."""
+    job = make_job(
+        goal={"max_epochs": 2},
+        search={"workers": 1, "batch_size": [32]},
+        checkpoint={"path": "./checkpoints", "every": "10m"},
+        code={"width": 20_000, "samples": 64},
+    )
+    output = job.folder / ".scavenger"
+    output.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", output]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system needs root")
+    try:
+        yield job
+    finally:
+        subprocess.run(["umount", "--lazy", output], check=True)
+
+
+def test_a_model_that_finds_no_room_fails_the_job_and_is_written_by_resume(small_output: Job) -> None:
+    job, output = small_output, small_output.folder / ".scavenger"
+
+    outcome = job.run()
+
+    assert outcome.code == 3
+    assert outcome.report["job"]["state"] == "failed"
+    assert "the model could not be saved" in outcome.error
+    assert "No space left on device" in outcome.error
+    assert "training code" not in outcome.error
+    steps, job_id = outcome.report["steps"], outcome.report["job"]["id"]
+    assert f"checkpoint of step {steps} is kept" in outcome.error
+
+    subprocess.run(["mount", "-o", "remount,size=32m", output], check=True)
+    again = job.ask("resume", job_id, "--yes")
+
+    assert (again.code, again.report["job"]["state"]) == (0, "succeeded")
+    assert again.report["steps"] == steps
+    assert Path(again.report["model_path"]).is_file()
