@@ -63,6 +63,7 @@ class Stage:
         empty = folder / "nothing"
         empty.mkdir()
         self.hosts = AgentServer("127.0.0.1", job_dir or empty, lost_s=lost_s)
+        self.hosts.start()
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(os.environ)
         if beyond is not None:

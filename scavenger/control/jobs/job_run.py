@@ -225,7 +225,7 @@ class JobRun:
             started_at=started_at,
             on_tick=lambda: self._tick(recorder),
             resumed=resumed,
-            meter=self._fleet,
+            meter=None if self._fleet is None else self._fleet.meter,
             clock=self._clock,
         )
         self._trainer.terms = self._terms

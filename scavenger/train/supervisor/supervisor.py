@@ -19,8 +19,10 @@ import zmq
 
 from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
 from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.outage import Outage
 from scavenger.elastic.quarantine import cause_of_death
 from scavenger.errors import (
+    MessageError,
     TrainingCodeError,
     TrainingHungError,
     WorkersLostError,
@@ -115,7 +117,7 @@ class Supervisor:
             memory_fd=self._fd,
             aggregators=self._aggregators,
         )
-        self._liveness = Liveness()
+        self._liveness, self._outage = Liveness(), Outage()
         self.manifest: m.Manifest | None = None
         self._command = 0
         self._resize: m.Resize | None = None
@@ -388,7 +390,7 @@ class Supervisor:
                 else:
                     (body,) = frames
                     name, message = "", m.decode(body)
-            except (msgspec.DecodeError, ValueError):
+            except (MessageError, ValueError):
                 self._hub.malformed(peer)
                 continue
             if peer.startswith("coordinator"):
@@ -403,6 +405,7 @@ class Supervisor:
         match message:
             case m.Beat():
                 self._book.beat(peer.removesuffix(BEATING), message)
+                self._outage.heard(peer.removesuffix(BEATING))
             case m.StepReport() | m.EpochReport() | m.CheckpointWritten() | m.CheckpointFailed() if (
                 sequencing
             ):
@@ -611,7 +614,12 @@ class Supervisor:
                 self.engine.kill(worker)
         if now - self._suspected_at >= HEARTBEAT_S:
             self._suspected_at = now
-            self._to_coordinator(m.Beat())
+            remote = [
+                name for name in self.engine.running if name in self._book.beats and name != self._coordinator
+            ]
+            # without these beats, the coordinator counts nobody's silence
+            if not self._outage.look(now, in_doubt=self.engine.in_doubt, processes=remote):
+                self._to_coordinator(m.Beat())
             for name in self._liveness.suspects(now):
                 self._liveness.forget(name)
                 if name == self._coordinator and not self._closing:
