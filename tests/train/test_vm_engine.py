@@ -179,6 +179,52 @@ while True:
         assert eventually(lambda: not alive(pid))
         assert engine.poll() == []
 
+    def test_while_most_vms_are_silent_at_once_nothing_is_given_up_and_the_user_is_told(
+        self, stage: Stage, start: Start
+    ) -> None:
+        engine = start(SLEEP)
+        stage.add("vm-1", vm="m5.large")
+        stage.joined("vm-0", "vm-1")
+        engine.launch(boot("w1"), vm="m5.large")
+        pids = {name: running(engine, name) for name in ("w0", "w1")}
+        agents = list(stage.agents.values())
+        for agent in agents:
+            agent.send_signal(signal.SIGSTOP)
+        told: list[str] = []
+
+        def told_of(words: str) -> bool:
+            told.extend(stage.hosts.alarms())
+            return engine.poll() == [] and any(text.startswith(words) for text in told)
+
+        assert eventually(lambda: told_of("not hearing the VMs (2 of 2 are silent)"))
+        # thrice as long as one of them might be
+        assert eventually(lambda: all(vm.heard_s_ago > 6.0 for vm in stage.hosts.vms()))
+        assert engine.in_doubt
+        for agent in agents:
+            agent.send_signal(signal.SIGCONT)
+
+        assert eventually(lambda: told_of("hearing the VMs again, after"))
+        assert eventually(lambda: not engine.in_doubt)
+        assert {name: engine.pid(name) for name in engine.running} == pids
+        assert all(map(alive, pids.values()))
+
+    def test_a_process_that_is_stopped_while_its_leader_hears_nobody_is_given_up(
+        self, stage: Stage, start: Start
+    ) -> None:
+        engine = start(SLEEP)
+        stage.add("vm-1")
+        stage.joined("vm-0", "vm-1")
+        running(engine, "w0")
+        for agent in stage.agents.values():
+            agent.send_signal(signal.SIGSTOP)
+        try:
+            assert eventually(lambda: engine.in_doubt)
+            engine.stop(grace_s=0.1)
+            assert engine.running == ()
+        finally:
+            for agent in stage.agents.values():
+                agent.send_signal(signal.SIGCONT)
+
     def test_processes_of_a_vm_that_is_seen_to_be_gone_are_lost_with_its_reason(
         self, stage: Stage, start: Start
     ) -> None:
