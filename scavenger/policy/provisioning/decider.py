@@ -49,6 +49,7 @@ from scavenger.policy.provisioning.actions import (
 )
 from scavenger.policy.provisioning.memory import Memory, Terms
 from scavenger.policy.provisioning.money import Account, money, reserve_usd
+from scavenger.policy.provisioning.silence import are_most
 
 __all__ = ["CALLS", "DENIED", "THROTTLE", "Decider", "decide", "ending_of"]
 
@@ -224,8 +225,8 @@ class Decider:
     def _is_silence_ours(self) -> bool:
         """Where most fall silent at once, it is likelier this side that hears nothing."""
         joined = [intent for intent in self._situation.intents if intent.state == "UP" and intent.acks]
-        silent = sum(self._is_silent(intent) for intent in joined)
-        return silent > 1 and 2 * silent > len(joined)
+        silent = [intent.id for intent in joined if self._is_silent(intent)]
+        return are_most(silent, [intent.id for intent in joined])
 
     def _is_driven(self, job_id: str) -> bool:
         return self._memory.age_s("pulse", job_id) < self._terms.silence_s

@@ -97,7 +97,7 @@ class AgentServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._limits = SilenceLimits(min(LATELY_S, lost_s), lost_s, max(KEEP_S, lost_s))
+        self._limits = SilenceLimits(min(LATELY_S, 0.75 * lost_s), lost_s, max(KEEP_S, lost_s))
         self._network = SOUND
         self.boot_key = boot_key or secrets.token_bytes(32)
         self._archive = Archive(job_dir, leave_out=leave_out)
@@ -350,16 +350,14 @@ class AgentServer:
 
     def _judge_silence(self, now: float) -> None:
         """Give up what runs on VMs that have fallen silent; nothing while it is likelier this side that is deaf."""
-        silent_s = {
-            host.intent: now - host.heard_at
-            for host in self._hosts.values()
-            if host.route and not (host.ending or host.shut_out)
-        }
-        ended = [
-            host.intent
-            for host in self._hosts.values()
-            if host.ending and now - host.heard_at >= self._limits.lost_s
-        ]
+        silent_s, ending = dict[str, float](), list[AgentSession]()
+        for host in self._hosts.values():
+            seconds = now - host.heard_at
+            if host.ending or host.shut_out or host.doomed is not None:
+                if seconds >= self._limits.lost_s:
+                    ending.append(host)  # its silence was to be expected
+            elif host.route and (host.launches or seconds < self._limits.doubt_s):
+                silent_s[host.intent] = seconds  # a VM with nothing to do may have been given back
         before = self._network
         self._network, lost = judge_silence(before, silent_s, self._limits, now)
         if self._network.is_broken and before.is_sound:
@@ -370,7 +368,7 @@ class AgentServer:
             )
         elif before.broken_since_s is not None and before.is_broken and not self._network.is_broken:
             self._alarms.add(f"hearing the VMs again, after {now - before.broken_since_s:.0f} s")
-        for host in (self._hosts[intent] for intent in (*lost, *ended)):
+        for host in (*(self._hosts[intent] for intent in lost), *ending):
             if host.launches:
                 self._lose(host, _silent_for(host, now))
 
