@@ -126,6 +126,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
     code = work_dir / "code"
     code.mkdir()
     hosts = AgentServer("127.0.0.1", code)
+    hosts.start()
     try:
         joined, own = _joins(repetitions, hosts, work_dir)
         far, near = _checkpoints(repetitions, hosts, work_dir)

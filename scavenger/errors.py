@@ -23,6 +23,7 @@
     │   ├── ThrottledError                  asked too often
     │   ├── GoneError                       there is no such VM (any more)
     │   └── CloudUnavailableError           no answer, or its own fault: what was asked may have been done
+    ├── MessageError                    1   what a process received is no message; never ends a command
     ├── CleanupError                    8   something may have been left behind
     └── StoreError                      1   the database cannot be used
         ├── StoreTooNewError                written by a newer Scavenger
@@ -44,6 +45,7 @@ __all__ = [
     "Interrupted",
     "JobFileError",
     "LimitReachedError",
+    "MessageError",
     "ModelNotSavedError",
     "NoFeasiblePlanError",
     "NonFiniteError",
@@ -115,6 +117,10 @@ class ModelNotSavedError(TransientError):
 
 class WorkersLostError(TransientError):
     """Workers died without an error of the training code, and could not be replaced."""
+
+
+class MessageError(ScavengerError):
+    """What arrived from another process is no message, or not a valid one."""
 
 
 class NoFeasiblePlanError(ScavengerError):

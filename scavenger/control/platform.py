@@ -230,7 +230,7 @@ class _Vms:
     def __init__(self, space: SearchSpace, renting: CloudResources, fleet: Fleet) -> None:
         self.space, self._renting, self._fleet = space, renting, fleet
         self.engine: Callable[[Path, int], Engine] | None = fleet.engine
-        self.meter: CostMeter | None = fleet
+        self.meter: CostMeter | None = fleet.meter
 
     @property
     def vms(self) -> int:

@@ -12,7 +12,7 @@ from rented import Rented
 
 from scavenger.domain.intent import Desired
 from scavenger.errors import CleanupError
-from scavenger.policy.provisioning_memory import Terms
+from scavenger.policy.provisioning.memory import Terms
 from scavenger.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]

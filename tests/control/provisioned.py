@@ -13,8 +13,8 @@ from typing import Any
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import Desired, Intent, Place, Wish
 from scavenger.errors import CloudUnavailableError
-from scavenger.policy.provisioning_actions import Alarm
-from scavenger.policy.provisioning_memory import Terms
+from scavenger.policy.provisioning.actions import Alarm
+from scavenger.policy.provisioning.memory import Terms
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 

@@ -14,13 +14,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.domain.configuration import Offer
-from scavenger.domain.intent import Place
+from scavenger.domain.intent import Desired, Place
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import (
     CleanupError,
@@ -31,8 +30,9 @@ from scavenger.errors import (
     StoreBusyError,
     TransientError,
 )
-from scavenger.policy import slots
-from scavenger.policy.provisioning_memory import Backoff, Terms
+from scavenger.policy.provisioning import slots
+from scavenger.policy.provisioning.fleet_plan import FleetSpec
+from scavenger.policy.provisioning.memory import Backoff, Terms
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -123,7 +123,6 @@ class Scene:
         before_usd: float = 0.0,
         attempt: int = 1,
         spot: bool = False,
-        **more: Any,
     ) -> Fleet:
         number, self.count = self.count, self.count + 1
         code = self.folder / f"code-{number}"
@@ -131,28 +130,28 @@ class Scene:
         small = tuple(Place("small", zone, False, 0.36) for zone in self.cloud.places)
         offer = replace(OFFER, spot=True, price_usd_per_hour=0.1) if spot else OFFER
         cheap = tuple(Place("small", zone, True, 0.1) for zone in self.cloud.places) if spot else ()
-        fleet = Fleet(
-            self.store,
-            self.cloud,
-            AgentServer("127.0.0.1", code),
-            job_id=job_id,
-            attempt=attempt,
+        spec = FleetSpec(
+            desired=Desired(
+                job_id=job_id,
+                provider=self.cloud.name,
+                region=self.cloud.region,
+                wishes=(),
+                places=(),
+                vms_max=10,
+                budget_usd=budget_usd,
+                run_max_s=14 * 86_400.0,
+                attempt=attempt,
+            ),
+            package="scavenger-ml",
             places={"small": cheap + small},
             aggregators=small,
-            offers=[offer],
+            offers=(offer,),
             threads={"small": 2},
-            workers_max=4,
-            budget_usd=budget_usd,
             before_usd=before_usd,
-            deadline_s=None,
-            package="scavenger-ml",
-            disk_gib=20,
-            disk_usd_per_hour=0.0,
-            image="",
-            note=self.notes.append,
-            terms=TERMS,
-            **more,
         )
+        hosts = AgentServer("127.0.0.1", code)
+        hosts.start()
+        fleet = Fleet(self.store, self.cloud, hosts, spec, note=self.notes.append, terms=TERMS)
         self.fleets.append(fleet)
         self.engines.append(fleet.engine(self.folder / f"logs-{number}", -1, command=WORK))
         return fleet
@@ -164,7 +163,7 @@ class Scene:
                 ProcessConfiguration(role, name, "tcp://nowhere", "", "", "", memory_fd=-1), vm="small"
             )
 
-    def until(self, condition: Callable[[], bool], *, within_s: float = 20.0) -> None:
+    def until(self, condition: Callable[[], bool], *, within_s: float = 60.0) -> None:
         def turned() -> bool:
             for fleet, engine in zip(self.fleets, self.engines, strict=True):
                 engine.poll()
@@ -210,7 +209,7 @@ def test_vms_come_with_the_processes_and_go_with_them(scene: Scene) -> None:
     scene.placed("aggregator-0", "aggregator-1", "w0", "w1")
     # the aggregators share one VM, each worker has its own
     assert len(scene.alive()) == 3
-    assert fleet.usd_per_hour() == pytest.approx(3 * 0.36)
+    assert fleet.meter.usd_per_hour() == pytest.approx(3 * 0.36)
 
     scene.close()
     assert scene.alive() == []
@@ -339,6 +338,7 @@ def test_one_that_acts_for_the_region_starts_the_vms_of_others_which_join_their_
     assert len(scene.alive()) == 1
     scene.launch("w1")
     scene.placed("w1")
+    assert scene.fleets[0]._reconciler is not None
     assert scene.fleets[0]._reconciler.acts
 
 
@@ -348,10 +348,9 @@ def test_the_next_attempt_ends_what_the_one_before_has_left(scene: Scene) -> Non
     scene.launch("w0")
     scene.placed("w0")
     # its process dies: no looks any more, nothing is given back
-    before._stop.set()
-    before._wake.set()
-    before._thread.join()
-    before._clean = True
+    assert before._reconciler is not None
+    before._reconciler.stop(20.0)
+    before._is_clean = True
     left = scene.alive()
     scene.engines[0].close()
     del scene.fleets[0], scene.engines[0]
@@ -365,7 +364,7 @@ def test_the_next_attempt_ends_what_the_one_before_has_left(scene: Scene) -> Non
     scene.placed("w0")
     scene.until(lambda: not set(scene.alive()) & set(left))
     assert len(scene.alive()) == 1
-    assert after.spent_usd() >= 0.0
+    assert after.meter.spent_usd() >= 0.0
 
 
 def test_a_vm_that_cannot_be_ended_is_told_at_the_end(scene: Scene) -> None:
@@ -452,7 +451,7 @@ def test_what_a_job_has_cost_never_shrinks_and_counts_no_attempt_twice(scene: Sc
     seen: list[float] = []
 
     def look() -> bool:
-        seen.append(fleet.spent_usd())
+        seen.append(fleet.meter.spent_usd())
         return len(seen) > 40
 
     scene.until(look)

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from scavenger.domain.intent import Desired, Intent, Past, Place, Situation, Wish
 from scavenger.domain.vm import VmRequest, VmSeen
-from scavenger.policy.provisioning import DENIED, THROTTLE, decide, ending_of
-from scavenger.policy.provisioning_actions import (
+from scavenger.policy.provisioning.actions import (
     Action,
     Adopt,
     Alarm,
@@ -29,8 +28,9 @@ from scavenger.policy.provisioning_actions import (
     Sweep,
     Terminate,
 )
-from scavenger.policy.provisioning_memory import Backoff, Memory, Terms
-from scavenger.policy.provisioning_money import charges
+from scavenger.policy.provisioning.decider import DENIED, THROTTLE, decide, ending_of
+from scavenger.policy.provisioning.memory import Backoff, Memory, Terms
+from scavenger.policy.provisioning.money import charges
 
 OWNER = "me"
 TERMS = Terms(visibility_s=30.0)
@@ -142,7 +142,11 @@ class TestCreating:
         assert alarm == Alarm(
             "sold_out", "job", "sold out, to be tried again later: small (spot) in a, small in b"
         )
-        assert only(scene.look(after_s=2 * TERMS.parking.base_s), Create)
+        later = scene.look(after_s=2 * TERMS.parking.base_s)
+        assert only(later, Create)
+        assert only(later, Alarm) == [alarm], "it holds until a launch succeeds, however slow the looks are"
+        scene.memory.done(("park", *B.key))
+        assert not only(scene.look(), Alarm)
 
     def test_a_quota_bars_its_type_in_every_zone_until_a_vm_of_it_ends(self) -> None:
         both = (A, replace(A, zone="b"))

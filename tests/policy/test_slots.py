@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.policy.slots import IDLE_S, LAST_S, Slot, SlotSeen, plan_slots
+from scavenger.policy.provisioning.slots import IDLE_S, LAST_S, Slot, SlotSeen, plan_slots
 
 PLACES = {"huge": 64, "small": 1, "large": 2}
 TYPES = st.sampled_from(sorted(PLACES))

@@ -13,8 +13,8 @@ from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, CloudUnavailableError
-from scavenger.policy.provisioning_actions import Action, Look, Sweep
-from scavenger.policy.provisioning_memory import Terms
+from scavenger.policy.provisioning.actions import Action, Look, Sweep
+from scavenger.policy.provisioning.memory import Terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import Desired, Intent, Place, Wish
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ScavengerError, StoreBusyError
-from scavenger.policy.provisioning_actions import Alarm
-from scavenger.policy.provisioning_memory import Backoff, Terms
+from scavenger.policy.provisioning.actions import Alarm
+from scavenger.policy.provisioning.memory import Backoff, Terms
 
 OWNER = "scavenger-me"
 PRICE = 0.36

@@ -37,7 +37,7 @@ def test_no_vm_is_left_nor_doubled_and_no_stranger_touched_whatever_happens_when
     assert counts["crashes"] > SEEDS
     assert counts["stalls"] > SEEDS // 2
     assert counts["overtaken"] > SEEDS // 10
-    assert counts["strays"] > SEEDS // 50
+    assert counts["strays"] > SEEDS // 100
     assert counts["served"] > SEEDS // 2
     assert counts["alarm budget"] > SEEDS // 10
     assert counts["alarm unknown_vm"] > SEEDS // 10

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stubs import manifest, stub_supervisor
 
 from scavenger.elastic.quarantine import Cause
+from scavenger.errors import MessageError
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.coordinator.coordinator import Coordinator
 from scavenger.train.names import BEATING, SUPERVISOR, aggregator_name
@@ -85,7 +86,7 @@ names = st.one_of(st.sampled_from(PEERS), st.text(min_size=1, max_size=20))
 def is_message(data: bytes) -> bool:
     try:
         m.decode(data)
-    except msgspec.DecodeError:
+    except MessageError:
         return False
     return True
 

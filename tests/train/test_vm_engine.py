@@ -258,3 +258,62 @@ while True:
 
         assert running(again, "w0") != engine.pid("w0")
         assert stage.names() == ["vm-0"]
+
+
+class TestWhenMostVmsFallSilentAtOnce:
+    """Their agents stand still: that is what a broken network of the leader's looks like."""
+
+    LOST_S = 6.0
+
+    @pytest.fixture
+    def engine(self, tmp_path: Path) -> Iterator[VmEngine]:
+        stage = self.stage = Stage(tmp_path / "stage", lost_s=self.LOST_S)
+        engine = VmEngine(tmp_path / "logs", stage.hosts, command=command(SLEEP))
+        try:
+            for number in (0, 1):
+                stage.add(f"vm-{number}", places=1)
+                engine.launch(boot(f"w{number}"))
+            for name in ("w0", "w1"):
+                running(engine, name)
+            yield engine
+        finally:
+            self.send(signal.SIGCONT)
+            engine.kill_all()
+            engine.close()
+            stage.close()
+
+    def send(self, number: signal.Signals) -> None:
+        for agent in self.stage.agents.values():
+            agent.send_signal(number)
+
+    @pytest.mark.slow
+    def test_nothing_is_given_up_and_the_user_is_told(self, engine: VmEngine) -> None:
+        pids = {name: engine.pid(name) for name in engine.running}
+        told: list[str] = []
+
+        def was_told(words: str) -> bool:
+            assert engine.poll() == []
+            told.extend(self.stage.hosts.alarms())
+            return any(text.startswith(words) for text in told)
+
+        self.send(signal.SIGSTOP)
+        assert eventually(lambda: was_told("not hearing the VMs (2 of 2 are silent)"), within_s=20.0)
+        assert eventually(
+            lambda: all(vm.heard_s_ago > 2 * self.LOST_S for vm in self.stage.hosts.vms()), within_s=60.0
+        )
+        assert engine.in_doubt
+        self.send(signal.SIGCONT)
+
+        assert eventually(lambda: was_told("hearing the VMs again, after"), within_s=20.0)
+        assert eventually(lambda: not engine.in_doubt, within_s=20.0)
+        assert {name: engine.pid(name) for name in engine.running} == pids
+        assert all(map(alive, pids.values()))
+
+    @pytest.mark.slow
+    def test_a_process_that_is_to_end_anyway_is_not_waited_for(self, engine: VmEngine) -> None:
+        self.send(signal.SIGSTOP)
+        assert eventually(lambda: engine.in_doubt, within_s=20.0)
+
+        engine.stop(["w0"], grace_s=0.1)
+
+        assert engine.running == ("w1",)

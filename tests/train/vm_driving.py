@@ -49,6 +49,8 @@ class Stage:
         job_dir: What VMs get; an empty one unless told.
         silent_s, poweroff_s, lost_s: See `Agent` and `AgentServer`.
         beyond: A folder that is not on VMs: a process there that touches it ends at once.
+        address: Of this machine, by which VMs reach it.
+        within: What the command of a VM's agent begins with, to run elsewhere than beside the leader.
     """
 
     def __init__(
@@ -60,12 +62,16 @@ class Stage:
         poweroff_s: float = 300.0,
         lost_s: float = 15.0,
         beyond: Path | None = None,
+        address: str = "127.0.0.1",
+        within: Sequence[str] = (),
     ) -> None:
+        self._within = within
         self.folder, self._limits = folder, (silent_s, poweroff_s)
         folder.mkdir(parents=True, exist_ok=True)
         empty = folder / "nothing"
         empty.mkdir()
-        self.hosts = AgentServer("127.0.0.1", job_dir or empty, lost_s=lost_s)
+        self.hosts = AgentServer(address, job_dir or empty, lost_s=lost_s)
+        self.hosts.start()
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(os.environ)
         if beyond is not None:
@@ -112,7 +118,15 @@ class Stage:
         place.mkdir()
         with (self.folder / f"{intent}.out").open("wb") as output:
             self.agents[intent] = subprocess.Popen(
-                [sys.executable, "-c", AGENT, str(ticket), str(place), *map(str, self._limits)],
+                [
+                    *self._within,
+                    sys.executable,
+                    "-c",
+                    AGENT,
+                    str(ticket),
+                    str(place),
+                    *map(str, self._limits),
+                ],
                 start_new_session=True,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -33,6 +33,7 @@ class FarLine:
         self.waiting: list[m.Word] = []
         self._answers: queue.SimpleQueue[m.FileAnswer] = queue.SimpleQueue()
         self.relay = FileProxy(folder, self.waiting.append)
+        self.relay.open()
         self.files = FileServer(
             lambda intent, number, body: self._answers.put(m.FileAnswer(number, body)),
             lambda intent, number: (intent, number) == (VM, LAUNCH),

@@ -17,13 +17,11 @@ from scavenger.domain.intent import Intent
 from scavenger.domain.report import Predicted
 from scavenger.domain.vm import VmSeen
 from scavenger.models.cost import NEVER_COUNTED, ledger, pricing_curves
+from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
 from scavenger.search.curve import repriced
 from scavenger.store.records import JobRecord
 
-__all__ = ["AGGREGATOR_SLOT", "JobCost", "Paid", "VmCost", "job_cost", "paid_for", "priced_both"]
-
-AGGREGATOR_SLOT = 0
-"""The slot of the aggregators' VM; workers have the others."""
+__all__ = ["JobCost", "Paid", "VmCost", "job_cost", "paid_for", "priced_both"]
 
 Basis = Literal["cloud", "counted"]
 DiskPrices = Mapping[tuple[str, str], float | None]

@@ -21,10 +21,11 @@ from scavenger.control.provisioning.providers import open_provider
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
-from scavenger.domain.intent import Place
+from scavenger.domain.intent import Desired, Place
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import Quota
 from scavenger.errors import ConfigurationError, QuotaError
+from scavenger.policy.provisioning.fleet_plan import FleetSpec
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -38,6 +39,9 @@ IMAGE_VARIABLE = "SCAVENGER_IMAGE"
 """What VMs start from, in the cloud's own words, in place of its newest Ubuntu; needs cloud-init."""
 DISK_GIB = 20
 """Of each VM's boot disk: an Ubuntu with TensorFlow takes 6."""
+RUN_MAX_S = 14 * 86_400.0
+"""The cloud's own limit on the life of a VM, the last net, where the job has no deadline."""
+RUN_MARGIN_S = 3_600.0
 _METADATA = ("169.254.169.254", 80)
 
 
@@ -206,39 +210,40 @@ class CloudResources:
         provider = self.provider
         beside = self.aggregators
         zones = {vm: _zones(job, provider, vm) for vm in {beside.vm, *(offer.vm for offer in offers)}}
+        deadline_s = job.constraints.deadline
+        spec = FleetSpec(
+            desired=Desired(
+                job_id=record.id,
+                provider=provider.name,
+                region=provider.region,
+                wishes=(),
+                places=(),
+                # all are replaced at once at worst, or are waited for on another type of VM
+                vms_max=2 * max(job.worker_counts[-1], job.elastic_range[1]) + 2,
+                budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
+                run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
+                image=self._environment.get(IMAGE_VARIABLE, ""),
+                disk_gib=DISK_GIB,
+                attempt=record.attempts,
+            ),
+            package=package_of(self._environment),
+            places={offer.vm: self._places(offer, zones[offer.vm]) for offer in offers},
+            aggregators=tuple(
+                Place(beside.vm, zone, False, beside.price_usd_per_hour) for zone in zones[beside.vm]
+            ),
+            offers=offers,
+            threads={offer.vm: offer.cpus for offer in (beside, *offers)},
+            before_usd=before_usd,
+            disk_usd_per_hour=self.cloud.terms(
+                self.offered, disk_gib=DISK_GIB, setup_s=0.0
+            ).disk_usd_per_hour,
+        )
         host, port = address_of(self._environment)
         hosts = AgentServer(
             host, folder, port=port, boot_key=new_boot_key(), leave_out=(outputs,), clock=clock
         )
-        try:
-            return Fleet(
-                store,
-                provider,
-                hosts,
-                job_id=record.id,
-                attempt=record.attempts,
-                places={offer.vm: self._places(offer, zones[offer.vm]) for offer in offers},
-                aggregators=tuple(
-                    Place(beside.vm, zone, False, beside.price_usd_per_hour) for zone in zones[beside.vm]
-                ),
-                offers=offers,
-                threads={offer.vm: offer.cpus for offer in (beside, *offers)},
-                workers_max=max(job.worker_counts[-1], job.elastic_range[1]),
-                budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
-                before_usd=before_usd,
-                deadline_s=job.constraints.deadline,
-                package=package_of(self._environment),
-                disk_gib=DISK_GIB,
-                disk_usd_per_hour=self.cloud.terms(
-                    self.offered, disk_gib=DISK_GIB, setup_s=0.0
-                ).disk_usd_per_hour,
-                image=self._environment.get(IMAGE_VARIABLE, ""),
-                note=note,
-                clock=clock,
-            )
-        except BaseException:
-            hosts.close()
-            raise
+        hosts.start()
+        return Fleet(store, provider, hosts, spec, note=note, clock=clock)
 
     def _places(self, offer: Offer, zones: tuple[str, ...]) -> tuple[Place, ...]:
         """In the order to try: where spot VMs are wanted but not insisted on, those on demand come after them."""

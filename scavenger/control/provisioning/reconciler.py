@@ -1,6 +1,6 @@
 """Makes the VMs of one region of one cloud what they should be: looks, decides, acts, writes down what it learned.
 
-What to do is decided by `policy.provisioning`. Here it is done, one action after another, always in the same order:
+What to do is decided by `policy.provisioning.decider`. Here it is done, one action after another, in one order:
 write down what is about to be asked for, ask the cloud, write down what that has shown. A crash between any two of
 these loses nothing: the next look sees what there is. `Reconciler.steps` yields every call to the store and the cloud
 before it is made; `perform` makes them, and a simulation puts crashes, stalls and lost answers between them.
@@ -32,8 +32,7 @@ from scavenger.errors import (
     StockOutError,
     ThrottledError,
 )
-from scavenger.policy.provisioning import CALLS, DENIED, THROTTLE, decide, ending_of
-from scavenger.policy.provisioning_actions import (
+from scavenger.policy.provisioning.actions import (
     Action,
     Adopt,
     Alarm,
@@ -47,8 +46,9 @@ from scavenger.policy.provisioning_actions import (
     Sweep,
     Terminate,
 )
-from scavenger.policy.provisioning_memory import Memory, Terms
-from scavenger.policy.provisioning_money import charges
+from scavenger.policy.provisioning.decider import CALLS, DENIED, THROTTLE, decide, ending_of
+from scavenger.policy.provisioning.memory import Memory, Terms
+from scavenger.policy.provisioning.money import charges
 
 __all__ = ["Reconciler"]
 

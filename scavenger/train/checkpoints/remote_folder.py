@@ -17,8 +17,9 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, MessageError
 from scavenger.train.checkpoints.format import DamagedError, Readable
+from scavenger.train.codec import Codec
 from scavenger.train.transport.messages.values import Tagged
 
 __all__ = [
@@ -163,8 +164,8 @@ Question = Folders | Remove | Verify | Write | Read | Data | Done | More
 Answer = Ok | Names | Opened | Data | Failed
 _A = TypeVar("_A", Ok, Names, Opened, Data)
 
-_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
-_encoder = msgspec.msgpack.Encoder()
+questions: Codec[Question] = Codec(Question)
+answers: Codec[Answer] = Codec(Answer)
 
 
 class LeaderFiles:
@@ -233,7 +234,7 @@ class _Line:
         self.unanswered = 0
 
     def say(self, question: Question) -> None:
-        body = _encoder.encode(question)
+        body = questions.encode(question)
         try:
             self._way.sendall(HEAD.pack(len(body)) + body)
         except (BrokenPipeError, ConnectionResetError):
@@ -242,7 +243,10 @@ class _Line:
 
     def take(self, kind: type[_A]) -> _A:
         (length,) = HEAD.unpack(self._receive(HEAD.size))
-        answer = _answers.decode(self._receive(length))
+        try:
+            answer = answers.decode(self._receive(length))
+        except MessageError as error:
+            raise OSError(errno.EPROTO, f"what the leader answered is no message: {error}") from None
         self.unanswered -= 1
         if isinstance(answer, Failed):
             if answer.damaged:

@@ -15,6 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from scavenger.errors import MessageError
+from scavenger.train.codec import Codec
 from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Stepped",
     "TensorHeader",
     "decode",
+    "encode",
     "pack",
     "unpack",
 ]
@@ -168,20 +171,21 @@ class Leave(_Message, frozen=True):
 LoopMessage = (
     Hello | Ask | Push | DonatedState | Stepped | Finished | Start | Grant | Mean | Over | Donate | Leave
 )
-_decoder: msgspec.msgpack.Decoder[LoopMessage] = msgspec.msgpack.Decoder(LoopMessage)
-_process_decoder: msgspec.msgpack.Decoder[Beat | Failed] = msgspec.msgpack.Decoder(Beat | Failed)
+_loop: Codec[LoopMessage] = Codec(LoopMessage)
+_process: Codec[Beat | Failed] = Codec(Beat | Failed)
+encode = _loop.encode
 
 
 def decode(data: bytes) -> LoopMessage | Beat | Failed:
     """A message of a loop, or what every process says of itself.
 
     Raises:
-        msgspec.DecodeError: If it is neither, or not valid.
+        MessageError: If it is neither, or not valid.
     """
     try:
-        return _decoder.decode(data)
-    except msgspec.ValidationError:
-        return _process_decoder.decode(data)
+        return _loop.decode(data)
+    except MessageError:
+        return _process.decode(data)
 
 
 def pack(tensors: Mapping[str, Array]) -> tuple[tuple[TensorHeader, ...], list[Any]]:

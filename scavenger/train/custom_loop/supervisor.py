@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from scavenger.elastic.liveness import Liveness
 from scavenger.elastic.membership import worker_name
 from scavenger.elastic.recovery import Role, Status
+from scavenger.errors import MessageError
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.job_source import JobSource
 from scavenger.train.names import BEATING
 from scavenger.train.processes import LAST_WORDS_S, Processes
 from scavenger.train.supervisor.process_registry import ProcessRegistry
-from scavenger.train.transport.messages import Beat, Failed, encode
+from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = ["LoopSupervisor"]
 
@@ -116,7 +115,7 @@ class LoopSupervisor:
 
     def send(self, worker: str, message: lm.LoopMessage, frames: Sequence[Any] = ()) -> None:
         """Queue a message; one for a worker that is gone is dropped."""
-        self._processes.pass_on(worker, encode(message), *frames)
+        self._processes.pass_on(worker, lm.encode(message), *frames)
 
     def wait(self, timeout_s: float) -> None:
         """Until something has arrived, or time is up."""
@@ -128,7 +127,7 @@ class LoopSupervisor:
             name = peer.removesuffix(BEATING)
             if not self.counts(name) or not frames:
                 continue
-            with contextlib.suppress(msgspec.DecodeError):
+            with contextlib.suppress(MessageError):
                 message = lm.decode(frames[0])
                 if not isinstance(message, Beat):
                     yield name, message, frames[1:]

@@ -15,7 +15,7 @@ from scavenger.sdk import loop as sdk
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.heartbeat import Heartbeat
-from scavenger.train.transport.messages import Beat, encode
+from scavenger.train.transport.messages import Beat
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import Dealer
 
@@ -141,7 +141,7 @@ class LoopLink:
 
     def _say(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
         """Send; without `copy` the frames must stay as they are until the answer is there."""
-        self._socket.socket.send_multipart([encode(message), *frames], copy=copy or not frames)
+        self._socket.socket.send_multipart([lm.encode(message), *frames], copy=copy or not frames)
 
 
 def serve(context: zmq.Context[Any], boot: ProcessConfiguration, socket: Dealer) -> None:

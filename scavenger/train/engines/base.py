@@ -168,6 +168,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def in_doubt(self) -> bool:
+        """The leader hears too few of its other hosts to tell whether they live: silence proves nothing for now."""
+        return False
+
+    @property
     def leader_host(self) -> str:
         """The address of the leader's own host, by which processes reach it."""
         ...

@@ -154,6 +154,12 @@ class ProcessRegistry:
         return tuple(entry for entry in self.workers if entry.status is Status.LEAVING)
 
     @property
+    def heard(self) -> tuple[str, ...]:
+        """Living processes but the coordinator that have said that they live."""
+        living = (e for e in self._entries.values() if e.beat is not None and e.role is not Role.COORDINATOR)
+        return tuple(entry.name for entry in living)
+
+    @property
     def unannounced(self) -> tuple[str, ...]:
         """Workers that live and that the coordinator has not heard of, in the order of their launch."""
         return tuple(e.name for e in self.workers if not e.announced and e.ended_s is None)

@@ -20,8 +20,10 @@ import zmq
 
 from scavenger.elastic.liveness import HEARTBEAT_S
 from scavenger.elastic.membership import worker_slot
+from scavenger.elastic.outage import Outage
 from scavenger.elastic.recovery import Role, Status
 from scavenger.errors import (
+    MessageError,
     ModelNotSavedError,
     TrainingHungError,
     WorkersLostError,
@@ -119,7 +121,7 @@ class Supervisor:
             clock=clock,
         )
         self._saving = Saving()
-        self._wanted, self._looked = _Wanted(), _Looked()
+        self._wanted, self._looked, self._outage = _Wanted(), _Looked(), Outage()
         self._unheard: list[tuple[str, bytes]] = []
         self.manifest: m.Manifest | None = None
         self.memory_bytes: dict[str, int] = {}
@@ -461,7 +463,7 @@ class Supervisor:
                 else:
                     (body,) = frames
                     name, message = "", m.decode(body)
-            except (msgspec.DecodeError, ValueError):
+            except (MessageError, ValueError):
                 self._processes.hub.malformed(peer)
                 continue
             if peer.startswith("coordinator"):
@@ -477,6 +479,7 @@ class Supervisor:
         match message:
             case m.Beat():
                 self._book.beat(peer.removesuffix(BEATING), message)
+                self._outage.heard(peer.removesuffix(BEATING))
             case (
                 m.StepReport()
                 | m.EpochReport()
@@ -606,5 +609,7 @@ class Supervisor:
                 self.engine.kill(worker.name)
         if now - self._looked.liveness_s >= HEARTBEAT_S:
             self._looked.liveness_s = now
-            self._to_coordinator(m.Beat())
+            # without these beats, the coordinator counts nobody's silence
+            if not self._outage.look(now, in_doubt=self.engine.in_doubt, processes=self._book.heard):
+                self._to_coordinator(m.Beat())
             self._recoveries.watch(now)

@@ -8,10 +8,9 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import zmq
 
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, MessageError
 from scavenger.train.names import BEATING
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.messages import Message, decode, encode
@@ -196,7 +195,7 @@ class Router:
         for peer, frames in self.take():
             try:
                 message = decode(frames[0])
-            except (msgspec.DecodeError, IndexError):
+            except (MessageError, IndexError):
                 self.malformed(peer)
                 continue
             yield peer, message, frames[1] if len(frames) > 1 else None
@@ -239,7 +238,7 @@ class Dealer:
                 return
             try:
                 message = decode(frames[0])
-            except msgspec.DecodeError:
+            except MessageError:
                 self.malformed("the other end")
                 continue
             yield message, frames[1] if len(frames) > 1 else None
@@ -265,7 +264,7 @@ class HubConnection(Dealer):
             try:
                 sender, body = frames
                 peer, message = sender.decode(), decode(body)
-            except (msgspec.DecodeError, ValueError):
+            except (MessageError, ValueError):
                 self.malformed(repr(frames[0]))
                 continue
             yield peer, message

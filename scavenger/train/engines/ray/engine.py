@@ -25,6 +25,7 @@ from scavenger.errors import CleanupError, NotSupportedError, TransientError
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.process import cap_log
 from scavenger.train.engines.ray.host import Host, Placed, Report
+from scavenger.train.remote_engine import RemoteEngine, RemoteProcess
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 __all__ = ["RayEngine", "engine_maker"]
@@ -45,21 +46,22 @@ _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
 
 
 @dataclass(slots=True)
-class _Process:
-    actor: Any
-    answer: Any  # what the leader waits for: that of `start`, then that of `watch`, again and again
-    log: Path
-    placed_by: float
-    again: Any  # calls for the next answer; untyped, as all of Ray's
-    pid: int = 0
-    host: str = ""
-    memory_bytes: int = 0
-    suspended: bool = False
+class _Process(RemoteProcess):
+    """Beside the rest: Ray's handles, which are untyped.
+
+    Attributes:
+        actor: Runs the process.
+        answer: What the leader waits for: the answer of `start`, then that of `watch`, again and again.
+        again: Calls for the next answer.
+    """
+
+    actor: Any = None
+    answer: Any = None
+    again: Any = None
     killed: bool = False
-    ended: bool = False
 
 
-class RayEngine(Engine):
+class RayEngine(RemoteEngine[_Process]):
     """Runs each role of a job in a process of its own on some host of a Ray cluster.
 
     A process takes as many CPUs of its host as its bootstrap says threads, and Ray spreads them over the hosts.
@@ -88,15 +90,11 @@ class RayEngine(Engine):
         lease_s: float = _LEASE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(log_dir, clock)
         self._ray = _connections.join(address)
         self._here: str = self._ray.util.get_node_ip_address()
-        self._log_dir = log_dir
         self._command = command
         self._lease_s = lease_s
-        self._clock = clock
-        self._processes: dict[str, _Process] = {}
-        self._exits: list[Exit] = []
-        self._closed = False
         self._avoided: frozenset[str] = frozenset()
         log_dir.mkdir(parents=True, exist_ok=True)
         self._host = self._ray.remote(
@@ -115,10 +113,7 @@ class RayEngine(Engine):
         vm: str = "",
     ) -> int:
         """See `Engine.launch`; always 0."""
-        if self._closed:
-            raise RuntimeError("the engine is closed")
-        if boot.name in self.running:
-            raise ValueError(f"a process {boot.name!r} runs already")
+        self._check_launch(boot.name)
         # a resource that Ray gives every host, of which next to nothing is asked
         pin = (
             {"resources": {f"node:{host}": 0.001}}
@@ -132,21 +127,17 @@ class RayEngine(Engine):
         def start() -> Any:  # not the constructor: its arguments, here keys, would stay in Ray's tables
             return actor.start.remote(boot, env)
 
-        log = self._log_dir / f"{boot.name}.log"
-        log.touch()
-        placed_by = self._clock() + _PLACING_S
-        self._processes[boot.name] = _Process(actor, start(), log, placed_by, again=start)
+        log, place_by = self._new_log(boot.name), self._clock() + _PLACING_S
+        self._processes[boot.name] = _Process(boot, log, place_by, actor=actor, answer=start(), again=start)
         return 0
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`."""
         self._hear(0.0)
-        for name, process in self._processes.items():
-            if not process.ended and not process.pid and self._clock() > process.placed_by:
-                self._ray.kill(process.actor)
-                self._lost(name, process, "found no host with room for it")
-        exits, self._exits = self._exits, []
-        return exits
+        for process in self._waited_too_long():
+            self._ray.kill(process.actor)
+            self._lose(process, "found no host with room for it")
+        return self._take_exits()
 
     def doomed(self) -> tuple[PreemptionNotice, ...]:
         """See `Engine.doomed`: Ray tells of none."""
@@ -171,11 +162,6 @@ class RayEngine(Engine):
             else:
                 self._ray.kill(process.actor)
 
-    def kill_all(self) -> None:
-        """See `Engine.kill_all`."""
-        for name in self.running:
-            self.kill(name)
-
     def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
         """See `Engine.stop`; a process whose host Ray has declared dead counts as ended."""
         chosen = {name: self._processes[name] for name in (names if names is not None else self.running)}
@@ -191,7 +177,7 @@ class RayEngine(Engine):
             self._hear(_TICK_S)
         self._exits = [ended for ended in self._exits if ended.name not in chosen]
         if left:
-            where = ", ".join(f"{name} (process {chosen[name].pid} on {chosen[name].host})" for name in left)
+            where = ", ".join(chosen[name].where for name in left)
             raise CleanupError(f"nobody tells whether these have ended: {where}; look there and kill them")
 
     def close(self) -> None:
@@ -207,30 +193,9 @@ class RayEngine(Engine):
             _connections.leave()
 
     @property
-    def running(self) -> tuple[str, ...]:
-        """See `Engine.running`."""
-        return tuple(name for name, process in self._processes.copy().items() if not process.ended)
-
-    def pid(self, name: str) -> int:
-        """See `Engine.pid`."""
-        return self._processes[name].pid
-
-    def host(self, name: str) -> str:
-        """See `Engine.host`."""
-        return self._processes[name].host
-
-    def log(self, name: str) -> Path:
-        """See `Engine.log`."""
-        return self._processes[name].log
-
-    @property
     def leader_host(self) -> str:
         """See `Engine.leader_host`."""
         return self._here
-
-    def suspended(self, name: str) -> bool:
-        """See `Engine.suspended`."""
-        return self._processes[name].suspended
 
     def tell(self, name: str, line: bytes) -> None:
         """See `Engine.tell`."""
@@ -238,20 +203,6 @@ class RayEngine(Engine):
         process = self._processes[name]
         if not process.ended:
             process.actor.tell.remote(line)
-
-    def sample_memory(self) -> dict[str, int]:
-        """See `Engine.sample_memory`."""
-        return {
-            name: process.memory_bytes
-            for name, process in self._processes.items()
-            if not process.ended and process.memory_bytes
-        }
-
-    def cap_logs(self) -> None:
-        """See `Engine.cap_logs`; the hosts cap theirs by themselves."""
-        for process in self._processes.values():
-            if not process.ended:
-                cap_log(process.log)
 
     def show_stack(self, name: str) -> None:
         """See `Engine.show_stack`."""
@@ -276,17 +227,16 @@ class RayEngine(Engine):
 
     def _hear(self, timeout_s: float) -> None:
         """Take the answers that are here, waiting at most so long for the first."""
-        waiting = {process.answer: name for name, process in self._processes.items() if not process.ended}
+        waiting = {process.answer: process for process in self._processes.values() if not process.ended}
         if not waiting:
             return
         ready, _ = self._ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
         for answer in ready:
-            name = waiting[answer]
-            self._take(name, self._processes[name])
+            self._take(waiting[answer])
 
-    def _take(self, name: str, process: _Process) -> None:
+    def _take(self, process: _Process) -> None:
         errors = self._ray.exceptions
         try:
             news = self._ray.get(process.answer)
@@ -295,35 +245,28 @@ class RayEngine(Engine):
             return
         except errors.RayTaskError as error:
             place = process.host or "a host"
-            self._lost(name, process, f"could not be run on {place}: {error.cause or error}")
+            self._lose(process, f"could not be run on {place}: {error.cause or error}")
             return
         except errors.RayError:
             where = f"on {process.host}" if process.host else "where it was being started"
-            self._lost(
-                name, process, "" if process.killed else f"was lost: Ray cannot reach it any more {where}"
-            )
+            self._lose(process, "" if process.killed else f"was lost: Ray cannot reach it any more {where}")
             return
         if isinstance(news, Placed):
             process.pid, process.host = news.pid, news.host
             process.again = process.actor.watch.options(concurrency_group="watch").remote
         else:
-            self._note(name, process, news)
+            self._note(process, news)
         if not process.ended:
             process.answer = process.again()
 
-    def _note(self, name: str, process: _Process, report: Report) -> None:
-        if report.log:
-            with process.log.open("ab") as file:
-                file.write(report.log)
-        process.suspended = report.suspended
-        process.memory_bytes = max(process.memory_bytes, report.memory_bytes)
+    def _note(self, process: _Process, report: Report) -> None:
+        self._report(process, report.log, report.memory_bytes, suspended=report.suspended)
         if report.status is not None:
-            self._bury(process)
-            self._exits.append(Exit(name, report.status, report.reason))
+            self._end(process, report.status, report.reason)
 
-    def _lost(self, name: str, process: _Process, reason: str) -> None:
+    def _end(self, process: _Process, status: int, reason: str = "", *, refused: bool = False) -> None:
         self._bury(process)
-        self._exits.append(Exit(name, -signal.SIGKILL, reason))
+        super()._end(process, status, reason, refused=refused)
 
     @staticmethod
     def _bury(process: _Process) -> None:

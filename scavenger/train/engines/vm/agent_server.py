@@ -18,16 +18,17 @@ from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-import msgspec
 import zmq
 
 from scavenger import __version__
-from scavenger.errors import ConfigurationError
+from scavenger.errors import ConfigurationError, MessageError
+from scavenger.policy.provisioning.silence import SOUND, SilenceLimits, judge_silence
 from scavenger.train.engines.vm import messages as m
-from scavenger.train.engines.vm.channel import WINDOW, Channel
+from scavenger.train.engines.vm.channel import Channel
 from scavenger.train.engines.vm.file_server import FileServer
 from scavenger.train.engines.vm.job_archive import Archive
 from scavenger.train.engines.vm.values import (
+    LEADER_SILENT_S,
     AgentSession,
     AgentStatus,
     Alarms,
@@ -37,16 +38,17 @@ from scavenger.train.engines.vm.values import (
     Role,
     one_time_keys,
 )
-from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.messages.values import ProcessConfiguration
-from scavenger.train.transport.sockets import listen, new_keys
+from scavenger.train.vm_socket import AgentSocket
 
 __all__ = ["LOST_S", "AgentServer", "AgentStatus", "one_time_keys"]
 
 LOST_S = 15.0
-"""Silence after which what runs on a VM counts as lost."""
+"""Silence after which what runs on a VM counts as lost, unless most VMs are silent."""
 LATELY_S = 3.0
 """An agent speaks every second: one that was not heard for so long gets no new process, and nobody waits for it."""
+KEEP_S = LEADER_SILENT_S + LOST_S
+"""Silence after which what runs on a VM counts as lost whatever the network does: its agent has ended it by then."""
 RENEW_S = 2.0
 """How long `renew` waits for the VM's answer."""
 LEASE_S = 300.0
@@ -60,15 +62,12 @@ _CHUNKS_MAX = 2
 """Of the job's folder, on their way to a VM: an agent asks for the next one when it has one."""
 _BACKLOG_MAX = 2000
 """Words that a VM has not taken while it goes on asking: far more than its operations on files can be owed."""
-_QUEUE_MAX = 2 * WINDOW
-"""Messages of, and to, one VM that ZeroMQ keeps; what does not fit is said again."""
 _TURN_MAX = 1000
 """Messages of all VMs before what the leader has to say gets its turn."""
-_LINGER_MS = 500
 
 
 class AgentServer:
-    """Every VM of one job. A thread of its own serves them; methods may be called from any other.
+    """Every VM of one job. From `start` on, a thread of its own serves them; methods may be called from any other.
 
     Args:
         address: By which VMs reach this machine: a host name or address.
@@ -80,14 +79,10 @@ class AgentServer:
         clock: Seconds, monotonic.
 
     Attributes:
-        address: As given.
-        port: As given.
-        endpoint: `tcp://host:port`, for VMs.
-        server_key: The public key by which agents know this leader, Z85.
         boot_key: As given or made; secret.
 
     Raises:
-        ConfigurationError: If the folder cannot be packed, or the port not be had.
+        ConfigurationError: If the folder cannot be packed.
     """
 
     def __init__(
@@ -101,27 +96,12 @@ class AgentServer:
         lost_s: float = LOST_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.address, self._clock, self._lost_s = address, clock, lost_s
-        self._lately_s = min(LATELY_S, lost_s)
+        self._clock = clock
+        self._limits = SilenceLimits(min(LATELY_S, 0.75 * lost_s), lost_s, max(KEEP_S, lost_s))
+        self._network = SOUND
         self.boot_key = boot_key or secrets.token_bytes(32)
         self._archive = Archive(job_dir, leave_out=leave_out)
-        self._context = zmq.Context()
-        public, secret = new_keys()
-        self.server_key = public.decode()
-        self._door = Authenticator(self._context)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, m.AGENT_BYTES_MAX)
-        self._socket.setsockopt(zmq.RCVHWM, _QUEUE_MAX)
-        self._socket.setsockopt(zmq.SNDHWM, _QUEUE_MAX)
-        self._socket.curve_server = True
-        self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
-        self.port = port
-        try:
-            self.endpoint = f"tcp://{address}:{listen(self._socket, address, port)}"
-        except ConfigurationError:
-            self._release()
-            raise
+        self._socket = AgentSocket(address, port)
         self._hosts: dict[str, AgentSession] = {}
         self._gone: set[str] = set()
         self._heard: set[str] = set()
@@ -134,11 +114,50 @@ class AgentServer:
         self._attended_at: float | None = None
         self._turned_at = clock()
         self._lock = threading.Condition(threading.RLock())  # a signal handler may come in again
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = -1
         self._files = FileServer(self._answer, self._may_have_files)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scavenger-hosts", daemon=True)
+
+    def start(self) -> None:
+        """Listen for agents, and serve them.
+
+        Raises:
+            ConfigurationError: If the port cannot be had; then this is closed.
+        """
+        try:
+            self._socket.open()
+        except ConfigurationError:
+            self.close()
+            raise
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._turned_at = self._clock()
         self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """By which VMs reach this machine."""
+        return self._socket.address
+
+    @property
+    def port(self) -> int:
+        """At which VMs join, as it was asked for; 0: any."""
+        return self._socket.port
+
+    @property
+    def endpoint(self) -> str:
+        """Where VMs join, `tcp://host:port`."""
+        return self._socket.endpoint
+
+    @property
+    def server_key(self) -> str:
+        """The public key by which agents know this leader, Z85."""
+        return self._socket.server_key
+
+    @property
+    def in_doubt(self) -> bool:
+        """The network is, as most VMs are silent or were until a moment ago: their silence says nothing of them."""
+        return not self._network.is_sound
 
     # ---- for the fleet -------------------------------------------------------------------------------------
 
@@ -159,7 +178,7 @@ class AgentServer:
         with self._lock:
             if intent not in self._hosts and intent not in self._gone:
                 self._hosts[intent] = AgentSession(intent, vm, role, threads, places)
-                self._door.admit(f"join.{intent}", public)
+                self._socket.admit(f"join.{intent}", public)
         return secret
 
     def gone(self, intent: str, reason: str) -> None:
@@ -191,7 +210,7 @@ class AgentServer:
             host = self._hosts.get(intent)
             if host is None or not (host.address and host.route):
                 return False
-            if self._clock() - host.heard_at >= self._lately_s:
+            if self._clock() - host.heard_at >= self._limits.doubt_s:
                 return False
             host.renewals += 1
             number = host.renewals
@@ -217,17 +236,14 @@ class AgentServer:
             for host in self._hosts.values():
                 host.channel.put(m.Farewell())
         self._closing.set()
-        self._thread.join()
+        if self._thread.ident:
+            self._thread.join()
         self._files.close()
         with self._lock:
-            os.close(self._bell)
+            if self._bell >= 0:
+                os.close(self._bell)
             self._bell = -1
-        self._release()
-
-    def _release(self) -> None:
         self._socket.close()
-        self._door.close()
-        self._context.term()
         self._archive.close()
 
     # ---- for the engine ------------------------------------------------------------------------------------
@@ -237,7 +253,7 @@ class AgentServer:
         return tuple(vm for vm in self.vms() if self._is_free(vm))
 
     def _is_free(self, vm: AgentStatus) -> bool:
-        able = vm.joined and vm.doomed is None and vm.heard_s_ago < self._lately_s
+        able = vm.joined and vm.doomed is None and vm.heard_s_ago < self._limits.doubt_s
         return able and len(vm.processes) < vm.places
 
     def launch(
@@ -266,6 +282,16 @@ class AgentServer:
             sha256 = self._archive.sha256 if folder else ""
             host.channel.put(m.Start(self._launches, boot, env, sha256, command))
             return self._launches
+
+    def give_up(self, intent: str, launch: int) -> None:
+        """Take a process that is to end for lost if its VM is silent, also where it is this side that hears nothing."""
+        with self._lock:
+            host, now = self._hosts.get(intent), self._clock()
+            if host is None or launch not in host.launches or now - host.heard_at < self._limits.lost_s:
+                return
+            self._note(host, launch, Gone(_silent_for(host, now)))
+            host.channel.put(m.Kill(launch))  # should it come back
+            del host.launches[launch]
 
     def say(self, intent: str, word: m.Word) -> None:
         """Say something to an agent; nothing where its VM is gone."""
@@ -296,8 +322,7 @@ class AgentServer:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._door.socket, zmq.POLLIN)
+        self._socket.register(poller)
         poller.register(self._bell, zmq.POLLIN)
         while True:
             last = self._closing.is_set()
@@ -307,13 +332,10 @@ class AgentServer:
             with self._lock:
                 now = self._clock()
                 self._allow_for_pause(now)
-                self._door.answer()
+                self._socket.answer_connections()
                 self._take(now)
+                self._judge_silence(now)
                 for host in self._hosts.values():
-                    if host.launches and now - host.heard_at > self._lost_s:
-                        self._lose(
-                            host, f"was lost: its VM ({host.address}) has been silent for {self._lost_s:g} s"
-                        )
                     self._send(host, now)
                 self._lock.notify_all()
             if last:
@@ -326,19 +348,42 @@ class AgentServer:
             for host in self._hosts.values():
                 host.heard_at += pause
 
+    def _judge_silence(self, now: float) -> None:
+        """Give up what runs on VMs that have fallen silent; nothing while it is likelier this side that is deaf."""
+        silent_s, ending = dict[str, float](), list[AgentSession]()
+        for host in self._hosts.values():
+            seconds = now - host.heard_at
+            if host.ending or host.shut_out or host.doomed is not None:
+                if seconds >= self._limits.lost_s:
+                    ending.append(host)  # its silence was to be expected
+            elif host.route and (host.launches or seconds < self._limits.doubt_s):
+                silent_s[host.intent] = seconds  # a VM with nothing to do may have been given back
+        before = self._network
+        self._network, lost = judge_silence(before, silent_s, self._limits, now)
+        if self._network.is_broken and before.is_sound:
+            silent = sum(seconds >= self._limits.doubt_s for seconds in silent_s.values())
+            self._alarms.add(
+                f"not hearing the VMs ({silent} of {len(silent_s)} are silent): training goes on there, and nothing is "
+                f"given up for {self._limits.keep_s:.0f} s"
+            )
+        elif before.broken_since_s is not None and before.is_broken and not self._network.is_broken:
+            self._alarms.add(f"hearing the VMs again, after {now - before.broken_since_s:.0f} s")
+        for host in (*(self._hosts[intent] for intent in lost), *ending):
+            if host.launches:
+                self._lose(host, _silent_for(host, now))
+
     def _take(self, now: float) -> None:
         for _ in range(_TURN_MAX):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            received = self._socket.receive()
+            if received is None:
                 return
-            route, body = frames[0].bytes, frames[-1]
-            name, _, intent = (self._door.name_of(str(body.get("User-Id"))) or "").partition(".")
+            name, route, body = received
+            name, _, intent = name.partition(".")
             host = self._hosts.get(intent)
             if host is None:
                 continue
             try:
-                self._open(host, name, route, body.bytes, now)
+                self._open(host, name, route, body, now)
             except MisbehavedError as error:
                 self._shut_out(host, f"it {error}")
             except Exception as error:  # noqa: BLE001 - one VM must not end what serves all
@@ -347,7 +392,7 @@ class AgentServer:
     def _open(self, host: AgentSession, name: str, route: bytes, body: bytes, now: float) -> None:
         try:
             message = m.decode(body)
-        except msgspec.DecodeError as error:
+        except MessageError as error:
             self._alarms.add_of(host.intent, f"VM {host.intent}: what it says is no message: {error}")
             return
         match name, message:
@@ -357,7 +402,7 @@ class AgentServer:
                 pass  # it was still on its way
             case "spent", _:
                 self._alarms.add(_MISUSED.format(host.intent))
-                self._shut(f"spent.{host.intent}")
+                self._socket.shut(f"spent.{host.intent}")
             case "vm", m.Packet():
                 self._hear(host, route, message, now)
             case _:
@@ -374,17 +419,17 @@ class AgentServer:
             refusal = _MISUSED.format(host.intent)
         if refusal:
             self._alarms.add_of(host.intent, refusal)
-            self._post(route, m.Refused(refusal))
+            self._socket.send(route, m.Refused(refusal))
             return
         if not host.key:
             host.key = message.public_key
-            self._door.admit(f"vm.{host.intent}", host.key)
-        self._post(route, m.Admitted())
+            self._socket.admit(f"vm.{host.intent}", host.key)
+        self._socket.send(route, m.Admitted())
 
     def _hear(self, host: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
         if host.heard_at == float("-inf"):
             # the same key under another name: nothing that is said by it is heard, but it is told
-            self._door.admit(f"spent.{host.intent}", one_time_keys(self.boot_key, host.intent)[0])
+            self._socket.admit(f"spent.{host.intent}", one_time_keys(self.boot_key, host.intent)[0])
         host.route, host.heard_at = route, now
         self._heard.add(host.intent)
         if (
@@ -449,13 +494,9 @@ class AgentServer:
 
     def _send(self, host: AgentSession, now: float) -> None:
         hung = self._attended_at is not None and now - self._attended_at > LEASE_S
-        if host.route and not hung and now - host.heard_at <= self._lost_s:
+        if host.route and not hung and now - host.heard_at <= self._limits.lost_s:
             for packet in host.channel.due(now):
-                self._post(host.route, packet)
-
-    def _post(self, route: bytes, message: m.Wire) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # who is gone is missed elsewhere
-            self._socket.send_multipart([route, m.encode(message)], zmq.NOBLOCK)
+                self._socket.send(host.route, packet)
 
     def _lose(self, host: AgentSession, reason: str) -> None:
         for launch in host.launches:
@@ -488,11 +529,11 @@ class AgentServer:
 
     def _shut_doors(self, intent: str) -> None:
         for name in ("join", "spent", "vm"):
-            self._shut(f"{name}.{intent}")
+            self._socket.shut(f"{name}.{intent}")
 
-    def _shut(self, name: str) -> None:
-        """Give a name to a key that nobody holds."""
-        self._door.admit(name, new_keys()[0].decode())
+
+def _silent_for(host: AgentSession, now: float) -> str:
+    return f"was lost: its VM ({host.address}) has been silent for {now - host.heard_at:.0f} s"
 
 
 _MISUSED = (

@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -18,11 +18,12 @@ import msgspec
 from scavenger.errors import CleanupError
 from scavenger.train.checkpoints.files import local_path
 from scavenger.train.checkpoints.remote_folder import SCHEME
-from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
-from scavenger.train.engines.process import ProcessEngine, cap_log
+from scavenger.train.engines.base import GRACE_S, Exit, PreemptionNotice, as_line
+from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
 from scavenger.train.engines.vm.values import AgentStatus, Gone, News
+from scavenger.train.remote_engine import RemoteEngine, RemoteProcess
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import is_own
 
@@ -49,25 +50,22 @@ class Needs:
 
 
 @dataclass(slots=True)
-class _Process:
-    boot: ProcessConfiguration
-    env: dict[str, str]
-    address: str | None
-    vm: str
-    log: Path
-    place_by: float
+class _Process(RemoteProcess):
+    env: dict[str, str] = field(default_factory=dict)
+    address: str | None = None
+    vm: str = ""
     launch: int = 0
     intent: str = ""
     place: str = ""
-    pid: int = 0
-    host: str = ""
-    memory_bytes: int = 0
-    suspended: bool = False
-    ended: bool = False
-    told: list[bytes] | None = None
+    told: list[bytes] | None = field(default_factory=list)
+
+    @property
+    def waits(self) -> bool:
+        """It has no VM yet."""
+        return not (self.ended or self.launch)
 
 
-class VmEngine(Engine):
+class VmEngine(RemoteEngine[_Process]):
     """Runs each role of a job in a process of its own, workers and aggregators on VMs.
 
     Args:
@@ -87,16 +85,14 @@ class VmEngine(Engine):
         command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._log_dir, self._hosts, self._place_max_s, self._clock = log_dir, hosts, place_max_s, clock
+        super().__init__(log_dir, clock)
+        self._hosts, self._place_max_s = hosts, place_max_s
         self._command = () if command is None else tuple(command)
         self._local = (
             ProcessEngine(log_dir, -1) if command is None else ProcessEngine(log_dir, -1, command=command)
         )
         self._locals: set[str] = set()
-        self._processes: dict[str, _Process] = {}
-        self._exits: list[Exit] = []
         self._doomed: list[PreemptionNotice] = []
-        self._closed = False
         self._avoided: frozenset[str] = frozenset()
 
     def launch(
@@ -108,10 +104,7 @@ class VmEngine(Engine):
         vm: str = "",
     ) -> int:
         """See `Engine.launch`; the leader's own address as `host` means no place in particular."""
-        if self._closed:
-            raise RuntimeError("the engine is closed")
-        if boot.name in self.running:
-            raise ValueError(f"a process {boot.name!r} runs already")
+        self._check_launch(boot.name)
         if boot.role == "coordinator":
             if not is_own(self._hosts.address):  # nobody promises a way out of this machine and in again
                 port = boot.coordinator.rpartition(":")[2]
@@ -122,11 +115,14 @@ class VmEngine(Engine):
             return pid
         if host is not None and not any(seen.address == host for seen in self._hosts.vms()):
             raise ValueError(f"there is no VM at {host!r}")
-        log = self._log_dir / f"{boot.name}.log"
-        log.touch()
         self._locals.discard(boot.name)
         self._processes[boot.name] = _Process(
-            boot, dict(env or {}), host, vm, log, self._clock() + self._place_max_s, told=[]
+            boot,
+            self._new_log(boot.name),
+            self._clock() + self._place_max_s,
+            env=dict(env or {}),
+            address=host,
+            vm=vm,
         )
         self._place()
         return 0
@@ -139,32 +135,31 @@ class VmEngine(Engine):
 
     def refuse_waiting(self, vm: str, count: int, reason: str) -> None:
         """No more VMs of a type will be had: of the workers that wait for one, so many end, the newest first."""
-        waiting = [
-            (name, process)
-            for name, process in self._processes.items()
-            if process.vm == vm
-            and process.boot.role != "aggregator"
-            and not (process.ended or process.launch)
-        ]
-        for name, process in waiting[len(waiting) - min(count, len(waiting)) :]:
-            self._end(name, process, -signal.SIGKILL, reason, refused=True)
+        waiting = self._waiting(vm)
+        for process in waiting[len(waiting) - min(count, len(waiting)) :]:
+            self._end(process, -signal.SIGKILL, reason, refused=True)
 
     def waiting(self, vm: str) -> int:
         """Workers that wait for a VM of a type."""
-        return sum(
-            process.vm == vm and process.boot.role != "aggregator" and not (process.ended or process.launch)
+        return len(self._waiting(vm))
+
+    def _waiting(self, vm: str) -> list[_Process]:
+        return [
+            process
             for process in self._processes.values()
-        )
+            if process.waits and process.vm == vm and process.boot.role != "aggregator"
+        ]
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`."""
         self._hear()
         self._place()
-        for name, process in self._processes.items():
-            if not (process.ended or process.launch) and self._clock() > process.place_by:
-                self._end(name, process, -signal.SIGKILL, self._complaint(process))
-        exits, self._exits = self._exits, []
-        return exits + self._local.poll()
+        for process in self._waited_too_long():
+            self._lose(process, f"no VM could be had for it within {self._place_max_s:g} s")
+        return self._take_exits() + self._local.poll()
+
+    def _waits(self, process: _Process, now: float) -> bool:
+        return process.waits and now > process.place_by
 
     def doomed(self) -> tuple[PreemptionNotice, ...]:
         """See `Engine.doomed`; a time that is set later is told again."""
@@ -191,34 +186,30 @@ class VmEngine(Engine):
         if process.launch:
             self._hosts.say(process.intent, m.Kill(process.launch))
         else:
-            self._end(name, process, -signal.SIGKILL, "")
-
-    def kill_all(self) -> None:
-        """See `Engine.kill_all`."""
-        for name in self.running:
-            self.kill(name)
+            self._end(process, -signal.SIGKILL)
 
     def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
         """See `Engine.stop`; a process whose VM counts as lost counts as ended."""
         chosen = names if names is not None else self.running
         local = [name for name in chosen if name in self._locals]
         far = {name: self._processes[name] for name in chosen if name not in self._locals}
-        for name, process in far.items():
+        for process in far.values():
             if process.launch and not process.ended:
                 self._hosts.say(process.intent, m.Stop(process.launch, grace_s))
             elif not process.ended:
-                self._end(name, process, -signal.SIGTERM, "")
+                self._end(process, -signal.SIGTERM)
         deadline = self._clock() + 2 * grace_s + _MARGIN_S
         try:
             self._local.stop(local, grace_s=grace_s)
         finally:
-            while any(not process.ended for process in far.values()) and self._clock() < deadline:
+            while (left := [one for one in far.values() if not one.ended]) and self._clock() < deadline:
+                for process in left:
+                    self._hosts.give_up(process.intent, process.launch)
                 self._hear()
                 time.sleep(_TICK_S)
         self._exits = [ended for ended in self._exits if ended.name not in far]
-        left = [name for name, process in far.items() if not process.ended]
         if left:
-            where = ", ".join(f"{name} (process {far[name].pid} on {far[name].host})" for name in left)
+            where = ", ".join(one.where for one in left)
             raise CleanupError(f"nobody tells whether these have ended: {where}; end their VMs")
 
     def close(self) -> None:
@@ -231,6 +222,11 @@ class VmEngine(Engine):
         finally:
             self._local.close()
             self._hosts.unattended()
+
+    @property
+    def in_doubt(self) -> bool:
+        """See `Engine.in_doubt`: most VMs are silent, or were until a moment ago."""
+        return self._hosts.in_doubt
 
     @property
     def leader_host(self) -> str:
@@ -253,24 +249,23 @@ class VmEngine(Engine):
     @property
     def running(self) -> tuple[str, ...]:
         """See `Engine.running`."""
-        far = tuple(name for name, process in self._processes.copy().items() if not process.ended)
-        return far + self._local.running
+        return super().running + self._local.running
 
     def pid(self, name: str) -> int:
         """See `Engine.pid`."""
-        return self._local.pid(name) if name in self._locals else self._processes[name].pid
+        return self._local.pid(name) if name in self._locals else super().pid(name)
 
     def host(self, name: str) -> str:
         """See `Engine.host`."""
-        return self._hosts.address if name in self._locals else self._processes[name].host
+        return self._hosts.address if name in self._locals else super().host(name)
 
     def log(self, name: str) -> Path:
         """See `Engine.log`."""
-        return self._local.log(name) if name in self._locals else self._processes[name].log
+        return self._local.log(name) if name in self._locals else super().log(name)
 
     def suspended(self, name: str) -> bool:
         """See `Engine.suspended`."""
-        return self._local.suspended(name) if name in self._locals else self._processes[name].suspended
+        return self._local.suspended(name) if name in self._locals else super().suspended(name)
 
     def tell(self, name: str, line: bytes) -> None:
         """See `Engine.tell`."""
@@ -286,19 +281,12 @@ class VmEngine(Engine):
 
     def sample_memory(self) -> dict[str, int]:
         """See `Engine.sample_memory`."""
-        far = {
-            name: process.memory_bytes
-            for name, process in self._processes.items()
-            if not process.ended and process.memory_bytes
-        }
-        return far | self._local.sample_memory()
+        return super().sample_memory() | self._local.sample_memory()
 
     def cap_logs(self) -> None:
-        """See `Engine.cap_logs`; the agents cap theirs by themselves."""
+        """See `Engine.cap_logs`."""
         self._local.cap_logs()
-        for process in self._processes.values():
-            if not process.ended:
-                cap_log(process.log)
+        super().cap_logs()
 
     def show_stack(self, name: str) -> None:
         """See `Engine.show_stack`."""
@@ -313,8 +301,7 @@ class VmEngine(Engine):
 
     def _place(self) -> None:
         """Give VMs with room to those who wait, in their order."""
-        waiting = [one for one in self._processes.values() if not (one.ended or one.launch)]
-        for process in waiting:
+        for process in [one for one in self._processes.values() if one.waits]:
             role = "aggregator" if process.boot.role == "aggregator" else "worker"
             able = [
                 vm
@@ -341,36 +328,28 @@ class VmEngine(Engine):
             self._hosts.say(vm.intent, m.Tell(process.launch, line))
         process.told = None
 
-    def _complaint(self, process: _Process) -> str:
-        return f"no VM could be had for it within {self._place_max_s:g} s"
-
     # ---- news ----------------------------------------------------------------------------------------------
 
     def _hear(self) -> None:
-        names = {process.launch: name for name, process in self._processes.items() if process.launch}
+        processes = {process.launch: process for process in self._processes.values() if process.launch}
         for launch, news in self._hosts.news():
-            name = names.get(launch)
-            if name is not None and not self._processes[name].ended:
-                self._note(name, self._processes[name], news)
+            process = processes.get(launch)
+            if process is not None and not process.ended:
+                self._note(process, news)
 
-    def _note(self, name: str, process: _Process, news: News) -> None:
+    def _note(self, process: _Process, news: News) -> None:
         match news:
             case m.Placed():
                 process.pid, process.host = news.pid, process.place
             case m.Report():
-                if news.log:
-                    with process.log.open("ab") as file:
-                        file.write(news.log)
-                process.suspended = news.suspended
-                process.memory_bytes = max(process.memory_bytes, news.memory_bytes)
+                self._report(process, news.log, news.memory_bytes, suspended=news.suspended)
                 if news.status is not None:
-                    self._end(name, process, news.status, news.reason)
+                    self._end(process, news.status, news.reason)
             case m.Doom():
-                self._doomed.append(PreemptionNotice(name, news.in_s, news.reason))
+                self._doomed.append(PreemptionNotice(process.boot.name, news.in_s, news.reason))
             case Gone():
-                self._end(name, process, -signal.SIGKILL, news.reason)
+                self._lose(process, news.reason)
 
-    def _end(self, name: str, process: _Process, status: int, reason: str, *, refused: bool = False) -> None:
-        process.ended, process.suspended, process.told = True, False, None
-        cap_log(process.log)
-        self._exits.append(Exit(name, status, reason, refused))
+    def _end(self, process: _Process, status: int, reason: str = "", *, refused: bool = False) -> None:
+        process.told = None
+        super()._end(process, status, reason, refused=refused)

@@ -49,6 +49,9 @@ class FileProxy:
         self._number = 0
         self._poll = select.epoll()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+
+    def open(self) -> None:
+        """Listen."""
         with near(self.path) as path:
             self._listener.bind(path)
         self._listener.listen(_CONNECTIONS_MAX)

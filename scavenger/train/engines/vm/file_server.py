@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-
 from scavenger.train.checkpoints import remote_folder as f
 from scavenger.train.checkpoints.files import LocalFiles
 from scavenger.train.checkpoints.format import DamagedError, Readable
@@ -26,9 +24,6 @@ _ANSWER_BYTES_MAX = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 _CLOSE_S = 5.0
 """How long operations that are broken off may take to leave nothing behind."""
-
-_questions: msgspec.msgpack.Decoder[f.Question] = msgspec.msgpack.Decoder(f.Question)
-_encoder = msgspec.msgpack.Encoder()
 
 
 class _BrokenOffError(Exception):
@@ -102,13 +97,13 @@ class FileServer:
 
     def _run(self, key: tuple[str, int], operation: _Operation) -> None:
         def say(answer: f.Answer) -> None:
-            self._answer(*key, _encoder.encode(answer))
+            self._answer(*key, f.answers.encode(answer))
 
         def hear() -> f.Question:
             said = operation.asked.get()
             if said is None:
                 raise _BrokenOffError
-            return _questions.decode(said)
+            return f.questions.decode(said)
 
         try:
             self._serve(key[0], hear, say)
@@ -122,7 +117,7 @@ class FileServer:
 
         Raises:
             OSError, DamagedError: As `LocalFiles`.
-            ValueError, msgspec.DecodeError: At a question that is none, or does not belong there.
+            ValueError, MessageError: At a question that is none, or does not belong there.
             _BrokenOffError: If it was.
         """
         first = hear()
@@ -192,6 +187,6 @@ def _name(name: str) -> str:
 def _failure(error: Exception) -> bytes:
     code = error.errno or 0 if isinstance(error, OSError) else 0
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return _encoder.encode(
+    return f.answers.encode(
         f.Failed(code, text[:500] or type(error).__name__, isinstance(error, DamagedError))
     )

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from scavenger.train.checkpoints.remote_folder import FRAME_BYTES_MAX
+from scavenger.train.codec import Codec
 from scavenger.train.transport.messages.values import ProcessConfiguration, Tagged
 
 __all__ = [
@@ -275,22 +276,5 @@ class Packet(Tagged, frozen=True):
 
 Wire = Join | Admitted | Refused | Packet
 
-_decoder: msgspec.msgpack.Decoder[Wire] = msgspec.msgpack.Decoder(Wire)
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(message: Wire) -> bytes:
-    """A message as msgpack."""
-    return _encoder.encode(message)
-
-
-def decode(data: bytes) -> Wire:
-    """A message from msgpack.
-
-    Raises:
-        msgspec.DecodeError: If it is none of ours, or not valid.
-    """
-    try:
-        return _decoder.decode(data)
-    except (RecursionError, UnicodeDecodeError) as error:
-        raise msgspec.DecodeError(str(error)) from None
+_codec: Codec[Wire] = Codec(Wire)
+encode, decode = _codec.encode, _codec.decode

@@ -17,6 +17,7 @@ from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.channel import Channel
 
 __all__ = [
+    "LEADER_SILENT_S",
     "AgentSession",
     "AgentStatus",
     "Alarms",
@@ -28,6 +29,9 @@ __all__ = [
 ]
 
 Role = Literal["worker", "aggregator"]
+
+LEADER_SILENT_S = 240.0
+"""Silence of the leader after which nothing trains on a VM any more: a network may break for minutes."""
 
 ALARMS_MAX = 20
 """Of what one VM says or does: a person has understood by then, and the rest is left out."""

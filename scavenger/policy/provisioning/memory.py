@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 
 from scavenger.domain.intent import Place, Situation
-from scavenger.policy.provisioning_actions import Listing
+from scavenger.policy.provisioning.actions import Listing
 
 __all__ = ["Backoff", "Memory", "Terms"]
 
@@ -211,6 +211,10 @@ class Memory:
     def is_open(self, place: Place, now_s: float) -> bool:
         """Whether a VM may be asked for there now."""
         return not self.bars(place) and self.is_due(("park", *place.key), now_s)
+
+    def is_sold_out(self, place: Place) -> bool:
+        """Whether the last launch there found nothing, however long ago."""
+        return self.times(("park", *place.key)) > 0
 
     def bars(self, place: Place) -> str:
         """Why it is of no use to ask there, in the cloud's words; empty where it is."""

@@ -6,7 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["IDLE_S", "Slot", "SlotSeen", "plan_slots"]
+__all__ = ["AGGREGATORS", "AGGREGATORS_PER_VM", "AGGREGATOR_SLOT", "IDLE_S", "Slot", "SlotSeen", "plan_slots"]
+
+AGGREGATOR_SLOT = 0
+"""The slot of the aggregators' VM; workers have the others."""
+
+AGGREGATORS = ""
+"""Stands for the type of the aggregators' VM among the types of the workers' VMs."""
+
+AGGREGATORS_PER_VM = 64
+"""All aggregators of a job share one VM."""
 
 IDLE_S = 10.0
 """A VM with nothing to do is kept so long: a process that crashed is followed by another within moments."""

@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 
 from scavenger.domain.intent import Desired, Intent, Past, Situation
-from scavenger.policy.provisioning_memory import Memory, Terms
+from scavenger.policy.provisioning.memory import Memory, Terms
 
 __all__ = ["Account", "charges", "money", "reserve_usd"]
 

@@ -33,7 +33,7 @@ from uuid import UUID
 
 from scavenger.domain.intent import Desired, Ending, Intent, Past, Place, Situation
 from scavenger.domain.vm import VmRequest, VmSeen
-from scavenger.policy.provisioning_actions import (
+from scavenger.policy.provisioning.actions import (
     Action,
     Adopt,
     Alarm,
@@ -47,8 +47,9 @@ from scavenger.policy.provisioning_actions import (
     Sweep,
     Terminate,
 )
-from scavenger.policy.provisioning_memory import Memory, Terms
-from scavenger.policy.provisioning_money import Account, money, reserve_usd
+from scavenger.policy.provisioning.memory import Memory, Terms
+from scavenger.policy.provisioning.money import Account, money, reserve_usd
+from scavenger.policy.provisioning.silence import are_most
 
 __all__ = ["CALLS", "DENIED", "THROTTLE", "Decider", "decide", "ending_of"]
 
@@ -224,8 +225,8 @@ class Decider:
     def _is_silence_ours(self) -> bool:
         """Where most fall silent at once, it is likelier this side that hears nothing."""
         joined = [intent for intent in self._situation.intents if intent.state == "UP" and intent.acks]
-        silent = sum(self._is_silent(intent) for intent in joined)
-        return silent > 1 and 2 * silent > len(joined)
+        silent = [intent.id for intent in joined if self._is_silent(intent)]
+        return are_most(silent, [intent.id for intent in joined])
 
     def _is_driven(self, job_id: str) -> bool:
         return self._memory.age_s("pulse", job_id) < self._terms.silence_s
@@ -298,10 +299,11 @@ class Decider:
         for wish in vacant[: max(0, room)]:
             places = desired.places_of(wish)
             place = next((one for one in places if memory.is_open(one, self._now_s)), None)
+            # also while one of them is tried again: until a launch succeeds, there is none to be had
+            if places not in told and all(memory.bars(one) or memory.is_sold_out(one) for one in places):
+                told.add(places)
+                yield self._no_place(job_id, places)
             if place is None:
-                if places not in told:
-                    told.add(places)
-                    yield self._no_place(job_id, places)
                 continue
             intent = self._intent(
                 desired, place, wish.slot, max(past.generations.get(wish.slot, -1) + 1, wish.generation)

@@ -1,0 +1,108 @@
+"""The agents on a job's VMs, as the fleet deals with them: lets them join, notes that they live, renews them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from scavenger.domain.intent import Intent
+from scavenger.policy.provisioning.fleet_plan import AgentSeen, FleetSpec
+from scavenger.policy.provisioning.slots import AGGREGATORS
+from scavenger.store import Store
+from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.engines.vm.values import AgentStatus
+
+__all__ = ["FleetAgents"]
+
+ACKNOWLEDGE_S = 10.0
+"""Between two notes in the store that a VM was heard; a fraction of the silence after which it is given up."""
+
+
+class FleetAgents:
+    """One job's.
+
+    Args:
+        store: Where it is noted that VMs are heard.
+        hosts: Where agents join.
+        spec: What VMs may be.
+    """
+
+    def __init__(self, store: Store, hosts: AgentServer, spec: FleetSpec) -> None:
+        self._store, self._hosts, self._spec = store, hosts, spec
+        self._vms: dict[str, AgentStatus] = {}
+        self._ended: set[str] = set()
+        self._acknowledged_at: dict[str, float] = {}
+        self._renewed_at: dict[str, float] = {}
+        self._idle_since: dict[str, float] = {}
+
+    def look(self, now: float) -> None:
+        """Take in what agents have said."""
+        self._vms = {vm.intent: vm for vm in self._hosts.vms()}
+        for vm in self._vms.values():
+            if vm.processes:
+                self._idle_since.pop(vm.intent, None)
+            elif vm.joined:
+                self._idle_since.setdefault(vm.intent, now)
+
+    def seen(self, now: float, *, avoided: Collection[str] = ()) -> dict[str, AgentSeen]:
+        """Every agent that is expected or has joined, by the intent of its VM, as of the last look.
+
+        Args:
+            avoided: Addresses of VMs that get no more workers.
+        """
+        return {
+            vm.intent: AgentSeen(
+                joined=vm.joined,
+                processes=len(vm.processes),
+                silent_s=vm.heard_s_ago,
+                idle_s=now - self._idle_since.get(vm.intent, now),
+                is_ending=vm.doomed is not None,
+                ends_in_s=None if vm.doomed is None else vm.doomed.in_s,
+                is_avoided=vm.address in avoided,
+            )
+            for vm in self._vms.values()
+        }
+
+    def admit(self, intents: Iterable[Intent], types: Mapping[int, str]) -> None:
+        """Let the VMs join that this attempt has asked for, and report the ends of those that are gone.
+
+        A VM that the cloud shows as ending without having been asked to is as good as gone, unless its end was
+        announced: then its worker is on its way out.
+
+        Args:
+            types: The type of VM of each slot.
+        """
+        for intent in intents:
+            if intent.slot not in types or intent.attempt != self._spec.desired.attempt:
+                continue
+            if intent.state in ("PLAN", "UP"):
+                self._expect(intent, types[intent.slot])
+                continue
+            vm = self._vms.get(intent.id)
+            taken = intent.ending in ("preempted", "died") and (vm is None or vm.doomed is None)
+            if (intent.state == "GONE" or taken) and intent.id not in self._ended:
+                self._ended.add(intent.id)
+                self._hosts.gone(intent.id, intent.reason or "its VM has ended")
+
+    def _expect(self, intent: Intent, vm: str) -> None:
+        self._hosts.expect(
+            intent.id,
+            role="aggregator" if vm == AGGREGATORS else "worker",
+            vm=vm,
+            threads=self._spec.threads[intent.request.vm],
+            places=self._spec.room[vm],
+        )
+
+    def acknowledge(self, now: float) -> None:
+        """Note in the store which VMs were heard."""
+        for intent in self._hosts.heard():
+            if now - self._acknowledged_at.get(intent, -ACKNOWLEDGE_S) >= ACKNOWLEDGE_S:
+                self._store.acknowledge_vm(intent)
+                self._acknowledged_at[intent] = now
+
+    def renew(self, intents: Iterable[Intent], life_s: float, now: float) -> None:
+        """Let the job's VMs live on, each in time before its limit."""
+        for intent in intents:
+            due = now - self._renewed_at.get(intent.id, -life_s) >= life_s / 3
+            lives = due and intent.state == "UP" and intent.id in self._vms
+            if lives and self._hosts.renew(intent.id, life_s):
+                self._renewed_at[intent.id] = now

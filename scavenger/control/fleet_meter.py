@@ -1,0 +1,69 @@
+"""What the VMs of a job have cost, and cost as it stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from scavenger.control.training.cost_meter import CostMeter
+from scavenger.domain.intent import Intent
+from scavenger.policy.provisioning.fleet_plan import FleetSpec
+from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
+
+__all__ = ["VmCostMeter"]
+
+
+class VmCostMeter(CostMeter):
+    """Counts what the reconciler has charged, and the present rate since.
+
+    Args:
+        spec: What VMs may be; tells prices of disks and of VMs to come.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, spec: FleetSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._spec, self._clock = spec, clock
+        self._prices = {offer.vm: offer.price_usd_per_hour for offer in spec.offers}
+        self._intents: tuple[Intent, ...] = ()
+        self._charged_usd, self._charged_at_s = 0.0, clock()
+        self._spent_usd = 0.0
+        self._is_final = False
+
+    def look(self, intents: tuple[Intent, ...], *, final: bool = False) -> None:
+        """Take in what the store says of the job's VMs; with `final`, nothing is paid for any more."""
+        self._intents, self._is_final = intents, final
+        # with their disks, which the budget's own sums leave out
+        charged_usd = sum(
+            one.spent_usd + one.billed_s / 3600.0 * self._spec.disk_usd_per_hour for one in intents
+        )
+        charged_usd = max(0.0, charged_usd - self._spec.before_usd)
+        if charged_usd != self._charged_usd:
+            self._charged_usd, self._charged_at_s = charged_usd, self._clock()
+
+    def spent_usd(self) -> float:
+        """See `CostMeter.spent_usd`; it never shrinks before the last VM has ended."""
+        if self._is_final:
+            return self._charged_usd
+        since_s = max(0.0, self._clock() - self._charged_at_s)
+        now_usd = self._charged_usd + self.usd_per_hour() * since_s / 3600.0
+        self._spent_usd = max(self._spent_usd, now_usd)
+        return self._spent_usd
+
+    def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
+        """See `CostMeter.usd_per_hour`."""
+        living = sum(map(self._rate, self._paid_for()))
+        return living + sum(count * self._prices[vm] for vm, count in (joining or {}).items())
+
+    def shared_usd_per_hour(self) -> float:
+        """See `CostMeter.shared_usd_per_hour`: the aggregators' VM."""
+        return sum(self._rate(one) for one in self._paid_for() if one.slot == AGGREGATOR_SLOT)
+
+    def reserved_usd(self) -> float:
+        """See `CostMeter.reserved_usd`."""
+        return sum(intent.reserved_usd for intent in self._paid_for())
+
+    def _rate(self, intent: Intent) -> float:
+        return intent.price_usd_per_hour + self._spec.disk_usd_per_hour
+
+    def _paid_for(self) -> list[Intent]:
+        return [one for one in self._intents if one.state != "GONE" and one.asked]

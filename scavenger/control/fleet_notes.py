@@ -1,0 +1,67 @@
+"""What the user should know of a job's VMs, each thing once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from scavenger.domain.configuration import Offer
+from scavenger.domain.intent import Intent
+from scavenger.policy.provisioning.actions import Alarm
+from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
+
+__all__ = ["FleetNotes"]
+
+_OF_ALL = ("undeletable", "unknown_vm", "silence", "blind")
+"""Alarms that concern every job of the region."""
+
+
+class FleetNotes:
+    """Passes on alarms and shortages to the user of one job.
+
+    Args:
+        note: Shows a line to the user.
+        offers: The types of the job's VMs.
+    """
+
+    def __init__(self, note: Callable[[str], None], offers: Iterable[Offer]) -> None:
+        self.note, self._offers = note, {offer.vm: offer for offer in offers}
+        self._alarms: deque[Alarm | str] = deque()
+        self._said: dict[str, str] = {}
+        self._fallen_back: set[str] = set()
+
+    def put(self, alarm: Alarm | str) -> None:
+        """An alarm of the reconciler, from its thread; shown by `show_alarms`."""
+        self._alarms.append(alarm)
+
+    def show_alarms(self, more: Iterable[str]) -> None:
+        """Show what concerns every job, or a type of VM that this job may have."""
+        for text in more:
+            self.note(text)
+        while self._alarms:
+            alarm = self._alarms.popleft()
+            if isinstance(alarm, str) or alarm.kind in _OF_ALL:
+                self.note(alarm if isinstance(alarm, str) else alarm.message)
+            elif alarm.kind in ("quota", "refused") and set(alarm.about.split()) & self._offers.keys():
+                self.note(alarm.message)
+
+    def show_shortages(self, said: Mapping[str, str]) -> None:
+        """Show how the job's wishes stand where that has changed; a budget that is reached ends the job instead."""
+        for kind, message in said.items():
+            if self._said.get(kind) != message:
+                self._said[kind] = message
+                if kind != "budget":
+                    self.note(message)
+
+    def show_fallbacks(self, intents: Iterable[Intent]) -> None:
+        """Where no spot VM could be had, show what the job pays instead, once for each type."""
+        for intent in intents:
+            offer = self._offers.get(intent.request.vm)
+            if intent.slot == AGGREGATOR_SLOT or intent.state != "UP" or offer is None:
+                continue
+            if offer.spot and not intent.request.spot and offer.vm not in self._fallen_back:
+                self._fallen_back.add(offer.vm)
+                self.note(
+                    f"no spot VM of {offer.vm} could be had: on demand at ${intent.price_usd_per_hour:.6g} per hour "
+                    f"instead of ${offer.price_usd_per_hour:.6g}, with which time and cost were predicted"
+                )

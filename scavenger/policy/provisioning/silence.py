@@ -1,0 +1,106 @@
+"""Whether VMs that are not heard have failed, or the leader's own network has: silences in, a verdict out.
+
+One VM that falls silent has failed. Where most fall silent within moments, it is likelier this side that hears
+nothing, and what runs on them goes on without it. So a network that breaks is told from VMs that fail, and nothing is
+given up for it:
+
+============================================  ======================  ==========================================
+network, as of the last look                  seen                    verdict
+============================================  ======================  ==========================================
+sound                                         most silent `doubt_s`   broken from now on
+sound                                         a few silent `lost_s`   those are lost
+broken                                        most still silent       nothing is lost
+broken                                        most are heard          mending from now on
+mending                                       most silent `doubt_s`   broken, since it broke first
+mending for less than `mend_s`                a few still silent      nothing is lost: connections come back one by one
+mending for `mend_s`, or all are heard        -                       sound
+any                                           silent `keep_s`         lost: what ran there has ended itself by then
+============================================  ======================  ==========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+__all__ = ["SOUND", "Network", "SilenceLimits", "are_most", "judge_silence"]
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceLimits:
+    """How long VMs may be silent.
+
+    Attributes:
+        doubt_s: Silence of most VMs after which the network is in doubt.
+        lost_s: Silence after which a VM is lost while the network is sound.
+        keep_s: Silence after which a VM is lost whatever the network does.
+        mend_s: How long the VMs that are still silent may take, once most are heard again.
+    """
+
+    doubt_s: float = 3.0
+    lost_s: float = 15.0
+    keep_s: float = 255.0
+    mend_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.doubt_s <= self.lost_s <= self.keep_s:
+            raise ValueError(f"silences must grow: {self.doubt_s}, {self.lost_s}, {self.keep_s} s")
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The leader's network, as it looks from the silence of VMs.
+
+    Attributes:
+        broken_since_s: When most VMs were last heard, monotonic; None while it is sound.
+        mending_since_s: When most VMs were heard again; None unless it is mending.
+    """
+
+    broken_since_s: float | None = None
+    mending_since_s: float | None = None
+
+    @property
+    def is_sound(self) -> bool:
+        """The silence of a VM is its own."""
+        return self.broken_since_s is None
+
+    @property
+    def is_broken(self) -> bool:
+        """Most VMs are silent."""
+        return not self.is_sound and self.mending_since_s is None
+
+
+SOUND = Network()
+
+
+def are_most(silent: Collection[str], all_vms: Collection[str]) -> bool:
+    """Whether so many VMs are silent that it is likelier this side that hears nothing; never where it is only one."""
+    return len(silent) > 1 and 2 * len(silent) > len(all_vms)
+
+
+def judge_silence(
+    network: Network, silent_s: Mapping[str, float], limits: SilenceLimits, now_s: float
+) -> tuple[Network, frozenset[str]]:
+    """What to make of the silence of VMs; see the table of the module.
+
+    Args:
+        network: As of the last look.
+        silent_s: For how long each VM has not been heard, by its intent; of VMs that have joined.
+        limits: How long they may be silent.
+        now_s: Monotonic.
+
+    Returns:
+        The network as of now, and the VMs that are lost.
+    """
+    doubtful = {vm for vm, seconds in silent_s.items() if seconds >= limits.doubt_s}
+    kept_too_long = frozenset(vm for vm, seconds in silent_s.items() if seconds >= limits.keep_s)
+    if are_most(doubtful, silent_s):
+        since_s = network.broken_since_s
+        if since_s is None:
+            since_s = now_s - min(silent_s[vm] for vm in doubtful)
+        return Network(since_s), kept_too_long
+    if not network.is_sound:
+        mending_s = now_s if network.mending_since_s is None else network.mending_since_s
+        if doubtful and now_s - mending_s < limits.mend_s:
+            return Network(network.broken_since_s, mending_s), kept_too_long
+    return SOUND, frozenset(vm for vm in doubtful if silent_s[vm] >= limits.lost_s)

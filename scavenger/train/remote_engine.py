@@ -1,0 +1,157 @@
+"""What the engines have in common whose processes run on other hosts: the book of what is known of each process."""
+
+from __future__ import annotations
+
+import signal
+import time
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from scavenger.train.engines.base import Engine, Exit
+from scavenger.train.engines.process import cap_log
+from scavenger.train.transport.messages.values import ProcessConfiguration
+
+__all__ = ["RemoteEngine", "RemoteProcess"]
+
+
+@dataclass(slots=True)
+class RemoteProcess:
+    """A process on another host, as of the last news of it.
+
+    Attributes:
+        boot: What it is told at its start.
+        log: Where its output is brought to.
+        place_by: When it counts as ended if it has found no host by then, monotonic seconds.
+        pid: Its id at its host; 0 until it is placed.
+        host: The address of its host; empty until it is placed.
+        memory_bytes: The largest that was seen.
+        suspended: It is stopped (state T).
+        ended: Its end is known.
+    """
+
+    boot: ProcessConfiguration
+    log: Path
+    place_by: float
+    pid: int = 0
+    host: str = ""
+    memory_bytes: int = 0
+    suspended: bool = False
+    ended: bool = False
+
+    @property
+    def where(self) -> str:
+        """Name, id and host, for a person who has to look there."""
+        return f"{self.boot.name} (process {self.pid} on {self.host})"
+
+
+P = TypeVar("P", bound=RemoteProcess)
+
+
+class RemoteEngine(Engine, Generic[P]):
+    """Keeps the book; a subclass places processes, passes orders on and takes in their news.
+
+    Args:
+        log_dir: Where each process's output is brought to, one file each, on this host.
+        clock: Seconds, monotonic.
+    """
+
+    def __init__(self, log_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log_dir, self._clock = log_dir, clock
+        self._processes: dict[str, P] = {}
+        self._exits: list[Exit] = []
+        self._closed = False
+
+    @abstractmethod
+    def kill(self, name: str) -> None:
+        """See `Engine.kill`."""
+
+    def kill_all(self) -> None:
+        """See `Engine.kill_all`."""
+        for name in self.running:
+            self.kill(name)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """See `Engine.running`."""
+        return tuple(name for name, process in self._processes.copy().items() if not process.ended)
+
+    def pid(self, name: str) -> int:
+        """See `Engine.pid`."""
+        return self._processes[name].pid
+
+    def host(self, name: str) -> str:
+        """See `Engine.host`."""
+        return self._processes[name].host
+
+    def log(self, name: str) -> Path:
+        """See `Engine.log`."""
+        return self._processes[name].log
+
+    def suspended(self, name: str) -> bool:
+        """See `Engine.suspended`."""
+        return self._processes[name].suspended
+
+    def sample_memory(self) -> dict[str, int]:
+        """See `Engine.sample_memory`."""
+        return {
+            name: process.memory_bytes
+            for name, process in self._processes.items()
+            if not process.ended and process.memory_bytes
+        }
+
+    def cap_logs(self) -> None:
+        """See `Engine.cap_logs`; the hosts cap theirs by themselves."""
+        for process in self._processes.values():
+            if not process.ended:
+                cap_log(process.log)
+
+    # ---- for subclasses ------------------------------------------------------------------------------------
+
+    def _check_launch(self, name: str) -> None:
+        """Whether a process of this name may be launched.
+
+        Raises:
+            RuntimeError, ValueError: See `Engine.launch`.
+        """
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        if name in self.running:
+            raise ValueError(f"a process {name!r} runs already")
+
+    def _new_log(self, name: str) -> Path:
+        log = self._log_dir / f"{name}.log"
+        log.touch()
+        return log
+
+    def _report(self, process: P, log: bytes, memory_bytes: int, *, suspended: bool) -> None:
+        """Note what a host has said of a process."""
+        if log:
+            with process.log.open("ab") as file:
+                file.write(log)
+        process.suspended = suspended
+        process.memory_bytes = max(process.memory_bytes, memory_bytes)
+
+    def _end(self, process: P, status: int, reason: str = "", *, refused: bool = False) -> None:
+        """Note that a process has ended, for `poll` to tell."""
+        process.ended, process.suspended = True, False
+        cap_log(process.log)
+        self._exits.append(Exit(process.boot.name, status, reason, refused))
+
+    def _lose(self, process: P, reason: str) -> None:
+        """Note that a process is lost, or never ran."""
+        self._end(process, -signal.SIGKILL, reason)
+
+    def _take_exits(self) -> list[Exit]:
+        exits, self._exits = self._exits, []
+        return exits
+
+    def _waited_too_long(self) -> list[P]:
+        """Processes that have found no host in time."""
+        now = self._clock()
+        return [one for one in self._processes.values() if not one.ended and self._waits(one, now)]
+
+    def _waits(self, process: P, now: float) -> bool:
+        return not process.pid and now > process.place_by

@@ -1,0 +1,186 @@
+"""Which VMs a job wants, by its processes and what is known of its VMs; and what a shortage means for it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from scavenger.domain.configuration import Offer
+from scavenger.domain.intent import Desired, Intent, IntentState, Place, Wish
+from scavenger.domain.vm import VmRequest
+from scavenger.policy.provisioning.fleet_plan import (
+    SILENT_S,
+    AgentSeen,
+    FleetPlan,
+    FleetSeen,
+    FleetSpec,
+    Refusal,
+    Shortage,
+    first_plan,
+    plan_fleet,
+    read_shortage,
+    wishes_of,
+)
+from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT, IDLE_S, Slot
+
+HERE = Place("small", "a", False, 0.1)
+BIG = Place("big", "a", True, 0.4)
+WANTED = Desired("job", "fake", "r", (), (), vms_max=6, budget_usd=math.inf, run_max_s=1e6)
+
+
+def offer(vm: str, workers: int) -> Offer:
+    return Offer("fake", "r", vm, 0.1, "test", cpus=2, memory_bytes=2**32, workers_per_vm=workers)
+
+
+SPEC = FleetSpec(
+    desired=WANTED,
+    package="p",
+    places={"small": (HERE,), "big": (BIG,)},
+    aggregators=(HERE,),
+    offers=(offer("small", 1), offer("big", 2)),
+    threads={"small": 2, "big": 2},
+)
+BUSY = AgentSeen(joined=True, processes=1)
+
+
+def intent(slot: int, state: IntentState = "UP", *, generation: int = 0, attempt: int = 1) -> Intent:
+    name = f"{slot}.{generation}"
+    request = VmRequest(
+        token=name,
+        owner="me",
+        job_id="job",
+        slot=slot,
+        generation=generation,
+        vm="small",
+        zone="a",
+        spot=False,
+        run_max_s=1e6,
+        user_data="",
+        image="",
+        disk_gib=20,
+        labels=(),
+        life_s=900.0,
+    )
+    return Intent(name, "job", slot, generation, "fake", "r", request, 0.1, 0.0, attempt=attempt, state=state)
+
+
+def seen(*vms: tuple[Intent, AgentSeen | None], workers: dict[str, int], **more: Any) -> FleetSeen:
+    agents = {one.id: agent for one, agent in vms if agent is not None}
+    given: dict[str, Any] = {"aggregators": 1, **more}
+    return FleetSeen(tuple(one for one, _ in vms), agents, workers, **given)
+
+
+def planned(what: FleetSeen, before: FleetPlan | None = None) -> FleetPlan:
+    return plan_fleet(SPEC, before or FleetPlan(), what)
+
+
+TWO = planned(seen(workers={"small": 2}))
+"""A plan for two workers and the aggregators."""
+
+
+class TestPlan:
+    def test_every_worker_has_a_place_and_all_aggregators_share_a_vm(self) -> None:
+        plan = planned(seen(workers={"small": 2, "big": 3}, aggregators=5))
+
+        assert [slot.vm for slot in plan.slots] == ["small", "small", "big", "big"]
+        assert wishes_of(SPEC, plan) == (
+            Wish(AGGREGATOR_SLOT, 0, (HERE,)),
+            Wish(1, places=(HERE,)),
+            Wish(2, places=(HERE,)),
+            Wish(3, places=(BIG,)),
+            Wish(4, places=(BIG,)),
+        )
+
+    def test_nothing_is_wanted_for_nothing(self) -> None:
+        assert wishes_of(SPEC, planned(seen(workers={}, aggregators=0))) == ()
+
+    def test_what_is_wanted_is_wanted_still_while_nothing_changes(self) -> None:
+        assert planned(seen(workers={"small": 2}), TWO) == TWO
+
+    def test_never_more_vms_than_the_job_may_have(self) -> None:
+        plan = planned(seen(workers={"small": 20}))
+        assert len(wishes_of(SPEC, plan)) == WANTED.vms_max
+
+    @pytest.mark.parametrize("state", ["DELETING", "GONE"])
+    def test_a_worker_on_a_vm_that_ends_needs_no_other(self, state: IntentState) -> None:
+        what = seen((intent(1, state), BUSY), (intent(2), BUSY), workers={"small": 2})
+        assert [slot.number for slot in planned(what, replace(TWO, slots=(Slot(2, "small"),))).slots] == [2]
+
+    def test_a_vm_with_nothing_to_do_goes_after_a_while(self) -> None:
+        def idle(seconds: float) -> FleetPlan:
+            resting = AgentSeen(joined=True, idle_s=seconds)
+            return planned(seen((intent(1), BUSY), (intent(2), resting), workers={"small": 1}), TWO)
+
+        assert [slot.number for slot in idle(IDLE_S / 2).slots] == [1, 2]
+        assert [slot.number for slot in idle(IDLE_S).slots] == [1]
+
+    def test_a_vm_that_was_told_of_its_end_is_followed_by_another(self) -> None:
+        ending = replace(BUSY, is_ending=True, ends_in_s=60.0)
+        # the worker there, the one that stays, and the one that takes the place of the first
+        what = seen((intent(1), ending), (intent(2), BUSY), workers={"small": 3})
+        assert [slot.number for slot in planned(what, TWO).slots] == [1, 2, 3]
+
+    def test_a_vm_at_risk_gets_no_more_work(self) -> None:
+        at_risk = AgentSeen(joined=True, is_ending=True)
+        what = seen((intent(1), at_risk), (intent(2), BUSY), workers={"small": 2})
+        assert [slot.number for slot in planned(what, TWO).slots] == [2, 3]
+
+    @pytest.mark.parametrize(("in_doubt", "numbers"), [(False, [2, 3]), (True, [1, 2])])
+    def test_a_silent_vm_is_replaced_unless_the_network_is_to_blame(
+        self, in_doubt: bool, numbers: list[int]
+    ) -> None:
+        silent = AgentSeen(joined=True, silent_s=SILENT_S + 1.0)
+        what = seen((intent(1), silent), (intent(2), BUSY), workers={"small": 2}, in_doubt=in_doubt)
+        assert [slot.number for slot in planned(what, TWO).slots] == numbers
+
+    @pytest.mark.parametrize(("in_doubt", "generation"), [(False, 1), (True, 0)])
+    def test_so_is_the_aggregators_vm_by_its_next_generation(self, in_doubt: bool, generation: int) -> None:
+        silent = AgentSeen(joined=True, silent_s=SILENT_S + 1.0)
+        what = seen((intent(AGGREGATOR_SLOT), silent), workers={"small": 2}, in_doubt=in_doubt)
+        assert planned(what, TWO).generation == generation
+
+    def test_an_attempt_begins_behind_all_slots_and_generations_of_the_ones_before(self) -> None:
+        past = (intent(AGGREGATOR_SLOT, "GONE", generation=2), intent(7, "UP"))
+        plan = first_plan((*past, intent(9, attempt=2)), 2)
+        assert (plan.first, plan.generation) == (8, 3)
+
+
+class TestShortage:
+    """A job with a plan for two workers, of which one runs on slot 1."""
+
+    def read(
+        self, kind: str, *more: tuple[Intent, AgentSeen | None], waiting: int = 1, works: bool = True
+    ) -> Shortage | Refusal | None:
+        vms: tuple[tuple[Intent, AgentSeen | None], ...] = ((intent(AGGREGATOR_SLOT), BUSY),)
+        if works:
+            vms += ((intent(1), BUSY),)
+        what = seen(*vms, *more, workers={"small": waiting + works}, waiting={"small": waiting})
+        return read_shortage(SPEC, TWO, what, {kind: "so it is"} if kind else {})
+
+    def test_a_budget_that_is_reached_ends_the_job_whatever_runs(self) -> None:
+        assert self.read("budget", waiting=0) == Shortage("budget", "so it is")
+
+    @pytest.mark.parametrize("kind", ["", "sold_out", "quota"])
+    def test_what_may_pass_is_waited_for(self, kind: str) -> None:
+        assert self.read(kind, works=False) is None
+
+    @pytest.mark.parametrize("kind", ["unaffordable", "credentials", "no_place", "loop"])
+    def test_with_no_worker_and_no_vm_to_come_the_job_ends(self, kind: str) -> None:
+        assert self.read(kind, works=False) == Shortage(kind, "so it is")
+
+    def test_while_a_worker_runs_those_in_excess_are_refused(self) -> None:
+        assert self.read("loop", waiting=2) == Refusal({"small": 2}, "so it is")
+
+    def test_a_vm_on_its_way_is_waited_for(self) -> None:
+        assert self.read("loop", (intent(2, "PLAN"), None), waiting=2) == Refusal({"small": 1}, "so it is")
+        assert self.read("loop", (intent(2, "PLAN"), None), works=False) is None
+
+    def test_who_does_not_wait_is_not_refused(self) -> None:
+        assert self.read("no_place", waiting=0) is None
+
+    def test_workers_have_nothing_to_do_without_aggregators(self) -> None:
+        what = seen((intent(1), BUSY), workers={"small": 2}, waiting={"small": 1})
+        assert read_shortage(SPEC, TWO, what, {"no_place": "so it is"}) == Shortage("no_place", "so it is")
