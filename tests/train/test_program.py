@@ -38,7 +38,8 @@ def gradient(
     program: Program, weights: Sequence[Any], start: int, stop: int, *, seed: int = 1, halves: bool = False
 ) -> Gradient:
     """Of the samples from `start` to `stop`."""
-    return program.gradient(weights, program.train.batch(np.arange(start, stop)), seed=seed, halves=halves)
+    batch = program.train.batch(np.arange(start, stop))
+    return program.gradient(weights, batch, seed=seed, position=start, halves=halves)
 
 
 def in_shares(program: Program, parts: Sequence[int], samples: int, *, halves: bool = False) -> list[Any]:
@@ -236,7 +237,7 @@ def test_a_map_style_data_set_trains_as_its_arrays_do(plain: Program) -> None:
     indices = np.array([3, 30, 4])
 
     got, expected = (
-        p.gradient(plain.initial_state(), p.train.batch(indices), seed=1, halves=False).gradients
+        p.gradient(plain.initial_state(), p.train.batch(indices), seed=1, position=0, halves=False).gradients
         for p in (program, plain)
     )
 

@@ -6,6 +6,7 @@ It holds nothing that cannot be fetched again, so it may join, leave or die at a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import math
 import sys
@@ -20,7 +21,7 @@ import numpy as np
 import zmq
 
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.order import epoch_order, sample_seed
+from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import without
 from scavenger.elastic.view import Piece, View, plan_step
 from scavenger.errors import TrainingCodeError
@@ -64,6 +65,15 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
     return Program(job)
 
 
+def seed_apart(seed: int, name: str) -> None:
+    """Seed what draws at random outside of Keras's generators: NumPy, Python, and TensorFlow's own operations.
+
+    After `load_program` all workers stand at the same place there; from here on each draws for itself.
+    """
+    digest = hashlib.blake2b(name.encode(), digest_size=4, key=(seed % (1 << 64)).to_bytes(8, "little"))
+    keras.utils.set_random_seed(int.from_bytes(digest.digest(), "little"))
+
+
 class _ToldToQuit(Exception):  # noqa: N818 - it is no error
     """The job needs this worker no more."""
 
@@ -85,6 +95,7 @@ class Worker:
         self._context, self._boot, self._control, self._keys = context, boot, control, keys
         self._name = boot.name
         self._program = load_program(boot.train, boot.job_dir, boot.seed)
+        seed_apart(boot.seed, boot.name)
         self._batches = Prefetcher(self._program.train)
         self._fd = open_block(boot)
         self._memory = memory_id(self._fd)
@@ -204,7 +215,10 @@ class Worker:
         # trace, and use the memory of a first step, before the others wait for us; what comes out is thrown away
         some = self._program.train.batch(np.arange(min(_WARM_UP_SAMPLES, len(self._program.train))))
         for halves in (False, True) if len(self._program.train) > 1 else (False,):
-            self._put(self._program.gradient(initial, some, seed=0, halves=halves), worker_slot(self._name))
+            self._put(
+                self._program.gradient(initial, some, seed=0, position=0, halves=halves),
+                worker_slot(self._name),
+            )
         for turn in (0, 1):
             self._block.touch(self._layout.state_at(turn), self._layout.state_bytes)
         self._program.evaluate(
@@ -320,7 +334,8 @@ class Worker:
             result = self._program.gradient(
                 weights,
                 batch,
-                seed=sample_seed(self._boot.seed, step, share.start),
+                seed=self._boot.seed,
+                position=epoch * len(self._program.train) + share.start,
                 # alone, a worker tells the noise from the two halves of its batch
                 halves=view.workers == 1 and len(indices) > 1,
             )
@@ -366,7 +381,12 @@ class Worker:
                 continue
             share = piece.share
             sums = self._program.evaluate(
-                self._weights(order.step, order), share.start, share.stop, view.local_batch_size
+                self._weights(order.step, order),
+                share.start,
+                share.stop,
+                view.local_batch_size,
+                seed=self._boot.seed,
+                step=order.step,
             )
             packed = tuple(np.asarray(value, dtype=np.float64).tobytes() for value in sums)
             said = m.Evaluation(view.number, order.step, piece.number, packed)
