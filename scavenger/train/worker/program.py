@@ -24,6 +24,7 @@ from scavenger.elastic.order import random_streams
 from scavenger.errors import NotSupportedError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.names import partial_model
+from scavenger.train.separability import Separability
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.worker.checks import check_model, check_variables
 from scavenger.train.worker.data import Source, open_source
@@ -34,8 +35,6 @@ Array = npt.NDArray[Any]
 
 _ALIGNMENT = 64  # TensorFlow's kernels end the process where a tensor's memory begins elsewhere
 _TARGETS = 16  # at most so many tell one data set from another: quickly read, and seldom equal by chance
-_PROBE_SAMPLES = 4  # enough to be cut into unequal parts
-_PROBE_TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,14 @@ class Program:
         self._stream_of = [first.index(seed) for seed in first] + [len(first)]
         self._metrics = [v for metric in model.metrics for v in metric.variables]
         check_variables(self._trainable, self._states)
-        self._check_separable()
+        Separability(
+            model,
+            self.train,
+            self._trainable,
+            self._states,
+            self._metrics,
+            lambda number: self._draw_from(self._streams(0, number)),
+        ).check()
         self.manifest = self._manifest(sample)
 
         specs = _specs(sample)
@@ -212,8 +218,9 @@ class Program:
         with tf.GradientTape() as tape:
             predicted = model(x, training=True) if model._call_has_training_arg else model(x)
             loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
+            scaled = model.optimizer.scale_loss(loss)  # the aggregator's optimizer divides by the same factor
         variables = [v.value for v in self._trainable]
-        gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
         model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         return loss, [tf.convert_to_tensor(g) for g in gradients]
@@ -290,39 +297,6 @@ class Program:
         self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         self.model.reset_metrics()
 
-    def _check_separable(self) -> None:
-        """Refuse losses and metrics of a batch that do not follow from those of its parts.
-
-        Tried on a few samples: a mean over samples, and metrics made of sums, pass; a loss that compares
-        samples of a batch with each other does not.
-        """
-        count = min(_PROBE_SAMPLES, len(self.train))
-        if count < 2:
-            return
-        whole, again = self._probe(0, count), self._probe(0, count)
-        if not _close(whole[0], again[0]):
-            return  # it draws at random even when not training: nothing can be told
-        (loss_a, sums_a), (loss_b, sums_b) = self._probe(0, 1), self._probe(1, count)
-        if not _close(whole[0], (loss_a + (count - 1) * loss_b) / count):
-            raise NotSupportedError(
-                "the loss of a batch is not the mean of its samples' losses: it cannot be split over workers"
-            )
-        if not all(_close(w, a + b) for w, a, b in zip(whole[1], sums_a, sums_b, strict=True)):
-            raise NotSupportedError(
-                "a metric is not made of sums over samples: it cannot be put together from the workers' parts"
-            )
-
-    def _probe(self, start: int, stop: int) -> tuple[float, list[Array]]:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(self.train.batch(np.arange(start, stop)))
-        model = self.model
-        model.reset_metrics()
-        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
-        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
-        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
-        sums = [v.numpy() for v in self._metrics]
-        model.reset_metrics()
-        return float(loss), sums
-
     def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
         model = self.model
         tensors = [
@@ -360,10 +334,6 @@ class Program:
 
 def _is_float(variable: Any) -> bool:
     return "float" in keras.backend.standardize_dtype(variable.dtype)
-
-
-def _close(a: Any, b: Any) -> bool:
-    return bool(np.allclose(a, b, rtol=_PROBE_TOLERANCE, atol=1e-6, equal_nan=True))
 
 
 def _specs(sample: tuple[Any, ...]) -> Any:
