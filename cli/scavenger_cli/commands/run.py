@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,9 +95,15 @@ def _show_dry_run(
         renting_now: It is shown before the first VM is paid for, and a question follows.
     """
     from scavenger.cloud.local import LocalCloud
-    from scavenger.control.search.space import check_supported, check_training_module, search_space
+    from scavenger.control.search.space import (
+        check_keras_backend,
+        check_supported,
+        check_training_module,
+        search_space,
+    )
 
     check_supported(job)
+    check_keras_backend(os.environ)
     check_training_module(job, job_file)
     renting = None
     if job.infra.provider == "local":

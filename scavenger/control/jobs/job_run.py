@@ -17,7 +17,12 @@ from scavenger.control.jobs.wiring import supervisor_of, trainer_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
-from scavenger.control.search.space import check_supported, check_training_module, search_space
+from scavenger.control.search.space import (
+    check_keras_backend,
+    check_supported,
+    check_training_module,
+    search_space,
+)
 from scavenger.control.training.audit import AUDIT_FILE
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.journal import Journal
@@ -71,6 +76,7 @@ class JobRun:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_supported(job)
+        check_keras_backend(os.environ)
         self._job, self._job_file, self._store = job, job_file, store
         self._run, self._confirm, self._clock = run, confirm, clock
         self._resumed, self._audited = resumed, audit

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import importlib
 import math
+import os
 import sys
 import tempfile
 import time
@@ -24,7 +25,7 @@ from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import without
 from scavenger.elastic.view import Piece, View, plan_step
-from scavenger.errors import TrainingCodeError
+from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport import messages as m
@@ -47,11 +48,17 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
 
     Raises:
         TrainingCodeError: If the module has no such object, or it is not a job.
+        NotSupportedError: If the module asks for another backend of Keras.
     """
     module_name, _, attribute = train.partition(":")
     sys.path.insert(0, job_dir)
     keras.utils.set_random_seed(seed % (1 << 32))
     module = importlib.import_module(module_name)
+    if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
+        raise NotSupportedError(
+            f"{module.__file__} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
+            "with TensorFlow: leave it out"
+        )
     try:
         job = getattr(module, attribute)
     except AttributeError:
