@@ -71,9 +71,9 @@ def _check_optimizer(optimizer: Any) -> None:
         _check_learning_rate(one._learning_rate)
         if isinstance(one, keras.optimizers.ScheduleFreeAdamW) and not one.built:
             raise NotSupportedError(
-                "ScheduleFreeAdamW starts from zeros instead of the weights when model.fit builds it, which no user "
-                "wants: call model.optimizer.build(model.trainable_variables) after compile(), and it starts from "
-                "the weights in Keras and here"
+                "ScheduleFreeAdamW is to start from the weights, but starts from zeros where model.fit builds it: call "
+                "model.optimizer.build(model.trainable_variables) after compile(), and it starts from the weights, "
+                "in Keras and here"
             )
     chosen_by = getattr(optimizer, "_optimizer_map", None)
     if chosen_by is not None and not isinstance(chosen_by, keras.optimizers.OptimizerMap):
@@ -100,6 +100,11 @@ def _check_layers(model: Any) -> None:
             raise NotSupportedError(
                 f"{layer.name}: BatchNormalization(synchronized=True) needs the statistics of all workers, which "
                 "they do not exchange; with synchronized=False each worker normalises its own part of the batch"
+            )
+        if isinstance(layer, getattr(keras.layers, "AugMix", ())):
+            raise NotSupportedError(
+                f"{layer.name}: AugMix chooses its transformations once, with Python's random, when it is traced, so "
+                "each worker would have others for good; use RandAugment, or AugMix in the data set"
             )
         if getattr(layer, "stateful", False):
             raise NotSupportedError(

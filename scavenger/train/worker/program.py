@@ -91,7 +91,7 @@ class Program:
             self._trainable,
             self._states,
             self._metrics,
-            lambda number: self._draw_from(self._streams(0, number)),
+            lambda number: self.draw_from(0, number),
         ).check()
         self.manifest = self._manifest(sample)
 
@@ -187,6 +187,15 @@ class Program:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a layer of the model has a random generator."""
+        return bool(self._generators)
+
+    def draw_from(self, seed: int, position: int) -> None:
+        """Have the model draw next what it draws for samples from a position on."""
+        self._draw_from(self._streams(seed, position))
 
     def _streams(self, seed: int, position: int, *, evaluation: int = 0) -> Array:
         """The state in which each random generator begins with samples from a position on."""

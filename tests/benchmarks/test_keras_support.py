@@ -1,0 +1,95 @@
+"""Every optimizer and every layer with state that Keras exports trains as in Keras, or is refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import keras
+import pytest
+
+from benchmarks.keras_support import (
+    DOCUMENT,
+    Case,
+    Verdict,
+    layer_case,
+    optimizer_cases,
+    stateful_layers,
+    tables,
+    verdict_of,
+)
+
+QUICK = {
+    "BatchNormalization",
+    "BatchNormalization(renorm=True)",
+    "BatchNormalization(synchronized=True)",
+    "Dropout",
+    "GRU(stateful=True)",
+    "GaussianNoise",
+    "SpectralNormalization",
+}
+"""Layers that are trained in ordinary runs as well; `make proofs` trains all."""
+_OPTIMIZERS = {case.name: case for case in optimizer_cases()}
+_LAYERS = {found[0]: found for found in stateful_layers()}
+
+
+def rows() -> dict[str, Verdict]:
+    """What the document says."""
+    found = re.findall(r"^\| ([^|]+?) +\| ([^|]*?) *\| ([^|]*?) *\|$", DOCUMENT.read_text(), re.MULTILINE)
+    return {name: Verdict(name, answer, reason) for name, answer, reason in found}
+
+
+def check(case: Case) -> None:
+    verdict = verdict_of(case)
+
+    assert verdict.answer != "different"
+    assert (verdict.answer == "refused") == bool(verdict.reason)
+    assert rows()[case.name].answer == verdict.answer, "python -m benchmarks.keras_support"
+
+
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+def test_an_optimizer_gives_the_weights_of_plain_keras_or_is_refused(name: str) -> None:
+    check(_OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in _LAYERS]
+)
+def test_a_layer_with_state_gives_the_weights_of_plain_keras_or_is_refused(name: str) -> None:
+    check(layer_case(*_LAYERS[name]))
+
+
+def test_the_document_names_what_this_version_of_keras_exports() -> None:
+    text = DOCUMENT.read_text()
+
+    assert f"Keras {keras.__version__}." in text
+    assert set(rows()) - {"Optimizer or option", "Layer with state"} - set_of_rules(text) == {
+        *_OPTIMIZERS,
+        *_LAYERS,
+    }
+
+
+def set_of_rules(text: str) -> set[str]:
+    """What stands between the head and the body of a table."""
+    return set(re.findall(r"^\| ?(:?-+:?) ?\|", text, re.MULTILINE))
+
+
+def test_an_optimizer_that_trains_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _OPTIMIZERS["loss_scale_factor"]
+    before: Any = keras.optimizers.SGD.scale_loss
+    assert verdict_of(case).answer == "equal"
+
+    # as if workers left the scaling out: the gradients are divided by a factor that they do not have
+    calls = iter(range(10**6))
+    monkeypatch.setattr(
+        keras.optimizers.SGD, "scale_loss", lambda self, loss: loss if next(calls) % 2 else before(self, loss)
+    )
+
+    assert verdict_of(case).answer == "different"
+
+
+def test_the_tables_hold_a_row_for_each() -> None:
+    text = tables([Verdict("SGD", "equal")], [Verdict("Dropout", "refused", "as it is")])
+
+    assert "SGD" in text
+    assert "as it is" in text
