@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.figures import markdown_table, replace_section
+from benchmarks.figures import replace_section
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
 from scavenger.train.aggregation.model_shard import ModelShard
@@ -264,7 +264,7 @@ def verdict_of(case: Case) -> Verdict:
         normalises = any(
             isinstance(layer, keras.layers.BatchNormalization) for layer in program.model._flatten_layers()
         )
-        if normalises and _equal(_in_pieces(program, ((0, _SAMPLES),)), plain, case):
+        if normalises and _equal(_in_pieces(_program(case), ((0, _SAMPLES),)), plain, case):
             return Verdict(case.name, "each worker's part")
     except (NotSupportedError, DataError) as error:
         return Verdict(case.name, "refused", str(error))
@@ -293,13 +293,12 @@ def _plainly(case: Case) -> list[Array]:
 
 def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]]) -> list[Array]:
     """Weights and states after steps as workers and aggregators take them, in one process."""
-    begin = program.initial_state()
     layout = Layout.of(program.manifest, 2)
     fd = create_block()
     try:
         block = Block(fd, layout)
         parts = [ModelShard(fd, layout, index) for index in range(2)]
-        for target, value in zip(block.tensors(layout.state_at(0)), begin, strict=True):
+        for target, value in zip(block.tensors(layout.state_at(0)), program.initial_state(), strict=True):
             target[...] = value
         for part in parts:
             part.begin()
@@ -336,11 +335,11 @@ def _equal(got: Sequence[Array], expected: Sequence[Array], case: Case) -> bool:
 
 def tables(optimizers: Sequence[Verdict], layers: Sequence[Verdict]) -> str:
     """Both tables, as they stand in the document."""
-    parts = [f"Keras {keras.__version__}."]
-    for title, verdicts in (("Optimizer or option", optimizers), ("Layer with state", layers)):
-        rows = [[one.name, one.answer, one.reason] for one in verdicts]
-        parts.append(markdown_table([title, "", "why"], rows))
-    return "\n\n".join(parts)
+    lines = [f"Keras {keras.__version__}."]
+    for title, verdicts in (("optimizer or option", optimizers), ("layer with state", layers)):
+        lines += ["", f"| {title} | answer | why |", "|---|---|---|"]
+        lines += [f"| {one.name} | {one.answer} | {one.reason} |" for one in verdicts]
+    return "\n".join(lines)
 
 
 def main() -> None:

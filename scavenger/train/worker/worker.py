@@ -37,7 +37,7 @@ from scavenger.train.transport.sockets import Dealer, Keys
 from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.program import Gradient, Program
 
-__all__ = ["Worker", "load_program"]
+__all__ = ["Worker", "load_program", "seed_apart"]
 
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
