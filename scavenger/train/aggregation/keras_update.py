@@ -129,7 +129,7 @@ class KerasUpdate:
 
 def _deserialised(document: Any) -> Any:
     """The optimizer of a configuration; Keras itself does not find all that it exports, as Lamb, by their names."""
-    kind = getattr(keras.optimizers, str(document["class_name"]), None)
+    kind: Any = getattr(keras.optimizers, str(document["class_name"]), None)
     exported = isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer)
     if document.get("module") == "keras.optimizers" and exported:
         return kind.from_config(document["config"])

@@ -95,13 +95,14 @@ def _check_learning_rate(rate: Any) -> None:
 
 
 def _check_layers(model: Any) -> None:
+    aug_mix: Any = getattr(keras.layers, "AugMix", ())
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             raise NotSupportedError(
                 f"{layer.name}: BatchNormalization(synchronized=True) needs the statistics of all workers, which "
                 "they do not exchange; with synchronized=False each worker normalises its own part of the batch"
             )
-        if isinstance(layer, getattr(keras.layers, "AugMix", ())):
+        if isinstance(layer, aug_mix):
             raise NotSupportedError(
                 f"{layer.name}: AugMix chooses its transformations once, with Python's random, when it is traced, so "
                 "each worker would have others for good; use RandAugment, or AugMix in the data set"
