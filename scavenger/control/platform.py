@@ -12,7 +12,12 @@ from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
-from scavenger.control.search.space import check_supported, check_training_module, search_space
+from scavenger.control.search.space import (
+    check_keras_backend,
+    check_supported,
+    check_training_module,
+    search_space,
+)
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
@@ -132,6 +137,7 @@ def prepare_job(job: JobSpec, job_file: Path) -> PreparedJob:
         ConfigurationError: If the job file asks for what there is not.
     """
     check_supported(job)
+    check_keras_backend(os.environ)
     folder = check_training_module(job, job_file)
     return PreparedJob(job, job_file, folder, platform_of(job))
 

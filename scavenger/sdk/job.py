@@ -19,7 +19,8 @@ class KerasJob:
         model: A compiled `keras.Model` with a built-in optimizer and the default `train_step`.
         train: Arrays `(x, y)` or `(x, y, sample_weight)`, where `x` and `y` may be tuples or dicts of arrays with
             samples along the first axis; or a map-style data set: an object with `__len__` and `__getitem__`,
-            whose items are `(x, y)` or `(x, y, sample_weight)` of one sample.
+            whose items are `(x, y)` or `(x, y, sample_weight)` of one sample. What gives whole batches, as
+            `keras.utils.PyDataset` and `tf.data.Dataset`, is refused.
         validation: The same; None for a job whose goal is a training metric.
     """
 

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from scripted import offer
 
 from scavenger.cloud.local import LocalCloud
-from scavenger.control.search.space import check_supported, check_training_module, fit_to_data, search_space
+from scavenger.control.search.space import (
+    check_keras_backend,
+    check_supported,
+    check_training_module,
+    fit_to_data,
+    search_space,
+)
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
@@ -37,6 +43,21 @@ def test_what_this_version_does_not_do_is_refused_by_the_key_that_asks_for_it(
 ) -> None:
     with pytest.raises(NotSupportedError, match=word):
         check_supported(job(**sections))
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_another_backend_of_keras_is_refused_by_the_place_that_sets_it(backend: str, tmp_path: Path) -> None:
+    home = {"KERAS_HOME": str(tmp_path)}
+    check_keras_backend(home)
+    (tmp_path / "keras.json").write_text(f'{{"backend": "{backend}"}}')
+
+    with pytest.raises(NotSupportedError, match=f"KERAS_BACKEND sets Keras's backend to '{backend}'"):
+        check_keras_backend({"KERAS_BACKEND": backend})
+    with pytest.raises(NotSupportedError, match=r"keras\.json sets"):
+        check_keras_backend(home)
+    check_keras_backend({**home, "KERAS_BACKEND": "tensorflow"})
+    (tmp_path / "keras.json").write_text("no JSON")
+    check_keras_backend(home)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.elastic.order import epoch_order, sample_seed
+from scavenger.elastic.order import epoch_order, random_streams
 from scavenger.elastic.view import Member, Position, Share, View, plan_step, split
 
 
@@ -96,10 +96,37 @@ def test_there_is_no_order_of_nothing() -> None:
         epoch_order(0, -1, 5)
 
 
-def test_seeds_of_shares_differ_by_step_and_place_and_fit_into_32_bits() -> None:
-    seeds = {sample_seed(7, step, start) for step in range(50) for start in range(0, 200, 10)}
+def test_no_two_random_streams_of_a_job_come_near_each_other() -> None:
+    positions = [*range(300), *(10**10 + 7 * n for n in range(300))]
+    begins = [state for at in positions for state in random_streams(7, at, 20)]
+    room = {(int(first), int(second) >> 12) for first, second in begins}
 
-    assert len(seeds) == 1000
-    assert all(0 <= seed < 2**32 for seed in seeds)
-    assert sample_seed(7, 3, 10) == sample_seed(7, 3, 10)
-    assert sample_seed(-1, 3, 10) != sample_seed(1, 3, 10)
+    assert len(room) == len(begins) == 600 * 20
+    assert all(second % 4096 == 0 for _, second in begins)
+    # Keras takes both modulo 2^31 - 2
+    assert all(0 <= first < 2**31 - 2 and second + 4095 < 2**31 - 2 for first, second in begins)
+
+
+def test_random_streams_are_a_permutation_and_not_a_hash() -> None:
+    """In 2^17 draws of 30 bits, a hash would have 8 equal pairs; both numbers together must have none."""
+    begins = np.concatenate([random_streams(3, at, 64) for at in range(2**11)])
+
+    assert len(np.unique(begins[:, 0] * 2**18 + begins[:, 1] // 2**12)) == len(begins)
+    assert 0.49 < begins[:, 0].mean() / 2**30 < 0.51
+    assert abs(np.corrcoef(begins[1:, 0], begins[:-1, 0])[0, 1]) < 0.01
+
+
+def test_random_streams_follow_from_seed_and_place_alone() -> None:
+    state = random_streams(7, 30, 4)
+
+    np.testing.assert_array_equal(state, random_streams(7, 30, 9)[:4])
+    for other in (
+        random_streams(8, 30, 4),
+        random_streams(-7, 30, 4),
+        random_streams(7, 30, 4, evaluation=1),
+    ):
+        assert not np.isin(state[:, 0], other[:, 0]).any()
+    with pytest.raises(ValueError, match="4097 random generators"):
+        random_streams(7, 30, 4097)
+    with pytest.raises(ValueError, match="position -1"):
+        random_streams(7, -1, 1)

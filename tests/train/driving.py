@@ -14,7 +14,7 @@ import keras
 import msgspec
 import numpy as np
 
-from scavenger.elastic.order import epoch_order, sample_seed
+from scavenger.elastic.order import epoch_order
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failpoints import VARIABLE
@@ -309,7 +309,8 @@ def replayed(name: str, steps: list[m.StepReport], rate: float) -> list[Any]:
                 program.gradient(
                     weights,
                     program.train.batch(indices[start - first : stop - first]),
-                    seed=sample_seed(SEED, step.step, start),
+                    seed=SEED,
+                    position=step.epoch * len(program.train) + start,
                     halves=step.workers == 1 and stop - start > 1,
                 ),
             )

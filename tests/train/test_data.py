@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data import open_source
@@ -64,6 +66,25 @@ def test_floats_come_in_the_type_that_keras_computes_with() -> None:
     assert y.dtype == Y.dtype
 
 
+class Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    """Whole batches, as Keras's own data sets give them."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return X[2 * index : 2 * index + 2], Y[2 * index : 2 * index + 2]
+
+
+class BatchesAlike:
+    """The same without the class."""
+
+    __len__, __getitem__ = Batches.__len__, Batches.__getitem__
+
+    def on_epoch_end(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
@@ -78,7 +99,19 @@ def test_floats_come_in_the_type_that_keras_computes_with() -> None:
         ((np.array(["a", "b"]), Y[:2]), "instead of numbers"),
         ((np.array([[1, 2], [3]], dtype=object), Y[:2]), "Python objects"),
         ((np.float32(3.0), Y), "first axis"),
-        (iter([1, 2]), "give arrays (x, y), or an object with __len__"),
+        (Batches(), "Batches is a PyDataset (keras.utils.Sequence), which gives whole batches"),
+        (BatchesAlike(), "BatchesAlike has on_epoch_end"),
+        (
+            tf.data.Dataset.from_tensor_slices((X, Y)).batch(2),
+            "_BatchDataset gives batches in an order of its own",
+        ),
+        ((pair for pair in zip(X, Y, strict=True)), "a generator can be read only once"),
+        (iter([1, 2]), "a list_iterator can be read only once and in order: give arrays (x, y)"),
+        ({"x": X, "y": Y}, "a dict has keys instead of samples: give a tuple (x, y)"),
+        (Items({"a": X[0], "b": 1}), "a sample is a dict with 'a', 'b': make it a tuple (x, y)"),
+        (list(zip(X, Y, strict=True)), "must be (x, y) or (x, y, sample_weight), not a list of 6"),
+        ((X.tolist(), Y.tolist()), "turn a list of samples into an array, np.array(x)"),
+        (([X[0], X[1], X[2]], Y), "turn a list of samples into an array, np.array(x)"),
         (42, "give arrays (x, y), or an object with __len__"),
     ],
 )

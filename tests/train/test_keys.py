@@ -18,7 +18,7 @@ from driving import Run, assert_same_weights, plain_keras
 from scavenger.elastic.view import Piece, Share
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.replication import send_piece
+from scavenger.train.transport.replication import Outbox, piece_payload
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.transport.sockets import Dealer, Keys, Router, new_keys
 
@@ -147,7 +147,7 @@ def test_a_listener_on_the_wire_sees_no_gradient_and_no_message(context: Any) ->
     tap = _Tap(router.address)
     dealer = Dealer(context, "w0", tap.address, keys[0], new_keys())
 
-    send_piece(dealer.send, block, 0, 1, 1, Piece(77, Share(0, 1), "w0", 0))
+    Outbox().push(piece_payload(block, 0, 1, 1, Piece(77, Share(0, 1), "w0", 0)), dealer.send)
     dealer.send(m.Summary(1, 1, {"a-metric-with-a-name": 1.0}))
 
     got: list[tuple[str, m.Message, bytes | None]] = []

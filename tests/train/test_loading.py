@@ -53,6 +53,18 @@ def test_a_missing_library_is_named(tmp_path: Path) -> None:
     )
 
 
+def test_a_module_that_asks_for_another_backend_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    text = "import os\nos.environ['KERAS_BACKEND'] = 'jax'\n" + _MODEL
+
+    kind, line = failure(tmp_path, text)
+
+    assert kind == "unsupported"
+    assert "MODULE.py or a module that it imports sets KERAS_BACKEND to 'jax'" in line
+
+
 def test_a_missing_module_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
         load_program("absent_module:job", str(tmp_path), 1)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
@@ -40,7 +41,8 @@ def gradient(
     program: Program, weights: Sequence[Any], start: int, stop: int, *, seed: int = 1, halves: bool = False
 ) -> Gradient:
     """Of the samples from `start` to `stop`."""
-    return program.gradient(weights, program.train.batch(np.arange(start, stop)), seed=seed, halves=halves)
+    batch = program.train.batch(np.arange(start, stop))
+    return program.gradient(weights, batch, seed=seed, position=start, halves=halves)
 
 
 def in_shares(program: Program, parts: Sequence[int], samples: int, *, halves: bool = False) -> list[Any]:
@@ -238,7 +240,7 @@ def test_a_map_style_data_set_trains_as_its_arrays_do(plain: Program) -> None:
     indices = np.array([3, 30, 4])
 
     got, expected = (
-        p.gradient(plain.initial_state(), p.train.batch(indices), seed=1, halves=False).gradients
+        p.gradient(plain.initial_state(), p.train.batch(indices), seed=1, position=0, halves=False).gradients
         for p in (program, plain)
     )
 
@@ -359,10 +361,109 @@ def untrainable() -> Any:
     return model
 
 
+def half_precision() -> Any:
+    hidden = LAYERS.Dense(4, dtype="mixed_float16")
+    model = keras.Sequential([keras.Input((5,)), hidden, LAYERS.Dense(3, dtype="mixed_float16")])
+    model.dtype_policy = keras.DTypePolicy("mixed_float16")
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+def stateful() -> Any:
+    model = keras.Sequential([keras.Input((5, 1), batch_size=4), LAYERS.GRU(3, stateful=True)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 def masked() -> Any:
     model = keras.Sequential([keras.Input((5,)), LAYERS.Embedding(9, 3, mask_zero=True), LAYERS.Dense(1)])
     model.compile("sgd", "mse")
     return model
+
+
+def shared_schedule() -> Any:
+    class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+        def __call__(self, step: Any) -> Any:
+            return 0.1 * 0.5**step
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+    return classifier(optimizer=keras.optimizers.SGD(Halving()))
+
+
+class Penalty(LAYERS.Layer):  # type: ignore[misc]
+    """Adds a loss in training alone, made of the whole batch."""
+
+    def __init__(self, penalty: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.penalty = penalty
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.add_loss(self.penalty(x))
+        return x
+
+
+class Compared(keras.Sequential):  # type: ignore[misc]
+    """A loss that compares samples with each other in training alone."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        loss = super().compute_loss(x, y, y_pred, *args, **options)
+        return loss + 0.1 * contrast(y, y_pred) if options.get("training") else loss
+
+
+class Summing(LAYERS.Layer):  # type: ignore[misc]
+    """Its state is no mean over samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.add_weight(shape=(), initializer="zeros", trainable=False, name="total")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if training:
+            self.total.assign_add(keras.ops.sum(keras.ops.abs(x)))
+        return x
+
+
+class Noise(LAYERS.Layer):  # type: ignore[misc]
+    """Draws at random, in inference too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(1)
+
+    def call(self, x: Any) -> Any:
+        return x + keras.random.normal(keras.ops.shape(x), seed=self.seed_generator)
+
+
+class Unseeded(LAYERS.Layer):  # type: ignore[misc]
+    """Draws what no generator of Keras decides."""
+
+    def call(self, x: Any) -> Any:
+        return x + 0.1 * tf.random.normal(tf.shape(x))
+
+
+class Turned(LAYERS.Layer):  # type: ignore[misc]
+    """Draws in another order than row by row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seed_generator = keras.random.SeedGenerator(1)
+
+    def call(self, x: Any) -> Any:
+        rows, columns = keras.ops.shape(x)[0], x.shape[1]
+        return x + keras.ops.transpose(keras.random.normal((columns, rows), seed=self.seed_generator))
+
+
+def across(x: Any) -> Any:
+    return 0.1 * keras.ops.mean(keras.ops.square(keras.ops.mean(x, axis=0)))
+
+
+def summed(x: Any) -> Any:
+    return keras.ops.sum(keras.ops.square(x))
 
 
 REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
@@ -374,7 +475,79 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "loss scaling": (
         lambda: classifier(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())),
         (X, Y),
-        "loss scaling",
+        "auto_scale_loss=False, or use the policy mixed_bfloat16",
+    ),
+    "mixed_float16": (half_precision, (X, Y), "auto_scale_loss=False, or use the policy mixed_bfloat16"),
+    "a schedule-free start from zeros": (
+        lambda: classifier(optimizer=keras.optimizers.ScheduleFreeAdamW()),
+        (X, Y),
+        "model.optimizer.build(model.trainable_variables)",
+    ),
+    "a schedule of one's own": (shared_schedule, (X, Y), "the learning rate Halving is code of the user's"),
+    "a function as learning rate": (
+        lambda: classifier(optimizer=keras.optimizers.SGD(lambda: 0.1)),
+        (X, Y),
+        "is code of the user's",
+    ),
+    "optimizers chosen by a function": (
+        lambda: classifier(
+            optimizer=keras.optimizers.MultiOptimizer(lambda variable: keras.optimizers.SGD(0.1))
+        ),
+        (X, Y),
+        "keras.optimizers.OptimizerMap",
+    ),
+    "spectral normalisation": (
+        lambda: classifier(LAYERS.SpectralNormalization(LAYERS.Dense(4))),
+        (X, Y),
+        "as the layer SpectralNormalization does",
+    ),
+    "synchronised normalisation": (
+        lambda: classifier(LAYERS.Dense(4), LAYERS.BatchNormalization(synchronized=True)),
+        (X, Y),
+        "synchronized=False",
+    ),
+    "a stateful layer": (stateful, (X[:36].reshape(36, 5, 1), Y[:36]), "use stateful=False"),
+    "a state that is no mean": (lambda: classifier(Summing()), (X, Y), "is not the mean of what it makes"),
+    "a penalty across the batch in training": (
+        lambda: classifier(LAYERS.Dense(4), Penalty(across)),
+        (X, Y),
+        "in training, the loss of a batch",
+    ),
+    "a penalty behind dropout": (
+        lambda: classifier(LAYERS.Dropout(0.3), LAYERS.Dense(4), Penalty(across)),
+        (X, Y),
+        "in training, the loss of a batch",
+    ),
+    "a summed penalty behind dropout": (
+        lambda: classifier(LAYERS.Dropout(0.3), LAYERS.Dense(4), Penalty(summed)),
+        (X, Y),
+        "in training, the loss of a batch",
+    ),
+    "a penalty beside normalisation": (
+        lambda: classifier(LAYERS.Dense(4), LAYERS.BatchNormalization(), Penalty(across)),
+        (X, Y),
+        "in training, the loss of a batch",
+    ),
+    "samples compared in training": (lambda: subclass(Compared), (X, Y), "in training, the loss of a batch"),
+    "a loss across the batch, with noise": (
+        lambda: classifier(Noise(), loss=contrast),
+        (X, Y),
+        "not the mean of its samples'",
+    ),
+    "a loss across the batch, with draws by columns": (
+        lambda: classifier(Turned(), loss=contrast),
+        (X, Y),
+        "not the mean of its samples'",
+    ),
+    "a summed penalty, with draws of TensorFlow's": (
+        lambda: classifier(Unseeded(), Penalty(summed)),
+        (X, Y),
+        "in training, the loss of a batch",
+    ),
+    "a metric that is no sum, with noise": (
+        lambda: classifier(Noise(), metrics=[Largest()]),
+        (X, Y),
+        "not made of sums",
     ),
     "a summed loss": (
         lambda: classifier(
@@ -425,18 +598,46 @@ def test_what_cannot_be_split_exactly_is_refused_in_one_line(case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_layer_that_draws_at_random_even_in_inference_is_not_refused() -> None:
-    class Noise(keras.layers.Layer):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.seed_generator = keras.random.SeedGenerator(1)
-
-        def call(self, x: Any) -> Any:
-            return x + keras.random.normal(keras.ops.shape(x), seed=self.seed_generator)
-
-    program = Program(KerasJob(classifier(Noise()), (X, Y)))
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Noise],
+        [Unseeded],
+        [Turned],
+        [lambda: LAYERS.Dropout(0.5), lambda: LAYERS.GaussianNoise(1.0)],
+        [lambda: LAYERS.Dense(4), LAYERS.BatchNormalization, lambda: LAYERS.Dropout(0.3)],
+        [lambda: LAYERS.Dense(4), lambda: Penalty(lambda x: keras.ops.mean(keras.ops.square(x)))],
+        [lambda: LAYERS.Dropout(0.3), lambda: Penalty(lambda x: keras.ops.mean(keras.ops.square(x)))],
+    ],
+)
+def test_layers_that_draw_at_random_and_penalties_of_samples_are_not_refused(layers: list[Any]) -> None:
+    program = Program(KerasJob(classifier(*[layer() for layer in layers]), (X, Y)))
 
     assert np.isfinite(whole(program, 10).loss)
+
+
+def test_trying_a_model_leaves_it_as_it_was() -> None:
+    model = classifier(LAYERS.Dense(4), LAYERS.BatchNormalization(), LAYERS.Dropout(0.3))
+    before = model.get_weights()
+
+    program = Program(KerasJob(model, (X, Y)))
+
+    assert_equal(model.get_weights(), before, 0.0)
+    assert all(layer.trainable for layer in model.layers)
+    assert len(program.manifest.tensors) == 8
+
+
+def test_a_scaled_loss_gives_the_scaled_gradient_that_the_optimizer_divides(plain: Program) -> None:
+    model = keras.models.clone_model(plain.model)
+    model.compile(keras.optimizers.SGD(0.1, loss_scale_factor=128.0), plain.model.loss)
+    scaled = Program(KerasJob(model, (X, Y)))
+
+    for halves in (False, True):
+        got = whole(scaled, 20, halves=halves)
+        expected = gradient(plain, scaled.initial_state(), 0, 20, halves=halves)
+
+        assert_equal(got.gradients, [128 * g for g in expected.gradients], 1e-5)
+        assert got.loss == pytest.approx(expected.loss)
 
 
 def test_validation_data_of_another_shape_is_an_error_before_training() -> None:

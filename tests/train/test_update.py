@@ -59,6 +59,7 @@ FUSED: dict[str, Callable[[], Any]] = {
 BY_KERAS: dict[str, Callable[[], Any]] = {
     "Nadam": lambda: _O.Nadam(0.01),
     "Muon, told by the layers' names": lambda: _O.Muon(0.01, exclude_layers=["dense", "scale"]),
+    "Lamb": lambda: _O.Lamb(_S.ExponentialDecay(0.01, 9, 0.5)),
     "Adafactor": lambda: _O.Adafactor(0.01),
     "ScheduleFreeAdamW": lambda: _O.ScheduleFreeAdamW(0.01),
     "gradient accumulation": lambda: _O.Adam(

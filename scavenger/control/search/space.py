@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,7 +13,7 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = ["check_supported", "check_training_module", "fit_to_data", "search_space"]
+__all__ = ["check_keras_backend", "check_supported", "check_training_module", "fit_to_data", "search_space"]
 
 _VM_CLOUDS = ("aws", "gcp")
 
@@ -44,6 +46,33 @@ def check_supported(job: JobSpec) -> None:
     for wrong, message in refused:
         if wrong:
             raise NotSupportedError(message)
+
+
+def check_keras_backend(environ: Mapping[str, str]) -> None:
+    """Refuse an installation whose Keras is set to another backend than TensorFlow, which workers would not use.
+
+    Args:
+        environ: The environment of the command. `KERAS_BACKEND` counts, and where it is absent the file keras.json
+            of `KERAS_HOME` or `~/.keras`, as for Keras itself.
+
+    Raises:
+        NotSupportedError: Naming the place that is set.
+    """
+    if "KERAS_BACKEND" in environ:
+        backend, place = environ["KERAS_BACKEND"], "the environment variable KERAS_BACKEND"
+    else:
+        file = Path(environ.get("KERAS_HOME") or Path.home() / ".keras", "keras.json")
+        try:
+            document = json.loads(file.read_text())
+        except (OSError, ValueError):
+            return
+        backend = document.get("backend", "tensorflow") if isinstance(document, dict) else "tensorflow"
+        place = str(file)
+    if backend not in ("tensorflow", ""):
+        raise NotSupportedError(
+            f"{place} sets Keras's backend to {backend!r}, but workers compute with TensorFlow; set it to tensorflow, "
+            "or start the command with KERAS_BACKEND=tensorflow"
+        )
 
 
 def check_training_module(job: JobSpec, job_file: Path) -> Path:

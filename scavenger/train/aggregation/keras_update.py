@@ -56,7 +56,7 @@ class KerasUpdate:
 
     def _built(self, values: Sequence[Array]) -> tuple[Any, list[Any]]:
         try:
-            optimizer = keras.optimizers.deserialize(json.loads(self._config))
+            optimizer = _deserialised(json.loads(self._config))
             if not isinstance(optimizer, keras.optimizers.Optimizer):
                 raise TypeError("it names none of Keras's own")
         except (TypeError, ValueError, KeyError) as error:
@@ -148,6 +148,15 @@ class KerasUpdate:
             variable.assign(value)
         for variable, value in zip(self._state, slots, strict=True):
             variable.assign(value)
+
+
+def _deserialised(document: Any) -> Any:
+    """The optimizer of a configuration; Keras itself does not find all that it exports, as Lamb, by their names."""
+    kind: Any = getattr(keras.optimizers, str(document["class_name"]), None)
+    exported = isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer)
+    if document.get("module") == "keras.optimizers" and exported:
+        return kind.from_config(document["config"])
+    return keras.optimizers.deserialize(document)
 
 
 class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]

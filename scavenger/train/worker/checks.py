@@ -34,22 +34,8 @@ def check_model(model: Any) -> None:
             f"{type(model).__name__} has a test_step of its own, which cannot be split over workers; put the "
             "loss into compute_loss"
         )
-    optimizer = model.optimizer
-    if not type(optimizer).__module__.startswith("keras."):
-        raise NotSupportedError(
-            f"the optimizer {type(optimizer).__name__} is not one of Keras's own, so the aggregator, which "
-            "runs no code of the user, cannot apply it"
-        )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise NotSupportedError("loss scaling (LossScaleOptimizer) is not supported; compile without it")
-    if int(optimizer.iterations.numpy()) > 0:
-        raise NotSupportedError("the optimizer has taken steps already; compile the model anew")
-    if getattr(optimizer, "_exclude_from_weight_decay", None) or getattr(
-        optimizer, "_exclude_from_weight_decay_pattern", None
-    ):
-        raise NotSupportedError(
-            "exclude_from_weight_decay is not part of the optimizer's config and would be lost"
-        )
+    _check_optimizer(model.optimizer)
+    _check_layers(model)
     losses = keras.tree.flatten(model.loss)
     if any(
         getattr(loss, "reduction", None) in ("sum", "none", None) and hasattr(loss, "reduction")
@@ -59,6 +45,73 @@ def check_model(model: Any) -> None:
             "a loss with reduction 'sum' or none changes its meaning with the number of workers; "
             "use 'sum_over_batch_size'"
         )
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise NotSupportedError(
+            "loss scaling (LossScaleOptimizer, in which compile() wraps the optimizer of a mixed_float16 model) is "
+            "not supported: compile with auto_scale_loss=False, or use the policy mixed_bfloat16, which needs none"
+        )
+    for one in (optimizer, *getattr(optimizer, "optimizers", ())):
+        name = type(one).__name__
+        if not type(one).__module__.startswith("keras."):
+            raise NotSupportedError(
+                f"the optimizer {name} is not one of Keras's own, so the aggregator, which runs no code of the "
+                "user, cannot apply it"
+            )
+        if int(one.iterations.numpy()) > 0:
+            raise NotSupportedError("the optimizer has taken steps already; compile the model again")
+        if getattr(one, "_exclude_from_weight_decay", None) or getattr(
+            one, "_exclude_from_weight_decay_pattern", None
+        ):
+            raise NotSupportedError(
+                "exclude_from_weight_decay is not part of the optimizer's config and would be lost"
+            )
+        _check_learning_rate(one._learning_rate)
+        if isinstance(one, keras.optimizers.ScheduleFreeAdamW) and not one.built:
+            raise NotSupportedError(
+                "ScheduleFreeAdamW is to start from the weights, but starts from zeros where model.fit builds it: call "
+                "model.optimizer.build(model.trainable_variables) after compile(), and it starts from the weights, "
+                "in Keras and here"
+            )
+    chosen_by = getattr(optimizer, "_optimizer_map", None)
+    if chosen_by is not None and not isinstance(chosen_by, keras.optimizers.OptimizerMap):
+        raise NotSupportedError(
+            "MultiOptimizer with a function of the user's cannot be applied by the aggregator, which runs no code "
+            "of the user; give it a keras.optimizers.OptimizerMap"
+        )
+
+
+def _check_learning_rate(rate: Any) -> None:
+    schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    if schedule and type(rate).__module__.startswith("keras."):
+        return
+    if schedule or not isinstance(rate, keras.Variable):
+        raise NotSupportedError(
+            f"the learning rate {getattr(rate, '__name__', type(rate).__name__)} is code of the user's, which the "
+            "aggregator does not run; use a number or one of keras.optimizers.schedules"
+        )
+
+
+def _check_layers(model: Any) -> None:
+    aug_mix: Any = getattr(keras.layers, "AugMix", ())
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
+            raise NotSupportedError(
+                f"{layer.name}: BatchNormalization(synchronized=True) needs the statistics of all workers, which "
+                "they do not exchange; with synchronized=False each worker normalises its own part of the batch"
+            )
+        if isinstance(layer, aug_mix):
+            raise NotSupportedError(
+                f"{layer.name}: AugMix chooses its transformations once, with Python's random, when it is traced, so "
+                "each worker would have others for good; use RandAugment, or AugMix in the data set"
+            )
+        if getattr(layer, "stateful", False):
+            raise NotSupportedError(
+                f"{layer.name}: a stateful {type(layer).__name__} carries its state from batch to batch, but the "
+                "next batch is computed by another worker; use stateful=False"
+            )
 
 
 def check_variables(trainable: Sequence[Any], states: Sequence[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -46,11 +46,15 @@ class _Arrays:
         leaves = keras.tree.flatten(self._parts)
         if not leaves:
             raise DataError("there is no array")
+        listed = any(isinstance(part, list) for part in parts)
+        hint = "; a list is taken for several inputs: turn a list of samples into an array, np.array(x)"
         if any(leaf.ndim == 0 for leaf in leaves):
-            raise DataError("data arrays need a first axis of samples")
+            raise DataError("data arrays need a first axis of samples" + hint * listed)
         lengths = {len(leaf) for leaf in leaves}
         if len(lengths) != 1:
-            raise DataError(f"data arrays disagree on the number of samples: {sorted(lengths)}")
+            raise DataError(
+                f"data arrays disagree on the number of samples: {sorted(lengths)}" + hint * listed
+            )
         self._length = lengths.pop()
 
     def __len__(self) -> int:
@@ -90,9 +94,48 @@ def _stack(*leaves: Any) -> npt.NDArray[Any]:
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Mapping):
+        keys = ", ".join(map(repr, list(value)[:4]))
+        raise DataError(
+            f"a sample is a {type(value).__name__} with {keys}: make it a tuple (x, y) or (x, y, sample_weight), "
+            "whose x and y may be dicts"
+        )
     if not isinstance(value, (tuple, list)) or len(value) not in (2, 3):
-        raise DataError("data must be (x, y) or (x, y, sample_weight)")
+        count = f" of {len(value)}" if isinstance(value, (tuple, list)) else ""
+        raise DataError(f"data must be (x, y) or (x, y, sample_weight), not a {type(value).__name__}{count}")
     return tuple(value)
+
+
+def _refuse_batches(data: Any) -> None:
+    """Name what gives whole batches, or samples in an order of its own, and say what to give instead."""
+    instead = "give arrays (x, y), or an object whose [i] is one sample (x, y) and whose len() counts samples"
+    if isinstance(data, keras.utils.PyDataset) or any(
+        kind.__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")
+        and kind.__name__ == "Sequence"
+        for kind in type(data).__mro__
+    ):
+        raise DataError(
+            f"{type(data).__name__} is a PyDataset (keras.utils.Sequence), which gives whole batches, but Scavenger "
+            f"chooses the batches itself: {instead}"
+        )
+    if hasattr(data, "on_epoch_end"):
+        raise DataError(
+            f"{type(data).__name__} has on_epoch_end, as data that gives whole batches has, but Scavenger chooses "
+            f"the batches itself: {instead}"
+        )
+    if isinstance(data, Mapping) or callable(getattr(data, "keys", None)):
+        raise DataError(
+            f"a {type(data).__name__} has keys instead of samples: give a tuple (x, y) or (x, y, sample_weight), "
+            "whose x and y may be dicts of arrays"
+        )
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(data).__mro__}
+    if kinds & {("tensorflow", "DatasetV2"), ("torch", "DataLoader"), ("grain", "DataLoader")}:
+        raise DataError(
+            f"a {type(data).__name__} gives batches in an order of its own, but every worker must read any sample "
+            f"at any time: {instead}"
+        )
+    if isinstance(data, Iterator) or callable(getattr(data, "send", None)):
+        raise DataError(f"a {type(data).__name__} can be read only once and in order: {instead}")
 
 
 def open_source(data: Any, name: str) -> Source:
@@ -106,6 +149,7 @@ def open_source(data: Any, name: str) -> Source:
         DataError: If the data has another form, or no sample.
     """
     try:
+        _refuse_batches(data)
         source: Source
         if isinstance(data, (tuple, list)):
             source = _Arrays(_parts(data))

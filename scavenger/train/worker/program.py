@@ -1,7 +1,7 @@
 """The user's Keras model as three pure functions of (weights, samples): gradient, evaluation, metrics.
 
 A worker keeps nothing between steps that it could not fetch again: weights come in, gradients go out, dropout
-draws from a seed that names the samples, metric variables are zeroed before each step and summed by the
+draws from streams that name the samples, metric variables are zeroed before each step and summed by the
 aggregator.
 """
 
@@ -18,10 +18,13 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
 
+from scavenger.elastic.order import random_streams
 from scavenger.errors import NotSupportedError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.names import partial_model
+from scavenger.train.separability import Separability
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.worker.checks import check_model, check_variables
 from scavenger.train.worker.data import Source, open_source
@@ -32,8 +35,6 @@ Array = npt.NDArray[Any]
 
 _ALIGNMENT = 64  # TensorFlow's kernels end the process where a tensor's memory begins elsewhere
 _TARGETS = 16  # at most so many tell one data set from another: quickly read, and seldom equal by chance
-_PROBE_SAMPLES = 4  # enough to be cut into unequal parts
-_PROBE_TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +79,30 @@ class Program:
         weights = {id(v) for v in model.non_trainable_weights}
         self._trainable = list(model.trainable_variables)
         self._states = [v for v in model.non_trainable_variables if id(v) in weights]
-        self._seeds = [v for v in model.non_trainable_variables if id(v) not in weights]
+        self._generators = [v for v in model.non_trainable_variables if id(v) not in weights]
+        # generators that were given one seed draw alike, as in Keras; the last is for who has none of its own
+        first = [int(v.numpy()[0]) for v in self._generators]
+        self._stream_of = [first.index(seed) for seed in first] + [len(first)]
         self._metrics = [v for metric in model.metrics for v in metric.variables]
         check_variables(self._trainable, self._states)
-        self._check_separable()
+        Separability(
+            model,
+            self.train,
+            self._trainable,
+            self._states,
+            self._metrics,
+            lambda number: self.draw_from(0, number),
+        ).check()
         self.manifest = self._manifest(sample)
 
         specs = _specs(sample)
         state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
-        seed = tf.TensorSpec((), tf.int64)
-        self._whole = tf.function(self._gradient_whole, input_signature=[state, specs, seed])
-        self._halves = tf.function(self._gradient_halves, input_signature=[state, specs, seed])
+        streams = tf.TensorSpec((len(self._stream_of), 2), tf.int64)
+        self._whole = tf.function(self._gradient_whole, input_signature=[state, specs, streams])
+        self._halves = tf.function(self._gradient_halves, input_signature=[state, specs, streams, streams])
         if self.validation is not None:
             specs = _specs(self.validation.batch(np.zeros(1, dtype=np.int64)))
-        self._test = tf.function(self._evaluate_batch, input_signature=[specs])
+        self._test = tf.function(self._evaluate_batch, input_signature=[specs, streams])
         self._load = tf.function(self._assign, input_signature=[state])
 
     def initial_state(self) -> list[Array]:
@@ -107,19 +118,25 @@ class Program:
         return [_shared(array) for array in arrays]
 
     def gradient(
-        self, weights: Sequence[Array], batch: tuple[Any, ...], *, seed: int, halves: bool
+        self, weights: Sequence[Array], batch: tuple[Any, ...], *, seed: int, position: int, halves: bool
     ) -> Gradient:
         """The gradient of the mean loss over some samples at given weights.
 
         Args:
             weights: In the manifest's order; arrays, or tensors from `alias`.
             batch: The samples, as `train.batch` gives them; at least 1, and at least 2 with `halves`.
-            seed: From which dropout draws.
+            seed: Of the job.
+            position: How many samples the job has had before the first of these: what dropout draws for them
+                follows from seed and position.
             halves: Compute the two halves apart, so that their norms tell the gradient noise; their
-                sample-weighted mean is the gradient.
+                sample-weighted mean is the gradient. The second half draws what it would as a share of its own.
         """
+        streams = [self._streams(seed, position)]
+        if halves:
+            samples = len(keras.tree.flatten(batch)[0])
+            streams.append(self._streams(seed, position + samples // 2))
         function: Callable[..., Any] = self._halves if halves else self._whole
-        gradients, states, metrics, loss, half = function(list(weights), batch, np.int64(seed))
+        gradients, states, metrics, loss, half = function(list(weights), batch, *streams)
         return Gradient(
             gradients=[_seen(g) for g in gradients],
             states=[_seen(s) for s in states],
@@ -128,13 +145,26 @@ class Program:
             half_sqnorm=float(half),
         )
 
-    def evaluate(self, weights: Sequence[Array], start: int, stop: int, batch_size: int) -> list[Array]:
-        """Metric variables over samples `start` to `stop` of the validation data at given weights."""
+    def evaluate(
+        self,
+        weights: Sequence[Array],
+        start: int,
+        stop: int,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        step: int = 0,
+    ) -> list[Array]:
+        """Metric variables over samples `start` to `stop` of the validation data at given weights.
+
+        What a model draws at random in inference follows from the job's seed, the step and the samples' position.
+        """
         self.model.reset_metrics()
         if self.validation is not None and stop > start:
             self._load(list(weights))
             for low in range(start, stop, batch_size):
-                self._test(self.validation.batch(np.arange(low, min(low + batch_size, stop))))
+                batch = self.validation.batch(np.arange(low, min(low + batch_size, stop)))
+                self._test(batch, self._streams(seed, low, evaluation=step + 1))
         return [v.numpy() for v in self._metrics]
 
     def summarise(self, training: Sequence[Array], validation: Sequence[Array]) -> dict[str, float]:
@@ -158,19 +188,37 @@ class Program:
         finally:
             partial.unlink(missing_ok=True)
 
+    @property
+    def draws(self) -> bool:
+        """Whether a layer of the model has a random generator."""
+        return bool(self._generators)
+
+    def draw_from(self, seed: int, position: int) -> None:
+        """Have the model draw next what it draws for samples from a position on."""
+        self._draw_from(self._streams(seed, position))
+
+    def _streams(self, seed: int, position: int, *, evaluation: int = 0) -> Array:
+        """The state in which each random generator begins with samples from a position on."""
+        states = random_streams(seed, position, len(self._stream_of), evaluation=evaluation)
+        return states[self._stream_of]
+
     # ---- traced --------------------------------------------------------------------------------------------
 
     def _assign(self, weights: list[Any]) -> None:
         for variable, value in zip(self._trainable + self._states, weights, strict=True):
             variable.assign(value)
 
-    def _start(self, weights: list[Any], seed: Any) -> None:
+    def _start(self, weights: list[Any], streams: Any) -> None:
         self._assign(weights)
-        for index, variable in enumerate(self._seeds):
-            draw = tf.cast(tf.stack([seed, tf.constant(index, tf.int64)]), variable.dtype)
-            variable.assign(tf.reshape(draw, variable.shape))
+        self._draw_from(streams)
         for metric in self.model.metrics:
             metric.reset_state()
+
+    def _draw_from(self, streams: Any) -> None:
+        with tf.init_scope():  # it is made when somebody first needs it
+            last = global_seed_generator().state
+        for index, variable in enumerate([*self._generators, last]):
+            variable.assign(tf.cast(streams[index], variable.dtype))
 
     def _half(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         """Loss and gradients of a batch, counting it in the metrics, as Keras's own training step does."""
@@ -179,19 +227,22 @@ class Program:
         with tf.GradientTape() as tape:
             predicted = model(x, training=True) if model._call_has_training_arg else model(x)
             loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
+            scaled = model.optimizer.scale_loss(loss)  # the aggregator's optimizer divides by the same factor
         variables = [v.value for v in self._trainable]
-        gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
         model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         return loss, [tf.convert_to_tensor(g) for g in gradients]
 
-    def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], seed: Any) -> Any:
-        self._start(weights, seed)
+    def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], streams: Any) -> Any:
+        self._start(weights, streams)
         loss, gradients = self._half(batch)
         return self._outputs(gradients, loss, tf.zeros((), tf.float64))
 
-    def _gradient_halves(self, weights: list[Any], batch: tuple[Any, ...], seed: Any) -> Any:
-        self._start(weights, seed)
+    def _gradient_halves(
+        self, weights: list[Any], batch: tuple[Any, ...], streams: Any, second_streams: Any
+    ) -> Any:
+        self._start(weights, streams)
         samples = tf.shape(tf.nest.flatten(batch)[0])[0]
         middle = samples // 2
         share = tf.cast(middle, tf.float64) / tf.cast(samples, tf.float64)
@@ -200,6 +251,7 @@ class Program:
         # the second half starts where the first did, as it would on another worker
         for variable, value in zip(self._states, weights[len(self._trainable) :], strict=True):
             variable.assign(value)
+        self._draw_from(second_streams)
         second_loss, second = self._half(tf.nest.map_structure(lambda leaf: leaf[middle:], batch))
         for variable, value in zip(self._states, between, strict=True):
             if _is_float(variable):
@@ -222,7 +274,8 @@ class Program:
         metrics = [tf.identity(v.value) for v in self._metrics]
         return gradients, states, metrics, loss, half
 
-    def _evaluate_batch(self, batch: tuple[Any, ...]) -> None:
+    def _evaluate_batch(self, batch: tuple[Any, ...], streams: Any) -> None:
+        self._draw_from(streams)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         model = self.model
         predicted = model(x, training=False) if model._call_has_training_arg else model(x)
@@ -252,39 +305,6 @@ class Program:
         self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
         self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         self.model.reset_metrics()
-
-    def _check_separable(self) -> None:
-        """Refuse losses and metrics of a batch that do not follow from those of its parts.
-
-        Tried on a few samples: a mean over samples, and metrics made of sums, pass; a loss that compares
-        samples of a batch with each other does not.
-        """
-        count = min(_PROBE_SAMPLES, len(self.train))
-        if count < 2:
-            return
-        whole, again = self._probe(0, count), self._probe(0, count)
-        if not _close(whole[0], again[0]):
-            return  # it draws at random even when not training: nothing can be told
-        (loss_a, sums_a), (loss_b, sums_b) = self._probe(0, 1), self._probe(1, count)
-        if not _close(whole[0], (loss_a + (count - 1) * loss_b) / count):
-            raise NotSupportedError(
-                "the loss of a batch is not the mean of its samples' losses: it cannot be split over workers"
-            )
-        if not all(_close(w, a + b) for w, a, b in zip(whole[1], sums_a, sums_b, strict=True)):
-            raise NotSupportedError(
-                "a metric is not made of sums over samples: it cannot be put together from the workers' parts"
-            )
-
-    def _probe(self, start: int, stop: int) -> tuple[float, list[Array]]:
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(self.train.batch(np.arange(start, stop)))
-        model = self.model
-        model.reset_metrics()
-        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
-        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
-        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
-        sums = [v.numpy() for v in self._metrics]
-        model.reset_metrics()
-        return float(loss), sums
 
     def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
         model = self.model
@@ -323,10 +343,6 @@ class Program:
 
 def _is_float(variable: Any) -> bool:
     return "float" in keras.backend.standardize_dtype(variable.dtype)
-
-
-def _close(a: Any, b: Any) -> bool:
-    return bool(np.allclose(a, b, rtol=_PROBE_TOLERANCE, atol=1e-6, equal_nan=True))
 
 
 def _specs(sample: tuple[Any, ...]) -> Any:

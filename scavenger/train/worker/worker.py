@@ -6,9 +6,11 @@ It holds nothing that cannot be fetched again, so it may join, leave or die at a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import logging
 import math
+import os
 import sys
 import tempfile
 import time
@@ -20,10 +22,10 @@ import numpy as np
 import zmq
 
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.order import epoch_order, sample_seed
+from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import without
 from scavenger.elastic.view import Piece, View, plan_step
-from scavenger.errors import TrainingCodeError
+from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failpoints import fail_here
 from scavenger.train.failure import describe_disk_failure
@@ -45,7 +47,7 @@ from scavenger.train.transport.sockets import Dealer, Keys
 from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.program import Gradient, Program
 
-__all__ = ["Worker", "load_program"]
+__all__ = ["Worker", "load_program", "seed_apart"]
 
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
@@ -58,11 +60,17 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
 
     Raises:
         TrainingCodeError: If the module has no such object, or it is not a job.
+        NotSupportedError: If the module asks for another backend of Keras.
     """
     module_name, _, attribute = train.partition(":")
     sys.path.insert(0, job_dir)
     keras.utils.set_random_seed(seed % (1 << 32))
     module = importlib.import_module(module_name)
+    if (backend := os.environ.get("KERAS_BACKEND") or "tensorflow") != "tensorflow":
+        raise NotSupportedError(
+            f"{module.__file__} or a module that it imports sets KERAS_BACKEND to {backend!r}, but workers compute "
+            "with TensorFlow: leave it out"
+        )
     try:
         job = getattr(module, attribute)
     except AttributeError:
@@ -74,6 +82,15 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
             f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
         )
     return Program(job)
+
+
+def seed_apart(seed: int, name: str) -> None:
+    """Seed what draws at random outside of Keras's generators: NumPy, Python, and TensorFlow's own operations.
+
+    After `load_program` all workers stand at the same place there; from here on each draws for itself.
+    """
+    digest = hashlib.blake2b(name.encode(), digest_size=4, key=(seed % (1 << 64)).to_bytes(8, "little"))
+    keras.utils.set_random_seed(int.from_bytes(digest.digest(), "little"))
 
 
 class _ToldToQuit(Exception):  # noqa: N818 - it is no error
@@ -97,6 +114,7 @@ class Worker:
         self._context, self._boot, self._control, self._keys = context, boot, control, keys
         self._name = boot.name
         self._program = load_program(boot.train, boot.job_dir, boot.seed)
+        seed_apart(boot.seed, boot.name)
         self._batches = Prefetcher(self._program.train)
         self._fd = open_block(boot)
         self._memory = memory_id(self._fd)
@@ -240,7 +258,10 @@ class Worker:
         # trace, and use the memory of a first step, before the others wait for us; what comes out is thrown away
         some = self._program.train.batch(np.arange(min(_WARM_UP_SAMPLES, len(self._program.train))))
         for halves in (False, True) if len(self._program.train) > 1 else (False,):
-            self._put(self._program.gradient(initial, some, seed=0, halves=halves), worker_slot(self._name))
+            self._put(
+                self._program.gradient(initial, some, seed=0, position=0, halves=halves),
+                worker_slot(self._name),
+            )
         for turn in (0, 1):
             self._block.touch(self._layout.state_at(turn), self._layout.state_bytes)
         self._program.evaluate(
@@ -377,7 +398,8 @@ class Worker:
             result = self._program.gradient(
                 weights,
                 batch,
-                seed=sample_seed(self._boot.seed, step, share.start),
+                seed=self._boot.seed,
+                position=epoch * len(self._program.train) + share.start,
                 # alone, a worker tells the noise from the two halves of its batch
                 halves=view.workers == 1 and len(indices) > 1,
             )
@@ -420,7 +442,12 @@ class Worker:
             if not isinstance(result, m.Evaluation):
                 share = piece.share
                 sums = self._program.evaluate(
-                    self._weights(order.step, order), share.start, share.stop, view.local_batch_size
+                    self._weights(order.step, order),
+                    share.start,
+                    share.stop,
+                    view.local_batch_size,
+                    seed=self._boot.seed,
+                    step=order.step,
                 )
                 packed = tuple(np.asarray(value, dtype=np.float64).tobytes() for value in sums)
                 result = m.Evaluation(view.number, order.step, piece.number, packed)

@@ -46,6 +46,15 @@ def normalised() -> KerasJob:
     return arrays(network(keras.optimizers.SGD(0.05), keras.layers.BatchNormalization()))
 
 
+def scaled() -> KerasJob:
+    return arrays(network(keras.optimizers.SGD(0.05, momentum=0.9, loss_scale_factor=128.0)))
+
+
+def noisy() -> KerasJob:
+    layers = keras.layers.Dropout(0.3), keras.layers.GaussianNoise(0.2)
+    return arrays(network(keras.optimizers.SGD(0.05), *layers))
+
+
 class _Slow:
     """The same samples, each of which takes a moment to read."""
 

@@ -1,0 +1,234 @@
+"""Whether the loss, metrics and states of a batch follow from those of its parts, tried on a few samples.
+
+Workers compute parts of a batch, so a model that is trained must treat a batch as the sum of its samples. Without
+randomness that is tried directly: a batch against its parts. With it (dropout, noise), the same seeds give the
+same draws at the same places of batches of one size, so samples are exchanged instead: in a sum over samples, what
+the first sample changes does not depend on the second.
+
+`BatchNormalization` alone may look across the batch in training: each worker normalises its own part, as in any
+data-parallel training. It is held still here, so that it hides nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from scavenger.errors import NotSupportedError
+from scavenger.train.worker.data import Source
+
+__all__ = ["Separability"]
+
+Array = npt.NDArray[Any]
+
+_SAMPLES = 4  # enough to be cut into unequal parts
+_TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
+_TOLERANCE_HALF = 3e-2  # the same for a model that computes with 16 bits
+_DRAWS = 16  # for what is known in expectation alone
+_ERRORS = 8.0  # standard errors; by chance once in a million models
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    loss: float
+    metrics: list[Array]
+    states: list[Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Separability:
+    """What is needed to try a model.
+
+    Attributes:
+        model: Compiled and built.
+        source: Its training data.
+        trainable, states, metrics: The model's variables of each kind.
+        draw_from: Puts the model's random generators to the beginning of the streams of a number.
+    """
+
+    model: Any
+    source: Source
+    trainable: Sequence[Any]
+    states: Sequence[Any]
+    metrics: Sequence[Any]
+    draw_from: Callable[[int], None]
+
+    def check(self) -> None:
+        """Refuse a model whose batches are not sums of samples, in inference or in training.
+
+        Weights, states and metrics are left as they were.
+
+        Raises:
+            NotSupportedError: If the loss, a metric or a state of a batch does not follow from those of its parts,
+                or the forward pass changes trainable weights.
+        """
+        count = min(_SAMPLES, len(self.source))
+        if count < 2:
+            return
+        # from all over the data, which may be sorted by class
+        batch = self.source.batch(np.linspace(0, len(self.source) - 1, count).astype(np.int64))
+        begin = [tf.convert_to_tensor(v.value) for v in (*self.trainable, *self.states)]
+        try:
+            self._compare(batch, begin, count, training=False)
+            with self._normalisation_still():
+                self._run(batch, begin, training=True)
+                self._check_trainable(begin)
+                self._compare(batch, begin, count, training=True)
+        finally:
+            self._restore(begin)
+            self.model.reset_metrics()
+
+    def _compare(self, batch: Any, begin: list[Any], count: int, *, training: bool) -> None:
+        def run(*samples: int, stream: int = 0) -> _Outcome:
+            part = tf.nest.map_structure(lambda leaf: leaf[list(samples)], batch)
+            return self._run(part, begin, training=training, stream=stream)
+
+        everything = tuple(range(count))
+        whole, again, other = run(*everything), run(*everything), run(*everything, stream=1)
+        if whole.loss == again.loss == other.loss or np.isnan(whole.loss):
+            self._check_parts(whole, [(1, run(0)), (count - 1, run(*everything[1:]))], training=training)
+        elif whole.loss == again.loss:
+            self._check_exchange(run, count, training=training)
+        else:
+            self._check_expectation(run, everything, training=training)
+
+    def _run(self, batch: Any, begin: list[Any], *, training: bool, stream: int = 0) -> _Outcome:
+        """Loss, metrics and states after one forward pass from the beginning, as Keras's own steps compute them."""
+        model = self.model
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        self._restore(begin)
+        self.draw_from(stream)
+        model.reset_metrics()
+        predicted = model(x, training=training) if model._call_has_training_arg else model(x)
+        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=training)
+        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        return _Outcome(float(loss), [v.numpy() for v in self.metrics], [v.numpy() for v in self.states])
+
+    def _restore(self, begin: list[Any]) -> None:
+        for variable, value in zip((*self.trainable, *self.states), begin, strict=True):
+            variable.assign(value)
+
+    @contextlib.contextmanager
+    def _normalisation_still(self) -> Iterator[None]:
+        layers = [
+            layer
+            for layer in self.model._flatten_layers()
+            if isinstance(layer, keras.layers.BatchNormalization) and layer._trainable
+        ]
+        for layer in layers:
+            layer._trainable = False  # its variables keep their own flags
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer._trainable = True
+
+    def _check_trainable(self, begin: list[Any]) -> None:
+        for variable, value in zip(self.trainable, begin, strict=False):
+            if not bool(tf.reduce_all(tf.equal(variable.value, value))):
+                raise NotSupportedError(
+                    f"the forward pass in training changes the trainable weights {variable.path} (as the layer "
+                    "SpectralNormalization does): the aggregator, which alone updates weights, would not know; "
+                    "use a layer that leaves its weights to the optimizer"
+                )
+
+    # ---- without randomness --------------------------------------------------------------------------------
+
+    def _check_parts(self, whole: _Outcome, parts: list[tuple[int, _Outcome]], *, training: bool) -> None:
+        total = sum(samples for samples, _ in parts)
+        if not self._close(whole.loss, sum(n / total * part.loss for n, part in parts)):
+            raise NotSupportedError(_loss_message(training))
+        for value, *values in zip(whole.metrics, *(part.metrics for _, part in parts), strict=True):
+            if not self._close(value, sum(values)):
+                raise NotSupportedError(_METRIC)
+        if not training:
+            return
+        for variable, value, *values in zip(
+            self.states, whole.states, *(part.states for _, part in parts), strict=True
+        ):
+            mean = sum(n / total * each for (n, _), each in zip(parts, values, strict=True))
+            floating = "float" in keras.backend.standardize_dtype(variable.dtype)
+            if not self._close(value, mean if floating else values[0]):
+                raise NotSupportedError(
+                    f"what training makes of the state {variable.path} with a batch is not the mean of what it "
+                    "makes of it with the batch's parts: it cannot be put together from the workers'"
+                )
+
+    # ---- with randomness -----------------------------------------------------------------------------------
+
+    def _check_exchange(self, run: Callable[..., _Outcome], count: int, *, training: bool) -> None:
+        """Exchange each of two samples for another, in a batch of two and alone.
+
+        With per-sample losses `f` at the first and `g` at the second place, `2 L(u, v) = f(u) + g(v)`. So `L(u, v)
+        - L(w, v)` does not depend on `v`, and twice that is `f(u) - f(w)`, which batches of one sample tell:
+        generators draw row by row, so the first row is drawn alike in batches of any size. Layers that draw in
+        another order are compared in expectation.
+        """
+        u, w, v, z = 0, 1, 2 % count, (count - 1 if count > 2 else 0)
+        uv, wv, uz, wz = run(u, v), run(w, v), run(u, z), run(w, z)
+        scale = max(abs(each.loss) for each in (uv, wv, uz, wz))
+        moved, moved_elsewhere = uv.loss - wv.loss, uz.loss - wz.loss
+        if not self._close(moved, moved_elsewhere, scale):
+            raise NotSupportedError(_loss_message(training))
+        alone_u, alone_w = run(u), run(w)
+        if not self._close(2 * moved, alone_u.loss - alone_w.loss, scale):
+            self._check_expectation(run, tuple(range(count)), training=training)
+            return
+        for index in range(len(self.metrics)):
+            a, b, c, d = (each.metrics[index] for each in (uv, wv, uz, wz))
+            e, f = alone_u.metrics[index], alone_w.metrics[index]
+            largest = max(float(np.abs(each).max(initial=0)) for each in (a, b, c, d, e, f))
+            if not self._close(a - b, c - d, largest) or not self._close(a - b, e - f, largest):
+                raise NotSupportedError(_METRIC)
+
+    def _check_expectation(
+        self, run: Callable[..., _Outcome], samples: tuple[int, ...], *, training: bool
+    ) -> None:
+        """The mean over draws of the loss of a batch against that of its samples' losses."""
+        apart = np.array(
+            [
+                run(*samples, stream=draw).loss
+                - np.mean([run(one, stream=_DRAWS + len(samples) * draw + one).loss for one in samples])
+                for draw in range(_DRAWS)
+            ]
+        )
+        error = float(apart.std(ddof=1)) / np.sqrt(_DRAWS)
+        scale = abs(run(*samples).loss)
+        if abs(float(apart.mean())) > _ERRORS * error + self._tolerance * scale:
+            raise NotSupportedError(_loss_message(training))
+
+    # ---- arithmetic ----------------------------------------------------------------------------------------
+
+    @property
+    def _tolerance(self) -> float:
+        small = any(
+            getattr(layer, "compute_dtype", None) in ("float16", "bfloat16")
+            for layer in self.model._flatten_layers()
+        )
+        return _TOLERANCE_HALF if small else _TOLERANCE
+
+    def _close(self, a: Any, b: Any, scale: float | None = None) -> bool:
+        tolerance = self._tolerance
+        if scale is not None:
+            return bool(np.allclose(a, b, rtol=0.0, atol=tolerance * scale + 1e-6, equal_nan=True))
+        return bool(np.allclose(a, b, rtol=tolerance, atol=1e-6, equal_nan=True))
+
+
+_METRIC = "a metric is not made of sums over samples: it cannot be put together from the workers' parts"
+
+
+def _loss_message(training: bool) -> str:
+    if not training:
+        return "the loss of a batch is not the mean of its samples' losses: it cannot be split over workers"
+    return (
+        "in training, the loss of a batch is not the mean of its samples' losses (a loss, a layer or add_loss "
+        "compares samples with each other, or sums where it should average): it cannot be split over workers; "
+        "BatchNormalization alone may look across a batch"
+    )

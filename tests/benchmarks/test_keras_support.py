@@ -1,0 +1,88 @@
+"""Every optimizer and every layer with state that Keras exports trains as in Keras, or is refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import keras
+import pytest
+
+from benchmarks.keras_support import (
+    DOCUMENT,
+    Case,
+    Verdict,
+    layer_case,
+    optimizer_cases,
+    stateful_layers,
+    tables,
+    verdict_of,
+)
+from scavenger.train.transport.messages.data import ApplyPart
+
+QUICK = {
+    "BatchNormalization",
+    "BatchNormalization(renorm=True)",
+    "BatchNormalization(synchronized=True)",
+    "Dropout",
+    "GRU(stateful=True)",
+    "GaussianNoise",
+    "SpectralNormalization",
+}
+"""Layers that are trained in ordinary runs as well; `make proofs` trains all."""
+_OPTIMIZERS = {case.name: case for case in optimizer_cases()}
+_LAYERS = {found[0]: found for found in stateful_layers()}
+
+
+def rows() -> dict[str, Verdict]:
+    """What the document says."""
+    found = re.findall(r"^\| (\S.*?) \| (\S.*?) \| (.*?) ?\|$", DOCUMENT.read_text(), re.MULTILINE)
+    return {name: Verdict(name, answer, reason) for name, answer, reason in found if answer != "answer"}
+
+
+def check(case: Case) -> None:
+    verdict = verdict_of(case)
+
+    assert verdict.answer != "different"
+    assert (verdict.answer == "refused") == bool(verdict.reason)
+    assert rows()[case.name].answer == verdict.answer, "python -m benchmarks.keras_support"
+
+
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+def test_an_optimizer_gives_the_weights_of_plain_keras_or_is_refused(name: str) -> None:
+    check(_OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in _LAYERS]
+)
+def test_a_layer_with_state_gives_the_weights_of_plain_keras_or_is_refused(name: str) -> None:
+    check(layer_case(*_LAYERS[name]))
+
+
+def test_the_document_names_what_this_version_of_keras_exports() -> None:
+    text = DOCUMENT.read_text()
+
+    assert f"Keras {keras.__version__}." in text
+    assert {*_OPTIMIZERS, *QUICK} <= set(rows()) <= {*_OPTIMIZERS, *_LAYERS}
+
+
+@pytest.mark.long
+def test_the_document_names_every_layer() -> None:
+    assert set(rows()) == {*_OPTIMIZERS, *_LAYERS}, "python -m benchmarks.keras_support"
+
+
+def test_what_trains_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def a_little_faster(step: int, view: int, lr_scale: float, pieces: Any) -> ApplyPart:
+        return ApplyPart(step, view, 1.001 * lr_scale, pieces)
+
+    monkeypatch.setattr("benchmarks.keras_support.ApplyPart", a_little_faster)
+
+    assert verdict_of(_OPTIMIZERS["SGD"]).answer == "different"
+
+
+def test_the_tables_hold_a_row_for_each() -> None:
+    text = tables([Verdict("SGD", "equal")], [Verdict("Dropout", "refused", "as it is")])
+
+    assert "SGD" in text
+    assert "as it is" in text
