@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 from scripted import Scripted, offer, trainer_of
 
-from scavenger.control.end_job import Ending, ended_by, report_of
+from scavenger.control.jobs.end import Ending, ended_by, report_of
+from scavenger.control.jobs.running_job import Parts, RunningJob
 from scavenger.control.jobs.workflow import Story
-from scavenger.control.running_job import Parts, RunningJob
 from scavenger.control.search.profile import Search, Spent
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.configuration import Configuration, SearchSpace

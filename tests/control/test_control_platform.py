@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.platform import PreparedJob, prepare_job
+from scavenger.control.jobs.platform import PreparedJob, prepare_job
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer

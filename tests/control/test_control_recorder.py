@@ -14,7 +14,7 @@ import pytest
 from scripted import Heard, Scripted, trainer_of
 
 from scavenger.control.training.recorder import Recorder
-from scavenger.control.writes import EVENTS_WAITING_MAX
+from scavenger.control.training.writes import EVENTS_WAITING_MAX
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import (

@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 from scripted import STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.jobs.outcome import progress_of, remaining_samples
 from scavenger.control.jobs.workflow import JobWorkflow, Known
 from scavenger.control.search.model_library import ModelLibrary
+from scavenger.control.search.outcome import progress_of, remaining_samples
 from scavenger.control.search.profile import Search, Spent
 from scavenger.control.search.replan import STEP, Replanning
 from scavenger.control.training.trainer import Trainer

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.jobs.outcome import actual_of, search_outcome
+from scavenger.control.search.outcome import actual_of, search_outcome
 from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.select import Decision, ask_while_training, decide, fit_model, profile_of
 from scavenger.control.training.recorder import Recorder

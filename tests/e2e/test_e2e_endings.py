@@ -17,7 +17,7 @@ from real_jobs import Job, ended, lines, marked, training, wait_for
 
 from scavenger.control.job_file.load import load_job
 from scavenger.control.jobs.job_run import JobRun
-from scavenger.control.platform import prepare_job
+from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.domain.report import ChoiceMade, Event, Noted, Observer, Profiled
 from scavenger.store import Store

@@ -17,9 +17,9 @@ import pytest
 from engine_conformance import DAEMON, SLEEP, EngineConformance, Start, boot, command, exits
 from processes import alive, eventually
 
+from scavenger.train.engines import reaper
 from scavenger.train.engines.base import Exit
 from scavenger.train.engines.process import ProcessEngine
-from scavenger.train.supervisor import reaper
 from scavenger.train.transport.block_file import create_block
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import eventually
 
-from scavenger.train.memory_kills import MemoryKills, find_counter
+from scavenger.train.engines.memory_kills import MemoryKills, find_counter
 
 V1_KEYS = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
 V2_KEYS = "low 0\nhigh 0\nmax 7\noom 3\noom_kill {}\n"

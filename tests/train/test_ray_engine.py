@@ -33,10 +33,10 @@ from engine_conformance import (
 from processes import alive, eventually, ours
 
 from scavenger.errors import NotSupportedError
+from scavenger.train.engines import reaper
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import LOG_BYTES_MAX
 from scavenger.train.engines.ray.engine import RayEngine
-from scavenger.train.supervisor import reaper
 
 _ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from benchmarks.sequencing import SequencedJob
 from scavenger.train.aggregation import sequencer
 from scavenger.train.aggregation.aggregator import Aggregator
-from scavenger.train.orders import Orders
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.sockets import Dealer, Router, new_keys
 from scavenger.train.worker import worker
+from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.worker import Worker
 
 JOBS = Path(__file__).with_name("jobs")

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
 from scavenger.train.aggregation.model_shard import ModelShard
-from scavenger.train.results import Results
 from scavenger.train.transport import replication as mirror
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages import Chunk, Contributed, Pull
@@ -33,6 +32,7 @@ from scavenger.train.transport.replication import (
 )
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.transport.sockets import address_towards
+from scavenger.train.worker.results import Results
 
 Sent = tuple[Chunk, bytes]
 WORKER, SLOT = "w2", 2 * SLOTS_PER_WORKER
@@ -320,7 +320,7 @@ def wires() -> Iterator[Callable[[int, Pull], list[Sent]]]:
     parts = [ModelShard(fd, layout, index) for index in range(2)]
 
     def weights(index: int, pull: Pull) -> list[Sent]:
-        return [(chunk, bytes(data)) for chunk, data in weights_payload(parts[index], pull).chunks()]
+        return [(chunk, bytes(data)) for chunk, data in weights_payload(parts[index].block, index, pull).chunks()]
 
     yield weights
     os.close(fd)

@@ -12,7 +12,7 @@ from stubs import StubEngine, manifest, stub_supervisor
 from scavenger.elastic.membership import worker_slot
 from scavenger.errors import WorkersLostError
 from scavenger.train.names import partial_model
-from scavenger.train.processes import Processes
+from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport import messages as m
 from scavenger.train.transport import shared_memory as memory

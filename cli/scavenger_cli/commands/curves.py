@@ -68,8 +68,8 @@ def show_imported(
 
 def _imported(paths: list[Path], terms: ImportOptions, limits: Limits) -> RunReport:
     """A report of a job that is not: the curve of past measurements and what is chosen of it."""
-    from scavenger.control.jobs.outcome import NOTHING_SEARCHED
     from scavenger.control.search.imported import read_sources
+    from scavenger.control.search.outcome import NOTHING_SEARCHED
     from scavenger.search.choose import choose
     from scavenger.search.curve import build_curve
 

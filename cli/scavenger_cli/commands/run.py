@@ -13,7 +13,7 @@ from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, duration, money, plural
 
 if TYPE_CHECKING:
-    from scavenger.control.platform import PreparedJob
+    from scavenger.control.jobs.platform import PreparedJob
     from scavenger.domain.job import JobSpec
 
 __all__ = ["Overrides", "execute"]
@@ -65,7 +65,7 @@ def execute(
         ScavengerError: What kept the job from starting.
     """
     from scavenger.control.job_file.load import load_job, override_job
-    from scavenger.control.platform import prepare_job
+    from scavenger.control.jobs.platform import prepare_job
 
     prepared = prepare_job(override_job(load_job(job_file), overrides.changes()), job_file)
     if dry_run:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from scavenger.control.begin_job import Attempt, Options, begin_job, open_journals
-from scavenger.control.end_job import Ending, ended_by, report_of
+from scavenger.control.jobs.begin import Attempt, Options, begin_job, open_journals
+from scavenger.control.jobs.end import Ending, ended_by, report_of
+from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.jobs.resumption import Resumption
+from scavenger.control.jobs.running_job import RunningJob
 from scavenger.control.jobs.workflow import Confirm
-from scavenger.control.platform import PreparedJob
-from scavenger.control.running_job import RunningJob
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport

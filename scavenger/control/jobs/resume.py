@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from scavenger.control.jobs.job_run import Confirm, JobRun
+from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.resumption import find_resumption
-from scavenger.control.platform import prepare_job
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.store import Store

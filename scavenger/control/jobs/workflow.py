@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from scavenger.cloud.base import Cloud
-from scavenger.control.jobs.outcome import progress_of, remaining_samples
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
+from scavenger.control.search.outcome import progress_of, remaining_samples
 from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.replan import Replanning
 from scavenger.control.search.select import (

@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from scavenger.cloud.base import Provider
-from scavenger.control.fleet_agents import FleetAgents
-from scavenger.control.fleet_meter import VmCostMeter
-from scavenger.control.fleet_notes import FleetNotes
 from scavenger.control.provisioning.booting import BootingProvider, boot_document
 from scavenger.control.provisioning.clean_up import LIMIT_S
+from scavenger.control.provisioning.fleet_agents import FleetAgents
+from scavenger.control.provisioning.fleet_meter import VmCostMeter
+from scavenger.control.provisioning.fleet_notes import FleetNotes
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
-from scavenger.control.reconciler_thread import ReconcilerThread
+from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
 from scavenger.domain.intent import Intent
 from scavenger.errors import (
     CleanupError,

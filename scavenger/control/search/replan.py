@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from scavenger.control.jobs.outcome import progress_of
-from scavenger.control.search.measure import measure
+from scavenger.control.search.outcome import progress_of
 from scavenger.control.search.select import choose_now
+from scavenger.control.training.measure import measure
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Infeasible

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scavenger.control.jobs.outcome import predict_run, progress_of
+from scavenger.control.search.outcome import predict_run, progress_of
 from scavenger.control.search.profile import Search, Spent, next_to_profile
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from scavenger.control.training.trainer import Trainer
-from scavenger.control.writes import Outage, Writes
+from scavenger.control.training.writes import Outage, Writes
 from scavenger.domain.document import report_document
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement

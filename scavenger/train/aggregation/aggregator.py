@@ -185,7 +185,7 @@ class Aggregator:
             case m.Lacking() if self._part is not None and peer in self._outboxes:
                 pull = m.Pull(message.step, message.piece)
                 if self._is_served(pull):
-                    weights = weights_payload(self._part, pull)
+                    weights = weights_payload(self._part.block, self.index, pull)
                     self._outboxes[peer].resend(message, weights, self._sender(peer))
             case _ if self._sequencer is None or self._inbox is None:
                 pass
@@ -418,7 +418,7 @@ class Aggregator:
             if self._is_served(pull):
                 outbox = self._outboxes.setdefault(peer, Outbox())
                 outbox.forget_before(pull.step)
-                outbox.push(weights_payload(self._part, pull), self._sender(peer))
+                outbox.push(weights_payload(self._part.block, self.index, pull), self._sender(peer))
 
 
 def _checkpoint(url: str, model: m.Manifest) -> Checkpoint:

@@ -19,7 +19,7 @@ import msgspec
 
 from scavenger.errors import ConfigurationError, MessageError
 from scavenger.train.checkpoints.format import DamagedError, Readable
-from scavenger.train.codec import Codec
+from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages.values import Tagged
 
 __all__ = [

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.errors import MessageError
-from scavenger.train.codec import Codec
+from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = [

@@ -15,8 +15,8 @@ from scavenger.train.custom_loop import messages as lm
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.job_source import JobSource
 from scavenger.train.names import BEATING
-from scavenger.train.processes import LAST_WORDS_S, Processes
 from scavenger.train.supervisor.process_registry import ProcessRegistry
+from scavenger.train.supervisor.processes import LAST_WORDS_S, Processes
 from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = ["LoopSupervisor"]

@@ -19,10 +19,10 @@ import msgspec
 import psutil
 
 from scavenger.errors import CleanupError
+from scavenger.train.engines import reaper
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
-from scavenger.train.leftovers import make_folder, sweep
-from scavenger.train.memory_kills import MemoryKills, find_counter
-from scavenger.train.supervisor import reaper
+from scavenger.train.engines.leftovers import make_folder, sweep
+from scavenger.train.engines.memory_kills import MemoryKills, find_counter
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 __all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]

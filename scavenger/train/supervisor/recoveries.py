@@ -13,9 +13,9 @@ from scavenger.elastic.recovery import Role, Status
 from scavenger.errors import ScavengerError, TrainingCodeError, TrainingHungError, WorkersLostError
 from scavenger.train.engines.base import Exit
 from scavenger.train.names import coordinator_name
-from scavenger.train.processes import LAST_WORDS_S, Processes
 from scavenger.train.supervisor.events import Event
 from scavenger.train.supervisor.process_registry import Entry, ProcessRegistry
+from scavenger.train.supervisor.processes import LAST_WORDS_S, Processes
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 

@@ -33,9 +33,9 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import BEATING, aggregator_name, partial_model
-from scavenger.train.processes import Processes
 from scavenger.train.supervisor.events import Event, Leaving, ProcessState, Started, Warned
 from scavenger.train.supervisor.process_registry import ProcessRegistry
+from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
 from scavenger.train.supervisor.saving import Saving
 from scavenger.train.supervisor.worker_slots import WorkerSlots

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.payloads import Arrival, Delivery
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece
-from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport.messages import Check, Chunk, Lacking, Pull
 from scavenger.train.transport.shared_memory import Block, Layout
 
@@ -100,10 +99,9 @@ def piece_payload(block: Block, index: int, view: int, step: int, piece: Piece) 
     return Payload(head, _ranges(block.layout, index), lambda offset, size: block.range(at + offset, size))
 
 
-def weights_payload(part: ModelShard, pull: Pull) -> Payload:
-    """The part's weights that a worker asked for."""
-    at, block = part.layout.state_at(pull.step), part.block
-    ranges = (part.layout.part_ranges[part.index],)
+def weights_payload(block: Block, index: int, pull: Pull) -> Payload:
+    """An aggregator's part of the weights that a worker asked for."""
+    at, ranges = block.layout.state_at(pull.step), (block.layout.part_ranges[index],)
     head = Chunk(pull.step, 0, pull.number)
     return Payload(head, ranges, lambda offset, size: block.range(at + offset, size))
 

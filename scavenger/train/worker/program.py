@@ -24,10 +24,10 @@ from scavenger.elastic.order import random_streams
 from scavenger.errors import NotSupportedError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.names import partial_model
-from scavenger.train.separability import Separability
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.worker.checks import check_model, check_variables
 from scavenger.train.worker.data import Source, open_source
+from scavenger.train.worker.separability import Separability
 
 __all__ = ["Gradient", "Program"]
 

@@ -29,8 +29,6 @@ from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failpoints import fail_here
 from scavenger.train.failure import describe_disk_failure
-from scavenger.train.orders import Orders
-from scavenger.train.results import Results
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import memory_id, open_block
 from scavenger.train.transport.heartbeat import Heartbeat
@@ -44,8 +42,10 @@ from scavenger.train.transport.replication import (
 )
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.transport.sockets import Dealer, Keys
+from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.program import Gradient, Program
+from scavenger.train.worker.results import Results
 
 __all__ = ["Worker", "load_program", "seed_apart"]
 

@@ -25,7 +25,7 @@ from scavenger.errors import CleanupError, NotSupportedError, TransientError
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.process import cap_log
 from scavenger.train.engines.ray.host import Host, Placed, Report
-from scavenger.train.remote_engine import RemoteEngine, RemoteProcess
+from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 __all__ = ["RayEngine", "engine_maker"]

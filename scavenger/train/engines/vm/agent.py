@@ -24,11 +24,11 @@ from scavenger.errors import ConfigurationError
 from scavenger.train.checkpoints.remote_folder import VARIABLE
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.file_proxy import FileProxy
+from scavenger.train.engines.vm.job_folder import JobFolder
+from scavenger.train.engines.vm.leader_line import LeaderLine
 from scavenger.train.engines.vm.process_runner import ProcessRunner
 from scavenger.train.engines.vm.values import LEADER_SILENT_S
 from scavenger.train.transport.sockets import address_towards
-from scavenger.train.vm_job_folder import JobFolder
-from scavenger.train.vm_leader_line import LeaderLine
 
 __all__ = ["Agent", "Ticket", "read_ticket"]
 

@@ -24,6 +24,7 @@ from scavenger import __version__
 from scavenger.errors import ConfigurationError, MessageError
 from scavenger.policy.provisioning.silence import SOUND, SilenceLimits, judge_silence
 from scavenger.train.engines.vm import messages as m
+from scavenger.train.engines.vm.agent_socket import AgentSocket
 from scavenger.train.engines.vm.channel import Channel
 from scavenger.train.engines.vm.file_server import FileServer
 from scavenger.train.engines.vm.job_archive import Archive
@@ -39,7 +40,6 @@ from scavenger.train.engines.vm.values import (
     one_time_keys,
 )
 from scavenger.train.transport.messages.values import ProcessConfiguration
-from scavenger.train.vm_socket import AgentSocket
 
 __all__ = ["LOST_S", "AgentServer", "AgentStatus", "one_time_keys"]
 

@@ -20,10 +20,10 @@ from scavenger.train.checkpoints.files import local_path
 from scavenger.train.checkpoints.remote_folder import SCHEME
 from scavenger.train.engines.base import GRACE_S, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
 from scavenger.train.engines.vm.values import AgentStatus, Gone, News
-from scavenger.train.remote_engine import RemoteEngine, RemoteProcess
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import is_own
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from scavenger.train.checkpoints.remote_folder import FRAME_BYTES_MAX
-from scavenger.train.codec import Codec
+from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages.values import ProcessConfiguration, Tagged
 
 __all__ = [

@@ -7,7 +7,7 @@ payloads never travel here; they lie in the shared block (`scavenger.train.trans
 
 from __future__ import annotations
 
-from scavenger.train.codec import Codec
+from scavenger.train.transport.codec import Codec
 from scavenger.train.transport.messages.control import *  # noqa: F403
 from scavenger.train.transport.messages.control import ControlMessage
 from scavenger.train.transport.messages.data import *  # noqa: F403

@@ -6,8 +6,8 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from scavenger.control.jobs.outcome import NOTHING_SEARCHED, actual_of, search_outcome
-from scavenger.control.running_job import RunningJob
+from scavenger.control.jobs.running_job import RunningJob
+from scavenger.control.search.outcome import NOTHING_SEARCHED, actual_of, search_outcome
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.curve import Choice

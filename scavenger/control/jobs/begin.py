@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scavenger import logs
+from scavenger.control.jobs.platform import PreparedJob, Resources
 from scavenger.control.jobs.resumption import Resumption, checkpoint_url
+from scavenger.control.jobs.running_job import MODEL_FILE, Parts, RunningJob
 from scavenger.control.jobs.wiring import supervisor_of, trainer_of
 from scavenger.control.jobs.workflow import Confirm, JobWorkflow
-from scavenger.control.platform import PreparedJob, Resources
-from scavenger.control.running_job import MODEL_FILE, Parts, RunningJob
 from scavenger.control.training.audit import AUDIT_FILE
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.journal import Journal, Journals

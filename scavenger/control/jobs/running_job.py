@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scavenger.control.jobs.platform import Resources
 from scavenger.control.jobs.workflow import JobWorkflow
-from scavenger.control.platform import Resources
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.limits import CLOSE_S
 from scavenger.control.training.operations import OperationHandler
