@@ -14,11 +14,10 @@ demo: install  ## train a small network at the knee of its time-cost curve, on t
 	$(BIN)/scavenger optimize examples/digits/job.yaml --objective knee --yes
 
 test: install-dev  ## the whole test suite
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest
 
-quick: install-dev  ## the tests that start no processes and train nothing; about a minute
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+quick: install-dev  ## the tests that start no processes and train nothing; minutes
+	$(BIN)/python -m pytest -m "not slow"
 
 check: install-dev  ## lint, format, types and import layers
 	$(BIN)/ruff check .
