@@ -147,15 +147,12 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "Discretization": lambda: _L.Discretization([0.3, 0.6]),
     "EinsumDense": lambda: _L.EinsumDense("ab,bc->ac", 3),
     "GroupNormalization": lambda: _L.GroupNormalization(groups=1),
-    "GRUCell": lambda: _L.RNN(_L.GRUCell(3, dropout=0.3)),
-    "LSTMCell": lambda: _L.RNN(_L.LSTMCell(3, dropout=0.3)),
     "Lambda": lambda: _L.Lambda(lambda x: 2 * x),
     "Normalization": lambda: _L.Normalization(mean=0.5, variance=0.1),
     "Pipeline": lambda: _L.Pipeline([_L.RandomFlip(), _L.RandomBrightness(0.3, value_range=(0, 1))]),
     "RNN": lambda: _L.RNN(_L.GRUCell(3, dropout=0.3)),
     "RandomPosterization": lambda: _L.RandomPosterization(4, value_range=(0, 1)),
     "Reshape": lambda: _L.Reshape((-1,)),
-    "SimpleRNNCell": lambda: _L.RNN(_L.SimpleRNNCell(3, dropout=0.3)),
     "SpectralNormalization": lambda: _L.SpectralNormalization(_L.Dense(3)),
     "TimeDistributed": lambda: _L.TimeDistributed(_L.Dense(3)),
 }
@@ -200,7 +197,7 @@ def _maker(name: str, kind: type[Any]) -> Callable[[], Any]:
 
 def _fitting(name: str, make: Callable[[], Any]) -> tuple[Any, tuple[int, ...]]:
     """A layer that was built, and the shape of a sample for it."""
-    for shape in (_SHAPES[1],) if "Attention" in name else _SHAPES:
+    for shape in (_SHAPES[1],) if "Attention" in name or name == "RNN" else _SHAPES:
         layer = make()
         try:
             outputs = _applied(layer, keras.Input(shape))
