@@ -125,7 +125,7 @@ def _one(cost: JobCost) -> Iterator[RenderableType]:
     yield facts
     if cost.estimate is not None:
         total = money(cost.estimate.total_usd)
-        yield Text(f"\nThe chosen configuration, from nothing to the target: {total}", style="bold")
+        yield Text(f"\nThe chosen configuration, for the whole training: {total}", style="bold")
         yield _items(cost.estimate.items)
     if cost.items:
         yield Text("\nPaid" if cost.vms else "\nCounted", style="bold")

@@ -212,7 +212,7 @@ def choice_lines(
         yield Text(f"No configuration meets the constraints: {clean(choice.reason)}", style="bold")
         if choice.nearest is not None:
             figures = _figures(choice.nearest)
-            yield Text(f"  nearest   {label(choice.nearest)}: {figures} from nothing to the target")
+            yield Text(f"  nearest   {label(choice.nearest)}: {figures} for the whole training")
         return
     yield Text.assemble(
         ("Chosen: ", "bold"), (label(choice.point), "bold"), f"  (objective {choice.objective})"
