@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def cost(job: ListedJobKey = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Show the predicted and actual cost of one job or the latest jobs."""
+    """Show the predicted and actual cost of one job or of recent jobs."""
 
     def command() -> int:
         from scavenger_cli.commands.cost import show_cost

@@ -212,7 +212,7 @@ def curves(
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Draw predicted times and costs, of a job or of past measurements."""
+    """Draw predicted times and costs of a job or of past runs."""
 
     def command() -> int:
         from scavenger_cli.commands import curves as drawing
