@@ -1,4 +1,4 @@
-"""How soon an agent has a process on its VM, beside a node of Ray; and how fast checkpoints come home by its line."""
+"""How fast an agent starts a process on its VM, compared with a Ray node; and how fast it transfers checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The aggregator's arithmetic: sum, norms and optimizer over so many parameters, beside Keras and a plain copy."""
+"""The aggregator's arithmetic: sum, norms and optimizer, compared with Keras and with a plain copy of the memory."""
 
 from __future__ import annotations
 

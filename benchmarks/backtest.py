@@ -1,4 +1,4 @@
-"""What the models get wrong on public measurements, beside the best published forms on the very same points.
+"""Errors of the models on public measurements, compared with the best published forms on the same points.
 
 Nothing is tuned here: the code is that of `scavenger models backtest`, and the files are read where they are.
 """

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "images"
 
 INK, GUESS, KNOWN = "#333333", "#0072b2", "#d55e00"
-"""Measured, predicted, fitted to; told apart by eyes that see no red or green as well."""
+"""Colours of measured, predicted and fitted points; colour-blind people can distinguish them, too."""
 
 
 def main() -> None:
-    """Draw both pictures anew.
+    """Draw both pictures again.
 
     Raises:
         SystemExit: If the data is not there.

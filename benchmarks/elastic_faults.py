@@ -1,4 +1,4 @@
-"""How long training stands still when a process of the job is killed or stopped in the middle of a step."""
+"""How long training stops when a process of the job is killed or stopped in the middle of a step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What is done to whom; `victim` names it. `replaced`: the supervisor starts another by itself."""
+    """A fault and its `victim`, the process it hits. `replaced`: the supervisor starts a new process by itself."""
 
     name: str
     signal: signal.Signals

@@ -1,4 +1,4 @@
-"""How long the workers that stay stand still when one joins or leaves, at 25 million parameters."""
+"""How long the other workers stop when one joins or leaves, at 25 million parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's process with clocks put in: `python -m benchmarks.elastic_process FOLDER WINDOW PLAIN`.
+"""A process of a job with added timers: `python -m benchmarks.elastic_process FOLDER WINDOW PLAIN`.
 
 Writes `FOLDER/NAME.json` when it ends: of a worker the time of each step's gradient, of the sequencer the time of
 each step and of what it does to watch it (norms, records, report, the state machine of its pieces). With WINDOW above
@@ -34,7 +34,7 @@ _SILENT_S = 0.8
 
 
 class _Clocks:
-    """What one process measures; `step` is the one that it works on."""
+    """The measurements of one process; `step` is its current step."""
 
     def __init__(self, window: int) -> None:
         self._window = window
@@ -151,7 +151,7 @@ class _PlainSocket:
 
 
 class _PlainContext:
-    """What makes such sockets."""
+    """Creates such sockets."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

@@ -1,4 +1,4 @@
-"""A round of pushing a gradient and reading the weights back, beside gloo's all-reduce of as many bytes."""
+"""A round of pushing a gradient and reading the weights, compared with gloo's all-reduce of as many bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step takes beyond its gradient, beside PyTorch's and TensorFlow's own ways of training on two processes."""
+"""The time of a step beyond its gradient, compared with data-parallel training by PyTorch and TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORKERS = 2
 _BATCHES = {"mlp": 32, "cnn": 128}
 _WARM_UP_STEPS = 5
 _STEPS = 4
-"""Of a window: short, so that what else the machine does meets steps and gradients alike."""
+"""Length of a window: short, so that other work on the machine affects steps and gradients alike."""
 _AIM_RATIO = 1.0
 _SCAVENGER = "Scavenger"
 _PEERS = {
@@ -37,7 +37,7 @@ class _Steps:
 
     @property
     def beyond(self) -> Spread:
-        """What of a step is not the gradient's computation."""
+        """The part of a step that is not the computation of the gradient."""
         return Spread.of(step - gradient for step, gradient in zip(self.step_s, self.gradient_s, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""A supervisor in training that a benchmark drives: starts it, changes its views, and notes when it heard of what."""
+"""A supervisor that a benchmark controls: starts training, changes views, and records the times of events."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Training:
 
     @property
     def view(self) -> int:
-        """Of the last step that was heard of; 0 before the first."""
+        """The number of the last reported step; 0 before the first."""
         return self.steps[self.last].view if self.steps else 0
 
     @property
@@ -173,7 +173,7 @@ class Training:
 
 
 def gradient_s(measured: dict[str, dict[str, dict[int, float]]], step: int) -> float:
-    """Of the worker that took longest for its gradient in a step."""
+    """The gradient time of the slowest worker in a step."""
     return max(found["gradient"][step] for found in measured.values() if step in found.get("gradient", {}))
 
 

@@ -1,4 +1,4 @@
-"""What indicators, records, reports and heartbeats take of a step, by leaving them out of every other few steps."""
+"""The cost of indicators, records, reports and heartbeats in a step, by switching them off in alternate windows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BENCHMARK", "paired"]
 
 _WORKERS = 2
 _WINDOW = 10
-"""Steps in a row with, then without: short enough that a busy neighbour meets both, and that nobody is missed."""
+"""Steps in a row with them, then without: few, so that other load affects both, and no process seems silent."""
 _AIM, _AIM_STEP_S = 0.02, 0.05
 _AIMED = "cnn"
 _BATCHES = {"cnn": 64, "mlp": 32}

@@ -1,4 +1,4 @@
-"""Figures: a repeated measurement as median and spread, a benchmark's result, and how it is written down."""
+"""Figures: repeated measurements as median and spread, the result of a benchmark, and its table and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Self
 __all__ = ["Benchmark", "Result", "Spread", "markdown_table", "relative_error", "replace_section"]
 
 _WIDTH_MIN = 3
-"""Of a column: some readers of Markdown want a rule of so many characters."""
+"""Smallest width of a column: some Markdown parsers need a rule of so many characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """Of at least one value.
+        """The figure of at least one value.
 
         Raises:
             ValueError: If there is none.
@@ -43,7 +43,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a benchmark found.
+    """The result of a benchmark.
 
     Attributes:
         headers, rows: The table for a person; every row is as long as the headers.

@@ -1,4 +1,4 @@
-"""The same examples in plain Keras, in one process of its own: what Scavenger is compared with.
+"""The same examples in plain Keras, in one process, for comparison with Scavenger.
 
 A child process of the benchmarks; its last line on standard output is a JSON document.
 """

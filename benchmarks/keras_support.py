@@ -40,7 +40,7 @@ _SAMPLES = 16
 _STEPS = 4
 _PIECES = ((0, 9), (9, 16))
 _TOLERANCE = {"float32": 2e-4, "float64": 1e-6}
-"""Of the largest value of a tensor. Some of Keras's own numbers, as the learning rate, are in single precision."""
+"""Tolerance relative to the largest value of a tensor: some numbers of Keras, as the learning rate, are float32."""
 
 _O, _L = keras.optimizers, keras.layers
 Array = npt.NDArray[Any]
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came out.
+    """The result for one optimizer or layer.
 
     Attributes:
         name: Of the optimizer or layer.
@@ -83,7 +83,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "LossScaleOptimizer": lambda: _O.LossScaleOptimizer(_O.SGD(0.1)),
     "MultiOptimizer": _by_kind,
 }
-"""Those that cannot be made from a learning rate alone."""
+"""Optimizers that need more than a learning rate to be created."""
 
 OPTIONS: dict[str, Callable[[], Any]] = {
     "ScheduleFreeAdamW, built by the user": lambda: _O.ScheduleFreeAdamW(0.01),
@@ -139,7 +139,7 @@ LEFT_OUT = {
     **dict.fromkeys(("GRUCell", "LSTMCell", "SimpleRNNCell", "StackedRNNCells"), "part of RNN"),
     **dict.fromkeys(("MaxNumBoundingBoxes", "STFTSpectrogram", "MelSpectrogram"), "no state, other data"),
 }
-"""What is exported beside the layers that can be tried, and why it is not."""
+"""Exported names that are not tested, with the reason."""
 
 LAYERS: dict[str, Callable[[], Any]] = {
     "Bidirectional": lambda: _L.Bidirectional(_L.GRU(3, dropout=0.3)),
@@ -156,7 +156,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "SpectralNormalization": lambda: _L.SpectralNormalization(_L.Dense(3)),
     "TimeDistributed": lambda: _L.TimeDistributed(_L.Dense(3)),
 }
-"""Those that cannot be made from `_ARGUMENTS`."""
+"""Layers that cannot be created from `_ARGUMENTS`."""
 
 MORE_LAYERS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
     "BatchNormalization(renorm=True)": (lambda: _L.BatchNormalization(renorm=True), (6,)),
@@ -209,7 +209,7 @@ def _fitting(name: str, make: Callable[[], Any]) -> tuple[Any, tuple[int, ...]]:
 
 
 def _applied(layer: Any, x: Any) -> Any:
-    """What a layer makes of an input, which one of several inputs gets as each of them."""
+    """The output of a layer for an input, which is used for each input if the layer has several."""
     if isinstance(layer, (_L.Attention, _L.Dot, *_MERGING)):
         return layer([x, x])
     names = list(inspect.signature(layer.call).parameters)

@@ -1,4 +1,4 @@
-"""Real elastic training of an example, at whatever configuration a benchmark asks for."""
+"""Elastic training of an example, at any configuration that a benchmark asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the figures were measured on, since they mean nothing without it."""
+"""A description of the machine on which figures were measured."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["conditions", "describe"]
 
 _WATCH_S = 2.0
 _BUSY_MAX = 0.1
-"""Of all processors together, by others: beyond it the figures tell of them too."""
+"""Largest load by other processes, over all processors: above it, they influence the figures."""
 _LIBRARIES = ("keras", "tensorflow-cpu", "numpy", "pyzmq")
 
 

@@ -1,4 +1,4 @@
-"""How long deciding takes: fitting the models, and predicting and weighing 1,000,000 configurations."""
+"""How long a decision takes: fitting the models, then predicting and comparing 1,000,000 configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far predicted step times are from measured ones, over the whole grid of each example."""
+"""Errors of predicted step times, over the whole grid of each example."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Point:
         return (self.measured_s.high - self.measured_s.low) / (2.0 * self.measured_s.median)
 
     def row(self, example: str) -> tuple[str, ...]:
-        """Its line of the table."""
+        """The line of the table."""
         return (
             f"{example}, K = {self.configuration.workers}, B = {self.configuration.global_batch_size}",
             "yes" if self.profiled else "no",

@@ -1,4 +1,4 @@
-"""What the search costs: the demo job against the same job going straight to what the search chose."""
+"""The cost of the search: the demo job compared with the same job started at the configuration that it chose."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _startup_s(report: RunReport) -> float:
 
 
 def at_epochs(time_s: float, startup_s: float, epochs: float, wanted: float) -> float:
-    """What a run would have taken for another number of epochs; seconds."""
+    """The time, in seconds, that a run would have taken for another number of epochs."""
     return startup_s + (time_s - startup_s) * wanted / epochs
 
 

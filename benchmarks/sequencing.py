@@ -1,4 +1,4 @@
-"""What sequencing a step costs with many workers: the first aggregator's time and what it sends, without sockets."""
+"""The cost of sequencing a step with many workers: the first aggregator's time and messages, without sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the command takes to answer, and how slow and how large the processes of a job are."""
+"""The time that the command takes to answer, and the start-up time and memory of the processes of a job."""
 
 from __future__ import annotations
 

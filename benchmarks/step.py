@@ -1,4 +1,4 @@
-"""What a step costs beyond its gradient, and beside plain Keras in one process."""
+"""The time of a step beyond its gradient, and compared with plain Keras in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long workers that stay stand still when (K, B) changes, beside resuming from a checkpoint."""
+"""How long the remaining workers stop when (K, B) changes, compared with resuming from a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the elastic core is compared with: the same work done by others, each in processes of its own."""
+"""Other systems that the elastic core is compared with: the same work, each in separate processes."""

@@ -1,4 +1,4 @@
-"""The published forms that the models are held against, fitted plainly: no prior beyond what keeps a fit finite.
+"""Published forms that the models are compared with, fitted plainly: no prior beyond what keeps a fit finite.
 
 Critical-batch, E = Emin (1 + B / B*), is of McCandlish et al., "An Empirical Model of Large-Batch Training", 2018;
 noise-linear, e = e* + θ / √B, of Tyagi and Sharma, "Scavenger", eq. 6-7; the p-norm of computing and

@@ -1,4 +1,4 @@
-"""Running a peer: so many processes of one script on this machine, each with its rank, and what they measured."""
+"""Runs a peer: several processes of one script on this machine, each with its rank, and their measurements."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def run_peers(script: str, workers: int, **options: object) -> list[dict[str, An
 
 
 def peer_arguments(arguments: Any) -> Any:
-    """Add what every peer is told."""
+    """Add the arguments of every peer."""
     arguments.add_argument("--addresses", required=True, help="of every rank")
     arguments.add_argument("--rank", type=int, required=True)
     return arguments

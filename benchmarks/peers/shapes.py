@@ -21,7 +21,7 @@ MLP_WIDTHS = (2560, 2560, 2560, 2560)
 can share about evenly."""
 CNN_SIDE = 32
 CNN_WIDTHS = (32, 64, 128)
-"""Of each pair of 3 x 3 convolutions, behind which the image is halved."""
+"""Channels of each pair of 3 x 3 convolutions, after which the image size is halved."""
 LEARNING_RATE = 0.001
 
 

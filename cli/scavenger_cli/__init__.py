@@ -1,1 +1,1 @@
-"""The command line: what a person types, sees and is asked. It decides nothing about training or money."""
+"""The command line: commands, their output and their questions. It decides nothing about training or money."""

@@ -1,4 +1,4 @@
-"""`scavenger catalog ...`: its words and options."""
+"""Arguments and options of `scavenger catalog ...`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["app"]
 
 
 class Provider(StrEnum):
-    """Whose machine types."""
+    """A cloud of the catalogue."""
 
     GCP = "gcp"
     AWS = "aws"
 
 
-ProviderOption = Annotated[Provider | None, typer.Option(help="Of one cloud; of all, if left out.")]
+ProviderOption = Annotated[Provider | None, typer.Option(help="Only this cloud. Default: all clouds.")]
 
 app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Machine types of the clouds, and what they cost.",
+    help="Show machine types of the clouds and their prices.",
 )
 
 
@@ -33,24 +33,26 @@ def catalog(
     context: typer.Context,
     provider: ProviderOption = None,
     region: Annotated[
-        str | None, typer.Option(metavar="R", help="Where; else us-central1 of gcp and us-east-1 of aws.")
+        str | None, typer.Option(metavar="R", help="Region. Default: us-central1 for gcp, us-east-1 for aws.")
     ] = None,
     vm: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this type; may be given several times.")
+        list[str] | None, typer.Option(metavar="NAME", help="Only this type. Repeat for several.")
     ] = None,
-    gpu: Annotated[str | None, typer.Option(metavar="NAME", help="With such GPUs, as T4 or A100.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only types with this GPU, such as T4 or A100.")
+    ] = None,
     cpus: Annotated[
-        str | None, typer.Option(metavar="N", help="vCPUs: 4 for exactly, 4+ for at least.")
+        str | None, typer.Option(metavar="N", help="vCPUs: 4 means exactly 4, 4+ at least 4.")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option(metavar="GIB", help="GiB of memory: 16 for exactly, 16+ for at least.")
+        str | None, typer.Option(metavar="GIB", help="Memory, GiB: 16 means exactly 16, 16+ at least 16.")
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also what a job is offered only by name: burstable, arm64, ...")
+        bool, typer.Option("--all", help="Include types that a job gets only by name: burstable, arm64, ...")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Machine types of the clouds, and what they cost."""
+    """Show machine types of the clouds and their prices."""
     if context.invoked_subcommand is not None:
         return
 
@@ -70,11 +72,11 @@ def refresh(
     provider: ProviderOption = None,
     region: Annotated[
         list[str] | None,
-        typer.Option(metavar="R", help="Of aws; may be given several times. gcp tells all at once."),
+        typer.Option(metavar="R", help="Region of aws. Repeat for several. gcp always sends all regions."),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Ask the clouds for prices; needs credentials."""
+    """Fetch current prices from the clouds; needs credentials."""
 
     def command() -> int:
         from scavenger_cli.commands.catalog import refresh as ask

@@ -1,4 +1,4 @@
-"""`scavenger gc`: its words and options."""
+"""Arguments and options of `scavenger gc`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to the program."""
     app.command()(gc)
 
 
 def gc(
     regions: Annotated[
         list[str] | None,
-        typer.Option("--in", metavar="CLOUD/REGION", help="Look there too; repeat for several."),
+        typer.Option("--in", metavar="CLOUD/REGION", help="Look in this region too. Repeat for several."),
     ] = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """End VMs that are paid for and serve no job."""
+    """End VMs that no running job uses, but that cost money."""
 
     def command() -> int:
         from scavenger_cli.commands.gc import collect

@@ -1,21 +1,21 @@
-"""`scavenger cost`: its words and options."""
+"""Arguments and options of `scavenger cost`."""
 
 from __future__ import annotations
 
 import typer
 
-from scavenger_cli.options import JobKey, Output, OutputOption, StoreOption, finish
+from scavenger_cli.options import ListedJobKey, Output, OutputOption, StoreOption, finish
 
 __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to the program."""
     app.command()(cost)
 
 
-def cost(job: JobKey = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Show what a job was predicted to cost and what it has cost; without JOB, the latest jobs and the last one."""
+def cost(job: ListedJobKey = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Show the predicted and actual cost of one job or of recent jobs."""
 
     def command() -> int:
         from scavenger_cli.commands.cost import show_cost

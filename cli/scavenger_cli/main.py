@@ -1,4 +1,4 @@
-"""The `scavenger` command: its words and options. What it does is imported when it is asked for."""
+"""The `scavenger` command: arguments and options. The code of a command is imported only when it runs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from scavenger_cli.options import (
     DryRunOption,
     JobFile,
     JobKey,
+    ListedJobKey,
     ObjectiveName,
     ObjectiveOption,
     OutOption,
@@ -52,9 +53,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings=_settings,
-    help="Decides what a training job should run on, and runs it there.",
+    help="Decide which machines a training job should run on, and run it there.",
 )
-schema = typer.Typer(rich_markup_mode=None, context_settings=_settings, help="Schemas of the files.")
+schema = typer.Typer(
+    rich_markup_mode=None, context_settings=_settings, help="Print the schemas of Scavenger's files."
+)
 app.add_typer(modelling.app, name="models")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(schema, name="schema")
@@ -101,7 +104,7 @@ def optimize(
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Choose what a job should run on, and run it there."""
+    """Profile a job, choose what it should run on, and train it there."""
     overrides = (objective, strategy, budget, deadline)
     _execute(
         job_file, overrides, yes, dry_run, store, output, run=True, audit=audit, verbose=verbose, quiet=quiet
@@ -122,7 +125,7 @@ def plan(
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show what a job would take, without running it."""
+    """Profile a job and predict its time and cost, without running it."""
     overrides = (objective, strategy, budget, deadline)
     _execute(job_file, overrides, yes, dry_run, store, output, run=False, verbose=verbose, quiet=quiet)
 
@@ -170,12 +173,12 @@ def curves(
     job: JobKey = None,
     form: Annotated[
         CurveFormat | None,
-        typer.Option("--format", "-f", help="What to draw; else what FILE ends in, else for the terminal."),
+        typer.Option("--format", "-f", help="Output format. Default: by the ending of FILE, else terminal."),
     ] = None,
     sources: Annotated[
         list[Path] | None,
         typer.Option(
-            "--from", metavar="FILE", help="Past measurements instead of a job: CSV, or of `models fit`."
+            "--from", metavar="FILE", help="Past measurements instead of a job: CSV, or from `models fit`."
         ),
     ] = None,
     workload: WorkloadOption = None,
@@ -186,22 +189,22 @@ def curves(
     deadline: DeadlineOption = None,
     pricing: Annotated[
         Pricing | None,
-        typer.Option(help="Price workers by the VM, by their size (vCPU and GiB), or both side by side."),
+        typer.Option(help="Price workers per VM, by their size (vCPU and GiB), or both side by side."),
     ] = None,
     rates: Annotated[
         str | None,
         typer.Option(
-            metavar="RATES", help="For sizes: cpu=$,gib=$ per hour, or a family of Google Cloud's (e2)."
+            metavar="RATES", help="Pricing by size: cpu=$,gib=$ per hour, or a Google Cloud family (e2)."
         ),
     ] = None,
     cpus: Annotated[
-        float | None, typer.Option(metavar="N", help="For sizes: vCPUs of a worker, if not known.")
+        float | None, typer.Option(metavar="N", help="Pricing by size: vCPUs of a worker, if unknown.")
     ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="GIB[+GIB]",
-            help="For sizes: a worker's memory, and that for each sample, if not measured.",
+            help="Pricing by size: memory of a worker, and of each sample, if not measured.",
         ),
     ] = None,
     out: OutOption = None,
@@ -209,7 +212,7 @@ def curves(
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Draw the predicted times and costs of a job, or of past measurements."""
+    """Draw predicted times and costs of a job or of past runs."""
 
     def command() -> int:
         from scavenger_cli.commands import curves as drawing
@@ -233,7 +236,7 @@ def curves(
 
 
 @app.command()
-def status(job: JobKey = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+def status(job: ListedJobKey = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
     """Show the latest jobs, or one job with its processes."""
 
     def command() -> int:
@@ -251,7 +254,7 @@ costing.register(app)
 
 @app.command()
 def doctor(store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Check that everything a job needs is there."""
+    """Check that this machine has everything a job needs."""
 
     def command() -> int:
         from scavenger_cli.commands.doctor import show
@@ -278,10 +281,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: Without the program's name; None for those of this process.
+        arguments: The arguments, without the program's name; None: those of this process.
 
     Returns:
-        The exit code (see `scavenger.errors`). No exception leaves; SCAVENGER_DEBUG=1 shows their tracebacks.
+        The exit code (see `scavenger.errors`). No exception is raised; SCAVENGER_DEBUG=1 shows tracebacks.
     """
     console.prepare_streams()
     try:
@@ -291,8 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(code or 0)
     except typer.Abort:
         return Interrupted.exit_code
-    except Interrupted as wish:
-        return wish.exit_code
+    except Interrupted as interrupted:
+        return interrupted.exit_code
     except ScavengerError as error:
         _show_traceback_if_asked()
         console.error(error)
@@ -315,7 +318,7 @@ def _show_traceback_if_asked() -> None:
 
 
 def _keep_traceback() -> str:
-    """Write the traceback where a report can quote it from, and say where."""
+    """Write the traceback to a file, so that a bug report can quote it; return where it is."""
     import tempfile
 
     from platformdirs import user_log_path

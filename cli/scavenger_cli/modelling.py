@@ -1,4 +1,4 @@
-"""`scavenger models ...`: its words and options."""
+"""Arguments and options of `scavenger models ...`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["app"]
 app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Fitted models that serve later jobs.",
+    help="Manage the fitted models, which later jobs reuse.",
 )
 
 
@@ -47,14 +47,16 @@ def models_fit(
     job: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="JOB", help="Store them for jobs like this one, which `plan` has seen."
+            "--for",
+            metavar="JOB",
+            help="Store the models for jobs like this one; `plan` must have run for it.",
         ),
     ] = None,
     out: OutOption = None,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Fit models to past measurements; `curves --from` draws what they predict."""
+    """Fit models to past measurements, for `curves --from`."""
 
     def command() -> int:
         from scavenger.control.search.imported import ImportOptions
@@ -112,7 +114,9 @@ def models_rm(
 
 @app.command("export")
 def models_export(
-    model: Annotated[list[str] | None, typer.Argument(metavar="MODEL", help="All, if none is named.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL", help="Ids of models. Default: all models.")
+    ] = None,
     out: OutOption = None,
     store: StoreOption = None,
     output: OutputOption = Output.JSON,
@@ -129,11 +133,13 @@ def models_export(
 
 @app.command("import")
 def models_import(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An exported document; - for stdin.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The exported document; - reads standard input.")
+    ],
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Take in exported models; one that was changed is refused."""
+    """Import exported models; a document that was changed is refused."""
 
     def command() -> int:
         from scavenger_cli.commands.stored import import_models
@@ -151,12 +157,12 @@ def models_backtest(
         str | None,
         typer.Option(
             metavar="POINTS",
-            help="Fit to: extremes, marked (column `profiled`), or so many; default: marked, else extremes or 6.",
+            help="Rows to fit: extremes, marked (column `profiled`), or a number. Default: marked, else extremes or 6.",
         ),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Fit to some measurements of a file, predict the others, show the errors."""
+    """Fit some measurements of a file and compare predictions of the rest."""
 
     def command() -> int:
         from scavenger_cli.commands.backtest import backtest

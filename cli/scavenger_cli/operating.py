@@ -1,4 +1,4 @@
-"""The commands that reach a job which another process drives: their words and options."""
+"""Arguments and options of the commands for a job that another process runs."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from scavenger_cli.options import (
 __all__ = ["register"]
 
 TIMEOUT = "15m"
-"""A new worker has to be found, started and warmed up; on a cloud that takes minutes."""
+"""Default of `--timeout`: on a cloud, starting and warming up a new worker takes minutes."""
 LINES = 20
-"""Of each log: what is on a screen beside other things."""
+"""Default of `--lines`, for each log: they leave room for others on a screen."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add these commands to the program."""
     for command in (logs, scale, migrate, stop, resume):
         app.command()(command)
 
@@ -40,10 +40,12 @@ def scale(
     workers: Annotated[
         int | None, typer.Option("--workers", "-k", metavar="N", min=1, help="Train with N workers.")
     ] = None,
-    add: Annotated[int | None, typer.Option(metavar="N", min=1, help="Train with N workers more.")] = None,
+    add: Annotated[int | None, typer.Option(metavar="N", min=1, help="Add N workers.")] = None,
     remove: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Train without this worker; several: repeat, or separate by commas."),
+        typer.Option(
+            metavar="ID", help="Remove this worker. Repeat for several, or separate them by commas."
+        ),
     ] = None,
     wait: WaitOption = True,
     timeout: TimeoutOption = TIMEOUT,
@@ -67,14 +69,16 @@ def migrate(
     job: RunningJob,
     worker: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Only this worker; several: repeat, or separate by commas."),
+        typer.Option(
+            metavar="ID", help="Replace only this worker. Repeat for several, or separate them by commas."
+        ),
     ] = None,
     wait: WaitOption = True,
     timeout: TimeoutOption = TIMEOUT,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Replace workers of a running job by new ones."""
+    """Replace the workers of a running job by new ones."""
 
     def command() -> int:
         from scavenger_cli.commands.operate import migration, operate
@@ -89,15 +93,13 @@ def migrate(
 
 def stop(
     job: RunningJob,
-    save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Save the model as far as it has come.")
-    ] = True,
+    save: Annotated[bool, typer.Option("--save/--no-save", help="Save the model as trained so far.")] = True,
     wait: WaitOption = True,
     timeout: TimeoutOption = TIMEOUT,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """End a running job in order."""
+    """Stop a running job, and save its model."""
 
     def command() -> int:
         from scavenger.domain.operation import StopJob
@@ -118,7 +120,7 @@ def resume(
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Go on with a job that ended before its goal."""
+    """Continue a job that ended before its goal from its checkpoint."""
 
     def command() -> int:
         from scavenger_cli.commands.resume import resume as resume_job
@@ -133,24 +135,36 @@ def resume(
 
 def logs(
     job: RunningJob,
-    events: Annotated[bool, typer.Option("--events", help="Only what happened to the job.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="Show only the events of the job.")] = False,
     process: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only what this process of it wrote.")
+        str | None, typer.Option(metavar="ID", help="Show only the output of this process.")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show new lines until the job has ended.")
+    ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, max=100_000, help="How many of each, at most.")
+        int,
+        typer.Option(
+            "--lines",
+            "-n",
+            metavar="N",
+            min=0,
+            max=100_000,
+            help="Show at most N events, and N lines of each process.",
+        ),
     ] = LINES,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Show what happened to a job, and what its processes wrote."""
+    """Show the events of a job and the output of its processes."""
 
     def command() -> int:
         if events and process is not None:
             raise ConfigurationError("give --events or --process, not both; without either both are shown")
         if follow and output is Output.JSON:
-            raise ConfigurationError("-f has no end, and -o json is one document: give one of them")
+            raise ConfigurationError(
+                "-f prints without end, and -o json prints one document: give one of them"
+            )
         from scavenger_cli.commands.logs import Wanted, show_logs
 
         wanted = Wanted(process is None, not events, process)

@@ -1,4 +1,4 @@
-"""The words and options that commands share, and how a command ends."""
+"""Arguments and options that several commands share, and the function that runs a command."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = [
     "DryRunOption",
     "JobFile",
     "JobKey",
+    "ListedJobKey",
     "ModelKey",
     "ObjectiveName",
     "ObjectiveOption",
@@ -46,14 +47,14 @@ __all__ = [
 
 
 class Output(StrEnum):
-    """How a command answers."""
+    """The format of a command's answer."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class ObjectiveName(StrEnum):
-    """What to choose."""
+    """The objective by which a configuration is chosen."""
 
     TIME = "time"
     COST = "cost"
@@ -61,7 +62,7 @@ class ObjectiveName(StrEnum):
 
 
 class Strategy(StrEnum):
-    """What to profile."""
+    """The search strategy: which configurations are profiled."""
 
     AUTO = "auto"
     FULL = "full"
@@ -72,7 +73,7 @@ class Strategy(StrEnum):
 
 
 class Pricing(StrEnum):
-    """How workers are priced."""
+    """The way in which workers are priced."""
 
     VM = "vm"
     SIZE = "size"
@@ -80,7 +81,7 @@ class Pricing(StrEnum):
 
 
 class CurveFormat(StrEnum):
-    """What a curve is written as."""
+    """The format in which a curve is written."""
 
     TERMINAL = "terminal"
     SVG = "svg"
@@ -92,62 +93,96 @@ class CurveFormat(StrEnum):
 
 
 OutputOption = Annotated[
-    Output, typer.Option("-o", "--output", help="What to answer with: text, or one JSON document.")
+    Output, typer.Option("-o", "--output", help="Answer as text, or as one JSON document.")
 ]
 StoreOption = Annotated[
     str | None,
-    typer.Option("--store", metavar="URL", help="Database; else SCAVENGER_STORE, else a file of this user."),
+    typer.Option(
+        "--store", metavar="URL", help="Database. Default: $SCAVENGER_STORE, else a file in your home."
+    ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Agree beforehand: ask nothing.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer every question with yes.")]
 AuditOption = Annotated[
-    bool, typer.Option("--audit", help="Write down which worker trained on which samples: audit.jsonl.")
+    bool, typer.Option("--audit", help="Record which worker trained on which samples, in audit.jsonl.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; do nothing.")]
-QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="While it runs, show warnings alone.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")]
+QuietOption = Annotated[bool, typer.Option("-q", "--quiet", help="Show only warnings while the job runs.")]
 VerboseOption = Annotated[bool, typer.Option("-v", "--verbose", help="Show all notes.")]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.")]
 JobKey = Annotated[
-    str | None, typer.Argument(metavar="JOB", help="Id, start of the id, or name; the latest if left out.")
+    str | None,
+    typer.Argument(
+        metavar="JOB", help="The job's id, the start of its id, or its name. Default: the latest job."
+    ),
 ]
-ModelKey = Annotated[str, typer.Argument(metavar="MODEL", help="A model's id, or the start of it.")]
+ListedJobKey = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="JOB", help="The job's id, the start of its id, or its name. Default: list the latest jobs."
+    ),
+]
+ModelKey = Annotated[str, typer.Argument(metavar="MODEL", help="The model's id, or the start of its id.")]
 ObjectiveOption = Annotated[
-    ObjectiveName | None, typer.Option(help="Choose by this instead of the job file's objective.")
+    ObjectiveName | None, typer.Option(help="What to optimise for, instead of the job file's objective.")
 ]
 StrategyOption = Annotated[
-    Strategy | None, typer.Option(help="Profile by this instead of the job file's strategy.")
+    Strategy | None, typer.Option(help="What to profile, instead of the job file's search.strategy.")
 ]
-BudgetOption = Annotated[str | None, typer.Option(metavar="$", help="Highest cost, such as 20 or $0.50.")]
+BudgetOption = Annotated[
+    str | None, typer.Option(metavar="$", help="Highest cost in US dollars, such as 20 or $0.50.")
+]
 DeadlineOption = Annotated[str | None, typer.Option(metavar="TIME", help="Longest time, such as 8h or 90m.")]
 StepTimesOption = Annotated[
     Path | None,
-    typer.Option("--step-times", metavar="FILE", help="CSV: workload, workers, batch size, step_time_s, ..."),
+    typer.Option(
+        "--step-times",
+        metavar="FILE",
+        help="CSV file with the columns workload, workers, batch size, step_time_s, ...",
+    ),
 ]
 ConvergenceOption = Annotated[
     Path | None,
-    typer.Option("--convergence", metavar="FILE", help="CSV: workload, global_batch_size, epochs, ..."),
+    typer.Option(
+        "--convergence",
+        metavar="FILE",
+        help="CSV file with the columns workload, global_batch_size, epochs, ...",
+    ),
 ]
 WorkloadOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Which one of the files' workloads, if they have several.")
+    str | None, typer.Option(metavar="NAME", help="Which workload to use, if the files hold several.")
 ]
-PriceOption = Annotated[float | None, typer.Option(metavar="$", help="Of one node, US dollars per hour.")]
+PriceOption = Annotated[
+    float | None, typer.Option(metavar="$", help="Price of one node, US dollars per hour.")
+]
 DatasetSizeOption = Annotated[
     int | None,
     typer.Option(
-        metavar="N", help="Samples of an epoch; leave it out where the column `epochs` counts samples."
+        metavar="N", help="Samples in an epoch. Leave it out if the column `epochs` counts samples."
     ),
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there, not to stdout.")]
-RunningJob = Annotated[
-    str, typer.Argument(metavar="JOB", help="Id, start of the id, or name: the latest of that name.")
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", help="Write to this file instead of standard output.")
 ]
-WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the job has done it.")]
+RunningJob = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="The job's id, the start of its id, or its name (the latest job of that name)."
+    ),
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait until the job has carried out the request.")
+]
 TimeoutOption = Annotated[
-    str, typer.Option(metavar="TIME", help="Longest wait; what nobody has begun by then is withdrawn.")
+    str,
+    typer.Option(
+        metavar="TIME",
+        help="Longest time to wait. A request that the job has not started by then is withdrawn.",
+    ),
 ]
 
 
 def finish(output: Output, command: Callable[[], int]) -> None:
-    """Run a command; where JSON was asked for, errors are a document too."""
+    """Run a command and exit with its code; with JSON output, an error is written as a document too."""
     try:
         code = command()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Proves on your own account that a job on a cloud is trained, paid for as told, and leaves nothing: under a dollar.
+"""Checks on your own account, for under a dollar, that a cloud job trains, costs what it reports, and leaves nothing.
 
     python examples/clouds/prove.py aws|gcp [--lose-worker] [--job FILE] [--region REGION ...]
 
@@ -34,7 +34,7 @@ SETTLED_S = 60.0
 
 
 class Aws:
-    """What there is in an account, by boto3."""
+    """Lists the resources of an AWS account with boto3."""
 
     def __init__(self, owner: str, region: str) -> None:
         import boto3
@@ -67,7 +67,7 @@ class Aws:
 
 
 class Gcp:
-    """What there is in a project, by google-cloud-compute."""
+    """Lists the resources of a Google Cloud project with google-cloud-compute."""
 
     def __init__(self, owner: str, region: str) -> None:
         from google.cloud import compute_v1
@@ -131,7 +131,7 @@ def _lose_one(job_file: Path, cloud: Aws | Gcp, job: subprocess.Popen[bytes]) ->
 
 
 def _left(clouds: Sequence[Aws | Gcp]) -> list[str]:
-    """What is left, once listings have had the time to tell."""
+    """Resources that are left, after listings have had time to become current."""
     until = time.monotonic() + SETTLED_S
     while True:
         found = [f"{cloud.region}: {one}" for cloud in clouds for one in cloud.left()]
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lost = _lose_one(job_file, clouds[0], job)
         code = job.wait()
     except KeyboardInterrupt:
-        code = job.wait()  # the terminal has told it, too
+        code = job.wait()  # the terminal delivered the signal, too
     found = _left(clouds)
     paid = json.loads(
         subprocess.run(_scavenger("cost", "-o", "json"), stdout=subprocess.PIPE, check=True).stdout

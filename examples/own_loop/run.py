@@ -16,15 +16,15 @@ _HERE = Path(__file__).parent
 
 
 class Story:
-    """What is done to the job while it trains."""
+    """Changes the job while it trains."""
 
     def __init__(self) -> None:
         self.since = time.monotonic()
-        self.told: set[str] = set()
+        self.done: set[str] = set()
 
     def once(self, what: str) -> bool:
-        new = what not in self.told
-        self.told.add(what)
+        new = what not in self.done
+        self.done.add(what)
         return new
 
     def say(self, text: str) -> None:
@@ -47,7 +47,7 @@ class Story:
                 victim = event.parts[-1][0]
                 self.say(f"step {event.step}: kill -9 to {victim}; another is started in its place")
                 os.kill(run.supervisor.engine.pid(victim), signal.SIGKILL)
-            case StepDone() if "kill" in self.told and len(run.members) == 3 and self.once("in"):
+            case StepDone() if "kill" in self.done and len(run.members) == 3 and self.once("in"):
                 self.say(f"step {event.step}: {run.members[0]} is to leave")
                 run.scale_in([run.members[0]])
 

@@ -43,7 +43,7 @@ def logits(weights: dict, images: np.ndarray) -> tf.Tensor:
 
 
 def train() -> None:
-    """What each worker runs."""
+    """The training function of each worker."""
     glorot = keras.initializers.GlorotUniform()
     weights = {
         "w1": tf.Variable(glorot((_SIDE**2, _HIDDEN)), name="w1"),
@@ -86,7 +86,7 @@ def train() -> None:
 
 
 def accuracy(state: dict[str, np.ndarray]) -> float:
-    """Of the images that were held out."""
+    """The accuracy on the images that were held out."""
     images, labels = data()
     predicted = np.argmax(logits(state, images[_TRAIN:]), axis=1)
     return float(np.mean(predicted == labels[_TRAIN:]))

@@ -82,7 +82,7 @@ def test_a_type_is_shown_by_name_custom_ones_as_well(capsys: pytest.CaptureFixtu
 def test_an_unknown_price_is_shown_as_unknown_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = told(capsys, "--gpu", "L4", "--provider", "gcp")
 
-    assert "unknown: ask for it (scavenger catalog refresh)" in out
+    assert "unknown: fetch the price with `scavenger catalog refresh`" in out
     assert "$0" not in out
 
 
@@ -101,7 +101,7 @@ def test_an_unknown_price_is_shown_as_unknown_with_what_to_do(capsys: pytest.Cap
             "no VM type 'm5.xlarg' in gcp/us-central1 and aws/us-east-1; did you mean 'm5.xlarge'",
         ),
         (["--vm", "m5.large", "--cpus", "4"], "m5.large does not have cpus 4"),
-        (["refresh", "--region", "us-east-1"], "--region is for --provider aws"),
+        (["refresh", "--region", "us-east-1"], "--region is only for --provider aws"),
     ],
 )
 def test_what_cannot_be_looked_up_is_the_users_error(

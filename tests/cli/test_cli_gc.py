@@ -167,11 +167,11 @@ def test_a_cloud_that_does_not_answer_may_have_something_left(scavenger: Run, sc
     code, _, err = scavenger("gc", "--yes")
 
     assert code == 8
-    assert err.startswith("left behind: fake/fake-1 cannot be looked at: fake-1: access denied")
+    assert err.startswith("left behind: fake/fake-1 cannot be checked: fake-1: access denied")
 
 
 @pytest.mark.parametrize(
-    ("where", "complaint"), [("gcp", "write CLOUD/REGION"), ("moon/crater", "cannot be looked at")]
+    ("where", "complaint"), [("gcp", "write CLOUD/REGION"), ("moon/crater", "cannot be checked")]
 )
 def test_a_region_that_is_none_is_named(scavenger: Run, store_url: str, where: str, complaint: str) -> None:
     code, _, err = scavenger("gc", "--in", where)
@@ -182,4 +182,4 @@ def test_a_region_that_is_none_is_named(scavenger: Run, store_url: str, where: s
 
 def test_with_no_cloud_ever_asked_there_is_nothing_to_do(scavenger: Run, store_url: str) -> None:
     code, out, _ = scavenger("gc")
-    assert (code, out) == (0, "No VM is left over; no job has asked for any in this store.\n")
+    assert (code, out) == (0, "No VM is left over: no job in this store has asked for VMs.\n")

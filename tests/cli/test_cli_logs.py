@@ -68,7 +68,7 @@ def test_json_is_one_document(scavenger: Run, folder: Path) -> None:
     ("arguments", "fragment"),
     [
         (("--events", "--process", "w0"), "not both"),
-        (("-f", "-o", "json"), "-f has no end"),
+        (("-f", "-o", "json"), "-f prints without end"),
         (("--process", "../../job"), "has no log of '../../job'; it has w0, w10 in"),
         (("--process", "fifo"), "has no log of 'fifo'"),
         (("-n", "-1"), "greater than or equal to 0"),

@@ -166,7 +166,7 @@ def test_what_is_under_way_when_time_is_up_goes_on(scavenger: Run, store_url: st
         code, _, err = scavenger("scale", job_id, "--workers", 2, "--timeout", "300ms")
 
     assert code == 3
-    assert "the job is still at it" in err
+    assert "the job is still working on it" in err
     with Store.open(store_url) as store:
         still = store.open_operation(job_id)
         assert still is not None
@@ -260,7 +260,7 @@ class TestStatus:
         assert row.split() == ["w0", "worker", "4711", "node-7", "3", "training", "12"]
         assert "was killed" in out
         assert "\x1b" not in out
-        assert f"driven by   process {os.getpid()} on {socket.gethostname()}" in out
+        assert f"run by      process {os.getpid()} on {socket.gethostname()}" in out
         assert "scale to 4 workers  pending  asked by ann@host" in " ".join(out.split(" "))
         assert max(map(len, out.splitlines())) <= 80
 

@@ -83,8 +83,8 @@ def test_every_form_can_be_had(job: str, scavenger: Run, kind: str, tmp_path: Pa
         (("--rates", "e2"), "go with --pricing"),
         (("--pricing", "size", "--rates", "cpu=1"), "write cpu="),
         (("--pricing", "size", "--rates", "e9"), "no known rates"),
-        (("--pricing", "size", "--memory", "much"), "write GiB"),
-        (("--pricing", "size", "--cpus", "0"), "some vCPUs"),
+        (("--pricing", "size", "--memory", "much"), "write the GiB"),
+        (("--pricing", "size", "--cpus", "0"), "the number of vCPUs is above 0"),
         (("--pricing", "vm", "--price", "nan"), "above 0"),
     ],
 )

@@ -205,7 +205,7 @@ def test_an_error_is_told_by_cause_with_the_source_of_the_epochs() -> None:
 
     assert "time off by +67.0 %: +69.2 % from epochs (30 predicted, 16 needed" in text
     assert "epochs from goal.epochs_hint: 30 at batch 32" in text.split("needed")[1]
-    assert "-2.2 % from step time, 0 % from all else" in text
+    assert "-2.2 % from step time, 0 % from the rest" in text
     assert document["time_error"]["from_epochs_s"] == pytest.approx(69.2, abs=0.1)
     assert report_document(report_from_document(document)) == document
 
@@ -222,7 +222,7 @@ def test_a_prediction_says_what_was_added_to_the_figure_in_the_table() -> None:
     text = " ".join(printed(*render.report_text(report)).split())
 
     assert "time predicted: 20 s until the choice and for starting workers, and 1 min 20 s" in text
-    assert "(from nothing: 23 min" in text
+    assert "(whole training: 23 min" in text
 
 
 def test_three_notes_are_shown_and_all_where_they_are_asked_for() -> None:

@@ -1,1 +1,1 @@
-"""What each command does; imported when it is called."""
+"""The code of each command; imported only when the command runs."""

@@ -1,4 +1,4 @@
-"""`models backtest`: predictions of the models held against measurements that they were not fitted to."""
+"""`models backtest`: compares predictions with measurements that the models were not fitted to."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ POINTS_MAX = 1000
 
 
 def backtest(step_times: Path | None, convergence: Path | None, *, points: str | None, as_json: bool) -> int:
-    """Fit on some points of every workload, predict the others, and show by how much they are off.
+    """Fit some points of every workload, predict the others, and show the errors.
 
     Args:
-        points: `extremes`, `marked` (column `profiled`), or how many; None for what suits the file.
+        points: `extremes`, `marked` (column `profiled`), or a number; None: the default for the file.
 
     Raises:
         ConfigurationError: If no file is given, one cannot be read, or `points` is something else.
     """
     if step_times is None and convergence is None:
-        raise ConfigurationError("nothing to test against: give --step-times FILE or --convergence FILE")
+        raise ConfigurationError("no measurements: give --step-times FILE or --convergence FILE")
     wanted = _points(points)
     found: list[GroupResult | Skipped] = []
     if convergence is not None:
@@ -121,17 +121,17 @@ def _show(found: list[GroupResult | Skipped]) -> None:
     if judged:
         console.emit(
             Text(
-                f"Fitted to the fewest, tested on the others: median over {plural(len(judged), 'workload')} of the "
-                f"median error {median_ape(judged):.1f} %; "
-                f"{100 * (coverage90(judged) or 0.0):.0f} % of what was measured lies in the 90 % intervals."
+                f"Median over {plural(len(judged), 'workload')} of the median error on points that were not fitted: "
+                f"{median_ape(judged):.1f} %; "
+                f"{100 * (coverage90(judged) or 0.0):.0f} % of those points are inside the 90 % intervals."
             )
         )
     for one_skipped in skipped:
         console.note(f"skipped: {_heading(one_skipped)}: {one_skipped.workload}: {one_skipped.reason}")
     if dropped := sum(one.dropped for one in found):
-        console.note(f"{plural(dropped, 'row')} left out: not everywhere a positive number that can be true")
+        console.note(f"{plural(dropped, 'row')} left out: not all values are plausible positive numbers")
     if not judged:
-        console.note("no workload has enough points to fit to some and test on others")
+        console.note("no workload has enough points to fit some and test on others")
 
 
 def _percent(figure: float) -> str:

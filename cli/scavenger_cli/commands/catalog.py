@@ -1,4 +1,4 @@
-"""`catalog`: machine types with their prices, and asking the clouds for new ones."""
+"""`catalog`: machine types with their prices, and fetching new prices from the clouds."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "refresh", "show"]
 
 ROWS_MAX = 14
-"""With header, sources and notes, a screen of 24 lines."""
+"""Rows shown: with header, sources and notes, they fill a screen of 24 lines."""
 OLD_DAYS = 90
-"""Spot prices of Google may change every month, list prices a few times a year."""
+"""Age from which a note suggests a refresh: Google's spot prices may change monthly, list prices a few times a year."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What was typed."""
+    """The options of the command."""
 
     provider: str | None = None
     region: str | None = None
@@ -43,10 +43,10 @@ class Asked:
 
 
 def show(asked: Asked, *, as_json: bool, today: date | None = None) -> int:
-    """The types that will do, cheapest first.
+    """Print the matching types, cheapest first.
 
     Raises:
-        ConfigurationError: If there is no such region, type or amount, or a file of prices cannot be followed.
+        ConfigurationError: If there is no such region, type or amount, or a price file is not valid.
     """
     from scavenger.control.provisioning.prices import open_catalog
 
@@ -73,23 +73,23 @@ def show(asked: Asked, *, as_json: bool, today: date | None = None) -> int:
     ages = [price.age_days(today) for listing in found for price in _prices(listing)]
     if max(ages, default=0) > OLD_DAYS:
         console.note(
-            f"some of these prices are {max(ages)} days old: `scavenger catalog refresh` asks the clouds for new ones"
+            f"some of these prices are {max(ages)} days old: `scavenger catalog refresh` fetches new ones"
         )
     return 0
 
 
 def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) -> int:
-    """Ask one cloud or all for their prices; one that does not answer does not keep the others from it.
+    """Fetch the prices of one cloud or all; if one does not answer, the others are fetched all the same.
 
     Raises:
-        ScavengerError: Of the first cloud that did not answer, after the others were asked.
+        ScavengerError: The error of the first cloud that did not answer, raised after the others were fetched.
     """
     from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
     from scavenger.control.provisioning.prices import cache_path, refresh_catalog
 
     if regions and provider != "aws":
         raise ConfigurationError(
-            "--region is for --provider aws: gcp tells the prices of all regions at once"
+            "--region is only for --provider aws: gcp sends the prices of all regions at once"
         )
     failed: list[ScavengerError] = []
     done: dict[str, int] = {}
@@ -150,7 +150,7 @@ def _places(catalog: Catalog, asked: Asked) -> list[tuple[str, str]]:
     providers = (asked.provider,) if asked.provider else PROVIDERS
     if asked.region is None:
         places = [(provider, DEFAULT_REGIONS[provider]) for provider in providers]
-        if len(places) > 1 and asked.vms:  # a name tells its cloud
+        if len(places) > 1 and asked.vms:  # the name of a type shows its cloud
             known = [p for p in places if any(catalog.listings(*p, _wanted(Asked(vms=asked.vms))))]
             return known or places
         return places
@@ -202,13 +202,15 @@ def _table(places: Sequence[tuple[str, str]], found: Sequence[Listing], today: d
         for number, source in enumerate(sources, 1)
     ]
     if any(_prices(row) == [] for row in rows):
-        lines.append("unknown: ask for it (scavenger catalog refresh) or write it into prices.yaml")
+        lines.append(
+            "unknown: fetch the price with `scavenger catalog refresh`, or write it into prices.yaml"
+        )
     if any(row.spot and row.spot.age_days(today) > SPOT_DAYS_MAX for row in rows):
         lines.append(f"no job is planned with a spot price that is more than {SPOT_DAYS_MAX} days old")
     if any(row.interruption for row in rows):
         lines.append("taken: spot VMs interrupted within a month")
     if special:
-        words = "* only where a job names it" if every else f"{len(found) - len(usual):,} more with --all"
+        words = "* only for jobs that name it" if every else f"{len(found) - len(usual):,} more with --all"
         lines.append(f"{words}: {', '.join(special)}")
     if len(usual) > len(rows):
         lines.append(f"and {len(usual) - len(rows):,} more: narrow it with --cpus, --memory, --gpu")

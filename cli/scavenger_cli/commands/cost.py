@@ -1,4 +1,4 @@
-"""`cost`: what jobs were predicted to cost, and what was paid, item by item."""
+"""`cost`: the predicted and the actual costs of jobs, item by item."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["show_cost"]
 
 JOBS_SHOWN = 20
 VMS_SHOWN = 30
-"""Of one job, as text; `-o json` has them all."""
+"""VMs of one job shown as text; `-o json` has all."""
 
 
 def show_cost(key: str | None, *, store_url: str | None, as_json: bool, now: datetime | None = None) -> int:
-    """One job's costs; or those of the latest jobs, with the items of the last.
+    """Print the costs of one job, or of the latest jobs with the items of the last one.
 
     Raises:
         ConfigurationError: If there is no such job.
@@ -60,7 +60,7 @@ def _of(store: Store, job: JobRecord, at: datetime) -> JobCost:
 
 
 def _disk_prices(intents: Iterable[Intent]) -> dict[tuple[str, str], float | None]:
-    """Of the places that VMs were asked for in; what the catalogue cannot say is not known."""
+    """Disk prices, US dollars per hour, by (provider, region) of the VMs; None where the catalogue has no price."""
     places = {(intent.provider, intent.region) for intent in intents}
     if not places:
         return {}
@@ -104,7 +104,7 @@ def _all(jobs: Iterable[tuple[JobRecord, JobCost]]) -> Iterator[RenderableType]:
 
 
 def _off(cost: JobCost, ended: bool) -> str:
-    """A prediction is of the whole run: there is nothing to hold it against before the end."""
+    """The error of the prediction; `-` before the end of the run, as the prediction is for the whole run."""
     if cost.predicted is None or cost.actual_usd is None or not ended:
         return "-"
     return difference(cost.predicted.cost_usd, cost.actual_usd)
@@ -119,13 +119,13 @@ def _one(cost: JobCost) -> Iterator[RenderableType]:
     if cost.actual_usd is not None:
         ended = cost.state not in ("starting", "profiling", "running", "paused")
         off = _off(cost, ended)
-        beside = "" if off == "-" else f"; the prediction was off by {off}"
-        facts.add_row("actual", f"{money(cost.actual_usd)}{'' if ended else ' so far'}{beside}")
+        error = "" if off == "-" else f"; the prediction was off by {off}"
+        facts.add_row("actual", f"{money(cost.actual_usd)}{'' if ended else ' so far'}{error}")
     facts.add_row("known", cost.how)
     yield facts
     if cost.estimate is not None:
         total = money(cost.estimate.total_usd)
-        yield Text(f"\nThe chosen configuration, from nothing to the target: {total}", style="bold")
+        yield Text(f"\nThe chosen configuration, for the whole training: {total}", style="bold")
         yield _items(cost.estimate.items)
     if cost.items:
         yield Text("\nPaid" if cost.vms else "\nCounted", style="bold")

@@ -1,4 +1,4 @@
-"""`curves`: a report is loaded, priced, drawn and written, each by a function of its own."""
+"""`curves`: loads a report, prices its curve, draws it and writes it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 __all__ = ["Limits", "form_of", "refuse_limits_of_a_job", "show", "show_imported"]
 
 RECENT = 50
-"""Jobs looked through for the latest that has a curve."""
+"""Number of jobs among which the latest with a curve is looked for."""
 
 
 def show(
     key: str | None, *, form: str, out: Path | None, store_url: str | None, sizes: Sizes | None, verbose: bool
 ) -> int:
-    """Write one job's curve to `out`, or stdout; priced as `sizes` says.
+    """Write one job's curve to `out` or stdout, priced by `sizes`.
 
     Raises:
-        ConfigurationError: No such job, no curve, or `out` cannot be written; or what sizes cost is not known.
+        ConfigurationError: There is no such job or no curve, `out` cannot be written, or a size has no known price.
     """
     from scavenger.store import Store
 
@@ -58,16 +58,16 @@ def show_imported(
     sizes: Sizes | None,
     verbose: bool,
 ) -> int:
-    """Write the curve of past measurements to `out`, or stdout; priced as `sizes` says.
+    """Write the curve of past measurements to `out` or stdout, priced by `sizes`.
 
     Raises:
-        ConfigurationError: As `read_sources`, or `out` cannot be written.
+        ConfigurationError: See `read_sources`; or `out` cannot be written.
     """
     return _write(_drawing(_imported(paths, terms, limits), limits, sizes), form, out, verbose=verbose)
 
 
 def _imported(paths: list[Path], terms: ImportOptions, limits: Limits) -> RunReport:
-    """A report of a job that is not: the curve of past measurements and what is chosen of it."""
+    """A report without a job: the curve of past measurements and the choice from it."""
     from scavenger.control.search.imported import read_sources
     from scavenger.control.search.outcome import NOTHING_SEARCHED
     from scavenger.search.choose import choose
@@ -101,13 +101,13 @@ def _drawing(report: RunReport, limits: Limits, sizes: Sizes | None) -> Drawing:
         "usd_per_gib_hour": sizes.rates.usd_per_gib_hour,
         "rates": sizes.rates_from,
     }
-    # a budget was held against other prices
+    # the budget was compared with other prices
     return Drawing(report, priced=priced(report, sizes), rates=terms, deadline_s=deadline_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What to choose by, and what a job may take; None where nothing is said."""
+    """Objective, deadline and budget of a curve; None where none is given."""
 
     objective: str | None = None
     deadline_s: float | None = None
@@ -115,10 +115,10 @@ class Limits:
 
     @classmethod
     def of(cls, objective: str | None, budget: str | None, deadline: str | None) -> Limits:
-        """From the command line's words.
+        """Parse the options of the command line.
 
         Raises:
-            ConfigurationError: If they are no money or no time.
+            ConfigurationError: If one is not an amount of money or a duration.
         """
         from scavenger.domain.forms import parse_duration, parse_money
 
@@ -134,7 +134,7 @@ class Limits:
 
     @classmethod
     def of_job(cls, job: JobRecord) -> Limits:
-        """Those of a stored job, as its job file has them; its objective stands in its report."""
+        """Deadline and budget from a stored job's job file; its objective is in its report."""
         from scavenger.domain.job import JobSpec
 
         try:
@@ -145,10 +145,10 @@ class Limits:
 
 
 def refuse_limits_of_a_job(limits: Limits) -> None:
-    """A job's curve is as its job file had it drawn.
+    """Refuse an objective or limits for a stored job: its curve was made with those of its job file.
 
     Raises:
-        ConfigurationError: If something else is asked for.
+        ConfigurationError: If one was given.
     """
     if limits != Limits():
         raise ConfigurationError(
@@ -165,32 +165,32 @@ def _latest(store: Store) -> JobRecord:
 
 
 def form_of(form: str | None, out: Path | None) -> str:
-    """What to write: the format that was named, else the one that the file's ending names, else text.
+    """The output format: the one that was named, else by the ending of the file, else text.
 
     Raises:
-        ConfigurationError: If the file's ending is that of another format, or of none that can be written.
+        ConfigurationError: If the file's ending belongs to another format, or to no known format.
     """
     ending = "" if out is None else out.suffix.removeprefix(".").lower()
-    meant = "terminal" if ending in ("", "txt") else ending
+    by_ending = "terminal" if ending in ("", "txt") else ending
     if form is None:
-        if meant not in FORMATS:
+        if by_ending not in FORMATS:
             raise ConfigurationError(
                 f"{out}: no curve is written as .{ending}: use {', '.join(ENDINGS)}, or name a format with -f"
             )
-        return meant
-    if meant in BINARY and form != meant:
+        return by_ending
+    if by_ending in BINARY and form != by_ending:
         raise ConfigurationError(f"{out}: the file's name says {ending}, and -f {form}: give one of them")
     return form
 
 
 def _write(drawing: Drawing, form: str, out: Path | None, *, verbose: bool) -> int:
-    """Put it into the file, or onto stdout."""
+    """Write the drawing to the file, or to stdout."""
     if out is None:
         if form == "terminal":
             console.emit(*drawing.text(console.console(sys.stdout).width, verbose=verbose))
         elif form in BINARY:
             if sys.stdout.isatty():
-                raise ConfigurationError(f"a {form} is no text for a terminal: name a file with --out")
+                raise ConfigurationError(f"a terminal cannot show {form}: name a file with --out")
             sys.stdout.buffer.write(drawing.content(form))
         else:
             console.write(sys.stdout, drawing.content(form).decode())
@@ -201,7 +201,7 @@ def _write(drawing: Drawing, form: str, out: Path | None, *, verbose: bool) -> i
 
 
 def _replace(out: Path, content: bytes) -> None:
-    """Whole or not at all: a picture half written looks like a picture."""
+    """Write the file completely or not at all: a half-written picture looks like a picture."""
     partial = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         partial.write_bytes(content)

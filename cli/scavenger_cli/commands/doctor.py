@@ -1,4 +1,4 @@
-"""`doctor`: is everything there that a job needs, and what to do about what is not."""
+"""`doctor`: checks that this machine has everything a job needs, and shows how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Check", "check_all", "show"]
 PYTHON_LEAST = (3, 11)
 WORKER_MEMORY_BYTES = 600 * 2**20
 """Resident memory of a process that has imported TensorFlow (565 MB measured), before it holds a model."""
-_EXTRAS = (  # those that this version has a use for
+_EXTRAS = (  # optional packages that this version uses
     ("plots", "matplotlib", "curves as SVG, PNG and PDF"),
     ("plots", "plotly", "curves as interactive HTML pages"),
     ("postgresql", "psycopg", "a store on PostgreSQL"),
@@ -36,7 +36,7 @@ _EXTRAS = (  # those that this version has a use for
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the doctor: what was looked at, what was found, and the fix where it is not well."""
+    """One line of the doctor: what was checked, what was found, and the fix for a problem."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -45,7 +45,7 @@ class Check:
 
 
 def check_all(store_url: str | None) -> list[Check]:
-    """Look at everything; starts nothing, and changes nothing but the store's own schema when that is due."""
+    """Run all checks. They start nothing and change nothing, except that an old store's schema is migrated."""
     return [
         _python(),
         *_training(),
@@ -67,7 +67,7 @@ def _python() -> Check:
 
 
 def _training() -> Iterable[Check]:
-    """By their metadata: importing TensorFlow takes seconds and half a gigabyte."""
+    """Read versions from package metadata: importing TensorFlow takes seconds and half a gigabyte."""
     for name, packages in (("TensorFlow", ("tensorflow-cpu", "tensorflow")), ("Keras", ("keras",))):
         versions = [(package, _version(package)) for package in packages]
         there = [f"{package} {found}" for package, found in versions if found is not None]
@@ -94,9 +94,7 @@ def _version(package: str) -> str | None:
 def _cores() -> Check:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores < 2:
-        return Check(
-            "processors", "warn", "1", "several workers will share it: more workers will not be faster"
-        )
+        return Check("processors", "warn", "1", "workers will share it, so more workers will not be faster")
     return Check("processors", "ok", str(cores))
 
 
@@ -108,13 +106,16 @@ def _memory() -> Check:
     fits = int(memory.available // WORKER_MEMORY_BYTES)
     if fits < 2:
         return Check(
-            "memory", "fail" if fits < 1 else "warn", found, "a worker takes 600 MiB and its model: free some"
+            "memory",
+            "fail" if fits < 1 else "warn",
+            found,
+            "a worker needs 600 MiB plus its model: free some memory",
         )
     return Check("memory", "ok", f"{found}, room for about {plural(fits, 'small worker')}")
 
 
 def _shared_memory() -> Check:
-    """Tensors are shared in anonymous memory files, which /dev/shm's size does not bound."""
+    """Check for memfd_create: tensors are shared in anonymous files, which the size of /dev/shm does not limit."""
     if not hasattr(os, "memfd_create"):
         return Check(
             "shared memory", "fail", "no memfd_create", "use Linux 3.17 or later with glibc 2.27 or later"
@@ -139,7 +140,7 @@ def _store(url: str | None) -> Iterable[Check]:
     try:
         with Store.open(url) as store:
             yield Check("store", "ok", f"{store.name}, schema {store.revision}")
-            here = socket.gethostname()  # a pid of another machine may be anybody's on this one
+            here = socket.gethostname()  # a pid of another machine may belong to any process on this one
             dead = [
                 job
                 for job in store.jobs()
@@ -170,13 +171,13 @@ def _store(url: str | None) -> Iterable[Check]:
         yield Check(
             "models",
             "warn",
-            f"changed after they were written, and not used: {ids}",
+            f"changed after they were written, so they are not used: {ids}",
             f"scavenger models rm {bad[0].id[:8]}",
         )
 
 
 def _leftovers(store: Store, dead_jobs: list[str]) -> list[int]:
-    """Living processes of ownerless jobs: a pid counts if it began before the process was last seen."""
+    """Live processes of jobs whose own process is gone. A pid counts if it began before the process was last seen."""
     import psutil
 
     alive = []
@@ -208,7 +209,7 @@ def show(*, store_url: str | None, as_json: bool) -> int:
     """Print the checks.
 
     Returns:
-        1 if one failed, else 0.
+        1 if a check failed, else 0.
     """
     checks = check_all(store_url)
     failed = any(check.status == "fail" for check in checks)

@@ -1,4 +1,4 @@
-"""Starting a job, showing it, stopping it when asked to, and reporting it: what `optimize` and `resume` share."""
+"""Running a job to its end: `optimize` and `resume` share the display, Ctrl-C handling and report."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
 
 
 class Stoppable(Protocol):
-    """What Ctrl-C needs of a running job."""
+    """The part of a running job that Ctrl-C uses."""
 
     @property
     def processes(self) -> int:
-        """How many of its processes live; safe in a signal handler."""
+        """The number of its live processes; safe in a signal handler."""
 
     @property
     def vms(self) -> int:
-        """How many VMs it pays for; safe in a signal handler."""
+        """The number of VMs that it pays for; safe in a signal handler."""
 
     def request_stop(self, reason: str) -> None:
-        """Ask it to end in order; safe in a signal handler."""
+        """Ask the job to stop in an orderly way; safe in a signal handler."""
 
     def kill_now(self) -> None:
-        """End every process of it at once; safe in a signal handler."""
+        """Kill all processes of the job; safe in a signal handler."""
 
 
 class Driver(Stoppable, Protocol):
@@ -52,15 +52,15 @@ class Driver(Stoppable, Protocol):
 
 
 def refuse_to_ask_nobody(*, yes: bool) -> None:
-    """Where a question may come and nobody is there to answer it, refuse before anything is started.
+    """Refuse to start a job that will ask a question if there is no terminal to answer it on.
 
     Raises:
         ConfigurationError: There is no terminal, and `--yes` was not given.
     """
     if not yes and not console.is_interactive():
         raise ConfigurationError(
-            "there is no terminal to ask before the run is paid for: use --yes to agree beforehand, "
-            "or `plan` to see what it would cost"
+            "there is no terminal on which to confirm the run before it costs money: use --yes to confirm "
+            "beforehand, or `plan` to see what it would cost"
         )
 
 
@@ -73,21 +73,22 @@ def drive(
     verbose: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Drive a job to its end, with its progress on stderr and its report on stdout.
+    """Run a job to its end, with its progress on stderr and its report on stdout.
 
     Args:
-        begin: Makes the job, of the store, whom to tell, and what to ask before the run is paid for.
-        ask: Whether to ask.
+        begin: Creates the job, given the store, the observer of its progress, and the question that is asked
+            before the run costs money (None: no question).
+        ask: Whether that question is asked.
         store_url: The database; None for the default.
         as_json: Whether the report is a JSON document.
         verbose: Whether all notes are shown.
-        quiet: Whether warnings alone are shown while it runs.
+        quiet: Whether only warnings are shown while it runs.
 
     Returns:
         The exit code: the report's own.
 
     Raises:
-        ScavengerError: What kept the job from starting.
+        ScavengerError: The job cannot start.
     """
     from scavenger.store import Store
 
@@ -127,12 +128,12 @@ def drive(
     with_curve = not (confirmed and console.is_terminal(sys.stdout))
     show_report(report, as_json=as_json, with_curve=with_curve, verbose=verbose)
     if resumable:
-        console.note(f"scavenger: to go on from its last checkpoint: scavenger resume {report.job_id[:8]}")
+        console.note(f"scavenger: to continue from its last checkpoint: scavenger resume {report.job_id[:8]}")
     return report.exit_code
 
 
 def _can_resume(store: Store, report: RunReport) -> bool:
-    """Whether a job that was cut short left something to go on with."""
+    """Whether a job that was cut short can be resumed."""
     if report.state not in ("interrupted", "failed"):
         return False
     try:
@@ -143,19 +144,22 @@ def _can_resume(store: Store, report: RunReport) -> bool:
 
 
 def show_report(report: RunReport, *, as_json: bool, with_curve: bool = True, verbose: bool = False) -> None:
-    """The report on stdout; its error, if it has one, on stderr."""
+    """Print the report on stdout, and its error, if it has one, on stderr."""
     if as_json:
         console.emit_json(report_document(report))
     else:
         console.emit(*render.report_text(report, with_curve=with_curve, verbose=verbose))
     if report.state == "interrupted":
-        console.note(f"scavenger: {report.error or 'interrupted'}")  # the user's wish is no error
+        console.note(f"scavenger: {report.error or 'interrupted'}")  # the user asked for it: not an error
     elif report.error:
         console.error(report.error)
 
 
 class Interrupts:
-    """Ctrl-C once: end in order; twice: at once. SIGTERM and a closed terminal count as one."""
+    """Signal handlers. The first Ctrl-C stops the job in order, the second kills it.
+
+    SIGTERM and a closed terminal count as a Ctrl-C.
+    """
 
     def __init__(self, observer: CliObserver) -> None:
         self._observer = observer
@@ -165,7 +169,7 @@ class Interrupts:
 
     @contextmanager
     def handled_by(self, job: Stoppable) -> Iterator[None]:
-        """Hand the signals to a job while it runs."""
+        """Direct the signals to a job while it runs."""
         self._job = job
         wanted = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: the job outlives its terminal
@@ -179,7 +183,7 @@ class Interrupts:
 
     @contextmanager
     def asking(self) -> Iterator[None]:
-        """While a question stands, Ctrl-C also takes it back; raises `Interrupted` out of the body."""
+        """While a question waits for its answer, Ctrl-C also cancels it: the body raises `Interrupted`."""
         self._asking = True
         try:
             yield
@@ -194,11 +198,11 @@ class Interrupts:
             count = self._job.processes
             running = "1 process of this job is" if count == 1 else f"{count} processes of this job are"
             rows = self._observer.rows
-            _say(
-                # the live display stands above the cursor, and its next redraw takes as many rows again
+            _write_to_terminal(
+                # the live display is above the cursor, and its next redraw needs the same number of rows
                 (f"\r\x1b[{rows - 1}A\x1b[J" if rows else "\n")
                 + f"scavenger: stopping in order; {running} still running. "
-                + f"To end them at once: Ctrl-C again, or kill {os.getpid()}\n"
+                + f"To kill them now: Ctrl-C again, or kill {os.getpid()}\n"
                 + "\n" * max(rows - 1, 0)
             )
             if self._asking:
@@ -206,21 +210,21 @@ class Interrupts:
             return
         self._job.kill_now()
         if console.is_terminal(sys.stderr):
-            _say("\x1b[?25h")  # the live display hides the cursor
-        _say(
-            "\nscavenger: left at once; every process of this job was killed. To go on from its last checkpoint, "
+            _write_to_terminal("\x1b[?25h")  # the live display hides the cursor
+        _write_to_terminal(
+            "\nscavenger: killed; every process of this job was killed. To continue from its last checkpoint, "
             "if it has one: scavenger resume JOB\n"
         )
         if self._job.vms:
-            _say(
-                f"scavenger: {self._job.vms} VMs of it may still be paid for, until they end themselves within some "
-                "15 minutes; to end them now: scavenger gc\n"
+            _write_to_terminal(
+                f"scavenger: {self._job.vms} VMs of this job may still cost money until they end themselves, within "
+                "about 15 minutes; to end them now: scavenger gc\n"
             )
         os._exit(Interrupted.exit_code)
 
 
-def _say(text: str) -> None:
-    """Straight to the terminal: the interrupted code may hold the lock of a buffered stream."""
+def _write_to_terminal(text: str) -> None:
+    """Write directly to stderr: the interrupted code may hold the lock of a buffered stream."""
     if has_room(sys.stderr, 0.0):
         with suppress(OSError):
             os.write(2, text.encode("ascii"))

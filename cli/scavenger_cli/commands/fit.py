@@ -1,4 +1,4 @@
-"""`models fit`: models from tables of past measurements."""
+"""`models fit`: fits models to tables of past measurements."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def fit(
     store_url: str | None,
     as_json: bool,
 ) -> int:
-    """Fit, show what was found, and keep it: in a file, in the store, or both.
+    """Fit models, show them, and write them to a file, the store, or both.
 
     Args:
-        job: A job that the store knows: others like it will find these models.
+        job: A stored job: later jobs of the same kind will use these models.
 
     Raises:
-        ConfigurationError: As `read_sources`; or there is no such job, or it never got as far as its data, or has
-            other epochs.
+        ConfigurationError: See `read_sources`; or there is no such job, it never loaded its data, or its epochs
+            have another number of samples.
     """
     if step_times is None:
-        raise ConfigurationError("nothing to fit the time of a step to: give --step-times FILE")
+        raise ConfigurationError("no measured step times: give --step-times FILE")
     imported = read_sources([path for path in (step_times, convergence) if path is not None], terms)
     record = None if job is None else _store(imported, job, store_url)
     if out is not None:
@@ -65,7 +65,7 @@ def _store(imported: Imported, key: str, store_url: str | None) -> ModelRecord:
         job = store.job(key)
         if job.fingerprint is None:
             raise ConfigurationError(
-                f"job {job.name} ({job.id[:8]}) never got as far as its data: plan it first"
+                f"job {job.name} ({job.id[:8]}) never loaded its data: run `scavenger plan` first"
             )
         size = imported.model.dataset_size
         if size != job.fingerprint.dataset_size:
@@ -103,11 +103,11 @@ def _show(imported: Imported) -> None:
     )
     for vm in model.vms:
         fitted = vm.parallel
-        places = plural(len(fitted.measured), "configuration")
+        configurations = plural(len(fitted.measured), "configuration")
         grid.add_row(
             clean(f"step time, {vm.vm}"),
             fitted.law.kind,
-            f"{places}, K {fitted.workers_min} to {fitted.workers_max}",
+            f"{configurations}, K {fitted.workers_min} to {fitted.workers_max}",
             f"{100 * fitted.residual_log_sd:.0f} %",
         )
     console.emit(Text(clean(imported.name), style="bold"), grid)

@@ -1,4 +1,4 @@
-"""`gc`: ends VMs that are paid for and serve nobody."""
+"""`gc`: ends VMs that no running job uses, but that cost money."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["collect"]
 
 
 def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
-    """List the VMs of this installation that no living job stands behind, and end them after asking.
+    """List the VMs of this installation that no running job uses, and end them after asking.
 
     Args:
-        regions: `gcp/us-central1`, beside those that the store has ever asked for VMs in.
+        regions: Such as `gcp/us-central1`, in addition to all regions in which the store ever asked for VMs.
 
     Returns:
-        0, or 8 where something is left or may be: a line each on stderr.
+        0, or 8 if something is left, or may be: stderr has a line for each.
 
     Raises:
-        ConfigurationError: There is something to end, and neither `yes` nor a terminal to ask on.
+        ConfigurationError: There are VMs to end, and neither `yes` nor a terminal to ask on.
     """
     with Store.open(store_url) as store:
         wanted = sorted({*store.vm_regions(), *map(_region, regions)})
@@ -36,7 +36,7 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
                 clearing = CleanUp(store, providers.open_provider(provider, region))
                 clearings.append((clearing, clearing.find()))
             except (CloudError, ConfigurationError) as error:
-                left.append(f"{provider}/{region} cannot be looked at: {error}")
+                left.append(f"{provider}/{region} cannot be checked: {error}")
                 continue
             found += clearings[-1][1]
         if not as_json:
@@ -83,8 +83,8 @@ def _agreed(found: list[Leftover]) -> bool:
 def _show(found: list[Leftover], regions: list[tuple[str, str]]) -> None:
     if not found:
         looked = ", ".join(f"{provider}/{region}" for provider, region in regions)
-        places = f" in {looked}" if looked else "; no job has asked for any in this store"
-        console.emit(Text(f"No VM is left over{places}."))
+        where = f" in {looked}" if looked else ": no job in this store has asked for VMs"
+        console.emit(Text(f"No VM is left over{where}."))
         return
     grid = render.table(
         ("VM", "left"), ("type", "left"), ("zone", "left"), ("since", "left"), ("why it is left over", "left")

@@ -1,4 +1,4 @@
-"""`logs`: what happened to a job, and what its processes wrote, to the end and onwards."""
+"""`logs`: the events of a job and the output of its processes, once or as they come."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["LogTail", "Wanted", "log_folder", "show_logs"]
 
 FOLLOW_S = 0.5
-"""Between two looks: a person does not see it sooner, and a look costs a millisecond."""
+"""Between two polls: faster would not be noticed, and a poll costs a millisecond."""
 READ_BYTES_MAX = 1 << 20
-"""Read of a log at once: more lines than anybody asks for."""
+"""Bytes of a log that are read at once: more than the lines that are asked for."""
 LINE_BYTES_MAX = 1 << 16
 """A longer line is shown in parts: a log without line ends must not fill the memory."""
 
@@ -37,7 +37,7 @@ class Wanted:
 
 
 class LogTail:
-    """A log that may grow, be cut, or not be there yet. Its lines come without their ends, and harmless."""
+    """Reads a log that may grow, be cut, or not exist yet. Lines come without line ends and control characters."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -45,7 +45,7 @@ class LogTail:
         self._partial = b""
 
     def last(self, lines: int, *, whole: bool) -> list[str]:
-        """The last lines so far; from here on, `more` gives the rest. `whole`: also the unfinished one."""
+        """The last lines so far, with `whole` including an unfinished one; `more` returns what follows."""
         size = self._size()
         self._offset = max(0, size - READ_BYTES_MAX)
         skipped = self._offset > 0
@@ -53,8 +53,8 @@ class LogTail:
         return found[max(0, len(found) - lines) :]
 
     def more(self, *, whole: bool = False) -> list[str]:
-        """Lines since the last call; the unfinished one only where it will not be finished (`whole`)."""
-        if self._size() < self._offset:  # only the end is kept of a log that grows beyond bounds
+        """Lines since the last call; an unfinished line only if it will never be finished (`whole`)."""
+        if self._size() < self._offset:  # a log that grows too large is cut at its beginning
             self._offset, self._partial = self._size(), b""
             return ["(the log was cut: lines may be missing here)"]
         return self._read(whole=whole)
@@ -81,7 +81,7 @@ class LogTail:
 
 
 def log_folder(job: JobRecord) -> Path:
-    """Where the processes of a job write, on the machine that drives it."""
+    """The folder of the process logs, on the machine that runs the job."""
     from scavenger.domain.job import JobSpec
 
     output = job.spec.get("output") or JobSpec.model_fields["output"].default
@@ -91,10 +91,10 @@ def log_folder(job: JobRecord) -> Path:
 def show_logs(
     key: str, wanted: Wanted, *, follow: bool, lines: int, store_url: str | None, as_json: bool
 ) -> int:
-    """Print the last `lines` of each log; with `follow`, go on until the job has ended.
+    """Print the last `lines` of each log; with `follow`, also new lines until the job has ended.
 
     Raises:
-        ConfigurationError: No such job or process, or its logs are on another machine.
+        ConfigurationError: There is no such job or process, or its logs are on another machine.
     """
     from scavenger.store import Store
 
@@ -109,7 +109,7 @@ def show_logs(
 
 
 class _Shown:
-    """The logs of one job, as far as they were shown."""
+    """The logs of one job, and how much of them has been shown."""
 
     def __init__(self, store: Store, job: JobRecord, wanted: Wanted) -> None:
         self._store, self._job, self._wanted = store, job, wanted
@@ -125,7 +125,7 @@ class _Shown:
             )
 
     def document(self, lines: int) -> dict[str, Any]:
-        """Everything as one document."""
+        """The end of all logs as one JSON document."""
         job, events = self._job, self._events(lines)
         return {
             "schema_version": console.SCHEMA_VERSION,
@@ -136,7 +136,12 @@ class _Shown:
         }
 
     def begin(self, lines: int, *, whole: bool) -> bool:
-        """Print the end of each, `whole` with a last line that is unfinished; False if nobody reads any more."""
+        """Print the end of each log; return False if the reader is gone.
+
+        Args:
+            lines: How many events, and lines of each log.
+            whole: Whether an unfinished last line is printed.
+        """
         printed = [_event_line(event) for event in self._events(lines)]
         for name, tail in self._tails.items():
             printed += [self._line(name, line) for line in tail.last(lines, whole=whole)]
@@ -145,9 +150,9 @@ class _Shown:
         return _print(printed)
 
     def follow(self) -> None:
-        """Print what comes, until the job has ended or nobody reads any more."""
+        """Print new lines until the job has ended or the reader is gone."""
         while True:
-            # asked first, so that the last look comes after the end
+            # the state is read first, so that the last lines are read after the end
             job = self._store.job(self._job.id)
             over = not self._store.is_alive(job)
             self._find()
@@ -163,17 +168,17 @@ class _Shown:
             time.sleep(FOLLOW_S)
 
     def _events(self, limit: int | None) -> tuple[EventRecord, ...]:
-        """The newest events, or (None) all since the last look."""
+        """The newest events, or with None all since the last call."""
         if not self._wanted.events:
             return ()
-        many = sys.maxsize if limit is None else max(limit, 1)  # the newest is needed to go on from
+        many = sys.maxsize if limit is None else max(limit, 1)  # the newest is needed to continue after it
         events = self._store.events(self._job.id, limit=min(many, 10_000), after=self._last_event)
         if events:
             self._last_event = events[-1].id
         return events if limit != 0 else ()
 
     def _logs(self) -> dict[str, Path]:
-        """Regular files alone: reading a pipe would never end."""
+        """Logs by process. Only regular files count: reading a pipe would never end."""
         return {
             path.stem: path for path in sorted(self._folder.glob("*.log"), key=_natural) if path.is_file()
         }

@@ -1,4 +1,4 @@
-"""`scale`, `migrate` and `stop`: ask the process that drives a job, and wait for its answer."""
+"""`scale`, `migrate` and `stop`: send a request to the process that runs a job, and wait for its answer."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = ["migration", "operate", "operation_row", "scaling"]
 
 Made = TypeVar("Made", bound=Operation)
 
-WITHDRAWN = "withdrawn before anybody had begun with it"
+WITHDRAWN = "withdrawn before the job started it"
 POLL_S = 0.5
-"""Between two looks: the driver looks about once a second, and a look costs a millisecond."""
+"""Between two polls of the store: the job polls about once a second, and a poll costs a millisecond."""
 
 
 def scaling(workers: int | None, add: int | None, remove: tuple[str, ...]) -> Operation:
-    """The one change of size that the options ask for.
+    """The change of size that the options ask for.
 
     Raises:
-        ConfigurationError: None or several do, or one asks for what cannot be.
+        ConfigurationError: Not exactly one option was given, or its value is not allowed.
     """
     from scavenger.domain.ranges import WORKERS_MAX
 
@@ -55,10 +55,10 @@ def scaling(workers: int | None, add: int | None, remove: tuple[str, ...]) -> Op
 
 
 def migration(workers: tuple[str, ...]) -> Migrate:
-    """The migration of these workers, or of all.
+    """The migration of these workers, or of all workers if none is given.
 
     Raises:
-        ConfigurationError: One is no worker's id.
+        ConfigurationError: A name is not the id of a worker.
     """
     return _made(lambda: Migrate(workers or None))
 
@@ -73,14 +73,14 @@ def _made(make: Callable[[], Made]) -> Made:
 def operate(
     key: str, operation: Operation, *, wait: bool, timeout: str, store_url: str | None, as_json: bool
 ) -> int:
-    """Ask for an operation, and wait until it is answered.
+    """Request an operation, and wait for its result.
 
     Returns:
-        0 where it was done, or is not waited for; 2 where it was refused, 3 where it failed.
+        0 if it was done, or if `wait` is false; 2 if it was refused, 3 if it failed.
 
     Raises:
-        ConfigurationError: No such job, or it does not run.
-        TransientError: It has another operation, gave no answer in time, or went silent.
+        ConfigurationError: There is no such job, or it is not running.
+        TransientError: The job is busy with another operation, did not answer in time, or has gone silent.
     """
     from scavenger.domain.forms import parse_duration
     from scavenger.store import Store
@@ -102,19 +102,19 @@ def operate(
 
 
 def operation_row(record: OperationRecord) -> dict[str, object]:
-    """The record as JSON's own types, its operation with its kind."""
+    """The record as JSON values; its operation names its kind."""
     row: dict[str, object] = console.plain(record)
     return {**row, "operation": operation_document(record.operation)}
 
 
 class _Watch:
-    """One operation of a job, watched by a person."""
+    """Follows one operation of a job and prints the job's events meanwhile."""
 
     def __init__(self, store: Store, job: JobRecord, last_event: int) -> None:
         self._store, self._job, self._last_event = store, job, last_event
 
     def until_ended(self, record: OperationRecord, timeout_s: float) -> OperationRecord:
-        """Wait for the answer, telling what happens meanwhile; a stop is answered when the job has ended."""
+        """Wait for the result and print the job's events; the result of a stop is known when the job has ended."""
         name = f"{self._job.name} ({self._job.id[:8]})"
         try:
             console.note(
@@ -124,7 +124,7 @@ class _Watch:
             return self._wait(record, time.monotonic() + timeout_s, duration(timeout_s))
         except KeyboardInterrupt:
             record = self._store.withdraw_operation(record.id, WITHDRAWN)
-            console.note(f"stopped waiting; {self._left(record)}")
+            console.note(f"stopped waiting; {self._outcome(record)}")
             raise
 
     def _wait(self, record: OperationRecord, until_s: float, patience: str) -> OperationRecord:
@@ -133,8 +133,8 @@ class _Watch:
             record, job = self._store.operation(record.id), self._store.job(self._job.id)
             if record.started_at is not None and not taken:
                 taken = True
-                console.note("the job has begun with it")
-            self._tell_events()
+                console.note("the job has started it")
+            self._print_events()
             if _answered(record, job):
                 return record
             if not job.ended and not self._store.is_alive(job):
@@ -143,7 +143,7 @@ class _Watch:
                 record = self._store.withdraw_operation(record.id, WITHDRAWN)
                 if record.message != WITHDRAWN and _answered(record, self._store.job(job.id)):
                     return record  # at the last moment
-                raise TransientError(f"no answer within {patience}; {self._left(record)}")
+                raise TransientError(f"no answer within {patience}; {self._outcome(record)}")
             else:
                 time.sleep(POLL_S)
 
@@ -151,26 +151,26 @@ class _Watch:
         self._store.reap_dead_jobs()
         if not self._store.job(job.id).ended:
             raise TransientError(
-                f"job {job.name} ({job.id[:8]}) is driven from {job.owner.host}, which has gone silent; "
-                "look there whether it still runs"
+                f"job {job.name} ({job.id[:8]}) is run from {job.owner.host}, which has gone silent; "
+                "check on that machine whether it is still running"
             )
 
-    def _left(self, record: OperationRecord) -> str:
+    def _outcome(self, record: OperationRecord) -> str:
         if record.message == WITHDRAWN:
             return "the request was withdrawn, and nothing was changed"
         if _answered(record, self._store.job(self._job.id)):
             return f"it is {record.state}"
         key = self._job.id[:8]
-        return f"the job is still at it; `scavenger status {key}` tells, and `scavenger logs {key} -f` shows more"
+        return f"the job is still working on it: see `scavenger status {key}` and `scavenger logs {key} -f`"
 
-    def _tell_events(self) -> None:
+    def _print_events(self) -> None:
         for event in self._store.events(self._job.id, after=self._last_event):
             self._last_event = event.id
             console.note(_event_words(event))
 
 
 def _answered(record: OperationRecord, job: JobRecord) -> bool:
-    """A stop is answered when the job has ended: until then it saves, and is paid for."""
+    """Whether the result is known. That of a stop is when the job has ended: until then it saves, and costs money."""
     stopping = isinstance(record.operation, StopJob) and record.state == "done"
     return job.ended if stopping else record.ended
 
@@ -189,7 +189,7 @@ def _requester() -> str:
 
 
 def _show(job: JobRecord, record: OperationRecord, *, as_json: bool) -> None:
-    wish = describe(record.operation)
+    request = describe(record.operation)
     if as_json:
         console.emit_json(
             {
@@ -199,9 +199,9 @@ def _show(job: JobRecord, record: OperationRecord, *, as_json: bool) -> None:
             }
         )
     if record.state in ("refused", "failed"):
-        console.error(f"{job.name} ({job.id[:8]}), asked to {wish}: {record.state}: {record.message}")
+        console.error(f"{job.name} ({job.id[:8]}), asked to {request}: {record.state}: {record.message}")
     elif not as_json:
-        said = f": {record.message}" if record.message else ""
+        answer = f": {record.message}" if record.message else ""
         state = "requested" if record.state == "pending" else record.state
-        line = f"{clean(job.name)} ({job.id[:8]}), asked to {clean(wish)}: {state}{clean(said)}"
+        line = f"{clean(job.name)} ({job.id[:8]}), asked to {clean(request)}: {state}{clean(answer)}"
         console.emit(Text(line, no_wrap=True, overflow="ignore"))

@@ -1,4 +1,4 @@
-"""`curves --pricing`: how workers are priced, and a report priced so. What is drawn of it: `curves`."""
+"""`curves --pricing`: ways of pricing workers, applied to a report, which `curves` then draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Sizes", "priced"]
 
 FAMILY = "e2"
 REGION = "us-central1"
-"""Of the rates where none are named: Google's list prices for the VMs of Scavenger (Tyagi and Sharma), section V."""
+"""Default source of the rates: Google's list prices for the VMs of Scavenger (Tyagi and Sharma), section V."""
 _MEMORY = re.compile(r"([0-9.]+)(?:\+([0-9.]+))?")
 _RATES = re.compile(r"cpu=([0-9.e-]+),gib=([0-9.e-]+)")
 _LOCAL = re.compile(r"local-([0-9]+)")
@@ -29,11 +29,11 @@ class Sizes:
 
     Attributes:
         kinds: `vm`, `size`, or both.
-        rates: Of a vCPU and a GiB.
-        rates_from: Who says so.
-        cpus: Of a worker; None: as its VM type tells.
-        memory_gib: Of a worker, and for each sample; None: as was measured.
-        usd_per_vm_hour: Of a worker's VM; None: as the curve says.
+        rates: Prices of a vCPU and a GiB, US dollars per hour.
+        rates_from: Source of the rates.
+        cpus: vCPUs of a worker; None: those of its VM type.
+        memory_gib: Memory of a worker and of each sample, GiB; None: as measured.
+        usd_per_vm_hour: Price of a worker's VM; None: the curve's price.
     """
 
     kinds: tuple[str, ...]
@@ -52,10 +52,10 @@ class Sizes:
         memory: str | None,
         price: float | None,
     ) -> Sizes | None:
-        """From the command line's words; None where nothing is asked for.
+        """Parse the options of the command line; None if no pricing is asked for.
 
         Raises:
-            ConfigurationError: If they are no rates or no memory, or a family whose rates are not known.
+            ConfigurationError: If an option is not valid, or the rates of the family are not known.
         """
         if pricing is None:
             if not (rates is None and cpus is None and memory is None):
@@ -64,7 +64,7 @@ class Sizes:
                 )
             return None
         if cpus is not None and not (math.isfinite(cpus) and cpus > 0):
-            raise ConfigurationError(f"--cpus: a worker has some vCPUs, not {cpus:g}")
+            raise ConfigurationError(f"--cpus: the number of vCPUs is above 0, not {cpus:g}")
         if price is not None and not (math.isfinite(price) and price > 0):
             raise ConfigurationError(f"--price: a price is above 0 US dollars per hour, not {price:g}")
         kinds = ("vm", "size") if pricing == "both" else (pricing,)
@@ -95,12 +95,12 @@ def _memory(text: str) -> tuple[float, float]:
     except ValueError:
         pass
     raise ConfigurationError(
-        f"--memory {text}: write GiB of a worker, and of each sample of its batch: 1.5+0.01"
+        f"--memory {text}: write the GiB of a worker, and of each sample of its batch, such as 1.5+0.01"
     )
 
 
 def priced(report: RunReport, sizes: Sizes) -> dict[str, RunReport]:
-    """The report by way of pricing, `vm` or `size`: with that curve and what its objective, or the knee, chooses of it.
+    """Reports by way of pricing, `vm` or `size`: each with the repriced curve and the choice by objective (or knee).
 
     Raises:
         ConfigurationError: If vCPUs or memory of a worker are not known.
@@ -144,7 +144,7 @@ def _priced(
 def _sizes_of(
     report: RunReport, curve: TradeoffCurve, sizes: Sizes
 ) -> tuple[Callable[[str], float], Callable[[float], float], str]:
-    """vCPUs of a worker by VM type, its memory by its local batch, and both in words."""
+    """vCPUs of a worker by VM type, memory in GiB by local batch size, and a note that describes both."""
     if "size" not in sizes.kinds:
         return (lambda vm: 0.0), (lambda batch: 0.0), ""
     by_vm = {vm: _cpus(vm) if sizes.cpus is None else sizes.cpus for vm in curve.vms}
@@ -175,7 +175,7 @@ def _cpus(vm: str) -> float:
 
 
 def _measured_memory(report: RunReport) -> tuple[float, float]:
-    """GiB of a worker, and for each sample, by the law that the job's own measurements give."""
+    """Memory of a worker and of each sample, GiB, by the law fitted to the job's own measurements."""
     from scavenger.models.job_model import fit_memory
 
     law = fit_memory(report.search.profiled)

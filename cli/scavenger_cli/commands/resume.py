@@ -1,4 +1,4 @@
-"""`resume`: go on with a job that ended before its goal."""
+"""`resume`: continue a job that ended before its goal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def resume(
     verbose: bool = False,
     quiet: bool = False,
 ) -> int:
-    """Resume the job and drive it to its end, shown and reported as `optimize` does.
+    """Resume a job and run it to its end, with the display and report of `optimize`.
 
     Returns:
         The exit code: the report's own.
 
     Raises:
-        ConfigurationError: No such job, or nothing to go on with.
-        TransientError: It runs.
+        ConfigurationError: There is no such job, or it has no checkpoint to continue from.
+        TransientError: The job is running.
     """
     from scavenger.store import Store
 

@@ -1,4 +1,4 @@
-"""`optimize` and `plan`: what the command line says in place of the job file, and what a dry run tells."""
+"""`optimize` and `plan`: options that override the job file, the preview of a dry run, and the run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 __all__ = ["Overrides", "execute"]
 
 SPELLED_OUT_MAX = 6
-"""Values that are listed; more are told by their ends."""
+"""Up to this many values are listed; of more, only the first and the last are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line says in place of the job file; None where it says nothing."""
+    """Values of the command line that override the job file; None where an option was not given."""
 
     objective: str | None = None
     strategy: str | None = None
@@ -32,15 +32,15 @@ class Overrides:
     deadline: str | None = None
 
     def changes(self) -> dict[str, str]:
-        """By the job file's keys, as it would write them."""
-        said = {
+        """The overrides as keys and values of the job file."""
+        given = {
             "objective": self.objective,
             "search.strategy": self.strategy,
             # shells eat a `$`, so it may be left out here
             "constraints.budget": None if self.budget is None else f"${self.budget.removeprefix('$')}",
             "constraints.deadline": self.deadline,
         }
-        return {key: value for key, value in said.items() if value is not None}
+        return {key: value for key, value in given.items() if value is not None}
 
 
 def execute(
@@ -62,7 +62,7 @@ def execute(
         The exit code: the report's own.
 
     Raises:
-        ScavengerError: What kept the job from starting.
+        ScavengerError: The job cannot start.
     """
     from scavenger.control.job_file.load import load_job, override_job
     from scavenger.control.jobs.platform import prepare_job
@@ -96,7 +96,7 @@ def execute(
 
 
 def _preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tuple[str, str]]:
-    """What is searched, profiled, chosen and run, as (name, words)."""
+    """What would be searched, profiled, chosen and run, as rows of (name, text)."""
     job, platform = prepared.job, prepared.platform
     space, aggregators = platform.space, platform.aggregators
     configurations = plural(len(space.configurations()), "configuration")
@@ -124,10 +124,10 @@ def _preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tu
 
 
 def _show_preview(prepared: PreparedJob, *, run: bool, yes: bool, renting_now: bool = False) -> None:
-    """As text. Everything that is checked before a job starts has been checked by now.
+    """Print the preview. Everything that is checked before a job starts has been checked by now.
 
     Args:
-        renting_now: It is shown before the first VM is paid for, and a question follows.
+        renting_now: The preview is shown before the first VM is rented, and a question follows.
     """
     verb = "optimize" if run else "plan"
     title = f"About to {verb}" if renting_now else f"Would {verb}"
@@ -141,7 +141,7 @@ def _show_preview(prepared: PreparedJob, *, run: bool, yes: bool, renting_now: b
 
 
 def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, object]:
-    """What a dry run tells, for machines."""
+    """The preview as a JSON document."""
     job, platform, aggregators = prepared.job, prepared.platform, prepared.platform.aggregators
     return {
         "schema_version": console.SCHEMA_VERSION,

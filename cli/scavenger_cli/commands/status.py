@@ -1,4 +1,4 @@
-"""`status`: the latest jobs, or one with its processes, what it was asked and what happened to it."""
+"""`status`: the latest jobs, or one job with its processes, requested operations and events."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = ["show_status"]
 EVENTS_SHOWN = 12
 OPERATIONS_SHOWN = 5
 FACTS_WIDTH = len("checkpoint")
-"""Of the names of a job's facts; `checkpoint` is the longest of them."""
+"""Width of the names in the list of a job's facts; `checkpoint` is the longest."""
 JOBS_SHOWN = 20
 
 
 def show_status(key: str | None, *, store_url: str | None, as_json: bool) -> int:
-    """The latest jobs, or one with its processes and what happened to it."""
+    """Print the latest jobs, or one job with its processes, operations and events."""
     from scavenger.store import Store
 
     with Store.open(store_url) as store:
@@ -39,7 +39,7 @@ def show_status(key: str | None, *, store_url: str | None, as_json: bool) -> int
 
 def _state(store: Store, job: JobRecord) -> str:
     words = job.state.replace("_", " ")
-    return words if job.ended or store.is_alive(job) else f"dead ({words} when last heard of)"
+    return words if job.ended or store.is_alive(job) else f"dead ({words} when last seen)"
 
 
 def _list_jobs(store: Store, *, as_json: bool) -> None:
@@ -90,7 +90,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
         ("state", _state(store, job)),
         ("phase", "" if job.ended else phase),
         ("began", f"{when(job.created_at)}, {duration((ended - job.created_at).total_seconds())}"),
-        ("driven by", "" if job.ended else f"process {job.owner.pid} on {clean(job.owner.host)}"),
+        ("run by", "" if job.ended else f"process {job.owner.pid} on {clean(job.owner.host)}"),
         ("attempt", "" if job.attempts == 1 else str(job.attempts)),
         ("chosen", "" if job.chosen is None else clean(job.chosen)),
         ("step", "" if job.step is None else f"{job.step:,}"),
@@ -110,7 +110,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
     )
     if job.predicted is not None or job.actual is not None:
         console.emit("", *render.comparison(job.predicted, job.actual, finished=job.state in render.FINISHED))
-    # of a job that has ended, only what explains its end
+    # of a job that has ended, show only the processes that explain its end
     shown = [each for each in processes if not job.ended or each.state in ("lost", "failed")]
     if shown:
         _emit_processes(shown, job.owner.host)
@@ -124,7 +124,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
 
 
 def _emit_processes(processes: list[ProcessRecord], here: str) -> None:
-    """The host only where one is not the driver's."""
+    """Print the processes; hosts are shown only if one differs from that of the job's own process."""
     several = any(process.host not in (None, here) for process in processes)
     grid = render.table(
         ("process", "left"),

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["export_models", "import_models", "list_models", "remove_model", "show_model"]
 
 IMPORT_MAX_BYTES = 64 * 2**20
-"""Ten thousand models take a few MiB; more is no file of ours."""
+"""Ten thousand models take a few MiB; a larger file is not an export of models."""
 
 
 def list_models(*, store_url: str | None, as_json: bool) -> int:
-    """Every fitted model, latest first."""
+    """Print every fitted model, latest first."""
     from scavenger.store import Store
 
     with Store.open(store_url) as store:
@@ -35,7 +35,7 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "models": rows})
     elif not models:
         console.emit(
-            Text("No models yet: a finished job leaves one, `scavenger models import` brings others.")
+            Text("No models yet: a finished job stores one, and `scavenger models import` adds others.")
         )
     else:
         grid = render.table(
@@ -71,7 +71,7 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
 
 
 def _job_name(store: Store, model: ModelRecord) -> str | None:
-    """Of the job that fitted it; None for an imported model, or where the job is no longer stored."""
+    """The name of the job that fitted it; None if the model was imported, or the job is no longer stored."""
     if model.job_id is None:
         return None
     try:
@@ -85,7 +85,7 @@ def _evidence(model: ModelRecord) -> str:
 
 
 def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
-    """One model with what it was fitted for."""
+    """Print one model and what it was fitted for."""
     from scavenger.store import Store
 
     with Store.open(store_url) as store:
@@ -107,7 +107,7 @@ def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
 
 
 def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, as_json: bool) -> int:
-    """Delete one model, after asking."""
+    """Delete one model after asking."""
     from scavenger.store import Store
 
     with Store.open(store_url) as store:
@@ -129,7 +129,7 @@ def remove_model(key: str, *, yes: bool, dry_run: bool, store_url: str | None, a
 
 
 def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -> int:
-    """One JSON document with the models, on stdout or in a file."""
+    """Write the models as one JSON document, to stdout or a file."""
     from scavenger.store import Store
 
     with Store.open(store_url) as store:
@@ -146,10 +146,10 @@ def export_models(keys: list[str], *, out: Path | None, store_url: str | None) -
 
 
 def import_models(source: str, *, store_url: str | None, as_json: bool) -> int:
-    """Take in the models of an exported document, each checked against its digest, and tried.
+    """Import the models of an exported document; each must match its digest and be able to predict.
 
     Raises:
-        ConfigurationError: The file cannot be read, is too large, or is no JSON.
+        ConfigurationError: The file cannot be read, is too large, or is not JSON.
     """
     from scavenger.control.search.model_library import check_model
     from scavenger.store import Store
@@ -168,7 +168,7 @@ def import_models(source: str, *, store_url: str | None, as_json: bool) -> int:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{source}: not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise ConfigurationError(f"{source}: not an export of models: the document is no object")
+        raise ConfigurationError(f"{source}: not an export of models: the document is not an object")
     with Store.open(store_url) as store:
         try:
             models = store.import_models(document, check=check_model)

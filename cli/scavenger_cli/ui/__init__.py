@@ -1,1 +1,1 @@
-"""What a person sees: text, tables, progress, pictures and pages. It decides nothing and loads nothing."""
+"""The user interface: text, tables, progress, pictures and pages. It decides nothing and loads nothing."""

@@ -1,4 +1,4 @@
-"""Where output goes and in what form: results on stdout, everything else on stderr."""
+"""Output of all commands: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-"""Of every document but the report, which has its own (`scavenger.domain.document`)."""
+"""Version of every JSON document except the report, which has its own (`scavenger.domain.document`)."""
 UNREAD_S = 5.0
-"""Longest wait for somebody to read stderr."""
+"""Longest wait until stderr is read."""
 PLAIN_WIDTH = 80
-"""Columns of output that goes into a file or pipe, where there is no terminal to ask."""
+"""Columns of output to a file or pipe, where no terminal tells its width."""
 
 _PLAIN = {"×": "x", "–": "-", "—": "-", "…": ".", "≥": ">", "≤": "<", "±": "~", "·": ".", "γ": "g", "φ": "p"}
 _HANDLER = "scavenger-plain"
 
 
 def _plain(fault: UnicodeError) -> tuple[str, int]:
-    """Codec error handler: one plain character for each that the stream cannot say, so that columns stay."""
+    """Codec error handler: replaces a character that the stream cannot encode by one plain one, to keep columns."""
     if not isinstance(fault, UnicodeEncodeError):
         raise fault
     lost = fault.object[fault.start : fault.end]
@@ -70,7 +70,7 @@ def prepare_streams() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Point streams that were closed before the start at nothing: no file of the program may get their numbers."""
+    """Open closed standard streams on /dev/null, so that no file of the program gets their descriptors."""
     while (nowhere := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(nowhere)
@@ -80,7 +80,7 @@ def _open_closed_streams() -> None:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it, on something that can redraw a line."""
+    """Whether the stream is a terminal that can redraw a line."""
     try:
         return stream.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
     except ValueError:  # closed
@@ -88,7 +88,7 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def is_interactive() -> bool:
-    """Whether a question can be put and answered: questions go to stderr."""
+    """Whether a question can be asked and answered; questions go to stderr."""
     try:
         return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
     except ValueError:
@@ -113,7 +113,7 @@ def console(stream: TextIO) -> Console:
 
 
 def emit(*parts: RenderableType, stream: TextIO | None = None) -> None:
-    """Print renderables, on stdout unless told otherwise, without trailing spaces where it is no terminal."""
+    """Print renderables to `stream` (default: stdout), without trailing spaces if it is not a terminal."""
     target = sys.stdout if stream is None else stream
     out = console(target)
     with _while_read(target):
@@ -126,7 +126,7 @@ def emit(*parts: RenderableType, stream: TextIO | None = None) -> None:
 
 
 def _print(out: Console, parts: Iterable[RenderableType]) -> None:
-    """Each with its own wrapping, which rich forgets of texts: paths must stay on one line."""
+    """Print each part with its own wrapping, which rich ignores for texts: paths must stay on one line."""
     for part in parts:
         out.print(
             part, no_wrap=getattr(part, "no_wrap", None), overflow=getattr(part, "overflow", None), crop=False
@@ -134,30 +134,30 @@ def _print(out: Console, parts: Iterable[RenderableType]) -> None:
 
 
 def emit_json(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout, in ASCII, so that no encoding or escape can get in its way."""
+    """Print one JSON document on stdout, in ASCII, so that no encoding or terminal can change it."""
     write(sys.stdout, json.dumps(document, ensure_ascii=True, allow_nan=False, indent=1) + "\n")
 
 
 def note(message: object) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     write(sys.stderr, clean(message) + "\n")
 
 
 def error(message: object) -> None:
-    """`scavenger: error: ...` on stderr, in one line."""
+    """Print `scavenger: error: ...` on stderr, in one line."""
     note(f"scavenger: error: {message}")
 
 
 def write(stream: TextIO, text: str) -> bool:
-    """Write and flush; once the reader has gone, the rest goes nowhere, and the outcome stands.
+    """Write and flush. Once the reader is gone, the rest is dropped, and the command's result does not change.
 
-    What is said on stderr is left out where nobody reads it: the command ends all the same.
+    Text for stderr is left out if stderr is not read, so that the command still ends.
 
     Returns:
-        False where the reader was found to have gone, or not to read.
+        False if the reader is gone or does not read.
 
     Raises:
-        ScavengerError: It cannot be written for another reason, as where a disk is full.
+        ScavengerError: The text cannot be written for another reason, such as a full disk.
     """
     if stream is sys.stderr and not has_room(stream, UNREAD_S):
         return False
@@ -179,21 +179,21 @@ def _while_read(stream: TextIO) -> Iterator[None]:
 
 
 def silence(stream: TextIO) -> None:
-    """Point a stream at nothing, so that the interpreter's own last flush does not fail either."""
+    """Redirect a stream to /dev/null, so that the interpreter's last flush does not fail either."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def ask(question: str) -> bool:
-    """Put a yes-or-no question on the terminal; anything but yes is no."""
+    """Ask a yes-or-no question on the terminal; any answer but yes means no."""
     sys.stderr.write(f"{clean(question)} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def plain(value: Any) -> Any:
-    """A record as JSON's own types: times in ISO 8601, paths as text, floats that are not finite as null."""
+    """A record as JSON values: times in ISO 8601, paths as text, floats that are not finite as null."""
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):

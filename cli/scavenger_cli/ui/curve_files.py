@@ -11,11 +11,11 @@ from scavenger_cli.ui.formatting import clean
 __all__ = ["curve_csv"]
 
 _FORMULA = ("=", "+", "-", "@")
-"""A cell that begins so is run as a formula by spreadsheets."""
+"""Spreadsheets run a cell that begins with one of these as a formula."""
 
 
 def curve_csv(rows: list[dict[str, Any]]) -> str:
-    """Every point of a report document's `curve`; unknown numbers are empty cells."""
+    """CSV of every point of a report document's `curve`; unknown numbers are empty cells."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     plain = [name for name in rows[0] if name != "interval"] if rows else []

@@ -1,4 +1,4 @@
-"""The curve of a report in every format: as text for a terminal, as a picture, as a page, as data."""
+"""The curve of a report in every format: text for a terminal, picture, page or data."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _OF_A_PRICING = ("choice", "infeasible", "curve", "curve_info")
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A report's curve, or what other ways of pricing make of it.
+    """A report's curve, or the same curve under other ways of pricing.
 
     Attributes:
-        report: With the curve as it was predicted.
-        priced: By way of pricing, `vm` or `size`; empty where the curve's own prices hold.
-        rates: What a vCPU and a GiB cost, for `priced`.
-        deadline_s, budget_usd: The limits to draw; None where there is none.
+        report: The report with the curve as predicted.
+        priced: Reports by way of pricing, `vm` or `size`; empty if the curve's own prices are used.
+        rates: Prices of a vCPU and a GiB, for `priced`.
+        deadline_s, budget_usd: The limits to draw; None if there is none.
     """
 
     report: RunReport
@@ -96,14 +96,16 @@ class Drawing:
         return text.getvalue().encode()
 
     def text(self, width: int, *, verbose: bool) -> Iterator[RenderableType]:
-        """Plot, table and choice, in so many columns."""
+        """Plot, table and choice as text, `width` columns wide."""
         for number, panel in enumerate(self._panels()):
             curve = panel.curve
             if self.priced:
                 if number:
                     yield ""
                 yield Text(panel.title[0].upper() + panel.title[1:], style="bold")
-                curve = replace(curve, notes=curve.notes[-1:])  # the prices: all else is alike
+                curve = replace(
+                    curve, notes=curve.notes[-1:]
+                )  # only the note about prices: the others are the same
             yield terminal_plot(curve, panel.choice, width=width)
             yield ""
             yield from render.curve_table(curve, panel.choice, verbose=verbose)
@@ -116,7 +118,7 @@ class Drawing:
         if not self.priced:
             return [panel_of(self.report, self.title, **limits)]
         alone = f"{self.title} " if len(self.priced) == 1 else "priced "
-        return [  # what the run cost was under the prices that it had
+        return [  # without the run's own figures: they were at other prices
             replace(panel_of(one, alone + _PRICED[kind], **limits), predicted=None, actual=None)
             for kind, one in self.priced.items()
         ]

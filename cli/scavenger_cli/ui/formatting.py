@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: durations, money, sizes, and how far off a prediction was."""
+"""Numbers for people: durations, money, sizes, and errors of predictions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = [
 UNKNOWN = "unknown"
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 RANGE_MIN = 5.0
-"""Minutes, hours or days from which on a range is told in them: below, the lower end is often a fraction of one."""
+"""A range is in minutes, hours or days if it ends at this many or more: below, its start is often a fraction."""
 _UNITS = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours and cursor movements
-    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC and its kin: titles, links, clipboard
+    r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC and similar: titles, links, clipboard
     r"|\x1b[@-Z\\-_]?",
     re.DOTALL,
 )
@@ -45,9 +45,9 @@ def clean(text: object) -> str:
 
 
 def harmless(line: str) -> str:
-    """One line with all that it holds, but spelled out what a terminal would obey, as `\\x1b[2J`.
+    """One line in which control characters are spelled out, as `\\x1b[2J`, and nothing is removed.
 
-    For logs, where `clean` would hide something from who looks for it.
+    For logs, where a reader may search for what `clean` would remove.
     """
     return "".join(
         c if c == "\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else ascii(c)[1:-1]
@@ -56,7 +56,7 @@ def harmless(line: str) -> str:
 
 
 def quantity(value: float | None, digits: int = 3) -> str:
-    """With so many significant digits, without an exponent for everyday sizes."""
+    """A number with `digits` significant digits, without an exponent for everyday sizes."""
     if value is None or math.isnan(value):
         return UNKNOWN
     if math.isinf(value):
@@ -72,7 +72,7 @@ def quantity(value: float | None, digits: int = 3) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """`85 ms`, `12.3 s`, `4 min 10 s`, `1 h 12 min`, `3 d 4 h`."""
+    """A duration, such as `85 ms`, `12.3 s`, `4 min 10 s`, `1 h 12 min`, `3 d 4 h`."""
     if seconds is None or not math.isfinite(seconds):
         return quantity(seconds)
     if seconds < 0:
@@ -99,7 +99,7 @@ def duration(seconds: float | None) -> str:
 
 
 def duration_range(low: float, high: float) -> str:
-    """`58-90 min`: both ends in one unit, so that they compare at a glance, with each other and down a column."""
+    """A range such as `58-90 min`: both ends in one unit, so that they are easy to compare."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNKNOWN
     unit, name = next((u for u in _UNITS if high >= u[0] * (RANGE_MIN if u[0] > 1.0 else 1.0)), _UNITS[-1])
@@ -112,7 +112,7 @@ def _range(low: float, high: float) -> str:
 
 
 def money(usd: float | None, digits: int = 3) -> str:
-    """US dollars: whole cents from one dollar on, so many significant digits below."""
+    """US dollars: whole cents from one dollar on, `digits` significant digits below."""
     if usd is None or not math.isfinite(usd):
         return quantity(usd)
     if usd < 0:
@@ -129,7 +129,7 @@ def money(usd: float | None, digits: int = 3) -> str:
 
 
 def money_range(low: float, high: float) -> str:
-    """`$0.0040-0.0052`."""
+    """A range of US dollars, such as `$0.0040-0.0052`."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return UNKNOWN
     first, second = money(low, 2), money(high, 2)
@@ -137,7 +137,7 @@ def money_range(low: float, high: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in binary units."""
+    """A number of bytes in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
             return f"{quantity(count)} {unit}"
@@ -146,7 +146,7 @@ def size(count: float) -> str:
 
 
 def difference(predicted: float, actual: float) -> str:
-    """How far the prediction was off, relative to what came: `+4.2 %` or `25 times` where too much was predicted."""
+    """Error of a prediction relative to the actual figure: `+4.2 %`, or `25 times`; positive if it was too high."""
     if not (math.isfinite(predicted) and math.isfinite(actual)):
         return UNKNOWN
     if predicted == actual:
@@ -160,10 +160,10 @@ def difference(predicted: float, actual: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
+    """A count with its noun, such as `1 worker` or `2 workers`."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def when(moment: datetime | None) -> str:
-    """In this machine's time zone, to the second."""
+    """A moment in this machine's time zone, to the second."""
     return "-" if moment is None else moment.astimezone().strftime("%Y-%m-%d %H:%M:%S")

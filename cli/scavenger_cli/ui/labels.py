@@ -1,4 +1,4 @@
-"""Where the labels of a picture go: each where it covers least, or nowhere."""
+"""Placement of a picture's labels: each where it covers least, or left out."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Box = tuple[float, float, float, float]
 """Left, bottom, right, top, in pixels."""
 
 CHARACTER_WIDTH, LINE_HEIGHT = 0.62, 1.3
-"""Of the font size: a little more than the sans-serif fonts take, since the reader's font is not known."""
+"""As multiples of the font size: a little more than sans-serif fonts take, since the reader's font is unknown."""
 SHARE = np.linspace(0.0, 1.0, 25)[:, None]
-"""Where along a stroke it is looked for: closer than a label is wide, for any stroke in the picture."""
+"""Sampled positions along a stroke, shape (25, 1): closer together than a label is wide."""
 LEADER_WEIGHT = 8
 """A line from a label to its point is dark, and hides more than the thin lines of the data."""
 NEAR_PT, FAR_PT = (5.0,), (14.0, 26.0, 44.0, 70.0, 100.0, 140.0, 190.0)
@@ -32,7 +32,7 @@ NEAR_PT, FAR_PT = (5.0,), (14.0, 26.0, 44.0, 70.0, 100.0, 140.0, 190.0)
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Text beside a point (x, y) in data units; `must`: drawn wherever it does least harm."""
+    """Text next to a point (x, y) in data units; with `must` it is drawn even where it covers something."""
 
     text: str
     x: float
@@ -88,7 +88,7 @@ def place_labels(axes: Axes, labels: Iterable[Label], points: FloatArray, *, col
 
 
 def _strokes(axes: Axes) -> FloatArray:
-    """Places along every line drawn, in pixels."""
+    """Points along every line drawn, in pixels, shape (n, 2)."""
     pieces = []
     for line in axes.lines:
         ends = axes.transData.transform(np.column_stack(line.get_data()).astype(float))
@@ -97,14 +97,14 @@ def _strokes(axes: Axes) -> FloatArray:
 
 
 def _offsets(reaches: Iterable[float]) -> Iterator[tuple[float, float]]:
-    """In points from the labelled point, nearest first."""
+    """Candidate offsets from the labelled point, in typographic points, nearest first."""
     for reach in reaches:
         for dx, dy in ((1, 1), (1, -1), (-1, -1), (-1, 1), (1, 0), (-1, 0), (0, 1), (0, -1)):
             yield dx * reach, dy * reach
 
 
 def _harm(box: Box, pixels: FloatArray, strokes: FloatArray, taken: Iterable[Box], frame: BboxBase) -> float:
-    """1 per point under the box, less for strokes, 4 per label, 40 if it leaves the frame."""
+    """The cost of a position: 1 per point under the box, less for strokes, 4 per label, 40 outside the frame."""
     left, bottom, right, top = box
 
     def under(at: FloatArray, margin: float) -> float:

@@ -1,7 +1,7 @@
-"""What a running job says of itself: a live display on terminals, plain lines everywhere else.
+"""The progress of a running job: a live display on terminals, plain lines everywhere else.
 
-Both are told up to some hundred steps per second. The live display only notes the last one, and redraws
-at its own rate; the plain one writes a step at most every ten seconds.
+Both receive up to a few hundred steps per second. The live display keeps only the last one and redraws at a
+fixed rate; the plain display writes a step at most every ten seconds.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 __all__ = ["CliObserver", "LiveObserver", "PlainObserver", "QuietObserver", "make_observer"]
 
 PLAIN_INTERVAL_S = 10.0
-"""Between two lines about steps: an hour's log stays readable, and a dead job is soon noticed."""
+"""Between two lines about steps: an hour's log stays readable, and a job that hangs is soon noticed."""
 REDRAWS_PER_S = 8
-"""As often as the eye follows; the display takes no time from the steps in between."""
+"""Redraws per second of the live display: as many as the eye follows, so that training is not slowed."""
 DRAIN_S = 2.0
-"""Longest wait for somebody to read what was said last."""
+"""Longest wait until the last lines are read."""
 BAR_WIDTH = 24
 DISPLAY_ROWS = 3
-"""Of the live display: the phase with its bar, what the last step did, and what it came to; always as many."""
+"""Rows of the live display: the phase with its bar, the last step, and its loss, metric and cost."""
 
 
 class CliObserver(Observer):
-    """What both displays share: the goal's metric, and what each event means in words."""
+    """The base of all displays: it remembers the goal's metric and describes steps."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -54,17 +54,17 @@ class CliObserver(Observer):
         self._metric: float | None = None
 
     def start(self) -> None:
-        """Begin to show; again after `stop`."""
+        """Start the display, or restart it after `stop`."""
 
     def stop(self) -> None:
-        """Leave the terminal as it was, for a question or for the end."""
+        """Remove the display from the terminal, for a question or at the end."""
 
     @property
     def rows(self) -> int:
-        """How many rows of the terminal are redrawn; safe in a signal handler."""
+        """The number of terminal rows that are redrawn; safe in a signal handler."""
         return 0
 
-    def _notice(self, event: Event) -> None:
+    def _remember(self, event: Event) -> None:
         if isinstance(event, EpochEnded) and event.goal_metric is not None:
             self._goal = (event.goal_metric, event.target)
             self._metric = event.record.metrics.get(event.goal_metric)
@@ -77,7 +77,7 @@ class CliObserver(Observer):
         return f"{clean(name)} {quantity(self._metric, 4)}{towards}"
 
     def _step_words(self, event: StepDone) -> tuple[str, str]:
-        """What the step did, and what the job has come to with it: each fits a row of its own."""
+        """Two rows: the step with its configuration and time, and the loss, metric and cost so far."""
         record = event.record
         did = (
             f"step {record.step}",
@@ -85,16 +85,16 @@ class CliObserver(Observer):
             f"{record.workers} x batch {record.global_batch_size}",
             f"{duration(record.step_time_s)} a step",
         )
-        came_to = (f"loss {quantity(record.loss, 4)}", self._metric_words(), money(event.cost_usd))
-        return ", ".join(did), ", ".join(word for word in came_to if word)
+        so_far = (f"loss {quantity(record.loss, 4)}", self._metric_words(), money(event.cost_usd))
+        return ", ".join(did), ", ".join(word for word in so_far if word)
 
 
 def _words(event: Event) -> str | None:
-    """An event in one line; None for steps and for what is of no interest to a person."""
+    """An event in one line; None for steps and other events that are not shown."""
     match event:
         case PhaseChanged(phase, detail):
-            said = detail.replace("_", " ") if phase == "done" else detail  # a state's name
-            return f"{phase}: {said}" if said else phase
+            about = detail.replace("_", " ") if phase == "done" else detail  # the name of a state
+            return f"{phase}: {about}" if about else phase
         case WorkerChanged(process, state, detail):
             if state not in ("lost", "failed"):
                 return None
@@ -122,7 +122,7 @@ def _words(event: Event) -> str | None:
 
 
 class PlainObserver(CliObserver):
-    """Lines with fixed first words, for files, pipes and people who do not see."""
+    """Lines with fixed first words, for files, pipes and screen readers."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock=clock)
@@ -131,7 +131,7 @@ class PlainObserver(CliObserver):
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
-        self._notice(event)
+        self._remember(event)
         if isinstance(event, StepDone):
             now = self._clock()
             if now < self._next_at:
@@ -157,11 +157,11 @@ class PlainObserver(CliObserver):
             self._stream.write(text)
             self._stream.flush()
         except (BrokenPipeError, ValueError):
-            pass  # nobody listens any more: that must not end a training
+            pass  # the reader is gone: that must not end the training
 
 
 class LiveObserver(CliObserver):
-    """A bar with the phase and its progress, a line with the last step, and what happened above them."""
+    """A bar with the phase and its progress, two rows about the last step, and the events above them."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock=clock)
@@ -205,7 +205,7 @@ class LiveObserver(CliObserver):
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
-        self._notice(event)
+        self._remember(event)
         if isinstance(event, StepDone):
             self._step = event
             return
@@ -214,7 +214,9 @@ class LiveObserver(CliObserver):
         line = _words(event)
         if line is not None:
             warn = (isinstance(event, Noted) and event.level == "warning") or isinstance(event, WorkerChanged)
-            path = isinstance(event, PhaseChanged) and event.phase == "saving"  # kept whole, to be copied
+            path = (
+                isinstance(event, PhaseChanged) and event.phase == "saving"
+            )  # not cut, so that it can be copied
             self._console.print(
                 clean(line),
                 style="yellow" if warn else None,
@@ -231,17 +233,17 @@ class LiveObserver(CliObserver):
         step = self._step
         head = Table.grid(padding=(0, 1, 0, 0))
         cells: list[RenderableType] = [Text(clean(self._phase.phase), style="bold")]
-        if step is not None and step.progress is not None:  # elsewhere a bar would say nothing
+        if step is not None and step.progress is not None:  # without progress, a bar shows nothing
             done = min(max(step.progress, 0.0), 1.0)
             cells += [ProgressBar(total=1.0, completed=done, width=BAR_WIDTH), f"{100 * done:.0f} %"]
         head.add_row(*cells, duration(float(int(self._clock() - self._since))))
-        # what the phase is about stands in the line above that announced it
+        # the details of the phase are in the line above that announced it
         below = self._step_words(step) if step is not None else ("", "")
         return Group(head, *(Text(row, no_wrap=True, overflow="ellipsis") for row in below))
 
 
 class QuietObserver(PlainObserver):
-    """Warnings alone, and workers that were lost."""
+    """Shows only warnings and lost workers."""
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
@@ -250,10 +252,10 @@ class QuietObserver(PlainObserver):
 
 
 def make_observer(stream: TextIO, *, quiet: bool = False) -> CliObserver:
-    """A live display where `stream` is a terminal, plain lines elsewhere; no job waits for who reads it.
+    """A live display if `stream` is a terminal, else plain lines; a reader that stops reading delays no job.
 
     Args:
-        quiet: Show warnings alone.
+        quiet: Show only warnings.
     """
     outlet = unblocked(stream)
     if quiet:
@@ -262,6 +264,6 @@ def make_observer(stream: TextIO, *, quiet: bool = False) -> CliObserver:
 
 
 def _drain(stream: TextIO) -> None:
-    """Let what was said be read, before something else is written to the same terminal or pipe."""
+    """Wait until the text is written, before something else is written to the same terminal or pipe."""
     if isinstance(stream, Outlet):
         stream.drain(DRAIN_S)

@@ -1,4 +1,4 @@
-"""A stream that never holds its writer up: what nobody reads waits in a bounded queue, and a thread writes it."""
+"""A stream that never blocks its writer: unread text waits in a bounded queue, and a thread writes it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import TextIO, cast
 __all__ = ["TEXTS_WAITING_MAX", "Outlet", "has_room", "unblocked"]
 
 TEXTS_WAITING_MAX = 2_000
-"""Texts that wait at most; the oldest go first."""
+"""Longest queue of waiting texts; the oldest are dropped first."""
 CHUNK_BYTES = select.PIPE_BUF
-"""What a pipe that is ready takes without blocking."""
+"""Bytes that a pipe that is ready accepts without blocking."""
 _LOOK_S = 0.2
 
 
 class Outlet(io.TextIOBase):
-    """Writes to a file descriptor by a thread of its own.
+    """Writes to a file descriptor in a separate thread.
 
-    A reader that stops reading, as a pipe nobody empties or a terminal that is paused, costs the writer nothing. Of the
-    texts about progress that wait, only the newest is kept; all others are, up to `TEXTS_WAITING_MAX`.
+    A reader that stops reading, such as a full pipe or a paused terminal, does not delay the writer. Of the waiting
+    texts about progress only the newest is kept; of all other texts, up to `TEXTS_WAITING_MAX` are kept.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -47,16 +47,16 @@ class Outlet(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
-        """Have a text written; returns at once."""
+        """Queue a text to be written; returns without waiting."""
         self._put(text, progress=False)
         return len(text)
 
     def write_progress(self, text: str) -> None:
-        """Have a text written unless a newer one comes first."""
+        """Queue a text about progress, which replaces an older one that still waits."""
         self._put(text, progress=True)
 
     def drain(self, within_s: float) -> bool:
-        """Wait until all is written, at most for a time; returns whether it is."""
+        """Wait at most `within_s` until everything is written; returns whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self._gone or not (self._queue or self._busy), within_s)
 
@@ -96,7 +96,7 @@ class Outlet(io.TextIOBase):
 
 
 def unblocked(stream: TextIO) -> TextIO:
-    """The stream behind an outlet; itself where it is no file of the system's, and so never blocks."""
+    """The stream wrapped in an `Outlet`; or the stream itself if it has no file descriptor, so never blocks."""
     try:
         return cast(TextIO, Outlet(stream))
     except (OSError, ValueError):
@@ -104,8 +104,8 @@ def unblocked(stream: TextIO) -> TextIO:
 
 
 def has_room(stream: TextIO, within_s: float) -> bool:
-    """Whether a line can be written without blocking, or can within a time."""
+    """Whether a line can be written without blocking, now or within `within_s`."""
     try:
         return bool(select.select([], [stream.fileno()], [], within_s)[1])
     except (OSError, ValueError):
-        return True  # no file of the system's, or one that will say itself what is wrong
+        return True  # no file descriptor, or one whose own error will be reported when it is written to

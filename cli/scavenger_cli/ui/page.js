@@ -5,8 +5,8 @@ const narrow = matchMedia("(max-width: 600px)");
 
 function draw() {
   const theme = themes[dark.matches ? "dark" : "light"];
-  for (const place of document.querySelectorAll(".plot")) {
-    let text = document.getElementById(place.id + "-data").textContent;
+  for (const plot of document.querySelectorAll(".plot")) {
+    let text = document.getElementById(plot.id + "-data").textContent;
     for (const [name, colour] of Object.entries(theme)) text = text.replaceAll(name, colour);
     const figure = JSON.parse(text);
     figure.layout.legend = narrow.matches
@@ -14,7 +14,7 @@ function draw() {
       : { orientation: "v", x: 1.01, y: 1, font: { size: 13 } };
     figure.layout.margin = narrow.matches ? { l: 56, r: 8, t: 12, b: 44 } : { l: 72, r: 8, t: 40, b: 52 };
     figure.layout.xaxis.nticks = narrow.matches ? 5 : 10;
-    Plotly.react(place, figure.data, figure.layout, { responsive: true, displaylogo: false, displayModeBar: !narrow.matches });
+    Plotly.react(plot, figure.data, figure.layout, { responsive: true, displaylogo: false, displayModeBar: !narrow.matches });
   }
 }
 

@@ -1,6 +1,6 @@
-"""A curve as one interactive HTML page that needs nothing else: plotly's own bundle is in it (extra `plots`).
+"""A curve as one self-contained interactive HTML page, which includes plotly's bundle (extra `plots`).
 
-Colours stand as names in the data, `@ink@` for one; the page's script puts in those of the reader's theme.
+Colours are placeholders in the data, such as `@ink@`; the page's script replaces them by the reader's theme.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from scavenger_cli.ui.render import relative_note
 __all__ = ["panel_figure", "panels_page"]
 
 HOVER_WIDTH = 34
-"""Characters of a line that is shown over a point: it fits a telephone."""
+"""Longest line of the text over a point, in characters: it fits a telephone."""
 NAMED_MAX = 12
-"""Lines that a legend names; of more, each point says its batch size."""
+"""Most lines that a legend names; if there are more, the text of each point has its batch size."""
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "hexagon", "star")
 _SPAN = {"light": (0.0, 0.78), "dark": (0.35, 1.0)}
-"""Of viridis, in which batch sizes are coloured: what shows on the page's background."""
+"""The part of the viridis colours used for batch sizes: those that are visible on the page's background."""
 _THEMES = {
     "light": {"@ink@": "#1b1b1b", "@back@": "#ffffff", "@grid@": "#e2e2e2", "@limit@": "#b03a2e"},
     "dark": {"@ink@": "#ececec", "@back@": "#161616", "@grid@": "#3a3a3a", "@limit@": "#ff8a7a"},
@@ -47,7 +47,7 @@ _THEMES = {
 
 
 def panels_page(panels: Sequence[Panel], *, title: str) -> str:
-    """One page: curves of the same configurations, and each one's choice and points.
+    """One page with one or more curves of the same configurations, with their choices and points.
 
     Raises:
         ConfigurationError: If plotly is not installed.
@@ -89,12 +89,12 @@ def _sha256(text: str) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON that no text in it can lead out of a script element."""
+    """JSON for a script element, in which no text can close that element."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
 
 def _themes(batches: int) -> dict[str, dict[str, str]]:
-    """The colours of each theme by their names, `@b0@` for the smallest batch size and so on."""
+    """The colours of each theme by placeholder; `@b0@` is that of the smallest batch size, and so on."""
     from plotly.colors import sample_colorscale
 
     return {
@@ -130,7 +130,7 @@ def _notes(panels: Sequence[Panel]) -> str:
 
 
 def panel_figure(panel: Panel) -> dict[str, Any]:
-    """The picture as plotly's own JSON, with the names of colours in place of colours."""
+    """The picture as plotly's JSON, with placeholders for colours."""
     curve, shown = panel.curve, panel.shown
     scale, unit = time_unit(curve.time_s[shown]) if shown.any() else (1.0, "seconds")
     traces = [*_intervals(panel, scale), *_lines(panel, scale), *_front(panel, scale)]
@@ -217,7 +217,7 @@ def _lines(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _hover(panel: Panel, index: int) -> str:
-    """What a point says of itself, in plotly's own small part of HTML."""
+    """The text that is shown over a point, in plotly's subset of HTML."""
     point = panel.curve[index]
     names = landmarks(panel.curve, panel.choice).get(index, "")
     what = ["measured" if point.measured else "extrapolated" if point.extrapolated else "predicted"]
@@ -292,7 +292,7 @@ def _front(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _ring(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
-    """Around what was chosen."""
+    """A ring around the chosen configuration."""
     index = None if panel.choice is None else panel.curve.index(panel.choice.configuration)
     if index is not None and panel.shown[index]:
         yield {
@@ -328,7 +328,7 @@ def _excluded(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _run(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
-    """What was predicted of the run and what it came to, joined by a line."""
+    """The predicted and the actual figures of the run, joined by a line."""
     if panel.run is None:
         return
     pair = panel.run
@@ -370,7 +370,7 @@ def _limits(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
 
 
 def _names(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
-    """What was chosen, and the other points worth a name, each with a line to its point."""
+    """Labels of the choice and the other named points, each with a line to its point."""
     curve = panel.curve
     if not panel.shown.any():
         return

@@ -1,4 +1,4 @@
-"""What one picture of a curve shows, and its words: shared by every way of drawing it."""
+"""The contents of one picture of a curve, and its text: shared by every output format."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 INTERVALS_MAX = 6
-"""Points up to which each shows its interval: those of one K lie on one ray, and more hide each other."""
+"""Most points whose intervals are all shown: those of one K lie on one ray, and more hide each other."""
 COUNTS_MAX = 24
-"""Points up to which each says its K: beyond, the numbers hide the points."""
+"""Most points that are labelled with their K: more numbers hide the points."""
 LOG_RATIO = 10.0
-"""An axis that spans more than this is logarithmic."""
+"""An axis on which the largest value is more than this many times the smallest is logarithmic."""
 UNITS_MIN = 5.0
-"""Minutes, hours or days from which on times are drawn in them."""
+"""Times are drawn in minutes, hours or days if the shortest is at least this many of them."""
 UNITS_MAX = 10_000.0
-"""Figures on a time axis beyond which the next longer unit is taken."""
+"""Largest number on a time axis: above it, the next longer unit is used."""
 STRETCH = 1.5
-"""A limit this many times beyond the data still stretches the axis; one farther away is told in words."""
+"""The axis is stretched to a limit up to this many times the largest value; a higher limit is given as text."""
 _TIME_UNITS = (
     (86400.0, "days"),
     (3600.0, "hours"),
@@ -49,12 +49,12 @@ _TIME_UNITS = (
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A curve with what is drawn into it.
+    """A curve with everything that is drawn with it.
 
     Attributes:
-        choice: What was chosen of the curve; None where nothing was.
-        predicted, actual: Of the run at the choice; both None until it has ended at its goal or last epoch.
-        deadline_s, budget_usd: The limits that the job has; None where it has none.
+        choice: The chosen configuration; None if nothing was chosen.
+        predicted, actual: Figures of the run at the choice; both None until it has reached its goal or last epoch.
+        deadline_s, budget_usd: The limits of the job; None if it has none.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Panel:
 
     @property
     def run(self) -> tuple[Predicted | Actual, Predicted | Actual] | None:
-        """What was predicted of the run and what it came to; None where one of them is not known."""
+        """The predicted and the actual figures of the run; None if one of them is not known."""
         if self.predicted is None or self.actual is None:
             return None
         figures = (
@@ -108,7 +108,7 @@ def panel_of(
 
 
 def landmarks(curve: TradeoffCurve, choice: Choice | None) -> dict[int, str]:
-    """The points worth a name: index -> `chosen, knee`, in that order of importance."""
+    """Names of points by index, such as `chosen, knee`, most important first."""
     marks: list[tuple[str, int | None]] = [("knee", curve.knee)]
     if choice is not None:
         marks.insert(0, ("chosen", curve.index(choice.configuration)))
@@ -121,7 +121,7 @@ def landmarks(curve: TradeoffCurve, choice: Choice | None) -> dict[int, str]:
 
 
 def with_interval(panel: Panel) -> list[int]:
-    """Points whose 90 % interval is drawn: all that are allowed, or where they are many, the front's."""
+    """Points whose 90 % interval is drawn: all allowed ones, or only the front if there are many."""
     curve = panel.curve
     drawn = panel.shown & (curve.excluded == 0)
     drawn &= np.isfinite(curve.time_low_s) & np.isfinite(curve.time_high_s)
@@ -132,13 +132,13 @@ def with_interval(panel: Panel) -> list[int]:
 
 
 def time_unit(times_s: FloatArray) -> tuple[float, str]:
-    """The longest unit of which every time is at least `UNITS_MIN`, as (seconds, name): below, minutes are fractions.
+    """The unit of the time axis, as (seconds, name): the longest of which every time is at least `UNITS_MIN`.
 
     Args:
-        times_s: Of the points drawn, shape `(n,)`, at least one.
+        times_s: Times of the points drawn, shape `(n,)`, at least one.
     """
     shortest, longest = float(times_s.min()), float(times_s.max())
-    place = next(
+    position = next(
         (
             i
             for i, (unit, _) in enumerate(_TIME_UNITS)
@@ -146,13 +146,13 @@ def time_unit(times_s: FloatArray) -> tuple[float, str]:
         ),
         len(_TIME_UNITS) - 1,
     )
-    while place > 0 and longest / _TIME_UNITS[place][0] > UNITS_MAX:
-        place -= 1
-    return _TIME_UNITS[place]
+    while position > 0 and longest / _TIME_UNITS[position][0] > UNITS_MAX:
+        position -= 1
+    return _TIME_UNITS[position]
 
 
 def drawn_limits(panel: Panel) -> tuple[float | None, float | None]:
-    """Deadline and budget as far as they lie in the picture, or so near that it is stretched to them."""
+    """Deadline and budget; each None if it is not in the picture, nor close enough to stretch the picture to it."""
     curve, allowed = panel.curve, panel.shown & (panel.curve.excluded == 0)
     among = allowed if allowed.any() else panel.shown
 
@@ -165,13 +165,13 @@ def drawn_limits(panel: Panel) -> tuple[float | None, float | None]:
 
 
 def axis_span(panel: Panel, column: str) -> tuple[float, float, bool]:
-    """From where to where an axis goes, and whether it is logarithmic.
+    """Start and end of an axis, and whether it is logarithmic.
 
-    It holds every allowed point, the run's own figures and the limits that are drawn, and intervals and ruled-out
-    points as far as the rest stays readable.
+    The axis covers every allowed point, the run's own figures and the limits that are drawn; intervals and
+    ruled-out points only as far as the rest stays readable.
 
     Args:
-        panel: With at least one point that can be shown.
+        panel: A panel with at least one point that can be shown.
         column: `time_s` or `cost_usd`.
     """
     curve, shown = panel.curve, panel.shown
@@ -198,7 +198,7 @@ def axis_span(panel: Panel, column: str) -> tuple[float, float, bool]:
 
 
 def limit_words(panel: Panel) -> list[str]:
-    """`deadline 2 h`, one for each limit that is too far away to be drawn as a line."""
+    """Text such as `deadline 2 h` for each limit that is too far away to be drawn as a line."""
     deadline_s, budget_usd = drawn_limits(panel)
     words = []
     if panel.deadline_s is not None and deadline_s is None:
@@ -209,7 +209,7 @@ def limit_words(panel: Panel) -> list[str]:
 
 
 def describe(panel: Panel) -> str:
-    """The picture in words, for those who cannot see it."""
+    """A description of the picture, for people who cannot see it."""
     curve, shown = panel.curve, panel.shown
     if not shown.any():
         return "No configuration has a predicted time and cost."
@@ -239,7 +239,7 @@ def describe(panel: Panel) -> str:
 
 
 def describe_panels(panels: Sequence[Panel]) -> str:
-    """Several curves in words; one alone is not called by its title."""
+    """A description of several pictures; a single one is described without its title."""
     if len(panels) == 1:
         return describe(panels[0])
     return " ".join(f"{clean(panel.title)}: {describe(panel)}" for panel in panels)

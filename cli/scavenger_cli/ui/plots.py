@@ -1,7 +1,7 @@
 """The tradeoff curve as a picture, with matplotlib (the extra `plots`).
 
 Batch sizes are ordered, so their colours are steps of viridis, readable for colour-blind people and in grey;
-its ends are cut off so that every step shows on white and on black. VM types differ by marker.
+the ends of viridis are cut off so that every step is visible on white and on black. VM types differ by marker.
 Everything that is not data is drawn in `INK`, which the SVG turns into the reader's own text colour.
 """
 
@@ -48,14 +48,14 @@ __all__ = [
 ]
 
 INK = "#010203"
-"""Stands for `currentColor`, which matplotlib cannot say; no data has this colour."""
+"""Placeholder for `currentColor`, which matplotlib does not support; no data has this colour."""
 LEGEND_MAX = 9
-"""Batch sizes told apart in a legend; more get a colour bar."""
+"""Most batch sizes in a legend; more get a colour bar."""
 LEGEND_FONT_PT, HANDLE_PT = 9.0, 40.0
-"""Of a legend's entry: the size of its text, and the width of its mark with the space around."""
+"""A legend entry's font size, and the width of its mark with the space around it."""
 PNG_DPI = 160
 VIRIDIS_SPAN = (0.25, 0.8)
-"""Of the colours of batch sizes: between, they show on white and on black."""
+"""The part of viridis used for batch sizes: its colours are visible on white and on black."""
 LIMIT = "#c0392b"
 _MARKERS = "osD^vPX*<>"
 _PREDICTED, _ACTUAL = ("D", 46, "none"), ("*", 130, INK)
@@ -124,7 +124,7 @@ class _Drawn:
 
 
 def _draw(axes: Axes, panel: Panel) -> _Drawn | None:
-    """A curve without its labels and legend; None where no point can be drawn."""
+    """Draw a curve without its labels and legend; None if no point can be drawn."""
     axes.patch.set_alpha(0.0)
     axes.set_title(clean(panel.title), loc="left", fontweight="bold")
     curve, shown = panel.curve, panel.shown
@@ -182,7 +182,7 @@ def _axes(axes: Axes, panel: Panel, scale: float, unit: str) -> None:
 
 
 def _decimals(ticks: FloatArray) -> int:
-    """As few as tell the ticks exactly."""
+    """The fewest decimals that show the ticks exactly."""
     return next((d for d in range(9) if np.allclose(np.round(ticks, d), ticks, rtol=1e-9, atol=1e-12)), 9)
 
 
@@ -263,7 +263,7 @@ def _limit_lines(one: _Drawn) -> None:
 
 
 def _run(one: _Drawn) -> None:
-    """What was predicted of the run and what it came to, joined by a line."""
+    """Draw the predicted and the actual figures of the run, joined by a line."""
     if one.panel.run is None:
         return
     predicted, actual = one.panel.run
@@ -298,7 +298,7 @@ def _ring(axes: Axes, curve: TradeoffCurve, names: dict[int, str], scale: float)
 
 
 def _legend(figure: Figure, one: _Drawn) -> None:
-    """In as many columns as the picture is wide."""
+    """Draw the legend in as many columns as fit the picture."""
     entries = list(_entries(one))
     longest = max(len(str(entry.get_label())) for entry in entries)
     column_pt = longest * LEGEND_FONT_PT * CHARACTER_WIDTH + HANDLE_PT
@@ -350,7 +350,7 @@ def _entries(one: _Drawn) -> Iterator[Line2D]:
 
 
 def _labels(one: _Drawn) -> Iterator[Label]:
-    """Names first, then the run's own figures, then K at the points while there are few."""
+    """Labels in order of importance: names, the run's own figures, then K at the points if there are few."""
     curve, shown, scale = one.panel.curve, one.panel.shown, one.scale
     names = landmarks(curve, one.panel.choice)
     for index, name in names.items():

@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 ROWS = 24
-"""Configurations shown as text: a screenful; `curves` has them all."""
+"""Configurations shown as text: a screenful; `curves` shows all."""
 
 NOTES = 3
-"""Notes shown where not all are asked for."""
+"""Notes shown without `-v`."""
 
 _MARKS = (
     (">", "chosen"),
@@ -64,18 +64,18 @@ _MARKS = (
 
 _INTERVAL = "(90 %)"
 FINISHED = ("succeeded", "target_missed")
-"""States of a run that came to the end that was predicted."""
-TOLD_FROM = 0.05
-"""Share of the actual time from which on the cause of an error is told."""
+"""States of a run that reached the end for which the prediction was made."""
+EXPLAINED_MIN = 0.05
+"""Smallest error, as a share of the actual time, whose causes are shown."""
 
 relative_note = (
-    "How many epochs the target takes is not known: ratios between configurations can be relied on, absolute "
-    "times and costs only bound what may come."
+    "The number of epochs to the target is not known: ratios between configurations are reliable, absolute "
+    "times and costs are only bounds."
 )
 
 
 def table(*columns: tuple[str, str]) -> Table:
-    """A table without lines, alike in every encoding; columns as (title, `left` or `right`)."""
+    """A table without lines, so that it is the same in every encoding; columns are (title, `left` or `right`)."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for title, side in columns:
         made.add_column(title, justify="right" if side == "right" else "left", overflow="fold")
@@ -83,7 +83,7 @@ def table(*columns: tuple[str, str]) -> Table:
 
 
 class _Numbers:
-    """A table whose numbers are never broken over lines: where it is too wide, it goes without intervals."""
+    """A table whose numbers are never wrapped: if it is too wide, the intervals are left out."""
 
     def __init__(self, titles: Sequence[str], lines: Sequence[tuple[list[str], str]]) -> None:
         self._titles, self._lines = titles, lines
@@ -108,18 +108,18 @@ class _Numbers:
 
 
 def label(point: CurvePoint) -> str:
-    """`2 x e2-standard-4, batch 128`."""
+    """A point's configuration, such as `2 x e2-standard-4, batch 128`."""
     return clean(point.configuration)
 
 
 def curve_table(
     curve: TradeoffCurve, choice: Choice | None, *, rows: int = ROWS, verbose: bool = False
 ) -> Iterator[RenderableType]:
-    """The predicted time and cost of the configurations, front first, and what the marks mean.
+    """The predicted time and cost of the configurations, front first, with a legend of the marks.
 
     Args:
-        rows: How many configurations are listed.
-        verbose: All notes; else those that most change a choice.
+        rows: Number of configurations listed.
+        verbose: Whether all notes are shown, or only those that influence the choice most.
     """
     allowed = np.flatnonzero(curve.excluded == 0)
     shown = _shown(curve, choice, allowed, rows)
@@ -154,15 +154,15 @@ def curve_table(
             f"and {plural(len(allowed) - len(shown), 'more configuration')}, none of them better in both"
         )
     yield from _excluded(curve)
-    told = curve.notes if verbose else curve.notes[:NOTES]
-    for remark in told:
+    notes = curve.notes if verbose else curve.notes[:NOTES]
+    for remark in notes:
         yield Text(f"note: {clean(remark)}")
-    if left := len(curve.notes) - len(told):
+    if left := len(curve.notes) - len(notes):
         yield Text(f"and {plural(left, 'more note')}: -v shows them", style="dim")
 
 
 def _shown(curve: TradeoffCurve, choice: Choice | None, allowed: IntArray, rows: int) -> list[int]:
-    """The front by time, then the rest by time; the chosen one and the knee are never left out."""
+    """Indices of the listed points: the front by time, then the rest by time, always with choice and knee."""
     order = allowed[np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed], ~curve.on_front[allowed]))]
     if len(order) <= rows:
         return [int(i) for i in order]
@@ -205,14 +205,14 @@ def _excluded(curve: TradeoffCurve) -> Iterator[RenderableType]:
 def choice_lines(
     choice: Choice | Infeasible | None, *, relative_only: bool = False
 ) -> Iterator[RenderableType]:
-    """What was chosen and why, and what else there is; or why nothing was."""
+    """The choice with its reason and the alternatives, or the reason why nothing was chosen."""
     if choice is None:
         return
     if isinstance(choice, Infeasible):
         yield Text(f"No configuration meets the constraints: {clean(choice.reason)}", style="bold")
         if choice.nearest is not None:
             figures = _figures(choice.nearest)
-            yield Text(f"  nearest   {label(choice.nearest)}: {figures} from nothing to the target")
+            yield Text(f"  nearest   {label(choice.nearest)}: {figures} for the whole training")
         return
     yield Text.assemble(
         ("Chosen: ", "bold"), (label(choice.point), "bold"), f"  (objective {choice.objective})"
@@ -239,29 +239,31 @@ def _compared(point: CurvePoint, base: CurvePoint) -> str:
 
 
 def confirmation(curve: TradeoffCurve, choice: Choice, predicted: Predicted) -> Iterator[RenderableType]:
-    """What saying yes will spend."""
+    """The time and cost that the user is asked to confirm."""
     grid = table(("This will run", "left"), (label(choice.point), "left"))
     grid.add_row("time", f"{duration(predicted.time_s)}{_bracket(duration_range, predicted.time_interval_s)}")
     grid.add_row("cost", f"{money(predicted.cost_usd)}{_bracket(money_range, predicted.cost_interval_usd)}")
     grid.add_row("epochs", f"{quantity(predicted.epochs)}")
-    grid.add_row("", "from the start of the job to its end, what was spent on profiling included")
-    grid.add_row("", "training goes on while this question waits")
+    grid.add_row("", "for the whole job, including what was spent on profiling")
+    grid.add_row("", "training continues while this question waits")
     if curve.relative_only:
-        grid.add_row("", "if the largest batch size needs all of goal.max_epochs: the epochs are not known")
+        grid.add_row(
+            "", "assuming that the largest batch size needs goal.max_epochs: the epochs are not known"
+        )
     yield grid
 
 
-def _bracket(say: Callable[[float, float], str], interval: tuple[float, float]) -> str:
-    return f"  (90 %: {say(*interval)})"
+def _bracket(format_range: Callable[[float, float], str], interval: tuple[float, float]) -> str:
+    return f"  (90 %: {format_range(*interval)})"
 
 
 def comparison(
     predicted: Predicted | None, actual: Actual | None, *, finished: bool = True
 ) -> Iterator[RenderableType]:
-    """Predicted against actual; the difference is relative to what came.
+    """Predicted and actual figures; the difference is relative to the actual figure.
 
     Args:
-        finished: The run came to its goal or its last epoch: a prediction is of that, not of a run cut short.
+        finished: Whether the run reached its goal or last epoch: a prediction is not for a run that was cut short.
     """
     if predicted is None and actual is None:
         return
@@ -280,13 +282,13 @@ def comparison(
         ("step time", duration, "step_time_s", None, ""),
         ("epochs", quantity, "epochs", None, ""),
     )
-    for name, say, attribute, say_range, interval in rows:
+    for name, show, attribute, show_range, interval in rows:
         cells = [name]
         if predicted is not None:
-            cells.append(say(getattr(predicted, attribute)))
-            cells.append(say_range(*getattr(predicted, interval)) if say_range else "")
+            cells.append(show(getattr(predicted, attribute)))
+            cells.append(show_range(*getattr(predicted, interval)) if show_range else "")
         if actual is not None:
-            cells.append(say(getattr(actual, attribute)))
+            cells.append(show(getattr(actual, attribute)))
         if compared:
             cells.append(difference(getattr(predicted, attribute), getattr(actual, attribute)))
         grid.add_row(*cells)
@@ -294,7 +296,7 @@ def comparison(
 
 
 def _basis(report: RunReport) -> Iterator[RenderableType]:
-    """Why the predicted time of this run is not the one that the table has of a run from nothing."""
+    """Why the predicted time of this run differs from the table's, which is for a run from the start."""
     predicted, choice = report.predicted, report.choice
     if predicted is None or not isinstance(choice, Choice) or predicted.spent_s <= 0.0:
         return
@@ -302,12 +304,12 @@ def _basis(report: RunReport) -> Iterator[RenderableType]:
     whole = duration(choice.point.time_s)
     yield Text(
         f"time predicted: {duration(predicted.spent_s)} until the choice and for starting workers, and {ahead} for "
-        f"the {100 * predicted.remaining:.0f} % of the way that was left (from nothing: {whole})"
+        f"the remaining {100 * predicted.remaining:.0f} % of the training (whole training: {whole})"
     )
 
 
 def _causes(report: RunReport) -> Iterator[RenderableType]:
-    """Which part of an error in time came from the epochs and which from the step time."""
+    """The parts of an error in time that came from the epochs, the step time and the rest."""
     predicted, actual = report.predicted, report.actual
     if predicted is None or actual is None or report.state not in FINISHED:
         return
@@ -315,7 +317,7 @@ def _causes(report: RunReport) -> Iterator[RenderableType]:
     if error is None:
         return
     parts = (error.epochs_s, error.step_time_s, error.other_s)
-    if max(map(abs, parts)) < TOLD_FROM * actual.time_s:
+    if max(map(abs, parts)) < EXPLAINED_MIN * actual.time_s:
         return
     notes = report.curve.notes if report.curve is not None else ()
     source = next((note for note in notes if note.startswith(EPOCHS_FROM)), "")
@@ -324,12 +326,12 @@ def _causes(report: RunReport) -> Iterator[RenderableType]:
     yield Text(
         f"time off by {_share(error.whole_s, actual.time_s)}: {epochs} from epochs "
         f"({quantity(predicted.epochs)} predicted, {quantity(actual.epochs)} needed{hinted}), {step_time} from "
-        f"step time, {other} from all else (starts, evaluations, changes of configuration)"
+        f"step time, {other} from the rest (starts, evaluations, changes of configuration)"
     )
 
 
 def _share(part_s: float, whole_s: float) -> str:
-    """`+12.1 %` of the actual time."""
+    """A part of the time as a share of the actual time, such as `+12.1 %`."""
     return difference(whole_s + part_s, whole_s)
 
 
@@ -354,7 +356,7 @@ def _search(report: RunReport) -> str:
 def report_text(
     report: RunReport, *, with_curve: bool = True, verbose: bool = False
 ) -> Iterator[RenderableType]:
-    """The end of `optimize` and `plan`: search, curve, choice, what was predicted and what came."""
+    """The report of `optimize` and `plan`: search, curve, choice, predicted and actual figures."""
     searched = report.curve is not None or bool(report.search.profiled) or report.actual is not None
     if searched:
         yield Text(_search(report))
@@ -390,7 +392,7 @@ def report_text(
 def paths(
     named: Iterable[tuple[str, str | None]], *, indent: int = 2, width: int = 12
 ) -> Iterator[RenderableType]:
-    """Paths stay on one line whatever the width, so that they can be copied."""
+    """Named paths, each on one line at any width, so that they can be copied."""
     for name, path in named:
         if path:
             line = f"{' ' * indent}{name:<{width}}  {clean(path)}"

@@ -16,13 +16,13 @@ __all__ = ["terminal_plot"]
 
 HEIGHT = 16
 MARGIN = 11
-"""Columns left of the frame, for the costs."""
+"""Columns to the left of the frame, for the costs."""
 LOG_RATIO = 10.0
 _COLOURS = ("blue", "cyan", "green", "yellow", "magenta", "red")
 
 
 def terminal_plot(curve: TradeoffCurve, choice: Choice | None, *, width: int = 80) -> Text:
-    """Time across, cost up; `@` is the choice, `#` the knee. Needs no colour and nothing but ASCII."""
+    """A plot with time across and cost up; `@` is the choice, `#` the knee. It is ASCII and needs no colour."""
     shown = np.flatnonzero(np.isfinite(curve.time_s) & np.isfinite(curve.cost_usd) & (curve.excluded == 0))
     if not len(shown):
         return Text("No allowed configuration has a predicted time and cost.")
@@ -32,7 +32,7 @@ def terminal_plot(curve: TradeoffCurve, choice: Choice | None, *, width: int = 8
     batches = sorted({int(b) for b in curve.global_batch_size[shown]})
     letters = string.ascii_lowercase
     cells: dict[tuple[int, int], tuple[int, str, str]] = {}
-    for place, index in enumerate(shown):
+    for number, index in enumerate(shown):
         point = curve[int(index)]
         series = batches.index(point.configuration.global_batch_size)
         letter = letters[series] if series < len(letters) else "+"
@@ -42,14 +42,14 @@ def terminal_plot(curve: TradeoffCurve, choice: Choice | None, *, width: int = 8
             "@" if chosen else "#" if index == curve.knee else letter.upper() if point.measured else letter
         )
         style = ("bold " if point.on_front else "") + _COLOURS[series % len(_COLOURS)]
-        spot = (int(up[place]), int(across[place]))
-        if rank >= cells.get(spot, (-1, "", ""))[0]:
-            cells[spot] = (rank, symbol, style)
+        cell = (int(up[number]), int(across[number]))
+        if rank >= cells.get(cell, (-1, "", ""))[0]:
+            cells[cell] = (rank, symbol, style)
     text = Text("cost\n")
     for row in reversed(range(HEIGHT)):
         tick = money(y_at(row)) if row in (0, HEIGHT // 2, HEIGHT - 1) else ""
         text.append(f"{tick:>{MARGIN - 1}} |")
-        line = {column: cell for (at, column), cell in cells.items() if at == row}
+        line = {column: drawn for (at, column), drawn in cells.items() if at == row}
         for column in range(max(line, default=-1) + 1):
             _, symbol, style = line.get(column, (0, " ", ""))
             text.append(symbol, style=style)
