@@ -153,7 +153,7 @@ def _put_together(
         clock=options.clock,
     )
     trainer.terms = lambda: resources.terms(trainer)
-    driver = JobWorkflow(
+    workflow = JobWorkflow(
         trainer,
         job,
         resources.space,
@@ -165,19 +165,19 @@ def _put_together(
         at_end=lambda error: running.end_at_once(error),
         resumed=resumed,
     )
-    operator = OperationHandler(
+    operations = OperationHandler(
         attempt.store,
         recorder.job_id,
         keep=recorder.keep,
         workers=job.elastic_range,
-        batch=driver.batch_at,
+        batch=workflow.batch_at,
         stop=lambda reason, save: running.stop_as_asked(reason, save),
         measured=recorder.measured,
     )
     if not options.run:
-        operator.refusing = "it is a plan, which ends with the choice; it can only be stopped"
+        operations.refusing = "it is a plan, which ends with the choice; it can only be stopped"
     running = RunningJob(
-        Parts(recorder, attempt.journals, resources, supervisor, trainer, driver, operator),
+        Parts(recorder, attempt.journals, resources, supervisor, trainer, workflow, operations),
         observer=attempt.observer,
         checkpoints=checkpoints,
         warnings=warnings,

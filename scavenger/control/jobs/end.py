@@ -83,23 +83,23 @@ def report_of(
 
 def _with_run(report: RunReport, running: RunningJob, *, run: bool) -> RunReport:
     """The report with everything that the job came to."""
-    trainer, story = running.parts.trainer, running.parts.driver.story
+    trainer, state = running.parts.trainer, running.parts.workflow.state
     with contextlib.suppress(OSError):  # of a full disk, the report tells
         trainer.journal.end(trainer.elapsed_s)
-    decision = story.decision
+    decision = state.decision
     choice = None if decision is None else decision.choice
-    if story.search is not None:
+    if state.search is not None:
         chosen = choice if isinstance(choice, Choice) else None
         progress = 0.0 if decision is None else decision.progress
-        report = replace(report, search=search_outcome(story.search, chosen, progress, trainer))
+        report = replace(report, search=search_outcome(state.search, chosen, progress, trainer))
     return replace(
         report,
         curve=None if decision is None else decision.curve,
         choice=choice,
-        predicted=story.predicted,
+        predicted=state.predicted,
         estimate=None if decision is None else decision.estimate,
         actual=_actual(running) if run else None,
-        metric=trainer.goal.outcome(trainer.course.epochs),
+        metric=trainer.goal.outcome(trainer.history.epochs),
         steps=trainer.step,
         model_path=None if running.model_path is None else str(running.model_path),
         warnings=(*running.warnings, *trainer.warnings, *report.warnings),
@@ -111,4 +111,4 @@ def _actual(running: RunningJob) -> Actual | None:
     manifest = running.parts.supervisor.manifest
     if manifest is None:
         return None
-    return actual_of(running.parts.trainer, manifest.dataset_size, running.parts.driver.story.chosen)
+    return actual_of(running.parts.trainer, manifest.dataset_size, running.parts.workflow.state.chosen)

@@ -195,12 +195,12 @@ class _Nothing:
 class RentedVms:
     """Workers are on VMs of a cloud; see `Platform`."""
 
-    def __init__(self, job: JobSpec, renting: CloudResources) -> None:
-        self._job, self._renting = job, renting
-        self.cloud: Cloud = renting.cloud
-        self.space = renting.space
-        self.aggregators: Offer | None = renting.aggregators
-        self.notes = renting.offered.notes
+    def __init__(self, job: JobSpec, cloud_resources: CloudResources) -> None:
+        self._job, self._cloud_resources = job, cloud_resources
+        self.cloud: Cloud = cloud_resources.cloud
+        self.space = cloud_resources.space
+        self.aggregators: Offer | None = cloud_resources.aggregators
+        self.notes = cloud_resources.offered.notes
         self.rents = True
 
     def check(self) -> None:
@@ -220,21 +220,21 @@ class RentedVms:
         clock: Callable[[], float],
     ) -> Resources:
         """See `Platform.allocate`."""
-        renting = self._renting
-        space, left_out = renting.within_quotas()
-        for message in (*renting.offered.notes, *left_out):
+        cloud_resources = self._cloud_resources
+        space, left_out = cloud_resources.within_quotas()
+        for message in (*cloud_resources.offered.notes, *left_out):
             inform(message)
-        fleet = renting.fleet(
+        fleet = cloud_resources.fleet(
             store, record, folder=folder, outputs=outputs, before_usd=before_usd, note=warn, clock=clock
         )
-        return _Vms(space, renting, fleet)
+        return _Vms(space, cloud_resources, fleet)
 
 
 class _Vms:
     """A fleet of VMs; see `Resources`."""
 
-    def __init__(self, space: SearchSpace, renting: CloudResources, fleet: Fleet) -> None:
-        self.space, self._renting, self._fleet = space, renting, fleet
+    def __init__(self, space: SearchSpace, cloud_resources: CloudResources, fleet: Fleet) -> None:
+        self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
         self.engine: Callable[[Path, int], Engine] | None = fleet.engine
         self.meter: CostMeter | None = fleet.meter
 
@@ -243,7 +243,7 @@ class _Vms:
         return sum(one.state != "GONE" for one in self._fleet.vms)
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
-        return replace(self._renting.terms(trainer), reserve_s=self._fleet.reserve_s)
+        return replace(self._cloud_resources.terms(trainer), reserve_s=self._fleet.reserve_s)
 
     def tick(self, drain_s: float = 0.0) -> None:
         fleet = self._fleet

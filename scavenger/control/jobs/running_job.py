@@ -35,8 +35,8 @@ class Parts:
     resources: Resources
     supervisor: Supervisor
     trainer: Trainer
-    driver: JobWorkflow
-    operator: OperationHandler
+    workflow: JobWorkflow
+    operations: OperationHandler
 
 
 class RunningJob:
@@ -85,16 +85,16 @@ class RunningJob:
         parts.recorder.watch(parts.supervisor)
         parts.supervisor.on_wait = self._live_on
         parts.supervisor.recorded = parts.journals.sync
-        return parts.driver.run(parts.operator)
+        return parts.workflow.run(parts.operations)
 
     def tick(self) -> None:
         """About once a second, from the thread that trains."""
         parts = self.parts
         parts.recorder.tick(parts.trainer)
-        self._tell_of_journals()
+        self._report_journals()
         parts.resources.tick(parts.trainer.drain_s)
-        self._tell_of_checkpoint()
-        parts.operator.look()
+        self._report_checkpoint()
+        parts.operations.look()
 
     def stop_as_asked(self, reason: str, save: bool) -> None:
         """End in order, with the model or without."""
@@ -133,13 +133,13 @@ class RunningJob:
         path = trainer.journal.path.with_name(MODEL_FILE)
         recorder.on_event(PhaseChanged("saving", str(path)))
         # where the target was reached, the last epoch is the best one
-        best = trainer.course.best_epoch is not None and not trainer.reached
+        best = trainer.history.best_epoch is not None and not trainer.reached
         try:
             within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
             supervisor.finish(path, best=best, checkpoint=not trainer.finished, within_s=within_s)
             self.model_path = path
             trainer.take_last_steps()
-            self._tell_of_checkpoint()
+            self._report_checkpoint()
         except (ScavengerError, OSError) as error:
             self._keep_state(path, error, best=best, in_haste=in_haste)
 
@@ -151,7 +151,7 @@ class RunningJob:
                 within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
                 self.parts.supervisor.keep_state(best=best, within_s=within_s)
             trainer.take_last_steps()
-            self._tell_of_checkpoint()
+            self._report_checkpoint()
         kept = "no checkpoint could be written either"
         if trainer.checkpoint_step:
             kept = (
@@ -161,7 +161,7 @@ class RunningJob:
         self.unsaved = f"the model could not be saved: {path}: {error}; {kept}"
         trainer.note(self.unsaved)
 
-    def _tell_of_journals(self) -> None:
+    def _report_journals(self) -> None:
         """Say once of each journal that waits for room."""
         for journal in self.parts.journals.all:
             if journal.problem and journal.path not in self._waiting:
@@ -186,7 +186,7 @@ class RunningJob:
                 self._observer.on_event(PhaseChanged("ending", vms))
             resources.close()
 
-    def _tell_of_checkpoint(self) -> None:
+    def _report_checkpoint(self) -> None:
         """Once there is a checkpoint, the job can be resumed."""
         if self.parts.trainer.checkpoint_step and self.parts.recorder.record.checkpoint is None:
             self.parts.recorder.checkpointed(self._checkpoints)

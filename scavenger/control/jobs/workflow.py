@@ -24,7 +24,7 @@ from scavenger.control.search.select import (
 )
 from scavenger.control.search.space import fit_to_data
 from scavenger.control.training.operations import OperationHandler
-from scavenger.control.training.policy_loop import Steering
+from scavenger.control.training.policy_loop import PolicyLoop
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
@@ -39,7 +39,7 @@ from scavenger.policy import batch_rule, policy_for
 from scavenger.search.plan import SearchPlan, plan_search
 from scavenger.store import Store
 
-__all__ = ["Confirm", "JobWorkflow", "Known", "Story"]
+__all__ = ["Confirm", "JobWorkflow", "Known", "WorkflowState"]
 
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
 Answer = TypeVar("Answer")
@@ -52,18 +52,18 @@ class Known:
     Attributes:
         space: What the data allows of the space that the job file gives.
         dataset_size: Training samples of an epoch.
-        knowledge: Stored models and finished runs.
+        library: Stored models and finished runs.
         similar: A stored model of a similar job, which shortens the search; None where there is none.
     """
 
     space: SearchSpace
     dataset_size: int
-    knowledge: ModelLibrary
+    library: ModelLibrary
     similar: JobModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class WorkflowState:
     """How far a job has come; what its report is made of, whatever ended it.
 
     Attributes:
@@ -96,7 +96,7 @@ class JobWorkflow:
         resumed: What an earlier attempt has left; None for a new job.
 
     Attributes:
-        story: Replaced by a new value whenever the job has come further.
+        state: Replaced by a new value whenever the job has come further.
     """
 
     def __init__(
@@ -117,19 +117,19 @@ class JobWorkflow:
         self._store, self._recorder, self._cloud = store, recorder, cloud
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
         self._left_out: list[str] = []  # warnings on stored models, from the thread that reads the store
-        self.story = Story(space)
+        self.state = WorkflowState(space)
 
     def batch_at(self, workers: int) -> int:
         """The global batch size for a number of workers, by the job's batch rule."""
-        elastic, now, story = self._job.elastic, self._trainer.configuration, self.story
+        elastic, now, state = self._job.elastic, self._trainer.configuration, self.state
         assert now is not None
-        largest = elastic.batch_max or story.space.global_batch_sizes[-1]
+        largest = elastic.batch_max or state.space.global_batch_sizes[-1]
         rule = batch_rule(elastic.batch, batch_max=largest)
-        return rule.global_batch_size(workers, story.moved_to or story.chosen or now)
+        return rule.global_batch_size(workers, state.moved_to or state.chosen or now)
 
-    # ---- the story -----------------------------------------------------------------------------------------
+    # ---- the state -----------------------------------------------------------------------------------------
 
-    def run(self, operator: OperationHandler) -> JobState:
+    def run(self, operations: OperationHandler) -> JobState:
         """Train until the goal is reached or missed, or the choice is made where that is all; returns how it ended.
 
         Raises:
@@ -139,7 +139,7 @@ class JobWorkflow:
         trainer = self._trainer
         known = self._learn()
         if self._resumed is not None and self._resumed.chosen is not None:
-            return self._go_on(self._resumed, self._resumed.chosen, known, operator)
+            return self._go_on(self._resumed, self._resumed.chosen, known, operations)
         plan, prior, known = self._plan(known)
         decision, chosen = self._look_for(plan, prior, known)
         steps = self._job.profile.steps
@@ -148,21 +148,21 @@ class JobWorkflow:
         if chosen is None:
             return self._end_without_choice(decision, known)
         assert decision is not None
-        self._train(chosen, decision.model, known, operator)
+        self._train(chosen, decision.model, known, operations)
         return self._end_of_training(known)
 
     def _go_on(
-        self, before: Resumption, chosen: Configuration, known: Known, operator: OperationHandler
+        self, before: Resumption, chosen: Configuration, known: Known, operations: OperationHandler
     ) -> JobState:
         """Follow the choice of an earlier attempt: go there, and to the goal."""
-        trainer, model = self._trainer, known.knowledge.same
+        trainer, model = self._trainer, known.library.same
         nothing = SearchPlan("none", "resumed at what was chosen before", (), 0)
         now = Spent.by_now(trainer)
-        self.story = replace(self.story, search=Search(nothing, now, ended=now), predicted=before.predicted)
+        self.state = replace(self.state, search=Search(nothing, now, ended=now), predicted=before.predicted)
         if model is not None:
             trainer.progress = lambda: progress_of(trainer, model)
         trainer.move(chosen, "resumed", meanwhile=chosen.global_batch_size)
-        self._train(chosen, model, known, operator)
+        self._train(chosen, model, known, operations)
         return self._end_of_training(known)
 
     # ---- its chapters --------------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ class JobWorkflow:
         trainer.until(lambda: trainer.supervisor.manifest is not None)
         manifest = trainer.supervisor.manifest
         assert manifest is not None
-        space, notes = fit_to_data(self.story.space, manifest.dataset_size)
-        self.story = replace(self.story, space=space)
+        space, notes = fit_to_data(self.state.space, manifest.dataset_size)
+        self.state = replace(self.state, space=space)
         for note in notes:
             trainer.note(note)
         if self._job.batch_size_unproven:
@@ -188,19 +188,19 @@ class JobWorkflow:
             manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()
         )
         recorder.update(fingerprint=fingerprint)
-        knowledge = self._ask(
+        library = self._ask(
             lambda: ModelLibrary.read(
                 self._store, fingerprint, write=recorder.keep, warn=self._left_out.append
             )
         )
-        return Known(space, manifest.dataset_size, knowledge)
+        return Known(space, manifest.dataset_size, library)
 
     def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:
         """What to profile; the stored model that serves instead, if one does; and what else is known then."""
-        knowledge, search = known.knowledge, self._job.search
-        same = knowledge.same
-        universal = self._ask(knowledge.universal) if search.strategy == "universal" else None
-        nearest = self._ask(knowledge.nearest) if same is None and search.strategy == "none" else None
+        library, search = known.library, self._job.search
+        same = library.same
+        universal = self._ask(library.universal) if search.strategy == "universal" else None
+        nearest = self._ask(library.nearest) if same is None and search.strategy == "none" else None
         if nearest is not None:
             same, differing = nearest
             self._trainer.note(
@@ -214,7 +214,7 @@ class JobWorkflow:
             steps=self._job.profile.steps,
             points=self._job.profile.points,
         )
-        alike = self._ask(knowledge.similar) if plan.strategy == "partial" else None
+        alike = self._ask(library.similar) if plan.strategy == "partial" else None
         if alike is not None:
             similar, differing = alike
             of = f"a job with another {differing}" if differing else "the same job"
@@ -248,7 +248,7 @@ class JobWorkflow:
         """
         trainer = self._trainer
         search = begun = Search(plan, Spent.by_now(trainer))
-        self.story = replace(self.story, search=begun, decision=None, predicted=None)
+        self.state = replace(self.state, search=begun, decision=None, predicted=None)
         if prior is None:
             for search in profile(
                 begun,
@@ -259,18 +259,18 @@ class JobWorkflow:
                 enough=lambda so_far: self._why_enough(so_far, known),
                 samples=self._expected_samples(known),
             ):
-                self.story = replace(self.story, search=search)
+                self.state = replace(self.state, search=search)
         if trainer.finished:
             return None, None
         decision = self._decide(search, prior, known)
-        self.story = replace(
-            self.story,
+        self.state = replace(
+            self.state,
             search=replace(search, ended=decision.at),
             decision=decision,
             predicted=decision.predicted,
         )
         if search.measurements:
-            known.knowledge.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
+            known.library.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
         chosen = self._agreed(decision)
         if chosen is not None:
             trainer.progress = lambda: progress_of(trainer, decision.model)
@@ -315,11 +315,11 @@ class JobWorkflow:
         return choice.configuration
 
     def _train(
-        self, chosen: Configuration, model: JobModel | None, known: Known, operator: OperationHandler
+        self, chosen: Configuration, model: JobModel | None, known: Known, operations: OperationHandler
     ) -> None:
         """Train to the goal at the choice, unless what is asked for or what policies see speaks for another."""
         trainer = self._trainer
-        self.story = replace(self.story, chosen=chosen)
+        self.state = replace(self.state, chosen=chosen)
         self._recorder.on_event(PhaseChanged("running", f"to {trainer.goal.words} at {chosen}"))
         replanning = self._replanning(model, known)
 
@@ -330,21 +330,21 @@ class JobWorkflow:
             if replanning is None:
                 return None
             wanted = replanning.look()
-            self.story = replace(self.story, moved_to=replanning.reached)
+            self.state = replace(self.state, moved_to=replanning.reached)
             return wanted
 
-        steering = Steering(
+        policy_loop = PolicyLoop(
             trainer,
             policy=policy_for(self._job),
             reference=chosen,
             remaining_samples=remaining,
             planned=planned,
         )
-        steering.drive(operator)
+        policy_loop.run(operations)
 
     def _replanning(self, model: JobModel | None, known: Known) -> Replanning | None:
         """Asks again during the run; None where nothing was modelled, or the policy is another."""
-        search = self.story.search
+        search = self.state.search
         if model is None or search is None or self._job.elastic.policy != "model":
             return None
         # A model of these very measurements would count them twice.
@@ -371,15 +371,15 @@ class JobWorkflow:
 
     def _end_of_training(self, known: Known) -> JobState:
         """Learn what the run itself showed: the epochs to the target."""
-        trainer, search, knowledge = self._trainer, self.story.search, known.knowledge
+        trainer, search, library = self._trainer, self.state.search, known.library
         if trainer.reached and trainer.goal.text:
-            knowledge.converged(
-                trainer.course.samples_by_batch, trainer.course.epochs[-1].epoch + 1, self._recorder.job_id
+            library.converged(
+                trainer.history.samples_by_batch, trainer.history.epochs[-1].epoch + 1, self._recorder.job_id
             )
         if search is not None and search.measurements:
             try:
                 model = self._fit(search.measurements, known, prior=None)
-                knowledge.keep(model, self._recorder.job_id, measurements=len(search.measurements))
+                library.keep(model, self._recorder.job_id, measurements=len(search.measurements))
             except ConfigurationError as error:
                 trainer.note(f"nothing is kept of this run for later ones: {error}")
         missed = self._job.goal.target is not None and not trainer.reached
@@ -400,7 +400,7 @@ class JobWorkflow:
             self._trainer,
             measurements,
             dataset_size=known.dataset_size,
-            convergence=known.knowledge.convergence,
+            convergence=known.library.convergence,
         )
         prior = known.similar if prior is None else prior
         return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)
@@ -417,6 +417,6 @@ class JobWorkflow:
         """To the target, before the models are fitted; None where nothing is known."""
         goal = self._job.goal
         epochs = float(goal.max_epochs) if goal.target is None else goal.epochs_hint
-        if goal.target is not None and known.knowledge.convergence:
-            epochs = statistics.median(run.epochs for run in known.knowledge.convergence)
+        if goal.target is not None and known.library.convergence:
+            epochs = statistics.median(run.epochs for run in known.library.convergence)
         return None if epochs is None else epochs * known.dataset_size

@@ -90,7 +90,7 @@ class Fleet:
         terms: Terms | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._provider, self._hosts, self._spec, self._clock = (
+        self._store, self._provider, self._agent_server, self._spec, self._clock = (
             store,
             provider,
             hosts,
@@ -119,11 +119,11 @@ class Fleet:
         self._desired = replace(
             self._spec.desired,
             user_data=boot_document(
-                self._hosts.endpoint, self._hosts.server_key, self._provider.name, self._spec.package
+                self._agent_server.endpoint, self._agent_server.server_key, self._provider.name, self._spec.package
             ),
-            boot_key=self._hosts.boot_key.hex(),
+            boot_key=self._agent_server.boot_key.hex(),
         )
-        self._engine = VmEngine(log_dir, self._hosts, command=command)
+        self._engine = VmEngine(log_dir, self._agent_server, command=command)
         # wishes of an attempt that was killed are not this one's
         self._store.want_vms(self._desired)
         self._start_reconciler()
@@ -157,7 +157,7 @@ class Fleet:
         except (StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
             # the store does not serve, which the job's recorder says and limits; the next look sees all of it
             self._looked_at = now
-            self._notes.show_alarms(self._hosts.alarms())
+            self._notes.show_alarms(self._agent_server.alarms())
 
     def _look(self, engine: VmEngine, now: float) -> None:
         self._agents.look(now)
@@ -169,12 +169,12 @@ class Fleet:
         if self._reconciler is not None and not self._reconciler.acts:
             # another process acts for the region, and cannot reach this job's VMs
             self._agents.renew(self._intents, self._terms.life_s, now)
-        self._notes.show_alarms(self._hosts.alarms())
+        self._notes.show_alarms(self._agent_server.alarms())
         self._notes.show_fallbacks(self._intents)
         here = (self._provider.name, self._provider.region)
-        said = self._store.told(self._spec.desired.job_id, *here)
-        self._notes.show_shortages(said)
-        self._act_on(read_shortage(self._spec, self._plan, self._seen(engine, now), said), engine)
+        shortages = self._store.told(self._spec.desired.job_id, *here)
+        self._notes.show_shortages(shortages)
+        self._act_on(read_shortage(self._spec, self._plan, self._seen(engine, now), shortages), engine)
         plan = plan_fleet(self._spec, self._plan, self._seen(engine, now))
         if (plan, self.drain_s) != self._wanted:
             self._want(plan)
@@ -188,7 +188,7 @@ class Fleet:
             workers=needs.workers,
             aggregators=needs.aggregators,
             waiting={offer.vm: engine.waiting(offer.vm) for offer in self._spec.offers},
-            in_doubt=self._hosts.in_doubt,
+            in_doubt=self._agent_server.in_doubt,
         )
 
     def _act_on(self, verdict: Shortage | Refusal | None, engine: VmEngine) -> None:
@@ -228,7 +228,7 @@ class Fleet:
 
     def _renew(self, intent: Intent, life_s: float) -> bool:
         """VMs of other jobs are renewed by the processes that lead those."""
-        return intent.job_id != self._spec.desired.job_id or self._hosts.renew(intent.id, life_s)
+        return intent.job_id != self._spec.desired.job_id or self._agent_server.renew(intent.id, life_s)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, StoreBusyError):
@@ -248,7 +248,7 @@ class Fleet:
         if self._is_clean:
             return
         until = self._clock() + (max(LIMIT_S, 1.5 * self._terms.settle_s) if limit_s is None else limit_s)
-        self._hosts.close()  # agents that hear it power their VMs off
+        self._agent_server.close()  # agents that hear it power their VMs off
         self._give_all_back(until)
         while not self._all_are_gone():
             if self._reconciler is not None:

@@ -27,7 +27,7 @@ class FleetAgents:
     """
 
     def __init__(self, store: Store, hosts: AgentServer, spec: FleetSpec) -> None:
-        self._store, self._hosts, self._spec = store, hosts, spec
+        self._store, self._agent_server, self._spec = store, hosts, spec
         self._vms: dict[str, AgentStatus] = {}
         self._ended: set[str] = set()
         self._acknowledged_at: dict[str, float] = {}
@@ -36,7 +36,7 @@ class FleetAgents:
 
     def look(self, now: float) -> None:
         """Take in what agents have said."""
-        self._vms = {vm.intent: vm for vm in self._hosts.vms()}
+        self._vms = {vm.intent: vm for vm in self._agent_server.vms()}
         for vm in self._vms.values():
             if vm.processes:
                 self._idle_since.pop(vm.intent, None)
@@ -81,10 +81,10 @@ class FleetAgents:
             taken = intent.ending in ("preempted", "died") and (vm is None or vm.doomed is None)
             if (intent.state == "GONE" or taken) and intent.id not in self._ended:
                 self._ended.add(intent.id)
-                self._hosts.gone(intent.id, intent.reason or "its VM has ended")
+                self._agent_server.gone(intent.id, intent.reason or "its VM has ended")
 
     def _expect(self, intent: Intent, vm: str) -> None:
-        self._hosts.expect(
+        self._agent_server.expect(
             intent.id,
             role="aggregator" if vm == AGGREGATORS else "worker",
             vm=vm,
@@ -94,7 +94,7 @@ class FleetAgents:
 
     def acknowledge(self, now: float) -> None:
         """Note in the store which VMs were heard."""
-        for intent in self._hosts.heard():
+        for intent in self._agent_server.heard():
             if now - self._acknowledged_at.get(intent, -ACKNOWLEDGE_S) >= ACKNOWLEDGE_S:
                 self._store.acknowledge_vm(intent)
                 self._acknowledged_at[intent] = now
@@ -104,5 +104,5 @@ class FleetAgents:
         for intent in intents:
             due = now - self._renewed_at.get(intent.id, -life_s) >= life_s / 3
             lives = due and intent.state == "UP" and intent.id in self._vms
-            if lives and self._hosts.renew(intent.id, life_s):
+            if lives and self._agent_server.renew(intent.id, life_s):
                 self._renewed_at[intent.id] = now

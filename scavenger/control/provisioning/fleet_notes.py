@@ -27,7 +27,7 @@ class FleetNotes:
     def __init__(self, note: Callable[[str], None], offers: Iterable[Offer]) -> None:
         self.note, self._offers = note, {offer.vm: offer for offer in offers}
         self._alarms: deque[Alarm | str] = deque()
-        self._said: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
         self._fallen_back: set[str] = set()
 
     def put(self, alarm: Alarm | str) -> None:
@@ -45,11 +45,11 @@ class FleetNotes:
             elif alarm.kind in ("quota", "refused") and set(alarm.about.split()) & self._offers.keys():
                 self.note(alarm.message)
 
-    def show_shortages(self, said: Mapping[str, str]) -> None:
+    def show_shortages(self, shortages: Mapping[str, str]) -> None:
         """Show how the job's wishes stand where that has changed; a budget that is reached ends the job instead."""
-        for kind, message in said.items():
-            if self._said.get(kind) != message:
-                self._said[kind] = message
+        for kind, message in shortages.items():
+            if self._shown.get(kind) != message:
+                self._shown[kind] = message
                 if kind != "budget":
                     self.note(message)
 

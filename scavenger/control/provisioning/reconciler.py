@@ -106,9 +106,9 @@ class Reconciler:
         self._rng = rng or random.SystemRandom()
         self._memory = Memory()
         self._fence: Fence | None = None
-        self._beaten_s = 0.0
+        self._heartbeat_at_s = 0.0
         self._other: tuple[Lease | None, float] = (None, 0.0)
-        self._told: dict[tuple[str, str], float] = {}
+        self._reported: dict[tuple[str, str], float] = {}
         self._standing: dict[str, tuple[int, dict[str, str]]] = {}
 
     @property
@@ -188,13 +188,13 @@ class Reconciler:
         )
         for action in actions:
             if isinstance(action, Alarm):
-                self._tell(action)
+                self._raise_alarm(action)
             elif self._clock() - began_s < self._terms.look_max_s:
                 yield from self._do(action)
-        yield from self._tell_jobs(situation, actions)
+        yield from self._report_standing(situation, actions)
         return True
 
-    def _tell_jobs(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
+    def _report_standing(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
         """Write down how each job's wishes stand, for whoever drives it; where that has changed, or may have before."""
         standing: dict[str, dict[str, str]] = {desired.job_id: {} for desired in situation.desired}
         for action in actions:
@@ -220,11 +220,11 @@ class Reconciler:
                 self._other = (seen, now_s)
             if now_s - self._other[1] < self._terms.lease_s:
                 raise _OvertakenError
-        beaten_s = self._clock()
+        sent_at_s = self._clock()
         taken = yield from ask(lambda: self._store.take_lease(name, self._holder, seen))
         if taken is None:
             raise _OvertakenError
-        self._fence, self._beaten_s, self._memory = Fence(name, taken.token), beaten_s, Memory()
+        self._fence, self._heartbeat_at_s, self._memory = Fence(name, taken.token), sent_at_s, Memory()
         self._standing.clear()
 
     def _held(self) -> Fence:
@@ -237,7 +237,7 @@ class Reconciler:
         added = charges(situation, self._memory, now_s, wall, self._terms.life_s)
         if not (yield from ask(lambda: self._store.charge(fence, added, wall))):
             raise _OvertakenError
-        self._beaten_s = now_s
+        self._heartbeat_at_s = now_s
         self._memory.charged_s = {intent.id: now_s for intent in situation.intents}
         intents = []
         for intent in situation.intents:
@@ -264,7 +264,7 @@ class Reconciler:
         """A call to the cloud, made only while nobody else may act; what every kind of call teaches is noted."""
 
         def guarded() -> T:
-            if self._clock() - self._beaten_s >= self._terms.lease_s:
+            if self._clock() - self._heartbeat_at_s >= self._terms.lease_s:
                 raise _OvertakenError
             return call()
 
@@ -285,8 +285,8 @@ class Reconciler:
 
     def _do(self, action: Action) -> Steps[None]:
         now_s = self._clock()
-        if now_s - self._beaten_s >= self._terms.lease_s / 3:
-            yield from self._beat()
+        if now_s - self._heartbeat_at_s >= self._terms.lease_s / 3:
+            yield from self._send_heartbeat()
         if isinstance(action, CALLS) and not self._memory.is_due(THROTTLE, now_s):
             return  # since it was decided
         match action:
@@ -307,14 +307,14 @@ class Reconciler:
             case MarkGone(intent, ending, reason, vm, never):
                 yield from self._gone(intent, ending, reason, vm, never=never)
             case Renew(intent):
-                yield from self._let_live(intent)
+                yield from self._renew_vm(intent)
 
-    def _beat(self) -> Steps[None]:
-        fence, beaten_s = self._held(), self._clock()
+    def _send_heartbeat(self) -> Steps[None]:
+        fence, sent_at_s = self._held(), self._clock()
         wall = self._wall()
         if not (yield from ask(lambda: self._store.charge(fence, {}, wall))):
             raise _OvertakenError
-        self._beaten_s = beaten_s
+        self._heartbeat_at_s = sent_at_s
 
     def _create(self, intent: Intent) -> Steps[None]:
         fence, now_s, memory = self._held(), self._clock(), self._memory
@@ -438,9 +438,9 @@ class Reconciler:
         if ending in ("never_joined", "died"):
             self._memory.wait(("create", intent.job_id), self._terms.failing, self._clock(), self._rng)
 
-    def _let_live(self, intent: Intent) -> Steps[None]:
+    def _renew_vm(self, intent: Intent) -> Steps[None]:
         def guarded() -> bool:
-            if self._clock() - self._beaten_s >= self._terms.lease_s:
+            if self._clock() - self._heartbeat_at_s >= self._terms.lease_s:
                 raise _OvertakenError
             return self._renew(intent, self._terms.life_s)
 
@@ -448,8 +448,8 @@ class Reconciler:
             self._memory.hold(("renew", intent.id), self._terms.life_s / 3, self._clock())
             self._memory.done(("create", intent.job_id))
 
-    def _tell(self, alarm: Alarm) -> None:
+    def _raise_alarm(self, alarm: Alarm) -> None:
         key, now_s = (alarm.kind, alarm.about), self._clock()
-        if now_s - self._told.get(key, -ALARM_AGAIN_S) >= ALARM_AGAIN_S:
-            self._told[key] = now_s
+        if now_s - self._reported.get(key, -ALARM_AGAIN_S) >= ALARM_AGAIN_S:
+            self._reported[key] = now_s
             self._alarm(alarm)

@@ -60,10 +60,10 @@ class ModelLibrary:
         warn: Callable[[str], None],
     ) -> ModelLibrary:
         """What the store knows by now; see the class for the arguments."""
-        knowledge = cls(store, fingerprint, write=write, warn=warn)
-        knowledge.same = next(iter(knowledge._loaded(store.find_models(fingerprint))), None)
-        knowledge.convergence = store.convergence(fingerprint)
-        return knowledge
+        library = cls(store, fingerprint, write=write, warn=warn)
+        library.same = next(iter(library._loaded(store.find_models(fingerprint))), None)
+        library.convergence = store.convergence(fingerprint)
+        return library
 
     def nearest(self) -> tuple[JobModel, str] | None:
         """The nearest model that differs in settings alone, as in a search over hyperparameters.

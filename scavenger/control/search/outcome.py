@@ -32,7 +32,7 @@ def progress_of(trainer: Trainer, model: JobModel) -> float:
 
     Samples trained at batch size B count as their share of the `e(B) D` that the whole way would take at B.
     """
-    by_batch = trainer.course.samples_by_batch
+    by_batch = trainer.history.samples_by_batch
     if not by_batch:
         return 0.0
     statistical = model.statistical
@@ -103,8 +103,8 @@ def search_outcome(search: Search, choice: Choice | None, progress: float, train
     overhead_s = overhead_usd = None
     if not search.plan.configurations:
         overhead_s = overhead_usd = 0.0
-    elif choice is not None and trainer.course.first_view_at_s is not None:
-        began_s = max(search.began.time_s, trainer.course.first_view_at_s)
+    elif choice is not None and trainer.history.first_view_at_s is not None:
+        began_s = max(search.began.time_s, trainer.history.first_view_at_s)
         overhead_s = ended.time_s - began_s - progress * choice.point.time_s
         overhead_usd = ended.cost_usd - search.began.cost_usd - progress * choice.point.cost_usd
     return SearchOutcome(
@@ -124,13 +124,13 @@ def actual_of(trainer: Trainer, dataset_size: int, chosen: Configuration | None)
     Args:
         chosen: Where the step time is to be told of; where it ran on instead, if it never got there.
     """
-    if not trainer.course.samples:
+    if not trainer.history.samples:
         return None
     places = [place for place in (chosen, trainer.configuration) if place is not None]
-    samples = trainer.course.before.consumed + trainer.course.samples
+    samples = trainer.history.before.consumed + trainer.history.samples
     return Actual(
         time_s=trainer.elapsed_s,
         cost_usd=trainer.cost_usd,
-        step_time_s=trainer.course.step_time_s(*places),
-        epochs=trainer.course.before.epoch + samples / dataset_size,
+        step_time_s=trainer.history.step_time_s(*places),
+        epochs=trainer.history.before.epoch + samples / dataset_size,
     )

@@ -123,12 +123,12 @@ def _measured(
     trainer.until(lambda: wanted.reached() or give_up())
     if unsettled := wanted.unsettled:
         trainer.note(f"profiling goes on though the {unsettled}")
-    window = trainer.course.window(configuration, begin)
+    window = trainer.history.window(configuration, begin)
     if not window:
         return None
-    done = sum(trainer.course.samples_by_batch.values())
+    done = sum(trainer.history.samples_by_batch.values())
     behind = None if samples is None else min(1.0, done / samples)
-    return measure(configuration, window, trainer.course.noise, trainer.worker_memory_bytes(), behind or None)
+    return measure(configuration, window, trainer.history.noise, trainer.worker_memory_bytes(), behind or None)
 
 
 def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: bool) -> str:
@@ -182,9 +182,9 @@ class _Enough:
         if trainer.wanted < self._configuration.workers:
             return True
         if self._stability is not None:
-            for record in trainer.course.steps_since(self._seen):
+            for record in trainer.history.steps_since(self._seen):
                 self._stability = self._stability.update(record)
             self._seen = trainer.step
             if not self._stability.ended:
                 return False
-        return len(trainer.course.window(self._configuration, self._begin)) >= self._steps
+        return len(trainer.history.window(self._configuration, self._begin)) >= self._steps

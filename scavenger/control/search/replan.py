@@ -103,7 +103,7 @@ class Replanning:
         return self.planned
 
     def _read(self, progress: float) -> None:
-        noise, now = self._trainer.course.noise, self._trainer.configuration
+        noise, now = self._trainer.history.noise, self._trainer.configuration
         assert now is not None
         if noise.noise_scale is not None and len(self._readings) < READINGS_MAX:
             self._readings.append(
@@ -118,9 +118,9 @@ class Replanning:
     def _measure(self, now: Configuration) -> None:
         """What the job runs at counts instead of what the search, or an earlier stay, measured of it."""
         trainer = self._trainer
-        window = trainer.course.window(now, self._since[1])
+        window = trainer.history.window(now, self._since[1])
         if len(window) >= self._job.profile.steps:
-            self._measured[now] = measure(now, window, trainer.course.noise, trainer.worker_memory_bytes())
+            self._measured[now] = measure(now, window, trainer.history.noise, trainer.worker_memory_bytes())
 
     def _decide(self, now: Configuration) -> Configuration:
         trainer, job, model = self._trainer, self._job, self.model

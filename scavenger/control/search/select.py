@@ -103,7 +103,7 @@ def profile_of(
     return Profile(
         measurements=tuple(measurements),
         dataset_size=dataset_size,
-        evaluation_s=trainer.course.evaluation_s(),
+        evaluation_s=trainer.history.evaluation_s(),
         setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
         convergence=convergence,
     )
@@ -216,9 +216,9 @@ def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, step
     """Train on for some steps, and tell whether a stored model agrees with them; notes where it does not."""
     begin = trainer.step
     trainer.until(
-        lambda: trainer.wanted < chosen.workers or len(trainer.course.window(chosen, begin)) >= steps
+        lambda: trainer.wanted < chosen.workers or len(trainer.history.window(chosen, begin)) >= steps
     )
-    window = trainer.course.window(chosen, begin)
+    window = trainer.history.window(chosen, begin)
     if trainer.finished or not window:
         return True
     live_s = statistics.median(record.step_time_s for record in window)
@@ -260,5 +260,5 @@ def ask_while_training(
         training.join()
     if failures:
         raise failures[0]
-    trainer.heed_stop()  # the wish may have come between the other thread's last look and the answer
+    trainer.check_stop()  # the wish may have come between the other thread's last look and the answer
     return agreed

@@ -73,7 +73,7 @@ from scavenger.control.training.orders import (
     Situation,
     Swap,
     Switch,
-    Tell,
+    Notify,
     Warn,
     Write,
 )
@@ -302,13 +302,13 @@ class Controller:
                 return self._checkpoint_failed(event)
             case Started():
                 self.history.setup_s.append(event.setup_s)
-                return [Tell(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
+                return [Notify(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
             case Leaving():
                 self.history.left(event.worker)
-                return [Tell(WorkerChanged(event.worker, "leaving"))]
+                return [Notify(WorkerChanged(event.worker, "leaving"))]
             case Recovered():
                 words = f"{event.cause}; another took over in {event.took_s:.1f} s"
-                return [Tell(WorkerChanged(event.process, "recovered", words))]
+                return [Notify(WorkerChanged(event.process, "recovered", words))]
             case Warned():
                 return [Warn(event.message)]
             case Lost():
@@ -316,7 +316,7 @@ class Controller:
             case Refused():
                 return self._refused(event, now)
             case PreemptionNotice():
-                return self._doomed(event, now)
+                return self._preempted(event, now)
             case _:
                 return self._command(event, now)
 
@@ -379,7 +379,7 @@ class Controller:
             change = ViewChanged(
                 self._view.number, self.configuration, self._view.first_step, record.sync_s, self._view.reason
             )
-            actions += [Write("view", change), Tell(change)]
+            actions += [Write("view", change), Notify(change)]
         return [*actions, ReportStep(record)]
 
     def _disturbed(self, report: m.StepReport, now: Situation) -> bool:
@@ -409,7 +409,7 @@ class Controller:
         return [
             Write("epoch", record),
             GiveVerdict(report.epoch, self.finished, improved),
-            Tell(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target)),
+            Notify(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target)),
         ]
 
     def _rolled_back(self, event: RolledBack) -> list[Action]:
@@ -440,7 +440,7 @@ class Controller:
         words = f"checkpoint of step {event.step}: {size:.1f} MB in {event.written_s:.1f} s"
         return [
             Write("checkpoint", msgspec.structs.asdict(event)),
-            Tell(Noted("info", words)),
+            Notify(Noted("info", words)),
             RecordNow(),  # the job can be resumed from now on
         ]
 
@@ -453,40 +453,40 @@ class Controller:
     # ---- workers that go -------------------------------------------------------------------------------------
 
     def _lost(self, event: Lost, now: Situation) -> list[Action]:
-        told = Tell(WorkerChanged(event.worker, "lost", event.cause))
+        notice = Notify(WorkerChanged(event.worker, "lost", event.cause))
         missing = self.wanted - len(now.vms)
         if event.worker in self._evicted:
             # its VM ended before it had left; another was started at the notice, unless that one is gone too
-            return [told, *self._launch(missing, now.vm)]
+            return [notice, *self._launch(missing, now.vm)]
         steps = self.history.steps_of(event.worker)
         self._departed(event.worker, "failure", now)
         if self.finished:
-            return [told]
+            return [notice]
         actions, wanted = self._losses.lost(event, now, missing=missing, steps=steps)
         self.wanted = self.wanted if wanted is None else wanted
-        return [told, *actions]
+        return [notice, *actions]
 
     def _refused(self, event: Refused, now: Situation) -> list[Action]:
         """There is no room for a worker that was asked for: the job goes on with those that there are."""
-        told = Tell(WorkerChanged(event.worker, "gone", event.reason))
+        notice = Notify(WorkerChanged(event.worker, "gone", event.reason))
         alive = len(now.vms)
         if alive >= self.wanted or self.finished:
-            return [told]
+            return [notice]
         self.wanted, self._refused_at_s = max(1, alive), now.at_s
         words = f"the job goes on with {alive} worker{'' if alive == 1 else 's'}: {event.reason}"
-        return [told, *self._warn_once(event.reason, words)]
+        return [notice, *self._warn_once(event.reason, words)]
 
-    def _doomed(self, event: PreemptionNotice, now: Situation) -> list[Action]:
+    def _preempted(self, event: PreemptionNotice, now: Situation) -> list[Action]:
         """A worker's host will end: it leaves at the next step boundary, and another is started meanwhile."""
         worker = event.name
-        told = Tell(WorkerChanged(worker, "doomed", event.reason))
+        notice = Notify(WorkerChanged(worker, "doomed", event.reason))
         if event.in_s is None:
             self.at_risk |= {worker}
-            return [told]
+            return [notice]
         self.at_risk -= {worker}
         if worker not in now.vms or self.finished:
-            return [told]
-        actions: list[Action] = [told, Warn(f"{worker} leaves: {event.reason}; it is replaced")]
+            return [notice]
+        actions: list[Action] = [notice, Warn(f"{worker} leaves: {event.reason}; it is replaced")]
         alive = len(now.vms)
         if self._asked is not None:
             # the others go on with the same batch, and the next one joins once it is ready

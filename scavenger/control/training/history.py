@@ -68,7 +68,7 @@ class TrainingHistory:
         self.steps: list[StepRecord] = []
         self.epochs: list[EpochRecord] = []
         self.best_epoch: EpochRecord | None = None
-        self._tally = SampleCounter(self.before.samples_by_batch)
+        self._samples = SampleCounter(self.before.samples_by_batch)
         self.measured: dict[Configuration, tuple[int, int, float]] = {}
         self.noise = NoiseTracker()
         self.departures: list[Departure] = []
@@ -87,7 +87,7 @@ class TrainingHistory:
     @property
     def step(self) -> int:
         """The last one."""
-        return self.before.step if self._tally.step is None else self._tally.step
+        return self.before.step if self._samples.step is None else self._samples.step
 
     @property
     def first_view_at_s(self) -> float | None:
@@ -97,12 +97,12 @@ class TrainingHistory:
     @property
     def samples(self) -> int:
         """What this attempt has trained."""
-        return self._tally.samples
+        return self._samples.samples
 
     @property
     def samples_by_batch(self) -> dict[int, int]:
         """Samples trained, by global batch size, also by earlier attempts."""
-        return self._tally.by_batch
+        return self._samples.by_batch
 
     def steps_since(self, step: int) -> list[StepRecord]:
         """The steps after a step, oldest first, as far as they are remembered."""
@@ -202,7 +202,7 @@ class TrainingHistory:
                 samples + record.samples,
                 seconds + record.step_time_s,
             )
-        self._tally.add(record.step, record.global_batch_size, record.samples)
+        self._samples.add(record.step, record.global_batch_size, record.samples)
         return record
 
     def _forget_steps(self) -> None:
@@ -238,7 +238,7 @@ class TrainingHistory:
         Returns:
             How many steps are undone.
         """
-        undone = self._tally.undo(step)
+        undone = self._samples.undo(step)
         del self.steps[bisect.bisect_right(self.steps, step, key=lambda record: record.step) :]
         self._workers_at = {at: workers for at, workers in self._workers_at.items() if at < step}
         standing = [epoch for epoch in self.epochs if epoch.step < step]

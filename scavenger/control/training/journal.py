@@ -46,7 +46,7 @@ class Journal:
     def __init__(self, path: Path, *, resumed_step: int | None = None, **header: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.problem = path, ""
-        self._told_s = -math.inf
+        self._written_at_s = -math.inf
         self._pending = bytearray()
         self._file: IO[bytes] = path.open("wb" if resumed_step is None else "ab", buffering=0)
         if resumed_step is None:
@@ -58,17 +58,17 @@ class Journal:
     def add(self, kind: str, record: Any) -> None:
         """Append a dataclass, or a mapping."""
         fields: dict[str, Any] = asdict(record) if is_dataclass(record) else record  # type: ignore[arg-type]
-        self._told_s = fields.get("at_s", self._told_s)
+        self._written_at_s = fields.get("at_s", self._written_at_s)
         self._write(kind, fields)
 
     def tick(self, at_s: float) -> None:
         """The job has been under way for so long, in all its attempts; written where it tells something new."""
-        if at_s - self._told_s >= _TELL_S:
+        if at_s - self._written_at_s >= _TELL_S:
             self.end(at_s)
 
     def end(self, at_s: float) -> None:
         """`tick`, for the last time."""
-        self._told_s = at_s
+        self._written_at_s = at_s
         self._write("time", {"at_s": at_s})
 
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
@@ -203,19 +203,19 @@ def read_history(path: Path, step: int) -> History:
 
     A file that is missing or damaged tells less, and is no error: a resumed job does not need it to go on.
     """
-    tally = SampleCounter()
+    counter = SampleCounter()
     epochs: dict[int, _Epoch] = {}
     elapsed_s = 0.0
 
     def undo(after: int) -> None:
-        tally.undo(after)
+        counter.undo(after)
         for number in [number for number, epoch in epochs.items() if epoch.step >= after]:
             del epochs[number]
 
     for found in _records(path):
         match found:
             case _Step():
-                tally.add(found.step, found.global_batch_size, found.samples)
+                counter.add(found.step, found.global_batch_size, found.samples)
                 elapsed_s = max(elapsed_s, found.at_s)
             case _Epoch():
                 epochs[found.epoch] = found
@@ -228,7 +228,7 @@ def read_history(path: Path, step: int) -> History:
     return History(
         epochs=tuple(epochs[number].record() for number in sorted(epochs)),
         samples_by_batch=tuple(
-            sorted((batch, samples) for batch, samples in tally.by_batch.items() if samples)
+            sorted((batch, samples) for batch, samples in counter.by_batch.items() if samples)
         ),
         elapsed_s=elapsed_s,
     )

@@ -32,7 +32,7 @@ class Limits:
 
     deadline_s: float | None
     budget_usd: float | None
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
 
     def near(self, *, elapsed_s: float, cost_usd: float) -> tuple[str, ...]:
         """Of which limit four fifths are used up, each told once.
@@ -51,8 +51,8 @@ class Limits:
                 f"${cost_usd:.4f} of the budget of ${{:g}}, with what is set aside for the end,",
             ),
         ):
-            if limit is not None and name not in self._told and used >= WARNED_AT * limit:
-                self._told.add(name)
+            if limit is not None and name not in self._reported and used >= WARNED_AT * limit:
+                self._reported.add(name)
                 found.append(f"{words.format(limit)} are used up; the job is stopped before it is crossed")
         return tuple(found)
 

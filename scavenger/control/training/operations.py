@@ -36,8 +36,8 @@ class OperationHandler:
         keep: Does a write to the store, at once or, where another process holds it, later, in order.
         workers: Fewest and most workers that the job may have.
         batch: The global batch size for a number of workers.
-        stop: Ends the job; told why, and whether to save its model.
-        measured: Is told of what a profile has measured.
+        stop: Ends the job; measured why, and whether to save its model.
+        measured: Is measured of what a profile has measured.
 
     Attributes:
         refusing: Why the job's size may not be changed from outside now; empty where it may.
@@ -131,13 +131,13 @@ class OperationHandler:
 
     def _remove(self, workers: tuple[str, ...], reason: str, trainer: Trainer) -> tuple[bool, str]:
         size = trainer.wanted - len(workers)
-        if refusal := _strangers(workers, trainer) or self._out_of_range(size):
+        if refusal := _unknown_workers(workers, trainer) or self._out_of_range(size):
             return False, refusal
         return _outcome(trainer, trainer.remove(workers, reason, batch=self._batch(size)))
 
     def _migrate(self, workers: tuple[str, ...] | None, reason: str, trainer: Trainer) -> tuple[bool, str]:
         leaving = trainer.supervisor.alive if workers is None else workers
-        if refusal := _strangers(leaving, trainer):
+        if refusal := _unknown_workers(leaving, trainer):
             return False, refusal
         return _outcome(trainer, trainer.replace(leaving, reason, kind="eviction"))
 
@@ -147,29 +147,29 @@ class OperationHandler:
             return False, refusal
         before = trainer.configuration
         assert before is not None
-        told = []
+        measured = []
         for workers in range(asked.max, asked.min - 1, -1):
             measurement = self._measure(self._at(workers, trainer), asked.steps, trainer)
             if measurement is not None:
-                told.append(f"{workers}: {measurement.step_time_s * 1e3:.4g} ms")
+                measured.append(f"{workers}: {measurement.step_time_s * 1e3:.4g} ms")
         if not trainer.finished:
             trainer.move(before, "profiled, as asked")
         count = asked.max - asked.min + 1
-        missed = f"; {count - len(told)} of {count} sizes could not be measured" if len(told) < count else ""
-        return bool(told), f"step time by workers: {', '.join(told) or 'none'}{missed}"
+        missed = f"; {count - len(measured)} of {count} sizes could not be measured" if len(measured) < count else ""
+        return bool(measured), f"step time by workers: {', '.join(measured) or 'none'}{missed}"
 
-    def _measure(self, place: Configuration, steps: int, trainer: Trainer) -> Measurement | None:
+    def _measure(self, target: Configuration, steps: int, trainer: Trainer) -> Measurement | None:
         """None where training is finished, or so many workers could not be kept alive."""
-        if trainer.finished or not trainer.move(place, "profiling, as asked"):
+        if trainer.finished or not trainer.move(target, "profiling, as asked"):
             return None
         begin = trainer.step
         trainer.until(
-            lambda: trainer.wanted < place.workers or len(trainer.course.window(place, begin)) >= steps
+            lambda: trainer.wanted < target.workers or len(trainer.history.window(target, begin)) >= steps
         )
-        window = trainer.course.window(place, begin)
+        window = trainer.history.window(target, begin)
         if len(window) < steps:
             return None
-        measurement = measure(place, window, trainer.course.noise, trainer.worker_memory_bytes())
+        measurement = measure(target, window, trainer.history.noise, trainer.worker_memory_bytes())
         trainer.journal.add("measurement", measurement)
         self._measured(measurement)
         return measurement
@@ -189,7 +189,7 @@ class OperationHandler:
         )
 
 
-def _strangers(workers: tuple[str, ...], trainer: Trainer) -> str:
+def _unknown_workers(workers: tuple[str, ...], trainer: Trainer) -> str:
     alive = trainer.supervisor.alive
     unknown = [name for name in workers if name not in alive]
     return f"the job has no worker {', '.join(unknown)}; it has {', '.join(alive)}" if unknown else ""

@@ -34,7 +34,7 @@ __all__ = [
     "Situation",
     "Swap",
     "Switch",
-    "Tell",
+    "Notify",
     "Warn",
     "Write",
 ]
@@ -210,7 +210,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Notify:
     """Pass an event on to the user."""
 
     event: report.Event
@@ -218,7 +218,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class ReportStep:
-    """Tell the user of a step, with the progress and the cost so far."""
+    """Notify the user of a step, with the progress and the cost so far."""
 
     record: StepRecord
 
@@ -249,4 +249,4 @@ class GiveUp:
     by_code: bool
 
 
-Action = Launch | Resize | Release | GiveVerdict | Write | Tell | ReportStep | Warn | RecordNow | GiveUp
+Action = Launch | Resize | Release | GiveVerdict | Write | Notify | ReportStep | Warn | RecordNow | GiveUp

@@ -12,14 +12,14 @@ from scavenger.domain.snapshot import JobSnapshot, Throughput
 from scavenger.errors import LimitReachedError, WorkersLostError
 from scavenger.policy import Policy
 
-__all__ = ["Steering"]
+__all__ = ["PolicyLoop"]
 
 LOOK_S = 1.0
 """Time between two looks: a policy sees steps in bulk, and a change takes longer anyway."""
 
 
-class Steering:
-    """One job's steering.
+class PolicyLoop:
+    """One job's policy_loop.
 
     Args:
         policy: What decides.
@@ -48,22 +48,22 @@ class Steering:
         """It is time to look."""
         return self._trainer.elapsed_s - self._looked_at >= LOOK_S
 
-    def drive(self, operator: OperationHandler) -> None:
+    def run(self, operations: OperationHandler) -> None:
         """Train until training is finished, and do what is asked for from outside and what the policy decides.
 
         Raises what `look` and `Trainer.until` raise.
         """
         trainer = self._trainer
-        operator.refusing = ""
+        operations.refusing = ""
         try:
             while not trainer.finished:
-                trainer.until(lambda: operator.waiting or self.due)
+                trainer.until(lambda: operations.waiting or self.due)
                 if trainer.finished:
                     break
-                operator.carry_out(trainer)
+                operations.carry_out(trainer)
                 self.look()
         finally:
-            operator.refusing = "training has ended"
+            operations.refusing = "training has ended"
 
     def look(self) -> None:
         """Ask the policy, and do what it decides; nothing while a change of the view is under way.
@@ -115,7 +115,7 @@ class Steering:
         return JobSnapshot(
             at_s=trainer.elapsed_s,
             step=trainer.step,
-            epoch=trainer.course.epochs[-1].epoch + 1 if trainer.course.epochs else 0,
+            epoch=trainer.history.epochs[-1].epoch + 1 if trainer.history.epochs else 0,
             view=trainer.view,
             configuration=trainer.configuration,
             reference=self._reference,
@@ -123,7 +123,7 @@ class Steering:
             price_usd_per_hour=trainer.offer.price_usd_per_hour,
             shared_usd_per_hour=trainer.shared_usd_per_hour,
             throughput=self._throughput(),
-            departures=tuple(trainer.course.departures),
+            departures=tuple(trainer.history.departures),
             cost_usd=trainer.cost_usd,
             elapsed_s=trainer.elapsed_s,
             remaining_samples=self._remaining(),
@@ -140,6 +140,6 @@ class Steering:
     def _throughput(self) -> tuple[Throughput, ...]:
         return tuple(
             Throughput(configuration, samples / seconds, steps)
-            for configuration, (steps, samples, seconds) in self._trainer.course.measured.items()
+            for configuration, (steps, samples, seconds) in self._trainer.history.measured.items()
             if seconds > 0.0
         )

@@ -73,7 +73,7 @@ class Recorder(Observer):
         self._supervisor: Supervisor | None = None
         self._known: dict[str, SupervisorProcess] = {}
         self._writes = Writes(clock)
-        self._told: Outage | None = None
+        self._reported: Outage | None = None
         self._ended = self._gave_up = False
         self.warnings: list[str] = []
         self.muted = False
@@ -132,7 +132,7 @@ class Recorder(Observer):
             StoreUnavailableError: The store has been out of service for too long; once.
             StoreError: What is recorded cannot be, as where the entry was ended by somebody else.
         """
-        self._tell_of_outage()
+        self._report_outage()
         self._writes.check()
         self._hold_patience()
         if self._writes.pending:
@@ -175,7 +175,7 @@ class Recorder(Observer):
             case _:
                 pass
         if not (self.muted and isinstance(event, StepDone | EpochEnded)):
-            self._tell(event)
+            self._notify(event)
 
     def finish(self, report: RunReport) -> None:
         """End the entry.
@@ -195,7 +195,7 @@ class Recorder(Observer):
         self._ended = True
         self._writes.add(lambda: self._end_entry(report, changes))
         self._wait_for_writes(_HASTE_S if self._gave_up or report.state == "interrupted" else None)
-        self._tell(PhaseChanged("done", report.state))
+        self._notify(PhaseChanged("done", report.state))
 
     def _end_entry(self, report: RunReport, changes: dict[str, Any]) -> None:
         try:
@@ -220,7 +220,7 @@ class Recorder(Observer):
         """
         began = self._clock()
         while not self._writes.settle(_LOOK_S):
-            self._tell_of_outage()
+            self._report_outage()
             now, outage = self._clock(), self._writes.outage
             since = began if outage is None else outage.since
             until = (
@@ -229,24 +229,24 @@ class Recorder(Observer):
             if now >= until:
                 cause = "the store does not answer" if outage is None else outage.cause
                 raise StoreUnavailableError(f"the end of the job could not be recorded: {cause}")
-        self._tell_of_outage()
+        self._report_outage()
         self._writes.check()
 
-    def _tell_of_outage(self) -> None:
+    def _report_outage(self) -> None:
         """Once when the store is found out of service, and once when it serves again."""
         outage = self._writes.outage
-        if outage is not None and self._told is None:
-            self._told = outage
+        if outage is not None and self._reported is None:
+            self._reported = outage
             warning = (
                 f"{outage.cause}; meanwhile the job goes on, for at most {_duration(self._patience_s)}, "
                 "and what is to be recorded waits"
             )
             self.warnings.append(warning)
-            self._tell(Noted("warning", warning))
-        elif outage is None and self._told is not None:
-            took_s = self._clock() - self._told.since
-            self._told = None
-            self._tell(Noted("info", f"the store serves again after {took_s:.1f} s; what waited is recorded"))
+            self._notify(Noted("warning", warning))
+        elif outage is None and self._reported is not None:
+            took_s = self._clock() - self._reported.since
+            self._reported = None
+            self._notify(Noted("info", f"the store serves again after {took_s:.1f} s; what waited is recorded"))
 
     def _hold_patience(self) -> None:
         outage = self._writes.outage
@@ -258,7 +258,7 @@ class Recorder(Observer):
             f"{outage.cause}"
         )
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         """Pass an event on, as long as there is somebody to hear it."""
         try:
             self._observer.on_event(event)

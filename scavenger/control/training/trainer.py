@@ -36,7 +36,7 @@ from scavenger.control.training.orders import (
     Situation,
     Swap,
     Switch,
-    Tell,
+    Notify,
     Warn,
     Write,
 )
@@ -122,7 +122,7 @@ class Trainer:
         return self._controller.goal
 
     @property
-    def course(self) -> TrainingHistory:
+    def history(self) -> TrainingHistory:
         """What has happened and stands."""
         return self._controller.history
 
@@ -164,11 +164,11 @@ class Trainer:
     @property
     def setup_s(self) -> list[float]:
         """Time from launch until ready, of each worker that got so far."""
-        return self.course.setup_s
+        return self.history.setup_s
 
     @property
     def step(self) -> int:
-        return self.course.step
+        return self.history.step
 
     @property
     def view(self) -> int:
@@ -177,12 +177,12 @@ class Trainer:
 
     @property
     def elapsed_s(self) -> float:
-        return self.course.before.elapsed_s + self._clock() - self._started_at
+        return self.history.before.elapsed_s + self._clock() - self._started_at
 
     @property
     def cost_usd(self) -> float:
         """What the job has cost so far."""
-        return self.course.before.cost_usd + self._meter.spent_usd()
+        return self.history.before.cost_usd + self._meter.spent_usd()
 
     @property
     def shared_usd_per_hour(self) -> float:
@@ -205,8 +205,8 @@ class Trainer:
     @property
     def drain_s(self) -> float:
         """Time to end in order: a worker writes the model after what it is at, and all are ended."""
-        busy = [record.step_time_s for record in self.course.steps[-VIEW_WARM_UP_STEPS:]]
-        busy += [epoch.evaluation_s for epoch in self.course.epochs[-1:]]
+        busy = [record.step_time_s for record in self.history.steps[-VIEW_WARM_UP_STEPS:]]
+        busy += [epoch.evaluation_s for epoch in self.history.epochs[-1:]]
         return reserve_s(self.supervisor.manifest, busy)
 
     @property
@@ -229,13 +229,13 @@ class Trainer:
         found = []
         states = {name: word for word in words for name in self.supervisor.workers(word)}
         for name in self.supervisor.alive:
-            recent = self.course.recent(name)
+            recent = self.history.recent(name)
             found.append(
                 WorkerSnapshot(
                     name=name,
                     host=self.supervisor.engine.host(name),
                     state=words.get(states.get(name, ""), "standby"),
-                    joined_at_s=self.course.joined_at_s.get(name),
+                    joined_at_s=self.history.joined_at_s.get(name),
                     compute_s=tuple(took for took, _ in recent),
                     samples=tuple(samples for _, samples in recent),
                 )
@@ -254,7 +254,7 @@ class Trainer:
         """Have the next `pump` raise `Interrupted`; safe from signal handlers and other threads."""
         self._stop_reason = reason
 
-    def heed_stop(self) -> None:
+    def check_stop(self) -> None:
         """Raise `Interrupted` after `stop`."""
         if self._stop_reason is not None:
             raise Interrupted(self._stop_reason)
@@ -262,7 +262,7 @@ class Trainer:
     def note(self, message: str) -> None:
         """Warn the user, now and in the report."""
         self.warnings.append(message)
-        self._tell(Noted("warning", message))
+        self._notify(Noted("warning", message))
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Train until a condition holds or training is finished."""
@@ -361,7 +361,7 @@ class Trainer:
         """Take in what has happened, at most a moment's worth."""
         self._take(_POLL_S)
         self._handle(Look())
-        self.heed_stop()
+        self.check_stop()
         self._hold_limits()
         now = self._clock()
         if now - self._ticked_at >= _TICK_S:
@@ -406,7 +406,7 @@ class Trainer:
         match action:
             case Launch(workers, vm):
                 for worker in self.supervisor.launch(workers, vm, threads=self._offers[vm].cpus):
-                    self._tell(WorkerChanged(worker, "starting"))
+                    self._notify(WorkerChanged(worker, "starting"))
             case Resize(workers, batch, reason, lr_scale, without):
                 self.supervisor.resize(workers, batch, reason, without=without, lr_scale=lr_scale)
             case Release(keep):
@@ -417,10 +417,10 @@ class Trainer:
                 journal = self._audit if audit else self.journal
                 if journal is not None:
                     journal.add(kind, value)
-            case Tell(event):
-                self._tell(event)
+            case Notify(event):
+                self._notify(event)
             case ReportStep(record):
-                self._tell(StepDone(record, self.progress(), self.cost_usd))
+                self._notify(StepDone(record, self.progress(), self.cost_usd))
             case Warn(message):
                 self.note(message)
             case RecordNow():
@@ -444,7 +444,7 @@ class Trainer:
         for warning in self.limits.near(elapsed_s=self.elapsed_s, cost_usd=committed_usd):
             self.note(warning)
 
-    def _tell(self, event: report.Event) -> None:
+    def _notify(self, event: report.Event) -> None:
         self._observer.on_event(event)
 
 
