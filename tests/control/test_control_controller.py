@@ -29,6 +29,7 @@ from scavenger.control.training.orders import (
     GiveVerdict,
     Launch,
     Look,
+    Notify,
     RecordNow,
     Release,
     Remove,
@@ -37,7 +38,6 @@ from scavenger.control.training.orders import (
     Situation,
     Swap,
     Switch,
-    Notify,
     Warn,
     Write,
 )

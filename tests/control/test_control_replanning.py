@@ -336,4 +336,4 @@ def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_r
 
     assert workflow._why_enough(workflow.state.search, KNOWN) == ""
     assert workflow._end_of_training(KNOWN) == "target_missed"
-    assert "nothing is kept" in trainer.warnings[-1]
+    assert "no model of this run is stored" in trainer.warnings[-1]

@@ -256,7 +256,7 @@ def test_a_job_that_rolls_back_trains_the_same_samples_again_and_counts_them_onc
     assert actual is not None
     assert actual.epochs == pytest.approx(3.3)
     assert trainer.warnings == [
-        "aggregator was lost with its memory; after 2.5 s the job goes on from step 15, and does 12 steps again"
+        "aggregator was lost with its memory; after 2.5 s the job continues from step 15 and repeats 12 steps"
     ]
 
 

@@ -188,7 +188,7 @@ def test_a_worker_that_crashes_on_its_samples_is_replaced_as_long_as_that_may_fi
     trainer.move(at(1, 32), "test")
     trainer.until(lambda: "w1" in scripted.launched)
 
-    assert "samples are tried again apart" in trainer.warnings[-1]
+    assert "samples are tried again separately" in trainer.warnings[-1]
 
 
 def test_after_the_last_replacement_the_job_goes_on_with_fewer_and_says_so(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_after_the_last_replacement_the_job_goes_on_with_fewer_and_says_so(tmp_p
 
     assert not there
     assert trainer.workers_max == 1
-    assert trainer.warnings[-1].endswith("goes on with 1")
+    assert trainer.warnings[-1].endswith("continues with 1")
     assert trainer.step > 0
 
 
@@ -430,7 +430,9 @@ def test_workers_that_there_is_no_room_for_are_no_failures_and_the_job_goes_on_w
     assert not trainer.move(at(8, 256), "test")
     assert (trainer.wanted, trainer.workers_max) == (1, 1)
     assert trainer.history.departures == []
-    assert [warning for warning in trainer.warnings if "goes on with 1 worker" in warning] == trainer.warnings
+    assert [
+        warning for warning in trainer.warnings if "continues with 1 worker" in warning
+    ] == trainer.warnings
 
 
 def test_a_vm_that_is_only_at_risk_is_replaced_when_somebody_else_is_there(tmp_path: Path) -> None:

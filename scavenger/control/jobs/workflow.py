@@ -1,4 +1,4 @@
-"""A started job's way: search, choose, go there, and train to the goal."""
+"""The workflow of a started job: search, choose a configuration, move to it and train to the goal."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a job's models may rest on beside its own measurements.
+    """Information for a job's models in addition to its own measurements.
 
     Attributes:
-        space: What the data allows of the space that the job file gives.
+        space: The search space of the job file, without configurations that the data cannot fill.
         dataset_size: Training samples of an epoch.
-        library: Stored models and finished runs.
-        similar: A stored model of a similar job, which shortens the search; None where there is none.
+        library: Stored models and convergence records of finished runs.
+        similar: A stored model of a similar job, which shortens the search; None if there is none.
     """
 
     space: SearchSpace
@@ -64,15 +64,15 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowState:
-    """How far a job has come; what its report is made of, whatever ended it.
+    """Results of a job so far, from which its report is made.
 
     Attributes:
-        space: That is searched: as the job file gives it, and then without what the data does not allow.
-        search: None before it has begun.
-        decision: What was decided by the newest search; None before, and for a resumed job.
-        predicted: Of the whole run; None before the choice.
-        chosen: What the job was brought to, to train to its goal there; None before.
-        moved_to: The newest configuration that refitted models brought it to; None before.
+        space: The search space: first that of the job file, later without configurations that the data cannot fill.
+        search: The newest search; None before it has begun.
+        decision: Decision of the newest search; None before it, and for a resumed job.
+        predicted: Predicted time and cost of the whole run; None before the choice.
+        chosen: The configuration on which the job trains to its goal; None before the choice.
+        moved_to: The newest configuration that refitted models moved the job to; None before such a move.
     """
 
     space: SearchSpace
@@ -84,19 +84,19 @@ class WorkflowState:
 
 
 class JobWorkflow:
-    """Decides where a job trains, and brings it there and to its goal.
+    """Searches for a job's configuration, moves the job to it and trains to the goal.
 
     Args:
-        trainer: Started by the time of `run`.
-        space: As the job file gives it; what the data does not allow is left out in time.
-        cloud: That the workers run on.
-        run: False where the choice is the end.
+        trainer: Must be started before `run` is called.
+        space: The search space of the job file; configurations that the data cannot fill are removed later.
+        cloud: The cloud on which the workers run.
+        run: False if the job ends with the choice.
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
         at_end: Called with the error that ends training while `confirm` is asked.
-        resumed: What an earlier attempt has left; None for a new job.
+        resumed: Checkpoint, time, cost and progress of earlier attempts; None for a new job.
 
     Attributes:
-        state: Replaced by a new value whenever the job has come further.
+        state: Results so far; replaced by a new value whenever they change.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class JobWorkflow:
         self._trainer, self._job = trainer, job
         self._store, self._recorder, self._cloud = store, recorder, cloud
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
-        self._left_out: list[str] = []  # warnings on stored models, from the thread that reads the store
+        self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
         self.state = WorkflowState(space)
 
     def batch_at(self, workers: int) -> int:
@@ -127,36 +127,36 @@ class JobWorkflow:
         rule = batch_rule(elastic.batch, batch_max=largest)
         return rule.global_batch_size(workers, state.moved_to or state.chosen or now)
 
-    # ---- the state -----------------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------
 
     def run(self, operations: OperationHandler) -> JobState:
-        """Train until the goal is reached or missed, or the choice is made where that is all; returns how it ended.
+        """Train to the goal or, for a plan, until the choice is made; returns how the job ended.
 
         Raises:
             NoFeasiblePlanError: If no configuration meets the constraints.
-            ScavengerError: Whatever else ends the job.
+            ScavengerError: If another error ends the job.
         """
         trainer = self._trainer
-        known = self._learn()
+        known = self._read_library()
         if self._resumed is not None and self._resumed.chosen is not None:
-            return self._go_on(self._resumed, self._resumed.chosen, known, operations)
+            return self._continue(self._resumed, self._resumed.chosen, known, operations)
         plan, prior, known = self._plan(known)
-        decision, chosen = self._look_for(plan, prior, known)
+        decision, chosen = self._search_and_move(plan, prior, known)
         steps = self._job.profile.steps
         if prior is not None and chosen is not None and not still_fits(prior, chosen, trainer, steps=steps):
-            decision, chosen = self._look_for(self._plan_anew(known), None, known)
+            decision, chosen = self._search_and_move(self._plan_again(known), None, known)
         if chosen is None:
             return self._end_without_choice(decision, known)
         assert decision is not None
         self._train(chosen, decision.model, known, operations)
         return self._end_of_training(known)
 
-    def _go_on(
+    def _continue(
         self, before: Resumption, chosen: Configuration, known: Known, operations: OperationHandler
     ) -> JobState:
-        """Follow the choice of an earlier attempt: go there, and to the goal."""
+        """Move to the configuration that an earlier attempt chose, and train to the goal."""
         trainer, model = self._trainer, known.library.same
-        nothing = SearchPlan("none", "resumed at what was chosen before", (), 0)
+        nothing = SearchPlan("none", "resumed at the configuration chosen before", (), 0)
         now = Spent.by_now(trainer)
         self.state = replace(self.state, search=Search(nothing, now, ended=now), predicted=before.predicted)
         if model is not None:
@@ -165,10 +165,10 @@ class JobWorkflow:
         self._train(chosen, model, known, operations)
         return self._end_of_training(known)
 
-    # ---- its chapters --------------------------------------------------------------------------------------
+    # ---- phases of the run ---------------------------------------------------------------------------------
 
-    def _learn(self) -> Known:
-        """Wait for what the training module says of itself, and read what the store knows of such jobs."""
+    def _read_library(self) -> Known:
+        """Wait for the description of the training module, and read stored models of such jobs."""
         trainer, recorder = self._trainer, self._recorder
         trainer.until(lambda: trainer.supervisor.manifest is not None)
         manifest = trainer.supervisor.manifest
@@ -179,7 +179,7 @@ class JobWorkflow:
             trainer.note(note)
         if self._job.batch_size_unproven:
             trainer.note(
-                "the goal has no target, so nothing tells how good the model becomes at one batch size and at another: "
+                "the goal has no target, so the quality of the model at different batch sizes cannot be compared: "
                 f"the job runs at batch {self._job.reference_batch_size}, as after as many epochs a larger one often "
                 "gives a worse model; name goal.metric and goal.target, or one search.batch_size, to have another"
             )
@@ -196,7 +196,7 @@ class JobWorkflow:
         return Known(space, manifest.dataset_size, library)
 
     def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:
-        """What to profile; the stored model that serves instead, if one does; and what else is known then."""
+        """Plan the profiling; returns the plan, a stored model to use instead (or None), and the known information."""
         library, search = known.library, self._job.search
         same = library.same
         universal = self._ask(library.universal) if search.strategy == "universal" else None
@@ -204,7 +204,7 @@ class JobWorkflow:
         if nearest is not None:
             same, differing = nearest
             self._trainer.note(
-                f"the stored model is of a job with another {differing}, else the same as this one"
+                f"the stored model is from a job that differs from this one only in its {differing}"
             )
         plan = plan_search(
             known.space,
@@ -217,34 +217,34 @@ class JobWorkflow:
         alike = self._ask(library.similar) if plan.strategy == "partial" else None
         if alike is not None:
             similar, differing = alike
-            of = f"a job with another {differing}" if differing else "the same job"
-            plan = replace(plan, reason=f"{plan.reason}; a stored model of {of} shortens the search")
+            source = f"a job with another {differing}" if differing else "the same job"
+            plan = replace(plan, reason=f"{plan.reason}; a stored model of {source} shortens the search")
             known = replace(known, similar=similar)
         return plan, {"none": same, "universal": universal}.get(plan.strategy), known
 
     def _ask(self, question: Callable[[], Answer]) -> Answer:
-        """The store's answer, given on another thread while training goes on."""
+        """Query the store on another thread while training continues."""
         answer = self._recorder.ask(question, self._trainer.pump)
         while self._left_out:
             self._trainer.note(self._left_out.pop(0))
         return answer
 
-    def _plan_anew(self, known: Known) -> SearchPlan:
-        """What to profile where the stored model turned out to be of another machine."""
+    def _plan_again(self, known: Known) -> SearchPlan:
+        """Plan the profiling after the stored model proved not to fit this machine."""
         profile = self._job.profile
         plan = plan_search(
             known.space, "partial", has_same=False, has_any=False, steps=profile.steps, points=profile.points
         )
         return replace(plan, reason="the stored model did not fit this machine")
 
-    def _look_for(
+    def _search_and_move(
         self, plan: SearchPlan, prior: JobModel | None, known: Known
     ) -> tuple[Decision | None, Configuration | None]:
-        """Search, unless a stored model will do; choose, and go there.
+        """Search, unless a stored model serves; then choose a configuration and move to it.
 
         Returns:
-            What was decided, None where training was finished before; and where the job is now, None where the
-            run ends here.
+            The decision, or None if training finished before it; and the configuration that the job moved to, or
+            None if the run ends here.
         """
         trainer = self._trainer
         search = begun = Search(plan, Spent.by_now(trainer))
@@ -271,7 +271,7 @@ class JobWorkflow:
         )
         if search.measurements:
             known.library.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
-        chosen = self._agreed(decision)
+        chosen = self._confirmed(decision)
         if chosen is not None:
             trainer.progress = lambda: progress_of(trainer, decision.model)
             reason = "chosen" if prior is None else "known from earlier runs"
@@ -279,12 +279,12 @@ class JobWorkflow:
         return decision, chosen
 
     def _decide(self, search: Search, prior: JobModel | None, known: Known) -> Decision:
-        """Fit, predict and choose."""
+        """Fit the models, predict all configurations and choose one."""
         count = len(search.measurements)
         evidence = (
             f"{count} measured configuration{'' if count == 1 else 's'}"
             if count
-            else "the stored model serves"
+            else "a stored model is used"
         )
         if search.ended_because:
             evidence += f": {search.ended_because}"
@@ -294,8 +294,8 @@ class JobWorkflow:
         self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
         return decision
 
-    def _agreed(self, decision: Decision) -> Configuration | None:
-        """The choice, if the job is to run and the user agrees; None where the run ends here."""
+    def _confirmed(self, decision: Decision) -> Configuration | None:
+        """Ask the user to confirm the choice; returns it, or None if the run ends here."""
         choice, predicted = decision.choice, decision.predicted
         if isinstance(choice, Infeasible) or predicted is None:
             return None
@@ -317,7 +317,7 @@ class JobWorkflow:
     def _train(
         self, chosen: Configuration, model: JobModel | None, known: Known, operations: OperationHandler
     ) -> None:
-        """Train to the goal at the choice, unless what is asked for or what policies see speaks for another."""
+        """Train to the goal on the chosen configuration, carrying out operations and policy decisions."""
         trainer = self._trainer
         self.state = replace(self.state, chosen=chosen)
         self._recorder.on_event(PhaseChanged("running", f"to {trainer.goal.words} at {chosen}"))
@@ -343,11 +343,11 @@ class JobWorkflow:
         policy_loop.run(operations)
 
     def _replanning(self, model: JobModel | None, known: Known) -> Replanning | None:
-        """Asks again during the run; None where nothing was modelled, or the policy is another."""
+        """Build the replanning of this run; None without a fitted model or with another policy."""
         search = self.state.search
         if model is None or search is None or self._job.elastic.policy != "model":
             return None
-        # A model of these very measurements would count them twice.
+        # A prior fitted to these same measurements would count them twice.
         prior = None if search.measurements else model
 
         def fit(measured: Sequence[Measurement], noise: Sequence[NoiseReading] | None) -> JobModel:
@@ -360,7 +360,7 @@ class JobWorkflow:
     def _end_without_choice(self, decision: Decision | None, known: Known) -> JobState:
         if decision is None:
             self._trainer.note(
-                "training was done before the search was, so nothing was left to choose; search fewer workers, "
+                "training finished before the search, so no choice was made; search fewer workers, "
                 "or lower profile.steps, for a shorter search"
             )
             state = self._end_of_training(known)
@@ -370,7 +370,7 @@ class JobWorkflow:
         return "planned"  # a plan, or the user said no
 
     def _end_of_training(self, known: Known) -> JobState:
-        """Learn what the run itself showed: the epochs to the target."""
+        """Store the epochs to the target and the fitted model for later jobs."""
         trainer, search, library = self._trainer, self.state.search, known.library
         if trainer.reached and trainer.goal.text:
             library.converged(
@@ -381,11 +381,11 @@ class JobWorkflow:
                 model = self._fit(search.measurements, known, prior=None)
                 library.keep(model, self._recorder.job_id, measurements=len(search.measurements))
             except ConfigurationError as error:
-                trainer.note(f"nothing is kept of this run for later ones: {error}")
+                trainer.note(f"no model of this run is stored for later jobs: {error}")
         missed = self._job.goal.target is not None and not trainer.reached
         return "target_missed" if missed else "succeeded"
 
-    # ---- what several of them need -------------------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------------------
 
     def _fit(
         self,
@@ -395,7 +395,7 @@ class JobWorkflow:
         prior: JobModel | None,
         noise: Sequence[NoiseReading] | None = None,
     ) -> JobModel:
-        """The models by all that is known now; see `fit_model`."""
+        """Fit the models to everything known so far; see `fit_model`."""
         measured = profile_of(
             self._trainer,
             measurements,
@@ -406,7 +406,7 @@ class JobWorkflow:
         return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)
 
     def _why_enough(self, search: Search, known: Known) -> str:
-        """Why no other configuration need be profiled; empty where one may pay."""
+        """Reason to profile no further configuration; empty if another measurement may pay off."""
         try:
             model = self._fit(search.measurements, known, prior=None)
         except ConfigurationError:
@@ -414,7 +414,7 @@ class JobWorkflow:
         return why_measure_no_more(search, model, self._trainer, known.space, self._job)
 
     def _expected_samples(self, known: Known) -> float | None:
-        """To the target, before the models are fitted; None where nothing is known."""
+        """Expected samples to the target before the models are fitted; None if unknown."""
         goal = self._job.goal
         epochs = float(goal.max_epochs) if goal.target is None else goal.epochs_hint
         if goal.target is not None and known.library.convergence:

@@ -119,7 +119,10 @@ class Fleet:
         self._desired = replace(
             self._spec.desired,
             user_data=boot_document(
-                self._agent_server.endpoint, self._agent_server.server_key, self._provider.name, self._spec.package
+                self._agent_server.endpoint,
+                self._agent_server.server_key,
+                self._provider.name,
+                self._spec.package,
             ),
             boot_key=self._agent_server.boot_key.hex(),
         )

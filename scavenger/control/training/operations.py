@@ -1,4 +1,4 @@
-"""Carries out what a running job is asked to do from outside, one operation at a time."""
+"""Handles operations that users request of a running job, one at a time."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ NOT_YET = "the search is under way; try again once the job runs at its choice"
 
 
 class OperationHandler:
-    """One job's operations.
+    """Carries out the operations of one job.
 
     Args:
-        store: Where they are asked for and answered.
-        keep: Does a write to the store, at once or, where another process holds it, later, in order.
-        workers: Fewest and most workers that the job may have.
+        store: Holds the requested operations and their answers.
+        keep: Queues a write to the store.
+        workers: Minimum and maximum number of workers of the job.
         batch: The global batch size for a number of workers.
-        stop: Ends the job; measured why, and whether to save its model.
-        measured: Is measured of what a profile has measured.
+        stop: Ends the job, given the reason and whether to save its model.
+        measured: Receives each measurement of a profile.
 
     Attributes:
-        refusing: Why the job's size may not be changed from outside now; empty where it may.
+        refusing: Why operations on the job's size are refused now; empty if they are accepted.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class OperationHandler:
 
     @property
     def waiting(self) -> bool:
-        """Something was asked for that is to be carried out."""
+        """Whether an operation is waiting to be carried out."""
         return self._taken is not None and not isinstance(self._taken.operation, StopJob)
 
     def look(self) -> None:
-        """Take what was asked for, if anything was; a stop takes effect at once."""
+        """Take the next requested operation, if there is one; a stop takes effect at once."""
         if self._taken is None and not self._looking:
             self._looking = True
             self._keep(self._take)
@@ -84,10 +84,10 @@ class OperationHandler:
         self._looking = False
 
     def carry_out(self, trainer: Trainer) -> None:
-        """Do what waits, and answer it.
+        """Carry out the waiting operation and record its answer.
 
         Raises:
-            ScavengerError: What ends the job; the operation has failed.
+            ScavengerError: If the operation fails with an error that ends the job.
         """
         if self._taken is None or not self.waiting:
             return
@@ -142,7 +142,7 @@ class OperationHandler:
         return _outcome(trainer, trainer.replace(leaving, reason, kind="eviction"))
 
     def _profile(self, asked: ProfileRange, trainer: Trainer) -> tuple[bool, str]:
-        """From most workers to fewest, since leaving costs less than joining; then back."""
+        """Measure from most workers to fewest, since removing workers is cheaper than adding; then move back."""
         if refusal := self._out_of_range(asked.min) or self._out_of_range(asked.max):
             return False, refusal
         before = trainer.configuration
@@ -155,11 +155,15 @@ class OperationHandler:
         if not trainer.finished:
             trainer.move(before, "profiled, as asked")
         count = asked.max - asked.min + 1
-        missed = f"; {count - len(measured)} of {count} sizes could not be measured" if len(measured) < count else ""
+        missed = (
+            f"; {count - len(measured)} of {count} sizes could not be measured"
+            if len(measured) < count
+            else ""
+        )
         return bool(measured), f"step time by workers: {', '.join(measured) or 'none'}{missed}"
 
     def _measure(self, target: Configuration, steps: int, trainer: Trainer) -> Measurement | None:
-        """None where training is finished, or so many workers could not be kept alive."""
+        """Measure a configuration; None if training finished or its workers could not be kept alive."""
         if trainer.finished or not trainer.move(target, "profiling, as asked"):
             return None
         begin = trainer.step
@@ -174,7 +178,7 @@ class OperationHandler:
         self._measured(measurement)
         return measurement
 
-    # ---- what several of them need -------------------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------------------
 
     def _at(self, workers: int, trainer: Trainer) -> Configuration:
         assert trainer.configuration is not None

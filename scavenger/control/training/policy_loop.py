@@ -1,4 +1,4 @@
-"""Re-decides during the run: shows policies what is, and carries out what they decide."""
+"""The policy loop: shows policies snapshots of a running job and carries out their decisions."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from scavenger.policy import Policy
 __all__ = ["PolicyLoop"]
 
 LOOK_S = 1.0
-"""Time between two looks: a policy sees steps in bulk, and a change takes longer anyway."""
+"""Interval between two policy decisions: a policy sees many steps at once, and a change takes longer anyway."""
 
 
 class PolicyLoop:
-    """One job's policy_loop.
+    """The policy loop of one job.
 
     Args:
-        policy: What decides.
-        reference: The configuration that the run was started on.
-        remaining_samples: What the model expects to be left until the goal; None where nothing is known.
-        planned: What the refitted model would run on; None where it was not asked.
+        policy: Decides on changes.
+        reference: The configuration on which the run was started.
+        remaining_samples: Returns the expected number of samples until the goal; None if unknown.
+        planned: Returns the configuration that the refitted models recommend; None if they were not asked.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class PolicyLoop:
 
     @property
     def due(self) -> bool:
-        """It is time to look."""
+        """Whether the next decision is due."""
         return self._trainer.elapsed_s - self._looked_at >= LOOK_S
 
     def run(self, operations: OperationHandler) -> None:
-        """Train until training is finished, and do what is asked for from outside and what the policy decides.
+        """Train until training is finished, carrying out requested operations and the policy's decisions.
 
-        Raises what `look` and `Trainer.until` raise.
+        Raises the errors of `look` and `Trainer.until`.
         """
         trainer = self._trainer
         operations.refusing = ""
@@ -66,11 +66,11 @@ class PolicyLoop:
             operations.refusing = "training has ended"
 
     def look(self) -> None:
-        """Ask the policy, and do what it decides; nothing while a change of the view is under way.
+        """Ask the policy and carry out its decision; does nothing while a change of the view is in progress.
 
         Raises:
-            LimitReachedError: Budget or deadline would be crossed, or there are no workers to be had.
-            WorkersLostError: Workers die as they come.
+            LimitReachedError: If the budget or deadline would be crossed, or no workers can be launched.
+            WorkersLostError: If new workers keep failing.
         """
         trainer = self._trainer
         self._looked_at = trainer.elapsed_s
@@ -101,7 +101,7 @@ class PolicyLoop:
                 raise (WorkersLostError if cause == "failures" else LimitReachedError)(reason)
 
     def _avoid(self) -> None:
-        """Have the engine avoid the hosts that are ruled out now, and use those again whose time is over."""
+        """Make the engine avoid the blacklisted hosts, and use those again whose time has expired."""
         now = self._trainer.elapsed_s
         avoided = frozenset(host for host, until_s in self._blacklist.items() if until_s > now)
         if avoided != self._avoided:
@@ -109,7 +109,7 @@ class PolicyLoop:
             self._trainer.supervisor.engine.avoid(avoided)
 
     def snapshot(self) -> JobSnapshot:
-        """What is, as policies see it. Time that earlier attempts at the job took counts as its own."""
+        """Snapshot of the job for policies; times include earlier attempts."""
         trainer = self._trainer
         assert trainer.configuration is not None
         return JobSnapshot(
