@@ -38,8 +38,8 @@ class VmCost:
         billed_s: Billed time; at least a minute if the VM ran.
         usd: Cost without the disk.
         disk_usd: Cost of the disk; None if the price of disks is unknown.
-        basis: `cloud`: by the cloud's own timestamps. `counted`: by the local clock, from before the launch until the VM
-            was seen gone, since the cloud did not report both times.
+        basis: `cloud`: by the cloud's own timestamps. `counted`: by the local clock, from before the launch until the
+            VM was seen gone, as the cloud did not report both times.
         ended: Whether the VM is no longer paid for.
         ending: Why it ended.
     """

@@ -27,14 +27,14 @@ __all__ = ["ImportOptions", "Imported", "fit_to_rows", "read_sources"]
 SCHEMA_VERSION = 1
 
 UNKNOWN_EPOCHS = 100.0
-"""Placeholder for unknown epochs to the target: only ratios between configurations are meaningful then."""
+"""Placeholder for unknown epochs to the target, with which only ratios of configurations are meaningful."""
 
 DESIGN_POINTS_MAX = 1000
 """Maximum number of configurations that a law is fitted to; from more, an evenly spread subset is used, since the time
 of a fit grows with the cube of their number while its error no longer falls."""
 
 AXIS_MAX = 128
-"""Maximum number of cluster sizes and of batch sizes that are predicted, and of batch sizes that epochs are fitted to."""
+"""Maximum number of predicted cluster sizes and batch sizes, and of batch sizes that epochs are fitted to."""
 
 
 @dataclass(frozen=True, slots=True)

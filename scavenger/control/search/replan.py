@@ -70,8 +70,8 @@ class Replanning:
         """The recommended configuration; None if the models were not refitted since the job's last move.
 
         Refits once the job has progressed by `STEP`, since noise and steps change little in between, but not while a
-        lost worker is being replaced. A recommendation is valid for the configuration at which it was given: if the job is
-        moved elsewhere, it stays there until the next refit. It also expires if that many workers could not be kept
+        lost worker is being replaced. A recommendation is valid for the configuration at which it was given: if the job
+        is moved elsewhere, it stays there until the next refit. It also expires if that many workers could not be kept
         alive. A failed fit does not end the run: the previous model stays in use.
         """
         trainer = self._trainer
