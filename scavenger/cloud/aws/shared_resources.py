@@ -12,10 +12,10 @@ from scavenger.cloud.aws.errors import error_code
 from scavenger.cloud.aws.values import OWNER_TAG
 from scavenger.errors import CloudUnavailableError
 
-__all__ = ["Grounds"]
+__all__ = ["SharedResources"]
 
 
-class Grounds:
+class SharedResources:
     """Creates the shared resources when first needed and removes them at the end; safe with several services at once.
 
     Args:
