@@ -101,5 +101,5 @@ def visit(trainer: Trainer, workers: int, global_batch_size: int, steps: int) ->
     trainer.supervisor.resize(workers, global_batch_size, "benchmark")
     trainer.until(lambda: trainer.supervisor.settled)
     target = at(trainer, workers, global_batch_size)
-    trainer.until(lambda: len(trainer.course.window(target, begin)) >= steps)
-    return trainer.course.window(target, begin)
+    trainer.until(lambda: len(trainer.history.window(target, begin)) >= steps)
+    return trainer.history.window(target, begin)

@@ -37,8 +37,8 @@ def _memory(example: str, work_dir: Path) -> tuple[dict[str, list[int]], list[fl
     with train(example, work_dir, workers=2, global_batch_size=batch) as trainer:
         visit(trainer, 1, batch, _STEPS)
         visit(trainer, 2, batch, _STEPS)
-        epochs = len(trainer.course.epochs)
-        trainer.until(lambda: len(trainer.course.epochs) > epochs)  # evaluation needs memory too
+        epochs = len(trainer.history.epochs)
+        trainer.until(lambda: len(trainer.history.epochs) > epochs)  # evaluation needs memory too
         sampled = trainer.supervisor.memory_bytes
         peaks: dict[str, list[int]] = {}
         for process in trainer.supervisor.processes():

@@ -47,7 +47,7 @@ def _change(trainer: Trainer, workers: int, batch: int) -> _Change | None:
     """Go over to K and B; None where the first step of the view was the short one that ends an epoch."""
     before, asked_at = trainer.step, trainer.elapsed_s
     window = visit(trainer, workers, batch, _STEPS)
-    first = next(r for r in trainer.course.steps if r.step > before and r.view == window[-1].view)
+    first = next(r for r in trainer.history.steps if r.step > before and r.view == window[-1].view)
     if first.samples < batch:
         return None
     step_s = statistics.median(record.step_time_s for record in window)

@@ -1,16 +1,16 @@
-"""What every cloud offers to the rest: priced VM types, what their processors are, and VMs themselves.
+"""The interfaces of clouds: priced VM types with their hardware (`Cloud`), and VMs (`Provider`).
 
-The contract of a `Provider`, which `tests/cloud` holds every implementation to:
+The contract of a `Provider`, which `tests/cloud` verifies for every implementation:
 
-- **launch** with a token that was used before returns the VM that the first call made, also where that call was never
+- **launch** with a token that was used before returns the VM that the first call made, even if that call was never
   answered; a token whose VM is gone raises `GoneError` and starts nothing. Tags are part of the call.
 - **Definite errors**: there is no VM of this token. `StockOutError` and `QuotaError` always say so; `CredentialsError`
-  and `ConfigurationError` at the first launch with a token, while at a repeat they may come from looking for it, and
-  prove nothing. `ThrottledError`: nothing was done. After `CloudUnavailableError` nobody knows: ask again with the same
-  token, or look.
+  and `ConfigurationError` at the first launch with a token, while at a repeat they may come from the search for the VM,
+  and prove nothing. `ThrottledError`: nothing was done. After `CloudUnavailableError` the result is unknown: repeat
+  the call with the same token, or list the VMs.
 - **A token holds in one zone**: another zone needs another token, or a definite error first.
-- **describe** knows a VM from the moment that launch returned, in the process that launched it; for others it may take
-  `visibility_s`. `GoneError` after the cloud has forgotten it.
+- **describe** finds a VM from the moment that launch returned, in the process that launched it; in other processes it
+  may take `visibility_s`. `GoneError` after the cloud has forgotten it.
 - **list_owned** may miss VMs younger than `visibility_s`, and may show ones that are gone; it shows no foreign VM.
 - **terminate** is done once asked for; asking again, or for one that is gone, is no error. A VM is paid for until it is
   seen `gone`.
@@ -28,20 +28,20 @@ __all__ = ["Cloud", "Provider"]
 
 
 class Cloud(Protocol):
-    """A provider in one place."""
+    """The VM types of a provider in one region."""
 
     def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
-        """Every VM type that may be had, cheapest first.
+        """Every available VM type, cheapest first.
 
         Args:
-            workers_max: The most workers that the job may have at once, who share what cannot be multiplied.
+            workers_max: Maximum number of simultaneous workers, which share the resources of a fixed machine.
 
         Raises:
             ConfigurationError: If a price is unknown or absurd; never 0 in its place.
         """
 
     def hardware(self) -> str:
-        """What a VM type's speed stands on beyond its name, so that a model learned elsewhere is told apart."""
+        """The hardware that determines a VM type's speed, to distinguish models learned on other hardware."""
 
 
 class Provider(Protocol):
@@ -49,7 +49,7 @@ class Provider(Protocol):
 
     Attributes:
         name: `gcp`, `aws`, `local`, ...
-        region: That it is asked in.
+        region: The region.
         visibility_s: How long a new VM may be missing from `list_owned`.
     """
 
@@ -58,11 +58,11 @@ class Provider(Protocol):
     visibility_s: float
 
     def zones(self, vm: str) -> tuple[str, ...]:
-        """Where this VM type can be had, in the order to try.
+        """Zones where this VM type is available, in the order to try.
 
         Raises:
-            ConfigurationError: If there is no such type here.
-            CloudError: If the cloud does not say.
+            ConfigurationError: If the region has no such type.
+            CloudError: If the cloud does not answer.
         """
 
     def launch(self, request: VmRequest) -> VmSeen:
@@ -75,10 +75,10 @@ class Provider(Protocol):
         """
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
-        """One VM as it is now.
+        """Read the present state of a VM.
 
         Raises:
-            GoneError: If there is none.
+            GoneError: If there is no such VM.
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.
         """
 
@@ -90,21 +90,21 @@ class Provider(Protocol):
         """
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
-        """Every VM with this owner's tag, in all zones of the region; whether it lives or was seen to end lately.
+        """List every VM with this owner's tag in all zones of the region, running or recently ended.
 
         Raises:
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.
         """
 
     def quotas(self) -> tuple[Quota, ...]:
-        """The limits that bear on VMs; empty where the cloud does not tell.
+        """The quotas that limit VMs; empty if the cloud does not report them.
 
         Raises:
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.
         """
 
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
-        """Remove what was made beside VMs (security groups, keys) once no VM of the owner needs it; what was removed.
+        """Remove shared resources (security groups, keys) that no VM of the owner needs; returns what was removed.
 
         Raises:
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.

@@ -25,10 +25,10 @@ _PRICE_DEFAULT = 0.13402
 
 
 class LocalCloud:
-    """Offers of this machine.
+    """This machine as a cloud of local workers.
 
     Args:
-        environment: Where `SCAVENGER_LOCAL_PRICE`, dollars per hour of a one-processor worker, is looked up.
+        environment: Environment variables; `SCAVENGER_LOCAL_PRICE` sets the dollars per hour of a one-processor worker.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:

@@ -1,9 +1,9 @@
-"""What a cloud tells one of its VMs of the VM's end, read on that VM.
+"""Preemption notices: what a cloud announces to a VM about its end, read on that VM.
 
 EC2 shows an interruption two minutes ahead, and a recommendation to rebalance at some time before, on pages of its
 instance metadata service that are missing until then [1]_. Compute Engine turns a value of its metadata server to TRUE
-some 30 seconds ahead, and holds a request open until it does [2]_. Neither is sure to come: a VM that ends without is
-found by its missing heartbeats.
+some 30 seconds ahead, and holds a request open until it does [2]_. Neither is guaranteed: a VM that ends without a
+notice is detected by its missing heartbeats.
 
 References:
     .. [1] "Spot Instance interruption notices", Amazon EC2 User Guide; version 2 of the service, with session tokens.
@@ -28,21 +28,21 @@ from scavenger.errors import CloudUnavailableError, ConfigurationError, NotSuppo
 __all__ = ["NOTICE_DELAY_MAX_S", "Reply", "Transport", "http_transport", "watch"]
 
 NOTICE_DELAY_MAX_S = 3.0
-"""From the cloud's notice to ours, while the metadata service answers."""
+"""Longest delay from the cloud's notice to ours, while the metadata service answers."""
 ADDRESS = "169.254.169.254"
-"""Of the metadata service on every VM of both clouds."""
+"""Address of the metadata service on every VM of both clouds."""
 _ANSWER_MAX_S = 0.5
-"""The service is on the VM's own host; two pages and a new token fit in what the poll leaves of the delay."""
+"""Time limit of a request to the service on the VM's own host; three requests and a poll fit in the delay."""
 _POLL_S = 1.0
 _HANG_S = 20
-"""How long the server holds a request open; so long a watch may take to end."""
+"""How long the server holds a request open; a watch may take this long to end."""
 _HANG_GRACE_S = 5.0
 _REPEAT_S = 1.0
-"""Between two held requests, should the server not hold them."""
+"""Pause between two requests, in case the server does not hold them."""
 _TOKEN_S = 21_600
-"""The longest that a session token may live."""
+"""Longest lifetime of a session token."""
 _FAILURES_MAX = 60
-"""Then a watch that sees nothing says so."""
+"""Number of consecutive failures after which a watch raises an error."""
 _GCE_NOTICE = timedelta(seconds=30)
 _INTERRUPTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
@@ -51,7 +51,7 @@ _PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Of a metadata service; names of headers in lower case."""
+    """A response of a metadata service; names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -59,10 +59,10 @@ class Reply:
 
 
 class Transport(Protocol):
-    """How the metadata service is asked."""
+    """Sends requests to the metadata service."""
 
     def __call__(self, method: str, path: str, headers: Mapping[str, str], answer_max_s: float) -> Reply:
-        """One request.
+        """Send one request.
 
         Raises:
             OSError, http.client.HTTPException: If there is no answer within `answer_max_s` seconds.
@@ -70,7 +70,7 @@ class Transport(Protocol):
 
 
 def http_transport(host: str = ADDRESS, port: int = 80) -> Transport:
-    """HTTP without any proxy: the service knows VMs by their address, and its answers are for nobody else."""
+    """Create a transport over HTTP without a proxy, since the service identifies VMs by their address."""
 
     def ask(method: str, path: str, headers: Mapping[str, str], answer_max_s: float) -> Reply:
         connection = http.client.HTTPConnection(host, port, timeout=answer_max_s)
@@ -91,11 +91,11 @@ class _Source(Protocol):
     pause_s: float
 
     def look(self) -> tuple[Notice, ...]:
-        """Those that stand; `OSError` or `HTTPException` where the service does not say."""
+        """The current notices; raises `OSError` or `HTTPException` if the service does not answer."""
 
 
 class _Ec2:
-    """Polled, with a session token that is fetched again when the service does not know it any more."""
+    """Notices of EC2: polled, with a session token that is renewed when the service rejects it."""
 
     pause_s = _POLL_S
 
@@ -126,7 +126,7 @@ class _Ec2:
 
 
 class _Gce:
-    """Held open until the value changes; the first request tells the value and its version."""
+    """Notices of Compute Engine: the server holds a request until the value changes; the first returns at once."""
 
     pause_s = _REPEAT_S
 
@@ -163,32 +163,32 @@ def watch(
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Notice]:
-    """Every notice to this VM, once, within `NOTICE_DELAY_MAX_S`; waits in between, so it wants a thread of its own.
+    """Yield every notice to this VM once, within `NOTICE_DELAY_MAX_S`; blocks, so run it in a thread of its own.
 
     Args:
         provider: `aws` or `gcp`.
-        stopped: Asked before each look: no more of them.
-        transport: To the metadata service; by HTTP where its address tells, without.
-        environment: Where the cloud's own variables for that address are looked up:
+        stopped: Called before each request; returns whether to stop.
+        transport: Transport to the metadata service; by default HTTP to its address.
+        environment: Environment variables, which may set that address as for the clouds' own libraries:
             `AWS_EC2_METADATA_SERVICE_ENDPOINT` and `GCE_METADATA_HOST`.
-        clock, now, sleep: Monotonic seconds, the time of day, and pauses.
+        clock, now, sleep: Monotonic clock in seconds, the time of day, and the function that waits.
 
     Raises:
-        NotSupportedError: At once, if the provider's VMs are told nothing.
-        ConfigurationError: At once, if the variable for the address holds none.
-        CloudUnavailableError: From the iterator, if the service has not answered some 60 times in a row: this VM is
-            not at that cloud, or will not be told.
+        NotSupportedError: At once, if the provider sends no notices to its VMs.
+        ConfigurationError: At once, if the variable for the address holds no address.
+        CloudUnavailableError: From the iterator, after some 60 consecutive failures: this VM is not at that cloud, or
+            will receive no notices.
     """
     if provider not in _SOURCES:
         raise NotSupportedError(
-            f"no notices are known of VMs of {provider!r}; they are of {', '.join(sorted(_SOURCES))}"
+            f"preemption notices of {provider!r} are not supported; supported are {', '.join(sorted(_SOURCES))}"
         )
     source = _SOURCES[provider](transport or http_transport(*_address(provider, environment)), now)
     return _watched(provider, source, stopped, clock, sleep)
 
 
 def _address(provider: str, environment: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port of the metadata service, by the variables that the clouds' own libraries heed."""
+    """Host and port of the metadata service, by the variables that the clouds' own libraries use."""
     variable = _VARIABLES[provider]
     text = environment.get(variable, "") or ADDRESS
     try:
@@ -208,7 +208,7 @@ def _watched(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Iterator[Notice]:
-    told: set[Notice] = set()
+    yielded: set[Notice] = set()
     failures = 0
     while not stopped():
         began_s = clock()
@@ -220,11 +220,12 @@ def _watched(
             failures += 1
             if failures >= _FAILURES_MAX:
                 raise CloudUnavailableError(
-                    f"the metadata service of {provider} does not answer ({error}); this VM will not hear of its end"
+                    f"the metadata service of {provider} does not answer ({error}); this VM will receive no "
+                    "preemption notices"
                 ) from error
         for notice in standing:
-            if notice not in told:
-                told.add(notice)
+            if notice not in yielded:
+                yielded.add(notice)
                 yield notice
         sleep(max(0.0, source.pause_s - (clock() - began_s)))
 
@@ -236,7 +237,7 @@ def _good(reply: Reply) -> Reply:
 
 
 def _time_of(page: str) -> datetime | None:
-    """When an interruption happens; None where its page, which is notice enough, does not say."""
+    """Time of an interruption; None if its page, which is itself a notice, does not give it."""
     try:
         at = datetime.fromisoformat(json.loads(page)["time"])
     except (ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""How many VMs of a type a region's quotas still allow: asked while a job is planned, not when a launch is refused."""
+"""Computes how many VMs of a type a region's quotas still allow, for the planning of a job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _aws(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
 
 
 def _gcp(quota: Quota, vm: str, cpus: int, spot: bool) -> float:
-    """Families with a quota of their own count against that one as well; a preemptible quota of 0 is none."""
+    """Share of a quota that one VM takes; a preemptible quota of 0 means that there is none."""
     if quota.name == "INSTANCES":
         return 1.0
     if quota.name == "PREEMPTIBLE_CPUS":
@@ -33,9 +33,9 @@ _SHARES: Mapping[str, _Share] = {"aws": _aws, "gcp": _gcp}
 def vms_left(
     provider: str, quotas: Iterable[Quota], vm: str, cpus: int, *, spot: bool
 ) -> tuple[int, Quota] | None:
-    """How many more VMs of a type may be started, and the quota that says so; None where none is known to bear on it.
+    """Number of VMs of a type that may still be started, and the limiting quota; None if no known quota applies.
 
-    What other quotas say (of the whole project, of a family's newer generations) is told when they are met.
+    Other quotas (of the whole project, of newer generations of a family) are reported when a launch exceeds them.
     """
     share = _SHARES[provider]
     found = [

@@ -81,7 +81,7 @@ def test_what_serves_nobody_is_ended_and_what_a_living_job_has_is_not(scavenger:
     code, out, err = scavenger("gc", "--yes")
     assert (code, err) == (0, "")
     assert scene.alive() == {kept, foreign}
-    assert "the store knows nothing of it" in out
+    assert "the store has no record of it" in out
     assert "its intent has ended" in out
     assert out.endswith("ended 2 VMs\n")
     assert unknown not in scene.alive()
@@ -93,7 +93,7 @@ def test_a_dry_run_lists_and_does_nothing(scavenger: Run, scene: Scene) -> None:
     code, out, _ = scavenger("gc", "--dry-run")
 
     assert code == 0
-    assert f"nobody drives its job {scene.job_id[:8]}" in out
+    assert f"no process runs job {scene.job_id[:8]}" in out
     assert scene.alive() == {token}
     assert not scene.store.is_clean(scene.job_id)
 
@@ -143,7 +143,7 @@ def test_a_launch_that_may_still_come_to_a_vm_is_not_called_clean(
     scene.end_job()
     code, _, err = scavenger("gc", "--yes")
     assert code == 8
-    assert "asked for a moment ago" in err
+    assert "launched recently" in err
 
     monkeypatch.setattr(clearing, "SETTLED", timedelta(0))
     assert scavenger("gc", "--yes")[0] == 0

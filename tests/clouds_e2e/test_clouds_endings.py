@@ -183,7 +183,7 @@ def _collect(job: CloudJob) -> bool:
     outcome: CloudOutcome = job.ask("gc", "--yes")
     assert [vm for vm in job.cloud.vms() if vm.alive] == []
     if outcome.code == CleanupError.exit_code:
-        assert "asked for a moment ago and not seen yet" in outcome.stderr
+        assert "launched recently and not listed yet" in outcome.stderr
         return False
     assert outcome.code == 0, outcome.stderr
     assert_nothing_left(job)

@@ -29,6 +29,7 @@ from scavenger.control.training.orders import (
     GiveVerdict,
     Launch,
     Look,
+    Notify,
     RecordNow,
     Release,
     Remove,
@@ -37,7 +38,6 @@ from scavenger.control.training.orders import (
     Situation,
     Swap,
     Switch,
-    Tell,
     Warn,
     Write,
 )
@@ -156,25 +156,25 @@ ROWS: list[tuple[Event, Situation, Mapping[Mode, list[type]]]] = [
     (view(1, "w0", "w1"), here("w0", "w1"), always([])),
     (RolledBack(0, "lost", 1.0), here("w0", "w1"), always([Write, Write, Warn])),
     (m.Quarantined((3,), "it kills"), here("w0", "w1"), always([Write, Warn])),
-    (m.CheckpointWritten(1, 0, 0.5, 10), here("w0", "w1"), always([Write, Tell, RecordNow])),
+    (m.CheckpointWritten(1, 0, 0.5, 10), here("w0", "w1"), always([Write, Notify, RecordNow])),
     (m.CheckpointFailed(1, "full"), here("w0", "w1"), always([Warn])),
     (
         m.EpochReport(0, 1, {}, 0.5),
         here("w0", "w1"),
-        {Mode.TRAIN: [Write, GiveVerdict, Tell], Mode.DONE: [GiveVerdict]},
+        {Mode.TRAIN: [Write, GiveVerdict, Notify], Mode.DONE: [GiveVerdict]},
     ),
-    (Started("w2", 1.0), here("w0", "w1", "w2"), {Mode.TRAIN: [Tell], Mode.DONE: [Tell]}),
-    (Leaving("w1"), here("w0"), {Mode.TRAIN: [Tell], Mode.DONE: [Tell]}),
-    (Recovered("aggregator", "died", 1.0), here("w0"), {Mode.TRAIN: [Tell], Mode.DONE: [Tell]}),
+    (Started("w2", 1.0), here("w0", "w1", "w2"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
+    (Leaving("w1"), here("w0"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
+    (Recovered("aggregator", "died", 1.0), here("w0"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
     (Warned("odd"), here("w0", "w1"), {Mode.TRAIN: [Warn], Mode.DONE: [Warn]}),
-    (Lost("w1", "died", crashed=True), here("w0"), {Mode.TRAIN: [Tell, Warn, Launch], Mode.DONE: [Tell]}),
-    (Lost("w1", "died"), here("w0"), {Mode.TRAIN: [Tell, Warn], Mode.DONE: [Tell]}),
-    (Refused("w2", "no room"), here("w0"), {Mode.TRAIN: [Tell, Warn], Mode.DONE: [Tell]}),
-    (PreemptionNotice("w1", None, "at risk"), here("w0", "w1"), {Mode.TRAIN: [Tell], Mode.DONE: [Tell]}),
+    (Lost("w1", "died", crashed=True), here("w0"), {Mode.TRAIN: [Notify, Warn, Launch], Mode.DONE: [Notify]}),
+    (Lost("w1", "died"), here("w0"), {Mode.TRAIN: [Notify, Warn], Mode.DONE: [Notify]}),
+    (Refused("w2", "no room"), here("w0"), {Mode.TRAIN: [Notify, Warn], Mode.DONE: [Notify]}),
+    (PreemptionNotice("w1", None, "at risk"), here("w0", "w1"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
     (
         PreemptionNotice("w1", 30.0, "taken"),
         here("w0", "w1"),
-        {Mode.TRAIN: [Tell, Warn, Resize, Launch], Mode.DONE: [Tell]},
+        {Mode.TRAIN: [Notify, Warn, Resize, Launch], Mode.DONE: [Notify]},
     ),
     (Look(), here("w0", "w1"), {Mode.TRAIN: [Release], Mode.DONE: [Release]}),
     (Gather(Configuration(VM, 3, 64), meanwhile=16), here("w0", "w1"), {Mode.TRAIN: [Resize, Launch]}),
@@ -283,7 +283,7 @@ def test_a_worker_that_had_done_its_part_says_nothing_about_the_next() -> None:
 def test_a_worker_whose_host_was_about_to_end_is_replaced_once() -> None:
     job = training("w0", "w1")
     assert launched(job.handle(PreemptionNotice("w1", 30.0, "taken"), here("w0", "w1"))) == 1
-    assert kinds(job.handle(Lost("w1", "its VM is gone"), here("w0", "w2"))) == [Tell]
+    assert kinds(job.handle(Lost("w1", "its VM is gone"), here("w0", "w2"))) == [Notify]
     assert [left.kind for left in job.history.departures] == ["eviction"]
 
 
@@ -433,11 +433,11 @@ def test_in_every_order_of_events_workers_are_as_many_as_wanted_and_each_step_is
     verdicts = [action for action in world.actions if isinstance(action, GiveVerdict)]
     assert [verdict.epoch for verdict in verdicts] == list(range(len(verdicts)))
     assert [verdict.stop for verdict in verdicts] == [n + 1 == EPOCHS for n in range(len(verdicts))]
-    lost = [a.event.process for a in world.actions if isinstance(a, Tell) and _is_loss(a)]
+    lost = [a.event.process for a in world.actions if isinstance(a, Notify) and _is_loss(a)]
     assert len(lost) == len(set(lost))
 
 
-def _is_loss(action: Tell) -> bool:
+def _is_loss(action: Notify) -> bool:
     return isinstance(action.event, WorkerChanged) and action.event.state == "lost"
 
 

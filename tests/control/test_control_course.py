@@ -1,4 +1,4 @@
-"""What is kept of a course: as little as is used, and no less."""
+"""What is kept of a history: as little as is used, and no less."""
 
 from __future__ import annotations
 
@@ -81,59 +81,59 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
 def test_a_long_run_keeps_the_newest_steps_alone(trainer: Trainer) -> None:
     for _ in range(500):
         trainer.pump()
-        assert len(trainer.course.steps) < 2 * KEPT
-        assert trainer.course.steps[-1].step == trainer.step
-    kept = [record.step for record in trainer.course.steps]
+        assert len(trainer.history.steps) < 2 * KEPT
+        assert trainer.history.steps[-1].step == trainer.step
+    kept = [record.step for record in trainer.history.steps]
     assert kept == list(range(kept[0], trainer.step + 1))
     assert len(kept) >= KEPT
-    assert trainer.course.steps_since(trainer.step - 7) == trainer.course.steps[-7:]
+    assert trainer.history.steps_since(trainer.step - 7) == trainer.history.steps[-7:]
 
 
 def test_what_is_told_of_a_long_run_is_of_all_of_it(trainer: Trainer) -> None:
     trainer.until(lambda: trainer.step >= 700)
-    course = trainer.course
-    assert course.samples == sum(course.samples_by_batch.values()) == 32 * trainer.step
-    assert course.evaluation_s() == ((2, 0.5),)
-    assert len(course._workers_at) == len(course.epochs) == 70
+    history = trainer.history
+    assert history.samples == sum(history.samples_by_batch.values()) == 32 * trainer.step
+    assert history.evaluation_s() == ((2, 0.5),)
+    assert len(history._workers_at) == len(history.epochs) == 70
 
 
 def test_a_window_that_is_waited_for_is_kept_however_long_it_gets(trainer: Trainer) -> None:
     begin = trainer.step
-    trainer.until(lambda: len(trainer.course.window(PLACE, begin)) >= 7 * KEPT)
-    window = trainer.course.window(PLACE, begin)
+    trainer.until(lambda: len(trainer.history.window(PLACE, begin)) >= 7 * KEPT)
+    window = trainer.history.window(PLACE, begin)
     assert [record.step for record in window] == list(range(begin + 1, trainer.step + 1))
     # and nobody waits for it any more
     for _ in range(3 * KEPT):
         trainer.pump()
-    assert len(trainer.course.steps) < 2 * KEPT
+    assert len(trainer.history.steps) < 2 * KEPT
 
 
 def test_what_was_forgotten_can_still_be_undone(trainer: Trainer) -> None:
     trainer.until(lambda: trainer.step >= 700)
-    course = trainer.course
-    assert course.roll_back(35) == 665
-    assert (course.step, course.samples, course.samples_by_batch[32]) == (35, 35 * 32, 35 * 32)
-    assert course.steps_since(0) == []
-    assert [epoch.step for epoch in course.epochs] == [10, 20, 30]
-    assert course.evaluation_s() == ((2, 0.5),)
+    history = trainer.history
+    assert history.roll_back(35) == 665
+    assert (history.step, history.samples, history.samples_by_batch[32]) == (35, 35 * 32, 35 * 32)
+    assert history.steps_since(0) == []
+    assert [epoch.step for epoch in history.epochs] == [10, 20, 30]
+    assert history.evaluation_s() == ((2, 0.5),)
 
 
 def test_the_step_time_is_of_where_the_job_was_to_run_if_it_ever_did(trainer: Trainer) -> None:
-    course = trainer.course
+    history = trainer.history
     elsewhere, nowhere = Configuration("local-1", 1, 32), Configuration("local-1", 9, 64)
-    expected = statistics.median(record.step_time_s for record in course.steps if not record.disturbed)
-    assert course.step_time_s(PLACE) == course.step_time_s(nowhere, PLACE) == expected
-    assert course.step_time_s(nowhere) == statistics.median(record.step_time_s for record in course.steps)
+    expected = statistics.median(record.step_time_s for record in history.steps if not record.disturbed)
+    assert history.step_time_s(PLACE) == history.step_time_s(nowhere, PLACE) == expected
+    assert history.step_time_s(nowhere) == statistics.median(record.step_time_s for record in history.steps)
     assert elsewhere != PLACE
 
 
 def test_workers_that_are_gone_are_forgotten(trainer: Trainer) -> None:
-    assert trainer.course.steps_of("w1") > 0
+    assert trainer.history.steps_of("w1") > 0
     trainer.supervisor.coming.append(Leaving("w1"))  # type: ignore[attr-defined]
     trainer.supervisor.membership.lost("w1")  # type: ignore[attr-defined]
     trainer.pump()
-    assert trainer.course.steps_of("w1") == 0
-    assert trainer.course.recent("w1") == []
+    assert trainer.history.steps_of("w1") == 0
+    assert trainer.history.recent("w1") == []
 
 
 # ---- time that passes without steps ------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from scripted import Scripted, offer, trainer_of
 
 from scavenger.control.jobs.end import Ending, ended_by, report_of
 from scavenger.control.jobs.running_job import Parts, RunningJob
-from scavenger.control.jobs.workflow import Story
+from scavenger.control.jobs.workflow import WorkflowState
 from scavenger.control.search.profile import Search, Spent
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.configuration import Configuration, SearchSpace
@@ -64,10 +64,10 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
     trainer.until(lambda: trainer.step == 20)
     trainer.note("slow")
     plan = SearchPlan("full", "asked for", SPACE.configurations(), 20)
-    story = Story(SPACE, Search(plan, Spent(0.0, 0.0), (MEASURED,), (MEASURED.configuration,)))
+    state = WorkflowState(SPACE, Search(plan, Spent(0.0, 0.0), (MEASURED,), (MEASURED.configuration,)))
     supervisor = cast(Any, SimpleNamespace(manifest=manifest, quarantined=(7,)))
-    driver = cast(Any, SimpleNamespace(story=story))
-    parts = Parts(RECORDER, trainer.journal, cast(Any, None), supervisor, trainer, driver, cast(Any, None))
+    workflow = cast(Any, SimpleNamespace(state=state))
+    parts = Parts(RECORDER, trainer.journal, cast(Any, None), supervisor, trainer, workflow, cast(Any, None))
     running = RunningJob(
         parts,
         observer=Observer(),

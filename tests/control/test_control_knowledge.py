@@ -42,9 +42,9 @@ def unexpected(warning: str) -> None:
 
 def leave(store: Store, fingerprint: Fingerprint, *models: JobModel) -> str:
     job = store.create_job("tiny", spec={}, job_file="job.yaml")
-    knowledge = ModelLibrary.read(store, fingerprint, write=at_once, warn=unexpected)
+    library = ModelLibrary.read(store, fingerprint, write=at_once, warn=unexpected)
     for each in models:
-        knowledge.keep(each, job.id, measurements=1)
+        library.keep(each, job.id, measurements=1)
     return job.id
 
 
@@ -78,17 +78,17 @@ def test_what_a_run_learned_serves_its_own_next_fit_before_it_is_written(tmp_pat
     with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
         job = store.create_job("tiny", spec={}, job_file="job.yaml")
         later: list[Callable[[], object]] = []
-        knowledge = ModelLibrary.read(store, JOB, write=later.append, warn=unexpected)
-        knowledge.converged({32: 100, 64: 3200}, 7, job.id)
-        knowledge.keep(model(), job.id, measurements=1)
+        library = ModelLibrary.read(store, JOB, write=later.append, warn=unexpected)
+        library.converged({32: 100, 64: 3200}, 7, job.id)
+        library.keep(model(), job.id, measurements=1)
 
-        assert knowledge.convergence == (ConvergenceRecord(64, 7.0),)
+        assert library.convergence == (ConvergenceRecord(64, 7.0),)
         assert (store.models(), store.convergence(JOB)) == ((), ())
         for write in later:
             write()
         (kept,) = store.models()
         assert kept.runs == 1
-        assert store.convergence(JOB) == knowledge.convergence
+        assert store.convergence(JOB) == library.convergence
 
 
 def test_a_model_that_cannot_be_read_does_not_hide_the_next_nearest(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_a_stored_model_that_cannot_predict_is_left_out_with_one_warning(tmp_pat
         record = store.save_model(
             JOB, spoilt, job_id=None, schema_version=SCHEMA_VERSION, measurements=1, runs=0
         )
-        knowledge = ModelLibrary.read(store, JOB, write=at_once, warn=warnings.append)
+        library = ModelLibrary.read(store, JOB, write=at_once, warn=warnings.append)
 
-        assert knowledge.same == model(0.3)
-        assert knowledge.universal() == average([model(0.3)])
+        assert library.same == model(0.3)
+        assert library.universal() == average([model(0.3)])
     assert len(warnings) == 1
     assert record.id[:8] in warnings[0]
 

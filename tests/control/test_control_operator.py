@@ -38,7 +38,7 @@ class Job:
         self.stopped: list[tuple[str, bool]] = []
         self.kept: list[Callable[[], object]] = []
         self.held = False
-        self.operator = OperationHandler(
+        self.operations = OperationHandler(
             store,
             self.id,
             keep=self._keep,
@@ -47,7 +47,7 @@ class Job:
             stop=lambda reason, save: self.stopped.append((reason, save)),
             measured=self.measured.append,
         )
-        self.operator.refusing = ""
+        self.operations.refusing = ""
         self.trainer.start(2)
         self.trainer.move(Configuration("local-1", 2, 32), "chosen")
 
@@ -59,8 +59,8 @@ class Job:
     def ask(self, operation: Operation) -> OperationRecord:
         """Submit it, and drive the job until it has been answered, or taken back."""
         record = self.store.submit_operation(self.id, operation, "me@here")
-        self.operator.look()
-        self.operator.carry_out(self.trainer)
+        self.operations.look()
+        self.operations.carry_out(self.trainer)
         return self.store.operation(record.id)
 
     @property
@@ -104,16 +104,16 @@ def test_each_change_of_size_is_done_without_a_step_lost_and_the_spare_workers_g
         f"now at {Configuration('local-1', len(training), batch)}",
     )
     assert (job.training, job.supervisor.alive) == (training, training)
-    assert [record.step for record in job.trainer.course.steps] == list(range(1, job.supervisor.step + 1))
-    assert not job.operator.waiting
+    assert [record.step for record in job.trainer.history.steps] == list(range(1, job.supervisor.step + 1))
+    assert not job.operations.waiting
 
 
 def test_a_migration_never_has_fewer_workers_than_before(job: Job) -> None:
     began = job.trainer.step
     job.ask(Migrate())
 
-    assert {record.workers for record in job.trainer.course.steps_since(began)} == {2}
-    assert [left.kind for left in job.trainer.course.departures] == ["eviction"] * 2
+    assert {record.workers for record in job.trainer.history.steps_since(began)} == {2}
+    assert [left.kind for left in job.trainer.history.departures] == ["eviction"] * 2
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_training_that_is_done_first_is_told(store: Store, tmp_path: Path) -> No
 
 
 def test_during_the_search_only_a_stop_is_heard(job: Job, store: Store) -> None:
-    job.operator.refusing = "the search is under way"
+    job.operations.refusing = "the search is under way"
 
     assert job.ask(ScaleTo(1)).message == "the search is under way"
     assert job.ask(Migrate()).state == "refused"
@@ -220,46 +220,46 @@ def test_a_stop_is_answered_by_the_end_of_the_job(job: Job, store: Store) -> Non
 
 def test_one_operation_is_taken_at_a_time_and_the_next_only_after_its_answer(job: Job, store: Store) -> None:
     first = store.submit_operation(job.id, ScaleTo(1), "me")
-    job.operator.look()
-    job.operator.look()
+    job.operations.look()
+    job.operations.look()
 
-    assert job.operator.waiting
+    assert job.operations.waiting
     with pytest.raises(TransientError, match="busy"):
         store.submit_operation(job.id, ScaleTo(2), "you")
-    job.operator.carry_out(job.trainer)
+    job.operations.carry_out(job.trainer)
     assert store.operation(first.id).state == "done"
     assert job.ask(ScaleTo(2)).state == "done"
 
 
 def test_what_is_taken_while_the_store_is_held_is_refused_once_it_is_free(job: Job, store: Store) -> None:
-    job.operator.refusing = "the search is under way"
+    job.operations.refusing = "the search is under way"
     record = store.submit_operation(job.id, ScaleTo(1), "me")
     job.held = True
-    job.operator.look()
+    job.operations.look()
     job.held = False
     job._keep(lambda: None)
     assert store.operation(record.id).state == "running"
 
-    job.operator.look()
+    job.operations.look()
 
     assert store.operation(record.id).state == "refused"
-    assert not job.operator.waiting
+    assert not job.operations.waiting
 
 
 def test_an_answer_that_a_held_store_keeps_waiting_is_given_once_before_the_next_operation(
     job: Job, store: Store
 ) -> None:
     first = store.submit_operation(job.id, ScaleTo(1), "me")
-    job.operator.look()
+    job.operations.look()
     job.held = True
-    job.operator.carry_out(job.trainer)
+    job.operations.carry_out(job.trainer)
     for _ in range(3):
-        job.operator.look()
+        job.operations.look()
     assert store.operation(first.id).state == "running"
     assert len(job.kept) == 2  # the answer, and one look
 
     job.held = False
-    job.operator.look()
+    job.operations.look()
     job._keep(lambda: None)
 
     assert store.operation(first.id).state == "done"
@@ -269,9 +269,9 @@ def test_an_answer_that_a_held_store_keeps_waiting_is_given_once_before_the_next
 def test_what_ends_the_job_fails_the_operation_with_its_words(store: Store, tmp_path: Path) -> None:
     job = Job(store, tmp_path, Scripted(epoch_steps=10**6), deadline_s=12.0)
     record = store.submit_operation(job.id, ProfileRange(1, 4, steps=1000), "me")
-    job.operator.look()
+    job.operations.look()
     with pytest.raises(LimitReachedError, match="deadline"):
-        job.operator.carry_out(job.trainer)
+        job.operations.carry_out(job.trainer)
 
     answer = store.operation(record.id)
     assert answer.state == "failed"

@@ -87,8 +87,8 @@ def test_what_waits_for_a_held_store_is_written_in_order_and_told_once(tmp_path:
         assert len(recorder.warnings) == 1
         told = [(e.level, e.message) for e in heard.events if isinstance(e, Noted)]
         assert [level for level, _ in told] == ["info"] * 3 + ["warning"] + ["info"] * 2
-        assert "meanwhile the job goes on, for at most 10 minutes" in recorder.warnings[0]
-        assert "the store serves again" in told[-1][1]
+        assert "the job continues for at most 10 minutes" in recorder.warnings[0]
+        assert "the store is available again" in told[-1][1]
         assert store.job(recorder.job_id).state == "succeeded"
 
 
@@ -119,7 +119,7 @@ def test_a_store_that_stays_out_of_service_ends_the_job_once_and_keeps_what_came
                 now[0] = 299.0
                 recorder.tick(trainer)
                 now[0] = 301.0
-                with pytest.raises(StoreUnavailableError, match="out of service for 5 minutes"):
+                with pytest.raises(StoreUnavailableError, match="unavailable for 5 minutes"):
                     recorder.tick(trainer)
                 recorder.tick(trainer)  # its checkpoint and its end are not disturbed again
             recorder.finish(report(recorder.job_id))

@@ -299,7 +299,7 @@ def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
     trainer.start(1)
     trainer.move(Configuration("local-1", 1, 32), "chosen")
     nothing = cast(Any, None)
-    driver = JobWorkflow(
+    workflow = JobWorkflow(
         trainer,
         JOB,
         SPACE,
@@ -312,16 +312,16 @@ def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
         resumed=None,
     )
     plan = SearchPlan("partial", "asked for", SPACE.configurations()[:1], 20, 6)
-    driver.story = replace(driver.story, search=Search(plan, Spent(0.0, 0.0), measurements=measured))
-    return driver, trainer
+    workflow.state = replace(workflow.state, search=Search(plan, Spent(0.0, 0.0), measurements=measured))
+    return workflow, trainer
 
 
 KNOWN = Known(SPACE, SAMPLES, cast(ModelLibrary, SimpleNamespace(convergence=())))
 
 
 def test_what_the_search_measured_counts_once_when_models_are_fitted_again(tmp_path: Path) -> None:
-    driver, trainer = driven(tmp_path, *ROWS)
-    again = driver._replanning(EVEN, KNOWN)
+    workflow, trainer = driven(tmp_path, *ROWS)
+    again = workflow._replanning(EVEN, KNOWN)
     assert again is not None
     train(trainer, EVEN, STEP + 0.001)
     again.look()
@@ -331,9 +331,9 @@ def test_what_the_search_measured_counts_once_when_models_are_fitted_again(tmp_p
 
 
 def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_run(tmp_path: Path) -> None:
-    driver, trainer = driven(tmp_path, replace(ROWS[0], compute_s=0.0))
-    assert driver.story.search is not None
+    workflow, trainer = driven(tmp_path, replace(ROWS[0], compute_s=0.0))
+    assert workflow.state.search is not None
 
-    assert driver._why_enough(driver.story.search, KNOWN) == ""
-    assert driver._end_of_training(KNOWN) == "target_missed"
-    assert "nothing is kept" in trainer.warnings[-1]
+    assert workflow._why_enough(workflow.state.search, KNOWN) == ""
+    assert workflow._end_of_training(KNOWN) == "target_missed"
+    assert "no model of this run is stored" in trainer.warnings[-1]

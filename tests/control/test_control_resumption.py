@@ -72,9 +72,9 @@ def test_epochs_and_samples_up_to_the_checkpoint_are_read_and_what_came_after_it
 
     history = read_history(first.journal.path, 25)
 
-    assert history.epochs == tuple(first.course.epochs[:2])
+    assert history.epochs == tuple(first.history.epochs[:2])
     assert history.samples_by_batch == ((32, 25 * 32),)
-    assert history.elapsed_s == first.course.steps[-1].at_s  # what was undone took its time all the same
+    assert history.elapsed_s == first.history.steps[-1].at_s  # what was undone took its time all the same
 
 
 def test_an_epoch_that_ends_with_the_checkpoint_is_left_out_since_it_is_evaluated_again(
@@ -82,7 +82,7 @@ def test_an_epoch_that_ends_with_the_checkpoint_is_left_out_since_it_is_evaluate
 ) -> None:
     first = attempt(tmp_path, EarlierAttempts(), until=30)
 
-    assert read_history(first.journal.path, 20).epochs == tuple(first.course.epochs[:1])
+    assert read_history(first.journal.path, 20).epochs == tuple(first.history.epochs[:1])
 
 
 def test_what_an_attempt_undid_is_not_counted_by_the_one_after_the_next(tmp_path: Path) -> None:
@@ -92,11 +92,11 @@ def test_what_an_attempt_undid_is_not_counted_by_the_one_after_the_next(tmp_path
 
     # the first attempt's epochs 2 and 3, with steps 30 and 40, were undone; so were its steps 16 to 48
     assert [epoch.epoch for epoch in history.epochs] == [0, 1, 2]
-    assert history.epochs[1:] == tuple(second.course.epochs[1:])
+    assert history.epochs[1:] == tuple(second.history.epochs[1:])
     assert sum(samples for _, samples in history.samples_by_batch) == 15 * 32 + sum(
-        record.samples for record in second.course.steps
+        record.samples for record in second.history.steps
     )
-    assert dict(history.samples_by_batch) == second.course.samples_by_batch
+    assert dict(history.samples_by_batch) == second.history.samples_by_batch
 
 
 def test_a_metric_that_was_not_finite_is_read_back_as_such(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_epochs_time_and_money_count_on_over_attempts(tmp_path: Path) -> None:
 
     assert second.elapsed_s > first.elapsed_s
     assert second.cost_usd == pytest.approx(second.elapsed_s * PRICE / 3600, rel=0.05)
-    assert [epoch.epoch for epoch in second.course.epochs] == list(range(6))
-    assert [record.step for record in second.course.steps] == list(range(26, 61))
+    assert [epoch.epoch for epoch in second.history.epochs] == list(range(6))
+    assert [record.step for record in second.history.steps] == list(range(26, 61))
     actual = actual_of(second, SAMPLES, B32)
     assert actual is not None
     assert actual.epochs == pytest.approx(6.0)
@@ -231,32 +231,32 @@ def test_a_job_that_rolls_back_trains_the_same_samples_again_and_counts_them_onc
     trainer.start(1)
     trainer.move(B32, "test")
     trainer.until(lambda: trainer.step == 27)
-    assert trainer.course.best_epoch == trainer.course.epochs[1]
+    assert trainer.history.best_epoch == trainer.history.epochs[1]
 
     scripted.step, scripted.epoch, scripted.consumed = 15, 1, 5 * 32
     scripted.coming = [RolledBack(15, "aggregator was lost with its memory", 2.5)]
     trainer.pump()
-    assert (trainer.step, len(trainer.course.epochs), trainer.course.best_epoch) == (
+    assert (trainer.step, len(trainer.history.epochs), trainer.history.best_epoch) == (
         16,
         1,
-        trainer.course.epochs[0],
+        trainer.history.epochs[0],
     )
-    assert trainer.course.samples_by_batch == {32: 16 * 32}
+    assert trainer.history.samples_by_batch == {32: 16 * 32}
     trainer.until(lambda: trainer.step == 33)
 
-    assert [record.step for record in trainer.course.steps] == list(range(1, 34))
-    assert [(epoch.epoch, epoch.step) for epoch in trainer.course.epochs] == [(0, 10), (1, 20), (2, 30)]
+    assert [record.step for record in trainer.history.steps] == list(range(1, 34))
+    assert [(epoch.epoch, epoch.step) for epoch in trainer.history.epochs] == [(0, 10), (1, 20), (2, 30)]
     assert verify_audit(tmp_path / AUDIT_FILE, SAMPLES) == []
     history = read_history(trainer.journal.path, 33)
     assert (history.epochs, dict(history.samples_by_batch)) == (
-        tuple(trainer.course.epochs),
-        trainer.course.samples_by_batch,
+        tuple(trainer.history.epochs),
+        trainer.history.samples_by_batch,
     )
     actual = actual_of(trainer, SAMPLES, B32)
     assert actual is not None
     assert actual.epochs == pytest.approx(3.3)
     assert trainer.warnings == [
-        "aggregator was lost with its memory; after 2.5 s the job goes on from step 15, and does 12 steps again"
+        "aggregator was lost with its memory; after 2.5 s the job continues from step 15 and repeats 12 steps"
     ]
 
 
@@ -267,7 +267,7 @@ def test_the_best_epoch_of_an_earlier_attempt_stays_the_best(tmp_path: Path) -> 
     better = replace(before.epochs[0], metrics={"val_loss": 0.5})
     second = attempt(tmp_path, replace(before, epochs=(better, *before.epochs[1:])), until=60, goal=goal)
 
-    assert second.course.best_epoch == better
+    assert second.history.best_epoch == better
     assert second.supervisor.verdicts == [(False, False)] * len(second.supervisor.verdicts)  # type: ignore[attr-defined]
 
 

@@ -259,7 +259,7 @@ def test_what_a_search_and_a_run_took_add_up(tmp_path: Path) -> None:
     assert taken == search_outcome(search, choice, decision.progress, trainer)
     assert 0 < taken.time_s < actual.time_s
     assert 0 < taken.cost_usd < actual.cost_usd
-    assert actual.epochs == sum(record.samples for record in trainer.course.steps) / SAMPLES
+    assert actual.epochs == sum(record.samples for record in trainer.history.steps) / SAMPLES
 
 
 # ---- asking ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from scripted import PRICE, STEP_S, Scripted, trainer_of
 
 from scavenger.control.training.controller import RATE_STEPS
 from scavenger.control.training.history import EarlierAttempts
-from scavenger.control.training.policy_loop import LOOK_S, Steering
+from scavenger.control.training.policy_loop import LOOK_S, PolicyLoop
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, Replace, ScaleTo, Stop
@@ -37,18 +37,18 @@ class Says:
         return self._decisions.pop(0) if self._decisions else Hold("nothing more")
 
 
-def steered(scripted: Scripted, folder: Path, policy: Any, **options: Any) -> tuple[Steering, Trainer]:
+def steered(scripted: Scripted, folder: Path, policy: Any, **options: Any) -> tuple[PolicyLoop, Trainer]:
     trainer = trainer_of(scripted, folder, **options)
     trainer.start(2)
     trainer.move(AT, "chosen")
-    return Steering(trainer, policy=policy, reference=AT, remaining_samples=lambda: 1000.0), trainer
+    return PolicyLoop(trainer, policy=policy, reference=AT, remaining_samples=lambda: 1000.0), trainer
 
 
-def drive(steering: Steering, trainer: Trainer, steps: int) -> None:
+def drive(policy_loop: PolicyLoop, trainer: Trainer, steps: int) -> None:
     begin = trainer.step
     while trainer.step < begin + steps:
-        trainer.until(lambda: steering.due)
-        steering.look()
+        trainer.until(lambda: policy_loop.due)
+        policy_loop.look()
 
 
 @pytest.mark.parametrize(
@@ -65,21 +65,21 @@ def test_each_decision_is_carried_out(
     tmp_path: Path, decision: Decision, training: tuple[str, ...], batch: int
 ) -> None:
     scripted = Scripted(epoch_steps=10**6)
-    steering, trainer = steered(scripted, tmp_path, Says(decision))
-    drive(steering, trainer, 30)
+    policy_loop, trainer = steered(scripted, tmp_path, Says(decision))
+    drive(policy_loop, trainer, 30)
 
     assert scripted.workers("training") == training == scripted.alive
     assert trainer.configuration == Configuration("local-1", len(training), batch)
-    assert [record.step for record in trainer.course.steps] == list(range(1, scripted.step + 1))
+    assert [record.step for record in trainer.history.steps] == list(range(1, scripted.step + 1))
 
 
 def test_what_changes_workers_or_hosts_is_told_with_its_reason(tmp_path: Path) -> None:
     policy = Says(Replace(("w0",), "slow"), Blacklist(("here",), 1e6, "here failed 3 times"))
-    steering, trainer = steered(Scripted(epoch_steps=10**6), tmp_path, policy)
-    drive(steering, trainer, 40)
+    policy_loop, trainer = steered(Scripted(epoch_steps=10**6), tmp_path, policy)
+    drive(policy_loop, trainer, 40)
 
     assert trainer.warnings == ["w0 replaced: slow", "here failed 3 times"]
-    assert [(left.worker, left.kind) for left in trainer.course.departures] == [("w0", "eviction")]
+    assert [(left.worker, left.kind) for left in trainer.history.departures] == [("w0", "eviction")]
     assert policy.shown[-1].blacklist == (("here", 1e6),)
     assert [left.worker for left in policy.shown[-1].departures] == ["w0"]
 
@@ -87,8 +87,8 @@ def test_what_changes_workers_or_hosts_is_told_with_its_reason(tmp_path: Path) -
 def test_a_host_that_is_ruled_out_gets_no_more_workers_until_its_time_is_over(tmp_path: Path) -> None:
     scripted = Scripted(epoch_steps=10**6)
     policy = Says(Blacklist(("bad",), 6.0, "it fails"), Hold("so"), Blacklist(("worse",), 1e6, "too"))
-    steering, trainer = steered(scripted, tmp_path, policy)
-    drive(steering, trainer, 100)
+    policy_loop, trainer = steered(scripted, tmp_path, policy)
+    drive(policy_loop, trainer, 100)
 
     assert scripted.avoided == [{"bad"}, {"bad", "worse"}, {"worse"}]
 
@@ -104,8 +104,8 @@ def test_a_host_on_which_workers_keep_dying_is_ruled_out_unless_it_is_the_only_o
     )
     dies_at = {30: "w0", 60: "w2", 90: "w3"}
     scripted = Scripted(epoch_steps=10**6, dies_at=dies_at, hosts=hosts)
-    steering, trainer = steered(scripted, tmp_path, policy_for(job))
-    drive(steering, trainer, 150)
+    policy_loop, trainer = steered(scripted, tmp_path, policy_for(job))
+    drive(policy_loop, trainer, 150)
 
     assert scripted.avoided == avoided
 
@@ -120,20 +120,20 @@ def test_a_host_on_which_workers_keep_dying_is_ruled_out_unless_it_is_the_only_o
     ],
 )
 def test_a_stop_ends_the_job_with_the_reason(tmp_path: Path, decision: Any, error: type[Exception]) -> None:
-    steering, _ = steered(Scripted(epoch_steps=10**6), tmp_path, Says(decision))
+    policy_loop, _ = steered(Scripted(epoch_steps=10**6), tmp_path, Says(decision))
 
     with pytest.raises(error, match=decision.reason):
-        steering.look()
+        policy_loop.look()
 
 
 def test_nothing_is_decided_while_the_view_is_being_changed(tmp_path: Path) -> None:
     policy = Says(ScaleTo(1, 32, "now"))
-    steering, trainer = steered(Scripted(epoch_steps=10**6), tmp_path, policy)
+    policy_loop, trainer = steered(Scripted(epoch_steps=10**6), tmp_path, policy)
     trainer.supervisor.resize(2, 64, "by somebody else")
-    steering.look()
+    policy_loop.look()
     assert policy.shown == []
 
-    drive(steering, trainer, 3)
+    drive(policy_loop, trainer, 3)
     assert policy.shown != []
 
 
@@ -153,14 +153,14 @@ def test_a_snapshot_counts_the_same_workers_steps_and_money_as_the_job(
 ) -> None:
     scripted = Scripted(epoch_steps=25, slow=slow, dies_at=dies_at)
     policy = Says(ScaleTo(workers, 32, "so"))
-    steering, trainer = steered(
+    policy_loop, trainer = steered(
         scripted,
         tmp_path_factory.mktemp("j"),
         policy,
         budget_usd=10.0,
         before=EarlierAttempts(step=0, elapsed_s=spent[0], cost_usd=spent[1]),
     )
-    drive(steering, trainer, 100)
+    drive(policy_loop, trainer, 100)
 
     for job in policy.shown:
         assert len(job.training) == len({worker.name for worker in job.workers if worker.state == "training"})
@@ -176,7 +176,7 @@ def test_a_snapshot_counts_the_same_workers_steps_and_money_as_the_job(
     for worker in last.training:
         assert worker.compute_s[-1] == pytest.approx(STEP_S / 2 * slow.get(worker.name, 1.0))
     counted = sum(seen.steps for seen in last.throughput)
-    assert counted == sum(not record.disturbed for record in trainer.course.steps)
+    assert counted == sum(not record.disturbed for record in trainer.history.steps)
     at = [a.at_s for a in policy.shown]
     assert all(later - earlier >= LOOK_S - 1e-9 for earlier, later in pairwise(at))
 
@@ -195,16 +195,16 @@ def test_the_job_files_policy_replaces_the_one_slow_worker(tmp_path: Path) -> No
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(3)
     trainer.move(Configuration("local-1", 3, 48), "chosen")
-    steering = Steering(
+    policy_loop = PolicyLoop(
         trainer,
         policy=policy_for(job),
         reference=Configuration("local-1", 3, 48),
         remaining_samples=lambda: None,
     )
-    drive(steering, trainer, 100)
+    drive(policy_loop, trainer, 100)
 
     assert scripted.workers("training") == ("w0", "w2", "w3")
-    assert [left.worker for left in trainer.course.departures] == ["w1"]
+    assert [left.worker for left in trainer.history.departures] == ["w1"]
 
 
 def test_a_learning_rate_that_follows_the_noise_is_gone_over_to_at_most_every_so_many_steps(
@@ -216,9 +216,9 @@ def test_a_learning_rate_that_follows_the_noise_is_gone_over_to_at_most_every_so
     trainer = trainer_of(scripted, tmp_path, lr_scale=lambda batch, noise: now[0])
     trainer.start(1)
     trainer.move(Configuration("local-1", 1, 32), "chosen")
-    steering = Steering(trainer, policy=Says(), reference=AT, remaining_samples=lambda: None)
+    policy_loop = PolicyLoop(trainer, policy=Says(), reference=AT, remaining_samples=lambda: None)
     for now[0] in scales:
-        drive(steering, trainer, RATE_STEPS + 20)
+        drive(policy_loop, trainer, RATE_STEPS + 20)
 
     # 2.01 is too little of a change to be worth a change of view
     assert scripted.lr_scales == [1.0, 1.5, 2.0]

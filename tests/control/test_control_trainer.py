@@ -55,9 +55,9 @@ def test_without_reaching_it_training_ends_after_the_last_epoch_and_the_best_wei
     trainer.move(at(1, 32), "test")
     trainer.until(lambda: False)
 
-    assert (trainer.reached, len(trainer.course.epochs)) == (False, 5)
+    assert (trainer.reached, len(trainer.history.epochs)) == (False, 5)
     assert [kept for _, kept in scripted.verdicts] == [True, True, False, False, False]
-    assert trainer.course.best_epoch == trainer.course.epochs[1]
+    assert trainer.history.best_epoch == trainer.history.epochs[1]
 
 
 # ---- limits ------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_the_reserve_grows_with_what_a_worker_may_be_busy_with(tmp_path: Path) -
     trainer.start(1)
     trainer.move(at(1, 32), "test")
     stepping = trainer.drain_s
-    trainer.until(lambda: bool(trainer.course.epochs))
+    trainer.until(lambda: bool(trainer.history.epochs))
 
     assert (alone, stepping, trainer.drain_s) == (DRAIN_S, DRAIN_S + STEP_S, DRAIN_S + 0.5)
 
@@ -188,7 +188,7 @@ def test_a_worker_that_crashes_on_its_samples_is_replaced_as_long_as_that_may_fi
     trainer.move(at(1, 32), "test")
     trainer.until(lambda: "w1" in scripted.launched)
 
-    assert "samples are tried again apart" in trainer.warnings[-1]
+    assert "samples are tried again separately" in trainer.warnings[-1]
 
 
 def test_after_the_last_replacement_the_job_goes_on_with_fewer_and_says_so(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_after_the_last_replacement_the_job_goes_on_with_fewer_and_says_so(tmp_p
 
     assert not there
     assert trainer.workers_max == 1
-    assert trainer.warnings[-1].endswith("goes on with 1")
+    assert trainer.warnings[-1].endswith("continues with 1")
     assert trainer.step > 0
 
 
@@ -257,9 +257,9 @@ def test_the_first_steps_of_a_view_and_partial_ones_are_no_evidence(tmp_path: Pa
     trainer.until(lambda: trainer.step == 10)
 
     warm = list(range(1, VIEW_WARM_UP_STEPS + 1))
-    assert [record.step for record in trainer.course.steps if record.disturbed] == [*warm, 7]
-    assert [r.step for r in trainer.course.window(at(1, 32), 4)] == [5, 6, 8, 9, 10]
-    assert trainer.course.window(at(1, 64), 0) == []
+    assert [record.step for record in trainer.history.steps if record.disturbed] == [*warm, 7]
+    assert [r.step for r in trainer.history.window(at(1, 32), 4)] == [5, 6, 8, 9, 10]
+    assert trainer.history.window(at(1, 64), 0) == []
 
 
 @pytest.mark.parametrize(("shared_cpus", "disturbed"), [(2, True), (None, False)])
@@ -278,7 +278,7 @@ def test_starting_workers_disturb_only_those_that_share_their_processors(
     trainer.move(at(1, 32), "test")
     trainer.until(lambda: trainer.step == 12)
 
-    assert trainer.course.steps[-1].disturbed is disturbed
+    assert trainer.history.steps[-1].disturbed is disturbed
 
 
 def test_steps_that_came_while_the_job_was_being_stopped_are_recorded_too(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_steps_that_came_while_the_job_was_being_stopped_are_recorded_too(tmp_pa
     written = [json.loads(line) for line in trainer.journal.path.read_text().splitlines()]
     steps = [line["step"] for line in written if line["kind"] == "step"]
     assert steps == list(range(1, scripted.step + 1))
-    assert trainer.course.samples_by_batch == {32: 32 * scripted.step}
+    assert trainer.history.samples_by_batch == {32: 32 * scripted.step}
 
 
 def test_a_checkpoint_is_recorded_and_one_that_cannot_be_written_is_told_once_for_each_reason(
@@ -360,11 +360,11 @@ def test_evaluation_is_told_by_the_worker_count_that_it_was_seen_at(tmp_path: Pa
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(2)
     trainer.move(at(1, 32), "test")
-    trainer.until(lambda: len(trainer.course.epochs) == 1)
+    trainer.until(lambda: len(trainer.history.epochs) == 1)
     trainer.move(at(2, 32), "test")
-    trainer.until(lambda: len(trainer.course.epochs) == 3)
+    trainer.until(lambda: len(trainer.history.epochs) == 3)
 
-    assert [workers for workers, _ in trainer.course.evaluation_s()] == [1, 2]
+    assert [workers for workers, _ in trainer.history.evaluation_s()] == [1, 2]
 
 
 def test_a_worker_whose_vm_will_end_leaves_at_once_and_is_replaced_beside_it(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_worker_whose_vm_will_end_leaves_at_once_and_is_replaced_beside_it(tmp
     trainer.until(lambda: "w0" in scripted.gone and trainer.supervisor.ready == 2)
     trainer.until(lambda: trainer.configuration == at(2, 32))
     assert trainer.supervisor.alive == ("w1", "w2")
-    assert [departure.kind for departure in trainer.course.departures] == ["eviction"]
+    assert [departure.kind for departure in trainer.history.departures] == ["eviction"]
 
 
 def test_the_only_worker_trains_on_until_its_vm_ends(tmp_path: Path) -> None:
@@ -429,8 +429,10 @@ def test_workers_that_there_is_no_room_for_are_no_failures_and_the_job_goes_on_w
     scripted.launch = refuse  # type: ignore[method-assign]
     assert not trainer.move(at(8, 256), "test")
     assert (trainer.wanted, trainer.workers_max) == (1, 1)
-    assert trainer.course.departures == []
-    assert [warning for warning in trainer.warnings if "goes on with 1 worker" in warning] == trainer.warnings
+    assert trainer.history.departures == []
+    assert [
+        warning for warning in trainer.warnings if "continues with 1 worker" in warning
+    ] == trainer.warnings
 
 
 def test_a_vm_that_is_only_at_risk_is_replaced_when_somebody_else_is_there(tmp_path: Path) -> None:

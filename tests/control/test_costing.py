@@ -87,7 +87,7 @@ def test_where_the_cloud_tells_no_times_what_was_counted_stands_and_is_named() -
     paid = paid_for([forgotten], at=NOW)
 
     assert (paid.vms[0].usd, paid.vms[0].basis) == (0.0175, "counted")
-    assert any(words.startswith("i-1: the cloud did not tell") for words in paid.not_counted)
+    assert any(words.startswith("i-1: the cloud did not report") for words in paid.not_counted)
 
 
 def test_a_launch_that_came_to_nothing_is_no_vm_and_one_that_nobody_answered_is_kept() -> None:

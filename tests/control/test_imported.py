@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from scavenger.control.search.imported import AXIS_MAX, PLACES_MAX, Imported, ImportOptions, read_sources
+from scavenger.control.search.imported import (
+    AXIS_MAX,
+    DESIGN_POINTS_MAX,
+    Imported,
+    ImportOptions,
+    read_sources,
+)
 from scavenger.errors import ConfigurationError
 from scavenger.search.curve import build_curve
 
@@ -161,7 +167,7 @@ def test_of_very_many_measured_places_even_parts_are_fitted_to_and_predicted(tmp
     )
     imported = read_sources([steps, runs], ImportOptions(PRICE, dataset_size=50_000))
 
-    assert len(imported.model.vms[0].parallel.measured) == PLACES_MAX
+    assert len(imported.model.vms[0].parallel.measured) == DESIGN_POINTS_MAX
     assert len(imported.space.global_batch_sizes) <= AXIS_MAX
     assert (imported.space.global_batch_sizes[0], imported.space.global_batch_sizes[-1]) == (40, 1599)
     assert sum("fitted to" in note for note in imported.model.notes) == 2

@@ -34,7 +34,7 @@ def test_short_rows_have_empty_cells(tmp_path: Path) -> None:
         ("", "empty; the first line must name the columns"),
         ("a,epochs\n", "no row below"),
         ("a,epoch\n1,2\n", "did you mean 'epoch'"),
-        ("a,epochs,epochs\n1,2,3\n", "'epochs' is there twice"),
+        ("a,epochs,epochs\n1,2,3\n", "'epochs' occurs twice"),
         (b"a,epochs\n\xff\xfe\n", "not a text in UTF-8"),
         ('a,epochs\n"1,2\n' + "x" * 200_000, "not CSV"),
     ],

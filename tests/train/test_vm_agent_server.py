@@ -242,7 +242,7 @@ def test_a_vm_runs_the_agent_from_its_join_file_and_says_that_it_hears_no_notice
         assert eventually(warned, within_s=20.0)
         agent.terminate()
         assert agent.wait(10.0) == 0
-    assert "it will not hear of its end ahead" in told[0]
+    assert "it will receive no preemption notices" in told[0]
 
 
 class Rogue:

@@ -1,4 +1,4 @@
-"""What AWS and its client library raise, in the terms of `scavenger.errors`.
+"""Translates the errors of AWS and its client library to `scavenger.errors`.
 
 A launch is repeated, given up or moved by the type of its error, so the table decides about money: what stands in it as
 a definite refusal has started nothing, and whatever is unknown and may have been the cloud's own fault is

@@ -27,7 +27,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from scavenger.cloud.aws.errors import error_code, translated
-from scavenger.cloud.aws.shared_resources import Grounds
+from scavenger.cloud.aws.shared_resources import SharedResources
 from scavenger.cloud.aws.values import OWNER_TAG, TOKEN_TAG, quotas_of, tags_of, vm_seen
 from scavenger.cloud.boot.user_data import user_data
 from scavenger.domain.vm import Quota, VmRequest, VmSeen
@@ -106,7 +106,7 @@ class AwsProvider:
             self._ec2, self._ssm, self._quotas = client("ec2"), client("ssm"), client("service-quotas")
         except BotoCoreError as error:
             raise translated(error, region=region) from error
-        self._grounds = Grounds(self._ec2, self._read, public_key)
+        self._shared_resources = SharedResources(self._ec2, self._read, public_key)
         self._types: dict[str, dict[str, Any]] = {}
         self._images: dict[str, tuple[str, str]] = {}
         self._fresh: dict[str, tuple[VmSeen, float]] = {}
@@ -145,7 +145,7 @@ class AwsProvider:
         parameters = self._parameters(request)
         for _ in range(2):
             try:
-                answer = self._ec2.run_instances(**parameters, **self._grounds.of(request.owner))
+                answer = self._ec2.run_instances(**parameters, **self._shared_resources.of(request.owner))
             except (ClientError, BotoCoreError) as error:
                 code = error_code(error)
                 if code == "IdempotentParameterMismatch":
@@ -154,7 +154,7 @@ class AwsProvider:
                     raise translated(
                         error, region=self.region, place=request.zone, vm=request.vm, spot=request.spot
                     ) from error
-                self._grounds.forget(request.owner)
+                self._shared_resources.forget(request.owner)
                 continue
             return self._launched(request, answer)
         raise CloudUnavailableError(
@@ -206,7 +206,7 @@ class AwsProvider:
         """See `Provider.remove_leftovers`: security group, key pair, and disks whose VM is gone."""
         if any(seen.state != "gone" for seen in self.list_owned(owner)):
             return ()
-        return self._grounds.remove(owner)
+        return self._shared_resources.remove(owner)
 
     # A launch
 

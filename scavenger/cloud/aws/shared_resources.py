@@ -1,4 +1,4 @@
-"""What an owner's VMs at AWS share beside themselves: a security group and a key pair."""
+"""Shared resources of an owner's VMs at AWS: a security group and a key pair."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from scavenger.cloud.aws.errors import error_code
 from scavenger.cloud.aws.values import OWNER_TAG
 from scavenger.errors import CloudUnavailableError
 
-__all__ = ["Grounds"]
+__all__ = ["SharedResources"]
 
 
-class Grounds:
-    """Makes them when first needed, and takes them away at the end; either may be done by several services at once.
+class SharedResources:
+    """Creates the shared resources when first needed and removes them at the end; safe with several services at once.
 
     Args:
         ec2: The client.
         call: Makes a call, repeats it as needed, and raises what `translated` gives.
-        public_key: Of the key pair; without one there is none.
+        public_key: Public key of the key pair; empty for no key pair.
     """
 
     def __init__(self, ec2: Any, call: Callable[[Callable[[], Any]], Any], public_key: str) -> None:
@@ -30,7 +30,7 @@ class Grounds:
         self._keys: set[str] = set()
 
     def of(self, owner: str) -> dict[str, Any]:
-        """What a launch says of them: a security group in the default VPC, whose members reach each other, and the key.
+        """Launch parameters for the security group in the default VPC, whose members reach each other, and for the key.
 
         Raises:
             ConfigurationError: If there is no default VPC, or the public key is none.
@@ -42,7 +42,7 @@ class Grounds:
         return parameters
 
     def forget(self, owner: str) -> None:
-        """Somebody has removed them: make them again when next needed."""
+        """Forget removed resources, so that they are created again when next needed."""
         self._groups.pop(owner, None)
         self._keys.discard(owner)
 

@@ -1,4 +1,4 @@
-"""What AWS says of VMs and quotas, as values of `scavenger.domain.vm`, and its tags."""
+"""Converts AWS's VMs, quotas and tags to the values of `scavenger.domain.vm`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a VM runs when it boots."""
+"""The user data and the script that a VM runs when it boots."""

@@ -1,8 +1,8 @@
-"""The script with which a VM comes to work for its leader: cloud-init runs it once, as root, after the first boot.
+"""The script that makes a VM join its coordinator: cloud-init runs it once, as root, after the first boot.
 
-It writes down how to join, installs Scavenger where the image lacks it, and starts the agent as a service. A VM that
-cannot do so, whose time limit is not set, or whose agent has ended, is of no use to anybody: it powers off. So the
-service has no restarts either: whatever an agent has lost, its leader replaces with a new VM.
+The script writes the join file, installs Scavenger if the image lacks it, and starts the agent as a service. A VM
+powers off if this fails, if its time limit is not set, or when its agent has ended. So the service is never
+restarted: its coordinator replaces a failed agent with a new VM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scavenger.errors import ConfigurationError
 __all__ = ["PACKAGE_VARIABLE", "Join", "boot_script", "package_of"]
 
 PACKAGE_VARIABLE = "SCAVENGER_PACKAGE"
-"""What VMs install in place of this version from PyPI; one requirement as pip reads it, such as a wheel's URL."""
+"""Environment variable with what VMs install instead of this version from PyPI: one pip requirement, such as a URL."""
 
 _SECRET_IN_URL = re.compile(r"(?<!ssh)://[^/\s]*@")
 _UNIT = "scavenger-vm.service"
@@ -85,19 +85,19 @@ systemctl daemon-reload
 systemctl start --no-block @UNIT@
 echo 'scavenger: the agent was started'
 """
-# OOMPolicy: a training process that takes all memory must not take the agent with it, which tells of it.
+# OOMPolicy: a training process that exhausts the memory must not end the agent, which reports the failure.
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """How a VM's agent comes to its leader; its fields are those of the agent's join file.
+    """How a VM's agent joins its coordinator; the fields are those of the agent's join file.
 
     Attributes:
-        endpoint: Of the leader, `tcp://host:port`.
-        server_key: The leader's public CURVE key, Z85.
+        endpoint: Address of the coordinator, `tcp://host:port`.
+        server_key: The coordinator's public CURVE key, Z85.
         intent: The id of the VM's intent.
-        secret: A CURVE secret key that is good for joining once, Z85.
-        provider: Whose notices the agent watches.
+        secret: A CURVE secret key that can be used to join once, Z85.
+        provider: The cloud whose notices the agent watches.
     """
 
     endpoint: str
@@ -108,23 +108,23 @@ class Join:
 
 
 def boot_script(join: Join, package: str) -> str:
-    """A POSIX shell script for cloud-init; the same values give the same text to the byte.
+    """Create the POSIX shell script for cloud-init; equal values give the identical text.
 
-    The secret stands in a file that only root reads, in no command line and no log.
+    The secret is written to a file that only root can read, and appears in no command line and no log.
 
     Args:
-        join: Written to `/run/scavenger/join.json`, which the agent removes when it has read it.
+        join: Written to `/run/scavenger/join.json`, which the agent removes after reading it.
         package: A requirement as pip reads it; see `package_of`.
 
     Raises:
-        ConfigurationError: If the package is no single line, or a URL with a password: user data stays readable.
+        ConfigurationError: If the package is not a single line, or is a URL with a password: user data stays readable.
     """
     if not package.strip() or package.splitlines() != [package]:
         raise ConfigurationError(f"{PACKAGE_VARIABLE} must be one requirement on one line, not {package!r}")
     if _SECRET_IN_URL.search(package):
         raise ConfigurationError(
             f"{PACKAGE_VARIABLE} holds a password or token, which everything on a VM could read; "
-            "use a URL that is good without"
+            "use a URL that needs none"
         )
     values = {
         "@LIMIT@": LIMIT_TIMER,
@@ -137,5 +137,5 @@ def boot_script(join: Join, package: str) -> str:
 
 
 def package_of(environment: Mapping[str, str]) -> str:
-    """What VMs install: what `SCAVENGER_PACKAGE` names, or else this very version."""
+    """The requirement that VMs install: `SCAVENGER_PACKAGE`, or else this version of Scavenger."""
     return environment.get(PACKAGE_VARIABLE) or f"scavenger-ml=={__version__}"

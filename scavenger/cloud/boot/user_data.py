@@ -1,12 +1,12 @@
-"""User data with which a VM ends itself, whatever becomes of the service that started it.
+"""User data that makes a VM end itself, even if the service that started it has failed.
 
 Two systemd timers in the VM end it: one `life_s` after the boot or its last renewal, the other `run_max_s` after the
-boot, come what may. They are set by a cloud-init boothook: the earliest that cloud-init runs, before anything of the
+boot in any case. They are set by a cloud-init boothook: the earliest that cloud-init runs, before anything of the
 user's, and at each boot. EC2 knows no time limit at all; Compute Engine's (`maxRunDuration`) cannot be renewed.
-`shutdown +N` would serve once the system is up, but needs logind, which is not yet there at that point of the boot.
+`shutdown +N` would work once the system is up, but needs logind, which is not yet running at that point of the boot.
 
 On EC2 a VM launched with `InstanceInitiatedShutdownBehavior=terminate` that powers off is gone, with its disk. On
-Compute Engine its disk stays, to be paid for, until somebody deletes the VM, as the reconciler does when it looks.
+Compute Engine its disk is paid for until the VM is deleted, which the reconciler does in its next iteration.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["LIMIT_TIMER", "RENEW_COMMAND", "user_data"]
 
 LIMIT_TIMER = "scavenger-limit.timer"
 RENEW_COMMAND = f"systemctl restart {LIMIT_TIMER}"
-"""Run as root on the VM, starts its time limit anew: how a lease is renewed."""
+"""Command that restarts a VM's time limit when run as root on the VM: this renews its lease."""
 
 _BYTES_MAX = 16_384
-"""What EC2 takes, before base64; Compute Engine takes sixteen times that."""
+"""Size limit of EC2 before base64; Compute Engine accepts sixteen times that."""
 
 _LIMITS = f"""\
 #!/bin/sh
@@ -65,13 +65,13 @@ _TYPES = (
 
 
 def user_data(request: VmRequest) -> str:
-    """A cloud-init archive: the time limits, then the request's own user data.
+    """Create the cloud-init archive: the time limits, then the request's own user data.
 
-    The same request gives the same text to the byte, as the launch is only then the same to EC2.
+    Equal requests give the identical text, since EC2 recognizes a repeated launch only if it is identical.
 
     Raises:
-        ConfigurationError: If a limit is no positive number of seconds, or the user data is too long, or of no kind
-            that its first line tells.
+        ConfigurationError: If a limit is not a positive number of seconds, or the user data is too long or of a
+            kind that its first line does not identify.
     """
     limits = _LIMITS.replace("{life_s}", str(_seconds(request.life_s)))
     limits = limits.replace("{run_max_s}", str(_seconds(request.run_max_s)))

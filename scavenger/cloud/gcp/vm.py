@@ -1,4 +1,4 @@
-"""A VM of ours in Compute Engine's words, and its VMs in ours."""
+"""Converts VM requests to Compute Engine's instances, and its instances to `VmSeen`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job file: read, checked, and complained about in one line that says where, what and what instead."""
+"""Reads and validates the job file; errors are one line with the place, the fault and the correction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_job(path: Path) -> JobSpec:
         path: A regular file of at most 64 KB in UTF-8.
 
     Raises:
-        JobFileError: If it cannot be read or followed; one line with path, line, column and what to write.
+        JobFileError: If it cannot be read or is invalid; one line with path, line, column and what to write.
     """
     name = _one_line(str(path))
     try:
@@ -63,19 +63,19 @@ def load_job(path: Path) -> JobSpec:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Without `O_NONBLOCK`, opening a named pipe would wait for its other end for ever."""
+    """Open without blocking: opening a named pipe would otherwise wait for its other end."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_job(text: str, *, path: str) -> JobSpec:
-    """Read the text of a job file.
+    """Parse the text of a job file.
 
     Args:
-        text: Its whole content.
-        path: What errors name it.
+        text: The whole content of the file.
+        path: The file's name in error messages.
 
     Raises:
-        JobFileError: As `load_job`; of several faults the first in the file, with the number of the others.
+        JobFileError: As `load_job`; names the first fault in the file and the number of other faults.
     """
     path = _one_line(path)
     root = load_yaml(text, path=path)
@@ -105,15 +105,15 @@ def parse_job(text: str, *, path: str) -> JobSpec:
 
 
 def override_job(job: JobSpec, changes: Mapping[str, object]) -> JobSpec:
-    """The job with some values replaced, as by options of a command.
+    """Replace some values of a job, as options of a command do.
 
     Args:
-        job: Left as it is.
+        job: The original job; it is not changed.
         changes: By dotted key, as `constraints.budget`; text is read as the job file reads it without quotes
             (`$20`, `8h`, `20`), and None changes nothing.
 
     Raises:
-        ConfigurationError: If the result is no valid job; says which key and what to write.
+        ConfigurationError: If the result is not a valid job; the message says which key and what to write.
     """
     document = copy.deepcopy(job.written())
     for key, value in changes.items():
@@ -136,9 +136,9 @@ def override_job(job: JobSpec, changes: Mapping[str, object]) -> JobSpec:
 
 
 def job_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of the job file, of the forms as they are written, each key described.
+    """The JSON Schema (2020-12) of the job file as it is written, with a description of each key.
 
-    What depends on several keys at once (`min` above `max`, more workers than samples) only `load_job` tells.
+    Conditions on several keys (`min` above `max`, more workers than samples) are checked by `load_job` only.
     """
     return copy.deepcopy(_schema())
 
@@ -153,7 +153,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _tidied(schema: Any) -> Any:
-    """Without generated titles, the defaults of whole sections (their keys have their own), and null.
+    """Remove generated titles, null, and the defaults of whole sections, whose keys have their own.
 
     A key of a job file is given or absent, never empty.
     """
@@ -179,8 +179,8 @@ class _Fault:
     """What is wrong with the value at `loc`; `text` completes a sentence that begins with its key.
 
     Attributes:
-        key: The fault is the key's rather than the value's.
-        missing: The key is not there.
+        key: Whether the key is at fault rather than the value.
+        missing: Whether the key is missing.
         meant: For an unknown key, the key that was probably meant.
     """
 
@@ -199,7 +199,7 @@ class _Fault:
 
 
 def _faults(error: ValidationError) -> list[_Fault]:
-    """Every fault in plain words, less the keys that are missing only because they are misspelt."""
+    """Describe every fault, except keys that are missing only because they are misspelled."""
     faults = [_worded(details) for details in error.errors(include_url=False)]
     meant = {fault.meant for fault in faults if fault.meant}
     return [fault for fault in faults if not (fault.missing and fault.loc in meant)]
@@ -293,7 +293,7 @@ def _example(loc: Loc) -> str:
 
 
 def _empty(node: Node, loc: Loc) -> Iterator[Loc]:
-    """Where a value is missing after its key, or is null: what the user meant by that cannot be known."""
+    """Locations of missing or null values, which are refused since their meaning is ambiguous."""
     if node.value is None:
         yield loc
     elif isinstance(node.value, dict):
@@ -305,7 +305,7 @@ def _empty(node: Node, loc: Loc) -> Iterator[Loc]:
 
 
 def _place(fault: _Fault, root: Node) -> tuple[int, int]:
-    """Line and column of what is at fault, or of the nearest thing around it that the file does hold."""
+    """Line and column of a fault, or of the nearest enclosing value in the file."""
     node = root
     for index, part in enumerate(fault.loc):
         if isinstance(node.value, dict) and part in node.value:

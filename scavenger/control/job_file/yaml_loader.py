@@ -1,8 +1,8 @@
-"""YAML of the harmless kind, with the place of every key and value.
+"""A loader for a safe subset of YAML that keeps the position of every key and value.
 
 Only what a configuration file needs is read: one document of mappings, lists and YAML 1.2 core scalars (`010`
 is 10, `on` and `12:30:45` are text). Aliases, anchors, tags, merge keys, duplicate keys, deep nesting, huge
-numbers and unprintable characters are refused, so what comes out is no larger than what went in.
+numbers and unprintable characters are refused, so that the result is no larger than the input.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from scavenger.errors import JobFileError
 __all__ = ["BYTES_MAX", "DEPTH_MAX", "Node", "load_yaml", "read_scalar"]
 
 BYTES_MAX = 64 * 1024
-"""A job file is a page; the bound also bounds the parser's time."""
+"""Size limit of a job file; it also limits the parser's time."""
 DEPTH_MAX = 20
-"""The job file itself goes four levels deep."""
+"""Limit of the nesting depth; a job file needs four levels."""
 DIGITS_MAX = 18
-"""What fits a 64-bit integer whatever the digits."""
+"""Number of digits that always fits a 64-bit integer."""
 
 _NULL = ("", "~", "null", "Null", "NULL")
 _TRUE = ("true", "True", "TRUE")
@@ -46,18 +46,18 @@ _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
 _SPECIAL = re.compile(r"([-+]?)\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
 _DIRECTIVE = re.compile(r"(?:(?<=[\r\n])|\A)%")
 _ESCAPE = re.compile(r"\\U([0-9a-fA-F]{8})")
-# Tab, line feed and carriage return may stand; other breaks would make line numbers differ from an editor's.
+# Tab, line feed and carriage return are allowed; other line breaks would make line numbers differ from an editor's.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value, and where it stands.
+    """A value and its position.
 
     Attributes:
         value: A scalar, a mapping of nodes or a list of nodes.
-        line, column: Of its first character, 1-based.
-        keys: Of a mapping: the place of each key, as (line, column).
+        line, column: Position of its first character, 1-based.
+        keys: For a mapping, the position of each key as (line, column).
     """
 
     value: str | int | float | bool | dict[str, Node] | list[Node] | None
@@ -66,7 +66,7 @@ class Node:
     keys: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def plain(self) -> object:
-        """The value without places."""
+        """The value without positions."""
         if isinstance(self.value, dict):
             return {key: node.plain() for key, node in self.value.items()}
         if isinstance(self.value, list):
@@ -75,10 +75,10 @@ class Node:
 
 
 def read_scalar(text: str) -> str | int | float | bool | None:
-    """What an unquoted scalar means by the YAML 1.2 core schema.
+    """Parse an unquoted scalar by the YAML 1.2 core schema.
 
     Raises:
-        ValueError: If it is an integer of more digits than `DIGITS_MAX`.
+        ValueError: If it is an integer with more than `DIGITS_MAX` digits.
     """
     if text in _NULL:
         return None
@@ -97,14 +97,14 @@ def read_scalar(text: str) -> str | int | float | bool | None:
 
 
 def load_yaml(text: str, *, path: str) -> Node:
-    """Read a file's text.
+    """Parse the text of a YAML file.
 
     Args:
-        text: Its content; a byte order mark at its start is skipped.
-        path: What errors name it.
+        text: Content of the file; a byte order mark at its start is skipped.
+        path: The file's name in error messages.
 
     Raises:
-        JobFileError: With the place, for anything that is not harmless YAML.
+        JobFileError: For anything outside the safe subset, with its position.
     """
     return _Loader(text.removeprefix("\ufeff"), path).load()
 
@@ -142,7 +142,7 @@ class _Loader:
                 self._line, self._column = mark.line + 1, mark.column + 1
             raise self._error(message) from error
         except (YAMLError, ValueError, OverflowError) as error:
-            # An escape beyond Unicode stops the parser without a mark.
+            # For an escape beyond Unicode, the parser gives no position.
             beyond = (m.start() for m in _ESCAPE.finditer(self._text) if int(m[1], 16) > sys.maxunicode)
             self._look_at(next(beyond, 0))
             raise self._error("no such character in Unicode; between double quotes write \\ twice") from error
@@ -202,7 +202,7 @@ class _Loader:
             place = self._line, self._column
             if not isinstance(event, ScalarEvent):
                 raise self._error("a key must be a plain word")
-            self._node(event, depth)  # refuses what no scalar may have
+            self._node(event, depth)  # refuses aliases, anchors and tags
             key = event.value
             if key == "<<" and event.style is None:
                 raise self._error("merge keys (<<) are not read; write the keys out")
@@ -228,7 +228,7 @@ class _Loader:
 
 
 def _explained(error: MarkedYAMLError) -> tuple[str, StringMark | None]:
-    """The parser's complaint in plain words, and the place to look at."""
+    """Describe a parser error in plain words, with its position."""
     problem = str(error.problem or error)
     mark = error.problem_mark or error.context_mark
     if "stream end" in problem or "end of stream" in problem:

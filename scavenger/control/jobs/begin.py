@@ -1,4 +1,4 @@
-"""Begins a job: puts its parts together, of which none is started yet."""
+"""Builds a job's parts without starting any of them."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Options:
     Attributes:
         run: False for `plan`, which ends with the choice.
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
-        resumed: What an earlier attempt has left; None for a new job.
-        audit: Whether to write down which worker computed which samples, see `scavenger.control.training.audit`.
-        clock: Seconds, which only grow.
+        resumed: Checkpoint, time, cost and progress of earlier attempts; None for a new job.
+        audit: Whether to record which worker computed which samples, see `scavenger.control.training.audit`.
+        clock: Monotonic clock, seconds.
     """
 
     run: bool
@@ -44,10 +44,10 @@ class Options:
 
 
 def open_journals(prepared: PreparedJob, options: Options, work_dir: Path) -> Journals:
-    """New ones, or those of the attempt before, up to the step that is gone on from.
+    """Open the job's journals; a resumed job appends to the journals of the earlier attempt.
 
     Raises:
-        OSError: If they cannot be written.
+        OSError: If a journal cannot be written.
     """
     job = prepared.job
     step = None if options.resumed is None else options.resumed.before.step
@@ -61,12 +61,12 @@ def open_journals(prepared: PreparedJob, options: Options, work_dir: Path) -> Jo
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt at a job, as it begins.
+    """Inputs of one attempt at a job.
 
     Attributes:
-        observer: The user's, to which the recorder passes everything on.
-        work_dir: The job's own folder.
-        started_at: Clock reading at the job's beginning.
+        observer: The user's observer; the recorder passes every event on to it.
+        work_dir: The job's output folder.
+        started_at: Clock reading when the attempt began.
     """
 
     prepared: PreparedJob
@@ -80,19 +80,19 @@ class Attempt:
 
 
 def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
-    """A job's parts, put together; `RunningJob.run` starts them.
+    """Build a job's parts; `RunningJob.run` starts them.
 
     Args:
-        stop: Ends the job in order.
+        stop: Ends the job in an orderly way, for a given reason.
 
     Raises:
-        ScavengerError: If the job cannot run where its file says.
+        ScavengerError: If the job cannot run on the infrastructure that its file names.
     """
     prepared, recorder = attempt.prepared, attempt.recorder
     count = prepared.platform.space.workers[0]
     workers = "1 worker" if count == 1 else f"{count} workers"
     recorder.on_event(PhaseChanged("starting", f"{workers} on {prepared.job.infra}"))
-    # of an attempt that was killed while it saved
+    # left by an attempt that was killed while it saved the model
     partial_model(attempt.work_dir / MODEL_FILE).unlink(missing_ok=True)
     warnings: list[str] = []
 
@@ -112,13 +112,13 @@ def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
         clock=attempt.options.clock,
     )
     try:
-        return _put_together(attempt, resources, warnings=warnings, stop=stop)
+        return _build(attempt, resources, warnings=warnings, stop=stop)
     except BaseException:
         resources.close()
         raise
 
 
-def _put_together(
+def _build(
     attempt: Attempt, resources: Resources, *, warnings: Sequence[str], stop: Callable[[str], None]
 ) -> RunningJob:
     prepared, options, recorder = attempt.prepared, attempt.options, attempt.recorder
@@ -153,7 +153,7 @@ def _put_together(
         clock=options.clock,
     )
     trainer.terms = lambda: resources.terms(trainer)
-    driver = JobWorkflow(
+    workflow = JobWorkflow(
         trainer,
         job,
         resources.space,
@@ -165,19 +165,19 @@ def _put_together(
         at_end=lambda error: running.end_at_once(error),
         resumed=resumed,
     )
-    operator = OperationHandler(
+    operations = OperationHandler(
         attempt.store,
         recorder.job_id,
         keep=recorder.keep,
         workers=job.elastic_range,
-        batch=driver.batch_at,
+        batch=workflow.batch_at,
         stop=lambda reason, save: running.stop_as_asked(reason, save),
         measured=recorder.measured,
     )
     if not options.run:
-        operator.refusing = "it is a plan, which ends with the choice; it can only be stopped"
+        operations.refusing = "this is a plan, which ends with the choice; it can only be stopped"
     running = RunningJob(
-        Parts(recorder, attempt.journals, resources, supervisor, trainer, driver, operator),
+        Parts(recorder, attempt.journals, resources, supervisor, trainer, workflow, operations),
         observer=attempt.observer,
         checkpoints=checkpoints,
         warnings=warnings,

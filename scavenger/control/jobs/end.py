@@ -1,4 +1,4 @@
-"""Ends a job: how it ended, and the report of it."""
+"""Determines how a job ended and builds its report."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Ending:
     """How a job ended.
 
     Attributes:
-        error: One line; empty where it did not fail.
-        in_haste: A limit is near: no more time for the end than what is kept in reserve for it.
+        error: One line; empty unless the job failed.
+        in_haste: A limit is near, so shutdown may use only the time reserved for it.
     """
 
     state: JobState
@@ -33,10 +33,10 @@ class Ending:
 
 
 def ended_by(error: ScavengerError | OSError, work_dir: Path) -> Ending:
-    """How a job ends that this error has ended.
+    """Translate the error that ended a job into its ending.
 
     Args:
-        work_dir: The job's own, named where an error of the file system names no file.
+        work_dir: The job's folder, used in the message of a file system error that names no file.
     """
     if isinstance(error, OSError):
         return Ending("failed", f"{error.strerror or error}: {error.filename or work_dir}", 1)
@@ -56,9 +56,10 @@ def report_of(
     running: RunningJob | None,
     run: bool,
 ) -> RunReport:
-    """The report of a job whose processes have ended; also of one that never came so far, `running` None.
+    """Build the report of a job whose processes have ended.
 
     Args:
+        running: The job; None if it failed before its parts were built.
         run: False for `plan`.
     """
     report = RunReport(
@@ -82,24 +83,24 @@ def report_of(
 
 
 def _with_run(report: RunReport, running: RunningJob, *, run: bool) -> RunReport:
-    """The report with everything that the job came to."""
-    trainer, story = running.parts.trainer, running.parts.driver.story
-    with contextlib.suppress(OSError):  # of a full disk, the report tells
+    """Add the results of the run to the report."""
+    trainer, state = running.parts.trainer, running.parts.workflow.state
+    with contextlib.suppress(OSError):  # the report warns about a full disk
         trainer.journal.end(trainer.elapsed_s)
-    decision = story.decision
+    decision = state.decision
     choice = None if decision is None else decision.choice
-    if story.search is not None:
+    if state.search is not None:
         chosen = choice if isinstance(choice, Choice) else None
         progress = 0.0 if decision is None else decision.progress
-        report = replace(report, search=search_outcome(story.search, chosen, progress, trainer))
+        report = replace(report, search=search_outcome(state.search, chosen, progress, trainer))
     return replace(
         report,
         curve=None if decision is None else decision.curve,
         choice=choice,
-        predicted=story.predicted,
+        predicted=state.predicted,
         estimate=None if decision is None else decision.estimate,
         actual=_actual(running) if run else None,
-        metric=trainer.goal.outcome(trainer.course.epochs),
+        metric=trainer.goal.outcome(trainer.history.epochs),
         steps=trainer.step,
         model_path=None if running.model_path is None else str(running.model_path),
         warnings=(*running.warnings, *trainer.warnings, *report.warnings),
@@ -111,4 +112,4 @@ def _actual(running: RunningJob) -> Actual | None:
     manifest = running.parts.supervisor.manifest
     if manifest is None:
         return None
-    return actual_of(running.parts.trainer, manifest.dataset_size, running.parts.driver.story.chosen)
+    return actual_of(running.parts.trainer, manifest.dataset_size, running.parts.workflow.state.chosen)

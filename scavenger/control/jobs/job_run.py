@@ -1,4 +1,4 @@
-"""One run of `optimize` or `plan`: from the job file to the report."""
+"""One run of `optimize` or `plan`, from the job file to the report."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Confirm", "JobRun"]
 
 
 class JobRun:
-    """A job, ready to run once.
+    """A job that can be run once.
 
     Args:
-        prepared: The job, made by `prepare_job`; the training module is beside its file.
-        store: Where jobs, measurements and models are kept.
-        observer: Is told what happens.
+        prepared: The job, made by `prepare_job`.
+        store: Database of jobs, measurements and models.
+        observer: Receives the events of the run.
         run: False for `plan`, which ends with the choice.
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
-        resumed: What an earlier attempt has left; None for a new job.
-        audit: Whether to write down which worker computed which samples, see `scavenger.control.training.audit`.
+        resumed: Checkpoint, time, cost and progress of earlier attempts; None for a new job.
+        audit: Whether to record which worker computed which samples, see `scavenger.control.training.audit`.
     """
 
     def __init__(
@@ -51,39 +51,39 @@ class JobRun:
         self._running: RunningJob | None = None
         self._stop_reason: str | None = None
 
-    # ---- from outside --------------------------------------------------------------------------------------
+    # ---- calls from other threads --------------------------------------------------------------------------
 
     def request_stop(self, reason: str) -> None:
-        """End in order at the next step boundary; safe from signal handlers and other threads."""
+        """Ask the job to stop at the next step boundary; safe in signal handlers and other threads."""
         self._stop_reason = reason
         if self._running is not None:
             self._running.parts.trainer.stop(reason)
 
     @property
     def processes(self) -> int:
-        """How many processes of the job live; safe from signal handlers."""
+        """Number of live processes of the job; safe in signal handlers."""
         return 0 if self._running is None else len(self._running.parts.supervisor.engine.running)
 
     @property
     def vms(self) -> int:
-        """How many VMs are paid for, as of the last look; safe from signal handlers."""
+        """Number of VMs being paid for, as of the last check; safe in signal handlers."""
         return 0 if self._running is None else self._running.parts.resources.vms
 
     def kill_now(self) -> None:
-        """SIGKILL to every process of the job; safe from signal handlers."""
+        """Send SIGKILL to every process of the job; safe in signal handlers."""
         if self._running is not None:
             self._running.parts.supervisor.engine.kill_all()
 
-    # ---- the whole of it -----------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------
 
     def run(self) -> RunReport:
         """Run the job to its end.
 
         Returns:
-            The report, also of a job that failed once it had started; then with `error` and `exit_code`.
+            The report. If the job failed after it had started, the report has `error` and `exit_code`.
 
         Raises:
-            ScavengerError: For what comes before the job has started.
+            ScavengerError: If the job cannot be started.
         """
         self._prepared.platform.check()
         self._store.reap_dead_jobs()
@@ -101,7 +101,7 @@ class JobRun:
         return Recorder(self._store, entry, self._observer, patience_s=prepared.job.limits.store)
 
     def _recorded(self, recorder: Recorder) -> RunReport:
-        """Begin, run and end the job; its report, as recorded."""
+        """Begin, run and end the job; returns its report after recording it."""
         job = self._prepared.job
         work_dir = (self._prepared.job_file.resolve().parent / job.output / recorder.job_id).resolve()
         journals: Journals | None = None
@@ -122,14 +122,14 @@ class JobRun:
         except (ScavengerError, OSError) as error:
             ending = ended_by(error, work_dir)
         except BaseException:
-            self._end(save=False, in_haste=True)  # whatever it was, nothing may be left behind
+            self._end(save=False, in_haste=True)  # no process or VM may be left behind
             raise
         try:
             self._end(save=self._options.run and ending.state != "planned", in_haste=ending.in_haste)
         except CleanupError as left:
             ending = replace(ending, error=str(left), exit_code=left.exit_code)
         if self._running is not None and self._running.unsaved and not ending.error:
-            # the training was done, but what it was done for is missing: `resume` writes that
+            # training finished, but the model file is missing; `resume` can write it
             ending = replace(
                 ending, state="failed", error=self._running.unsaved, exit_code=ModelNotSavedError.exit_code
             )
@@ -152,10 +152,10 @@ class JobRun:
         return self._running.run()
 
     def _end(self, *, save: bool, in_haste: bool) -> None:
-        """Save the model, if there is to be one, and end everything that was started.
+        """Save the model if requested, then end every process and VM.
 
         Raises:
-            CleanupError: If something may be left.
+            CleanupError: If a process or VM may be left running.
         """
         if self._running is None:
             return
@@ -167,7 +167,7 @@ class JobRun:
 
 
 def _finished(recorder: Recorder, report: RunReport) -> RunReport:
-    """The report, written down; where that fails, the work is done and paid for all the same."""
+    """Record the report; if that fails, return it with the error, since the training itself is done."""
     try:
         recorder.finish(report)
     except ScavengerError as failure:

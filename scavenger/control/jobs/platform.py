@@ -1,4 +1,4 @@
-"""Where a job runs, this machine or a cloud's VMs: the one place where that is decided."""
+"""Selects where a job runs: on this machine or on a cloud's VMs."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from scavenger.train.engines.base import Engine
 __all__ = ["Platform", "PreparedJob", "Resources", "platform_of", "prepare_job"]
 
 DRAIN_MARGIN = 2.0
-"""What is set aside for saving on VMs, of the time that it takes at the speed of a slow disk: it goes over a line."""
+"""Factor on the time to save at the speed of a slow disk, since VMs send the model over the network."""
 
 
 class Resources(Protocol):
-    """What a job has been given to run on, until `close`.
+    """Resources allocated to a job until `close`.
 
     Attributes:
-        space: The configurations that may be searched there.
+        space: The configurations that may be searched on these resources.
         engine: Starts the job's processes; None for the engine that the job file names.
-        meter: Says what the job costs; None where its workers are all that is paid for.
+        meter: The job's cost meter; None if only its workers are paid for.
     """
 
     space: SearchSpace
@@ -48,37 +48,37 @@ class Resources(Protocol):
 
     @property
     def vms(self) -> int:
-        """How many VMs are paid for, as of the last look; safe from signal handlers."""
+        """Number of VMs being paid for, as of the last check; safe in signal handlers."""
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
-        """What the job pays beside its workers, as far as that is known by now; None where it rents nothing."""
+        """Costs besides the workers, as far as known; None if the job rents nothing."""
 
     def tick(self, drain_s: float = 0.0) -> None:
-        """About once a second: keep what is rented, and take in what has become of it.
+        """Renew the rented VMs and read their state; called about once a second.
 
         Args:
-            drain_s: How long the job takes to end in order.
+            drain_s: Time that the job needs for an orderly end, seconds.
 
         Raises:
-            ScavengerError: What ends the job.
+            ScavengerError: If the job must end.
         """
 
     def close(self) -> None:
-        """Give everything back.
+        """Release all resources.
 
         Raises:
-            CleanupError: If something may be left.
+            CleanupError: If a VM may be left running.
         """
 
 
 class Platform(Protocol):
-    """What a job can be searched over, before anything is started or paid for.
+    """Where a job can run, before anything is started or paid for.
 
     Attributes:
-        cloud: That the workers run on.
-        space: The configurations before the data is known.
-        aggregators: The VM that is rented for the aggregators; None where none is.
-        notes: What the user should know.
+        cloud: The cloud on which the workers run.
+        space: The configurations, before the size of the data is known.
+        aggregators: The VM type that is rented for the aggregators; None if none is rented.
+        notes: Messages for the user.
         rents: Whether running there rents VMs.
     """
 
@@ -89,10 +89,10 @@ class Platform(Protocol):
     rents: bool
 
     def check(self) -> None:
-        """Refuse to start where that cannot work.
+        """Check that a job can start here.
 
         Raises:
-            ConfigurationError: Naming what is missing.
+            ConfigurationError: If something is missing; the message names it.
         """
 
     def allocate(
@@ -107,22 +107,22 @@ class Platform(Protocol):
         warn: Callable[[str], None],
         clock: Callable[[], float],
     ) -> Resources:
-        """Get ready to start the job's processes; nothing is paid for until the first one is started.
+        """Prepare to start the job's processes; nothing is paid for until the first process is started.
 
         Args:
-            folder: With the training module.
-            outputs: Where jobs write to.
-            before_usd: What earlier attempts are known to have spent.
-            inform, warn: Are told what the user should know, now and later.
+            folder: Folder of the training module.
+            outputs: Folder of the jobs' outputs.
+            before_usd: Known cost of earlier attempts, US dollars.
+            inform, warn: Receive messages for the user, now and during the run.
 
         Raises:
-            ScavengerError: If the job cannot run there.
+            ScavengerError: If the job cannot run here.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedJob:
-    """A job whose file has been checked against everything that is known before it starts."""
+    """A job whose file has passed every check that is possible before the start."""
 
     job: JobSpec
     job_file: Path
@@ -131,10 +131,10 @@ class PreparedJob:
 
 
 def prepare_job(job: JobSpec, job_file: Path) -> PreparedJob:
-    """Check everything that can be checked before a job starts; starts and spends nothing.
+    """Check a job as far as possible before it starts; starts nothing and spends nothing.
 
     Raises:
-        ConfigurationError: If the job file asks for what there is not.
+        ConfigurationError: If the job file asks for something that does not exist.
     """
     check_supported(job)
     check_keras_backend(os.environ)
@@ -143,16 +143,16 @@ def prepare_job(job: JobSpec, job_file: Path) -> PreparedJob:
 
 
 def platform_of(job: JobSpec) -> Platform:
-    """This machine or a cloud, as the job file says.
+    """The platform that the job file names: this machine or a cloud.
 
     Raises:
-        ConfigurationError: If it has no VM type that will do, or a price is not known.
+        ConfigurationError: If the platform has no suitable VM type, or a price is unknown.
     """
     return ThisMachine(job) if job.infra.provider == "local" else RentedVms(job, CloudResources(job))
 
 
 class ThisMachine:
-    """Workers are processes here; see `Platform`."""
+    """This machine, where workers are processes; see `Platform`."""
 
     def __init__(self, job: JobSpec) -> None:
         machine = LocalCloud()
@@ -167,11 +167,11 @@ class ThisMachine:
 
     def allocate(self, store: Store, record: JobRecord, **_: object) -> Resources:
         """See `Platform.allocate`."""
-        return _Nothing(self.space)
+        return _LocalResources(self.space)
 
 
-class _Nothing:
-    """Nothing is rented; see `Resources`."""
+class _LocalResources:
+    """This machine's resources, for which nothing is rented; see `Resources`."""
 
     def __init__(self, space: SearchSpace) -> None:
         self.space = space
@@ -193,14 +193,14 @@ class _Nothing:
 
 
 class RentedVms:
-    """Workers are on VMs of a cloud; see `Platform`."""
+    """A cloud, where workers run on rented VMs; see `Platform`."""
 
-    def __init__(self, job: JobSpec, renting: CloudResources) -> None:
-        self._job, self._renting = job, renting
-        self.cloud: Cloud = renting.cloud
-        self.space = renting.space
-        self.aggregators: Offer | None = renting.aggregators
-        self.notes = renting.offered.notes
+    def __init__(self, job: JobSpec, cloud_resources: CloudResources) -> None:
+        self._job, self._cloud_resources = job, cloud_resources
+        self.cloud: Cloud = cloud_resources.cloud
+        self.space = cloud_resources.space
+        self.aggregators: Offer | None = cloud_resources.aggregators
+        self.notes = cloud_resources.offered.notes
         self.rents = True
 
     def check(self) -> None:
@@ -220,21 +220,21 @@ class RentedVms:
         clock: Callable[[], float],
     ) -> Resources:
         """See `Platform.allocate`."""
-        renting = self._renting
-        space, left_out = renting.within_quotas()
-        for message in (*renting.offered.notes, *left_out):
+        cloud_resources = self._cloud_resources
+        space, left_out = cloud_resources.within_quotas()
+        for message in (*cloud_resources.offered.notes, *left_out):
             inform(message)
-        fleet = renting.fleet(
+        fleet = cloud_resources.fleet(
             store, record, folder=folder, outputs=outputs, before_usd=before_usd, note=warn, clock=clock
         )
-        return _Vms(space, renting, fleet)
+        return _VmResources(space, cloud_resources, fleet)
 
 
-class _Vms:
+class _VmResources:
     """A fleet of VMs; see `Resources`."""
 
-    def __init__(self, space: SearchSpace, renting: CloudResources, fleet: Fleet) -> None:
-        self.space, self._renting, self._fleet = space, renting, fleet
+    def __init__(self, space: SearchSpace, cloud_resources: CloudResources, fleet: Fleet) -> None:
+        self.space, self._cloud_resources, self._fleet = space, cloud_resources, fleet
         self.engine: Callable[[Path, int], Engine] | None = fleet.engine
         self.meter: CostMeter | None = fleet.meter
 
@@ -243,7 +243,7 @@ class _Vms:
         return sum(one.state != "GONE" for one in self._fleet.vms)
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
-        return replace(self._renting.terms(trainer), reserve_s=self._fleet.reserve_s)
+        return replace(self._cloud_resources.terms(trainer), reserve_s=self._fleet.reserve_s)
 
     def tick(self, drain_s: float = 0.0) -> None:
         fleet = self._fleet

@@ -1,4 +1,4 @@
-"""Going on with a job that ended before its goal."""
+"""Resumes a job that ended before it reached its goal."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["resume_job"]
 def resume_job(
     job_id: str, *, store: Store, observer: Observer, confirm: Confirm | None, audit: bool = False
 ) -> JobRun:
-    """A job that goes on where its newest checkpoint stands, ready to run.
+    """Prepare a job to continue from its newest checkpoint.
 
-    It is the job as it was begun; what its file says by now counts for a new one.
+    The job keeps the specification that it was started with; later edits of its file apply to new jobs only.
 
     Args:
-        confirm: Asked where its search has yet to choose.
-        audit: As of `JobRun`; has a meaning only if every attempt had it.
+        confirm: Asked before the chosen configuration is paid for, if the search had not chosen yet.
+        audit: See `JobRun`; an audit is complete only if every attempt had it.
 
     Raises:
         ConfigurationError: If it cannot be resumed, or has no checkpoint that can be read.
-        TransientError: If it runs.
+        TransientError: If the job is running.
     """
     record = store.job(job_id)
     store.check_resumable(record)

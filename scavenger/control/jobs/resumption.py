@@ -1,4 +1,4 @@
-"""What a job leaves behind to be gone on with, and how it is found again."""
+"""Finds the checkpoint and the progress that a resumed job continues from."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Resumption", "checkpoint_url", "find_resumption"]
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """An earlier attempt at a job.
+    """State of an earlier attempt from which a job is resumed.
 
     Attributes:
-        url: Of its checkpoints.
-        before: What it had come to at the one that is taken up.
-        chosen: Where it ran; None where its search had not ended.
+        url: Location of its checkpoints.
+        before: Time, cost and progress up to the checkpoint that is restored.
+        chosen: The chosen configuration; None if the search had not ended.
     """
 
     job_id: str
@@ -35,26 +35,26 @@ class Resumption:
 
 
 def checkpoint_url(spec: CheckpointSpec | None, folder: Path, work_dir: Path) -> str:
-    """Where a job's checkpoints go: a folder of its own in the place that the job file names, or with its output.
+    """Location of a job's checkpoints: a folder per job, in the path of the job file or in the job's output folder.
 
     Args:
-        folder: That the job file is in, which a path may be relative to.
-        work_dir: The job's own, named by its id.
+        folder: Folder of the job file; a relative path is resolved against it.
+        work_dir: The job's output folder, named by the job's id.
     """
     if spec is None:
         return str(work_dir / "checkpoints")
-    place = spec.path
-    if "://" not in place:
-        place = str((folder / Path(place).expanduser()).resolve())
-    return f"{place.rstrip('/')}/{work_dir.name}"
+    path = spec.path
+    if "://" not in path:
+        path = str((folder / Path(path).expanduser()).resolve())
+    return f"{path.rstrip('/')}/{work_dir.name}"
 
 
 def find_resumption(job: JobRecord, journal: Path) -> Resumption:
-    """The newest checkpoint of a job that verifies, with what the job had come to.
+    """Find a job's newest valid checkpoint, with the job's progress at its step.
 
     Raises:
-        ConfigurationError: If there is none.
-        TransientError: If the place cannot be looked at.
+        ConfigurationError: If there is no valid checkpoint.
+        TransientError: If the checkpoint location cannot be read.
     """
     url = job.checkpoint or ""
     store = CheckpointStore(url)

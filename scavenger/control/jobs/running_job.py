@@ -1,4 +1,4 @@
-"""A job whose parts are put together: starts them, keeps them alive, saves the model, and ends them."""
+"""A running job: starts its parts, keeps them alive, saves the model and shuts down."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from scavenger.train.supervisor.supervisor import Supervisor
 __all__ = ["MODEL_FILE", "Parts", "RunningJob"]
 
 MODEL_FILE = "model.keras"
-"""In the job's own folder."""
+"""File name of the saved model in the job's output folder."""
 _ALIVE_S = 1.0
-"""Between two signs of life while the model is saved."""
+"""Interval between heartbeats while the model is saved."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a job is made of."""
+    """The components of a job."""
 
     recorder: Recorder
     journals: Journals
     resources: Resources
     supervisor: Supervisor
     trainer: Trainer
-    driver: JobWorkflow
-    operator: OperationHandler
+    workflow: JobWorkflow
+    operations: OperationHandler
 
 
 class RunningJob:
     """One attempt at a job.
 
     Args:
-        parts: Not started yet.
-        observer: Is told of the end, which the store need not hear.
-        checkpoints: Where they go, as a URL.
-        warnings: What was said of its resources; grows.
-        stop: Ends the job in order.
+        parts: The job's components, not started yet.
+        observer: Receives the events of the shutdown, which are not recorded in the store.
+        checkpoints: URL of the checkpoints.
+        warnings: Warnings about its resources; the list grows during the run.
+        stop: Ends the job in an orderly way, for a given reason.
 
     Attributes:
-        model_path: The saved model; None before.
-        unsaved: Why the model could not be saved, and what is left instead; empty where it could.
+        model_path: The saved model; None until it is saved.
+        unsaved: Why the model could not be saved and what was kept instead; empty unless saving failed.
     """
 
     def __init__(
@@ -75,57 +75,57 @@ class RunningJob:
     # ---- the run -------------------------------------------------------------------------------------------
 
     def run(self) -> JobState:
-        """Start the processes and drive the job to its end; returns how it ended.
+        """Start the processes and run the job to its end; returns how it ended.
 
         Raises:
-            ScavengerError: Whatever else ends it.
+            ScavengerError: If an error ends the job.
         """
         parts = self.parts
         parts.trainer.start(parts.resources.space.workers[0])
         parts.recorder.watch(parts.supervisor)
         parts.supervisor.on_wait = self._live_on
         parts.supervisor.recorded = parts.journals.sync
-        return parts.driver.run(parts.operator)
+        return parts.workflow.run(parts.operations)
 
     def tick(self) -> None:
-        """About once a second, from the thread that trains."""
+        """Do periodic work, about once a second, on the training thread."""
         parts = self.parts
         parts.recorder.tick(parts.trainer)
-        self._tell_of_journals()
+        self._report_journals()
         parts.resources.tick(parts.trainer.drain_s)
-        self._tell_of_checkpoint()
-        parts.operator.look()
+        self._report_checkpoint()
+        parts.operations.look()
 
     def stop_as_asked(self, reason: str, save: bool) -> None:
-        """End in order, with the model or without."""
+        """Stop the job on request, with or without saving the model."""
         self._save_wanted = save
         self._stop(reason)
 
     def _live_on(self) -> None:
-        """While the model is saved: VMs are heard of and renewed, and others see that the job lives."""
+        """Renew VM leases and record heartbeats while the model is saved."""
         self.parts.trainer.take_last_steps()  # a checkpoint waits until they are recorded
         now = self._clock()
         if now - self._alive_at < _ALIVE_S:
             return
         self._alive_at = now
         self.parts.recorder.tick(self.parts.trainer)
-        with contextlib.suppress(ScavengerError):  # what ends the job has been decided
+        with contextlib.suppress(ScavengerError):  # how the job ends has been decided already
             self.parts.resources.tick()
 
     # ---- the end -------------------------------------------------------------------------------------------
 
     def end_at_once(self, error: BaseException) -> None:
-        """Save and end the processes; what cannot be ended is tried again, and told, at the job's end."""
+        """Save the model and end the processes; a failed cleanup is retried and reported at the job's end."""
         in_haste = isinstance(error, LimitReachedError)
         self.save(in_haste=in_haste)
         with contextlib.suppress(CleanupError):
             self.close(in_haste=in_haste)
 
     def save(self, *, in_haste: bool) -> None:
-        """Write the model: the weights that the report's metric is of, or the last where there is no metric.
+        """Write the model: the weights with the reported metric, or the latest weights if there is no metric.
 
         Args:
-            in_haste: A limit is near: take no longer than what is kept in reserve for it.
+            in_haste: A limit is near, so saving may use only the time reserved for it.
         """
         trainer, supervisor, recorder = self.parts.trainer, self.parts.supervisor, self.parts.recorder
         if not (trainer.step and self._save_wanted) or self.model_path or self._closed:
@@ -133,48 +133,48 @@ class RunningJob:
         path = trainer.journal.path.with_name(MODEL_FILE)
         recorder.on_event(PhaseChanged("saving", str(path)))
         # where the target was reached, the last epoch is the best one
-        best = trainer.course.best_epoch is not None and not trainer.reached
+        best = trainer.history.best_epoch is not None and not trainer.reached
         try:
             within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
             supervisor.finish(path, best=best, checkpoint=not trainer.finished, within_s=within_s)
             self.model_path = path
             trainer.take_last_steps()
-            self._tell_of_checkpoint()
+            self._report_checkpoint()
         except (ScavengerError, OSError) as error:
             self._keep_state(path, error, best=best, in_haste=in_haste)
 
     def _keep_state(self, path: Path, error: Exception, *, best: bool, in_haste: bool) -> None:
-        """The model could not be saved: keep a checkpoint, from which `resume` can."""
+        """Keep a checkpoint after saving has failed, so that `resume` can write the model."""
         trainer = self.parts.trainer
         with contextlib.suppress(ScavengerError, OSError):
-            if trainer.finished:  # before that, one was written with the attempt to save
+            if trainer.finished:  # otherwise the attempt to save wrote one
                 within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
                 self.parts.supervisor.keep_state(best=best, within_s=within_s)
             trainer.take_last_steps()
-            self._tell_of_checkpoint()
+            self._report_checkpoint()
         kept = "no checkpoint could be written either"
         if trainer.checkpoint_step:
             kept = (
-                f"the checkpoint of step {trainer.checkpoint_step} is kept; once that is mended, "
+                f"the checkpoint of step {trainer.checkpoint_step} is kept; once the cause is fixed, "
                 f"`scavenger resume {self.parts.recorder.job_id[:8]}` writes the model"
             )
         self.unsaved = f"the model could not be saved: {path}: {error}; {kept}"
         trainer.note(self.unsaved)
 
-    def _tell_of_journals(self) -> None:
-        """Say once of each journal that waits for room."""
+    def _report_journals(self) -> None:
+        """Warn once about each journal that waits for disk space."""
         for journal in self.parts.journals.all:
             if journal.problem and journal.path not in self._waiting:
                 self.parts.trainer.note(
-                    f"{journal.problem}; the job goes on, and what is to be written there waits"
+                    f"{journal.problem}; the job continues, and its lines wait until they can be written"
                 )
             (self._waiting.add if journal.problem else self._waiting.discard)(journal.path)
 
     def close(self, *, in_haste: bool) -> None:
-        """End every process, and give back what was rented; may be tried again.
+        """End every process and release the rented VMs; may be called again after a failure.
 
         Raises:
-            CleanupError: If something may be left.
+            CleanupError: If a process or VM may be left running.
         """
         supervisor, resources = self.parts.supervisor, self.parts.resources
         try:
@@ -186,7 +186,7 @@ class RunningJob:
                 self._observer.on_event(PhaseChanged("ending", vms))
             resources.close()
 
-    def _tell_of_checkpoint(self) -> None:
-        """Once there is a checkpoint, the job can be resumed."""
+    def _report_checkpoint(self) -> None:
+        """Record the checkpoints' URL once the first checkpoint exists, so that the job can be resumed."""
         if self.parts.trainer.checkpoint_step and self.parts.recorder.record.checkpoint is None:
             self.parts.recorder.checkpointed(self._checkpoints)

@@ -1,4 +1,4 @@
-"""Puts a job's parts together, as its file asks for: the supervisor, and the trainer that drives it."""
+"""Builds a job's supervisor and trainer from its specification."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def supervisor_of(
     engine: Callable[[Path, int], Engine] | None,
     clock: Callable[[], float],
 ) -> Supervisor:
-    """The job's processes, not started yet.
+    """Build the supervisor of the job's processes, without starting them.
 
     Args:
-        job_id: For log records.
-        engine: None for the one that the job file names.
-        folder: That the training module is in.
-        work_dir: The job's own.
-        checkpoints: Where they go, as a URL.
-        resumed: Begin with the newest of them.
+        job_id: Id used in log records.
+        engine: Starts the processes; None for the engine that the job file names.
+        folder: Folder of the training module.
+        work_dir: The job's output folder.
+        checkpoints: URL of the checkpoints.
+        resumed: Whether to restore the newest checkpoint.
     """
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
     return Supervisor.open(
@@ -74,10 +74,10 @@ def trainer_of(
     meter: CostMeter | None,
     clock: Callable[[], float],
 ) -> Trainer:
-    """What drives the supervisor, within the job's limits; see `Trainer` for the arguments.
+    """Build the trainer that controls the supervisor within the job's limits; see `Trainer` for the arguments.
 
     Args:
-        meter: None where workers are what is paid for.
+        meter: The cost meter; None if only workers are paid for.
     """
     reference = space.global_batch_sizes[0]
     return Trainer(

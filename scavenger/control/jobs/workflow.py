@@ -1,4 +1,4 @@
-"""A started job's way: search, choose, go there, and train to the goal."""
+"""The workflow of a started job: search, choose a configuration, move to it and train to the goal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scavenger.control.search.select import (
 )
 from scavenger.control.search.space import fit_to_data
 from scavenger.control.training.operations import OperationHandler
-from scavenger.control.training.policy_loop import Steering
+from scavenger.control.training.policy_loop import PolicyLoop
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
@@ -39,7 +39,7 @@ from scavenger.policy import batch_rule, policy_for
 from scavenger.search.plan import SearchPlan, plan_search
 from scavenger.store import Store
 
-__all__ = ["Confirm", "JobWorkflow", "Known", "Story"]
+__all__ = ["Confirm", "JobWorkflow", "Known", "WorkflowState"]
 
 Confirm = Callable[[TradeoffCurve, Choice, Predicted], bool]
 Answer = TypeVar("Answer")
@@ -47,32 +47,32 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a job's models may rest on beside its own measurements.
+    """Information for a job's models in addition to its own measurements.
 
     Attributes:
-        space: What the data allows of the space that the job file gives.
+        space: The search space of the job file, without configurations that the data cannot fill.
         dataset_size: Training samples of an epoch.
-        knowledge: Stored models and finished runs.
-        similar: A stored model of a similar job, which shortens the search; None where there is none.
+        library: Stored models and convergence records of finished runs.
+        similar: A stored model of a similar job, which shortens the search; None if there is none.
     """
 
     space: SearchSpace
     dataset_size: int
-    knowledge: ModelLibrary
+    library: ModelLibrary
     similar: JobModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """How far a job has come; what its report is made of, whatever ended it.
+class WorkflowState:
+    """Results of a job so far, from which its report is made.
 
     Attributes:
-        space: That is searched: as the job file gives it, and then without what the data does not allow.
-        search: None before it has begun.
-        decision: What was decided by the newest search; None before, and for a resumed job.
-        predicted: Of the whole run; None before the choice.
-        chosen: What the job was brought to, to train to its goal there; None before.
-        moved_to: The newest configuration that refitted models brought it to; None before.
+        space: The search space: first that of the job file, later without configurations that the data cannot fill.
+        search: The newest search; None before it has begun.
+        decision: Decision of the newest search; None before it, and for a resumed job.
+        predicted: Predicted time and cost of the whole run; None before the choice.
+        chosen: The configuration on which the job trains to its goal; None before the choice.
+        moved_to: The newest configuration that refitted models moved the job to; None before such a move.
     """
 
     space: SearchSpace
@@ -84,19 +84,19 @@ class Story:
 
 
 class JobWorkflow:
-    """Decides where a job trains, and brings it there and to its goal.
+    """Searches for a job's configuration, moves the job to it and trains to the goal.
 
     Args:
-        trainer: Started by the time of `run`.
-        space: As the job file gives it; what the data does not allow is left out in time.
-        cloud: That the workers run on.
-        run: False where the choice is the end.
+        trainer: Must be started before `run` is called.
+        space: The search space of the job file; configurations that the data cannot fill are removed later.
+        cloud: The cloud on which the workers run.
+        run: False if the job ends with the choice.
         confirm: Asked before the chosen configuration is paid for; None to go ahead.
         at_end: Called with the error that ends training while `confirm` is asked.
-        resumed: What an earlier attempt has left; None for a new job.
+        resumed: Checkpoint, time, cost and progress of earlier attempts; None for a new job.
 
     Attributes:
-        story: Replaced by a new value whenever the job has come further.
+        state: Results so far; replaced by a new value whenever they change.
     """
 
     def __init__(
@@ -116,70 +116,70 @@ class JobWorkflow:
         self._trainer, self._job = trainer, job
         self._store, self._recorder, self._cloud = store, recorder, cloud
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
-        self._left_out: list[str] = []  # warnings on stored models, from the thread that reads the store
-        self.story = Story(space)
+        self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
+        self.state = WorkflowState(space)
 
     def batch_at(self, workers: int) -> int:
         """The global batch size for a number of workers, by the job's batch rule."""
-        elastic, now, story = self._job.elastic, self._trainer.configuration, self.story
+        elastic, now, state = self._job.elastic, self._trainer.configuration, self.state
         assert now is not None
-        largest = elastic.batch_max or story.space.global_batch_sizes[-1]
+        largest = elastic.batch_max or state.space.global_batch_sizes[-1]
         rule = batch_rule(elastic.batch, batch_max=largest)
-        return rule.global_batch_size(workers, story.moved_to or story.chosen or now)
+        return rule.global_batch_size(workers, state.moved_to or state.chosen or now)
 
-    # ---- the story -----------------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------
 
-    def run(self, operator: OperationHandler) -> JobState:
-        """Train until the goal is reached or missed, or the choice is made where that is all; returns how it ended.
+    def run(self, operations: OperationHandler) -> JobState:
+        """Train to the goal or, for a plan, until the choice is made; returns how the job ended.
 
         Raises:
             NoFeasiblePlanError: If no configuration meets the constraints.
-            ScavengerError: Whatever else ends the job.
+            ScavengerError: If another error ends the job.
         """
         trainer = self._trainer
-        known = self._learn()
+        known = self._read_library()
         if self._resumed is not None and self._resumed.chosen is not None:
-            return self._go_on(self._resumed, self._resumed.chosen, known, operator)
+            return self._continue(self._resumed, self._resumed.chosen, known, operations)
         plan, prior, known = self._plan(known)
-        decision, chosen = self._look_for(plan, prior, known)
+        decision, chosen = self._search_and_move(plan, prior, known)
         steps = self._job.profile.steps
         if prior is not None and chosen is not None and not still_fits(prior, chosen, trainer, steps=steps):
-            decision, chosen = self._look_for(self._plan_anew(known), None, known)
+            decision, chosen = self._search_and_move(self._plan_again(known), None, known)
         if chosen is None:
             return self._end_without_choice(decision, known)
         assert decision is not None
-        self._train(chosen, decision.model, known, operator)
+        self._train(chosen, decision.model, known, operations)
         return self._end_of_training(known)
 
-    def _go_on(
-        self, before: Resumption, chosen: Configuration, known: Known, operator: OperationHandler
+    def _continue(
+        self, before: Resumption, chosen: Configuration, known: Known, operations: OperationHandler
     ) -> JobState:
-        """Follow the choice of an earlier attempt: go there, and to the goal."""
-        trainer, model = self._trainer, known.knowledge.same
-        nothing = SearchPlan("none", "resumed at what was chosen before", (), 0)
+        """Move to the configuration that an earlier attempt chose, and train to the goal."""
+        trainer, model = self._trainer, known.library.same
+        nothing = SearchPlan("none", "resumed at the configuration chosen before", (), 0)
         now = Spent.by_now(trainer)
-        self.story = replace(self.story, search=Search(nothing, now, ended=now), predicted=before.predicted)
+        self.state = replace(self.state, search=Search(nothing, now, ended=now), predicted=before.predicted)
         if model is not None:
             trainer.progress = lambda: progress_of(trainer, model)
         trainer.move(chosen, "resumed", meanwhile=chosen.global_batch_size)
-        self._train(chosen, model, known, operator)
+        self._train(chosen, model, known, operations)
         return self._end_of_training(known)
 
-    # ---- its chapters --------------------------------------------------------------------------------------
+    # ---- phases of the run ---------------------------------------------------------------------------------
 
-    def _learn(self) -> Known:
-        """Wait for what the training module says of itself, and read what the store knows of such jobs."""
+    def _read_library(self) -> Known:
+        """Wait for the description of the training module, and read stored models of such jobs."""
         trainer, recorder = self._trainer, self._recorder
         trainer.until(lambda: trainer.supervisor.manifest is not None)
         manifest = trainer.supervisor.manifest
         assert manifest is not None
-        space, notes = fit_to_data(self.story.space, manifest.dataset_size)
-        self.story = replace(self.story, space=space)
+        space, notes = fit_to_data(self.state.space, manifest.dataset_size)
+        self.state = replace(self.state, space=space)
         for note in notes:
             trainer.note(note)
         if self._job.batch_size_unproven:
             trainer.note(
-                "the goal has no target, so nothing tells how good the model becomes at one batch size and at another: "
+                "the goal has no target, so the quality of the model at different batch sizes cannot be compared: "
                 f"the job runs at batch {self._job.reference_batch_size}, as after as many epochs a larger one often "
                 "gives a worse model; name goal.metric and goal.target, or one search.batch_size, to have another"
             )
@@ -188,23 +188,23 @@ class JobWorkflow:
             manifest, trainer.goal.text, vm=space.offers[0].vm, hardware=self._cloud.hardware()
         )
         recorder.update(fingerprint=fingerprint)
-        knowledge = self._ask(
+        library = self._ask(
             lambda: ModelLibrary.read(
                 self._store, fingerprint, write=recorder.keep, warn=self._left_out.append
             )
         )
-        return Known(space, manifest.dataset_size, knowledge)
+        return Known(space, manifest.dataset_size, library)
 
     def _plan(self, known: Known) -> tuple[SearchPlan, JobModel | None, Known]:
-        """What to profile; the stored model that serves instead, if one does; and what else is known then."""
-        knowledge, search = known.knowledge, self._job.search
-        same = knowledge.same
-        universal = self._ask(knowledge.universal) if search.strategy == "universal" else None
-        nearest = self._ask(knowledge.nearest) if same is None and search.strategy == "none" else None
+        """Plan the profiling; returns the plan, a stored model to use instead (or None), and the known information."""
+        library, search = known.library, self._job.search
+        same = library.same
+        universal = self._ask(library.universal) if search.strategy == "universal" else None
+        nearest = self._ask(library.nearest) if same is None and search.strategy == "none" else None
         if nearest is not None:
             same, differing = nearest
             self._trainer.note(
-                f"the stored model is of a job with another {differing}, else the same as this one"
+                f"the stored model is from a job that differs from this one only in its {differing}"
             )
         plan = plan_search(
             known.space,
@@ -214,41 +214,41 @@ class JobWorkflow:
             steps=self._job.profile.steps,
             points=self._job.profile.points,
         )
-        alike = self._ask(knowledge.similar) if plan.strategy == "partial" else None
+        alike = self._ask(library.similar) if plan.strategy == "partial" else None
         if alike is not None:
             similar, differing = alike
-            of = f"a job with another {differing}" if differing else "the same job"
-            plan = replace(plan, reason=f"{plan.reason}; a stored model of {of} shortens the search")
+            source = f"a job with another {differing}" if differing else "the same job"
+            plan = replace(plan, reason=f"{plan.reason}; a stored model of {source} shortens the search")
             known = replace(known, similar=similar)
         return plan, {"none": same, "universal": universal}.get(plan.strategy), known
 
     def _ask(self, question: Callable[[], Answer]) -> Answer:
-        """The store's answer, given on another thread while training goes on."""
+        """Query the store on another thread while training continues."""
         answer = self._recorder.ask(question, self._trainer.pump)
         while self._left_out:
             self._trainer.note(self._left_out.pop(0))
         return answer
 
-    def _plan_anew(self, known: Known) -> SearchPlan:
-        """What to profile where the stored model turned out to be of another machine."""
+    def _plan_again(self, known: Known) -> SearchPlan:
+        """Plan the profiling after the stored model proved not to fit this machine."""
         profile = self._job.profile
         plan = plan_search(
             known.space, "partial", has_same=False, has_any=False, steps=profile.steps, points=profile.points
         )
         return replace(plan, reason="the stored model did not fit this machine")
 
-    def _look_for(
+    def _search_and_move(
         self, plan: SearchPlan, prior: JobModel | None, known: Known
     ) -> tuple[Decision | None, Configuration | None]:
-        """Search, unless a stored model will do; choose, and go there.
+        """Search, unless a stored model serves; then choose a configuration and move to it.
 
         Returns:
-            What was decided, None where training was finished before; and where the job is now, None where the
-            run ends here.
+            The decision, or None if training finished before it; and the configuration that the job moved to, or
+            None if the run ends here.
         """
         trainer = self._trainer
         search = begun = Search(plan, Spent.by_now(trainer))
-        self.story = replace(self.story, search=begun, decision=None, predicted=None)
+        self.state = replace(self.state, search=begun, decision=None, predicted=None)
         if prior is None:
             for search in profile(
                 begun,
@@ -259,19 +259,19 @@ class JobWorkflow:
                 enough=lambda so_far: self._why_enough(so_far, known),
                 samples=self._expected_samples(known),
             ):
-                self.story = replace(self.story, search=search)
+                self.state = replace(self.state, search=search)
         if trainer.finished:
             return None, None
         decision = self._decide(search, prior, known)
-        self.story = replace(
-            self.story,
+        self.state = replace(
+            self.state,
             search=replace(search, ended=decision.at),
             decision=decision,
             predicted=decision.predicted,
         )
         if search.measurements:
-            known.knowledge.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
-        chosen = self._agreed(decision)
+            known.library.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
+        chosen = self._confirmed(decision)
         if chosen is not None:
             trainer.progress = lambda: progress_of(trainer, decision.model)
             reason = "chosen" if prior is None else "known from earlier runs"
@@ -279,12 +279,12 @@ class JobWorkflow:
         return decision, chosen
 
     def _decide(self, search: Search, prior: JobModel | None, known: Known) -> Decision:
-        """Fit, predict and choose."""
+        """Fit the models, predict all configurations and choose one."""
         count = len(search.measurements)
         evidence = (
             f"{count} measured configuration{'' if count == 1 else 's'}"
             if count
-            else "the stored model serves"
+            else "a stored model is used"
         )
         if search.ended_because:
             evidence += f": {search.ended_because}"
@@ -294,8 +294,8 @@ class JobWorkflow:
         self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
         return decision
 
-    def _agreed(self, decision: Decision) -> Configuration | None:
-        """The choice, if the job is to run and the user agrees; None where the run ends here."""
+    def _confirmed(self, decision: Decision) -> Configuration | None:
+        """Ask the user to confirm the choice; returns it, or None if the run ends here."""
         choice, predicted = decision.choice, decision.predicted
         if isinstance(choice, Infeasible) or predicted is None:
             return None
@@ -315,11 +315,11 @@ class JobWorkflow:
         return choice.configuration
 
     def _train(
-        self, chosen: Configuration, model: JobModel | None, known: Known, operator: OperationHandler
+        self, chosen: Configuration, model: JobModel | None, known: Known, operations: OperationHandler
     ) -> None:
-        """Train to the goal at the choice, unless what is asked for or what policies see speaks for another."""
+        """Train to the goal on the chosen configuration, carrying out operations and policy decisions."""
         trainer = self._trainer
-        self.story = replace(self.story, chosen=chosen)
+        self.state = replace(self.state, chosen=chosen)
         self._recorder.on_event(PhaseChanged("running", f"to {trainer.goal.words} at {chosen}"))
         replanning = self._replanning(model, known)
 
@@ -330,24 +330,24 @@ class JobWorkflow:
             if replanning is None:
                 return None
             wanted = replanning.look()
-            self.story = replace(self.story, moved_to=replanning.reached)
+            self.state = replace(self.state, moved_to=replanning.reached)
             return wanted
 
-        steering = Steering(
+        policy_loop = PolicyLoop(
             trainer,
             policy=policy_for(self._job),
             reference=chosen,
             remaining_samples=remaining,
             planned=planned,
         )
-        steering.drive(operator)
+        policy_loop.run(operations)
 
     def _replanning(self, model: JobModel | None, known: Known) -> Replanning | None:
-        """Asks again during the run; None where nothing was modelled, or the policy is another."""
-        search = self.story.search
+        """Build the replanning of this run; None without a fitted model or with another policy."""
+        search = self.state.search
         if model is None or search is None or self._job.elastic.policy != "model":
             return None
-        # A model of these very measurements would count them twice.
+        # A prior fitted to these same measurements would count them twice.
         prior = None if search.measurements else model
 
         def fit(measured: Sequence[Measurement], noise: Sequence[NoiseReading] | None) -> JobModel:
@@ -360,7 +360,7 @@ class JobWorkflow:
     def _end_without_choice(self, decision: Decision | None, known: Known) -> JobState:
         if decision is None:
             self._trainer.note(
-                "training was done before the search was, so nothing was left to choose; search fewer workers, "
+                "training finished before the search, so no choice was made; search fewer workers, "
                 "or lower profile.steps, for a shorter search"
             )
             state = self._end_of_training(known)
@@ -370,22 +370,22 @@ class JobWorkflow:
         return "planned"  # a plan, or the user said no
 
     def _end_of_training(self, known: Known) -> JobState:
-        """Learn what the run itself showed: the epochs to the target."""
-        trainer, search, knowledge = self._trainer, self.story.search, known.knowledge
+        """Store the epochs to the target and the fitted model for later jobs."""
+        trainer, search, library = self._trainer, self.state.search, known.library
         if trainer.reached and trainer.goal.text:
-            knowledge.converged(
-                trainer.course.samples_by_batch, trainer.course.epochs[-1].epoch + 1, self._recorder.job_id
+            library.converged(
+                trainer.history.samples_by_batch, trainer.history.epochs[-1].epoch + 1, self._recorder.job_id
             )
         if search is not None and search.measurements:
             try:
                 model = self._fit(search.measurements, known, prior=None)
-                knowledge.keep(model, self._recorder.job_id, measurements=len(search.measurements))
+                library.keep(model, self._recorder.job_id, measurements=len(search.measurements))
             except ConfigurationError as error:
-                trainer.note(f"nothing is kept of this run for later ones: {error}")
+                trainer.note(f"no model of this run is stored for later jobs: {error}")
         missed = self._job.goal.target is not None and not trainer.reached
         return "target_missed" if missed else "succeeded"
 
-    # ---- what several of them need -------------------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------------------
 
     def _fit(
         self,
@@ -395,18 +395,18 @@ class JobWorkflow:
         prior: JobModel | None,
         noise: Sequence[NoiseReading] | None = None,
     ) -> JobModel:
-        """The models by all that is known now; see `fit_model`."""
+        """Fit the models to everything known so far; see `fit_model`."""
         measured = profile_of(
             self._trainer,
             measurements,
             dataset_size=known.dataset_size,
-            convergence=known.knowledge.convergence,
+            convergence=known.library.convergence,
         )
         prior = known.similar if prior is None else prior
         return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)
 
     def _why_enough(self, search: Search, known: Known) -> str:
-        """Why no other configuration need be profiled; empty where one may pay."""
+        """Reason to profile no further configuration; empty if another measurement may pay off."""
         try:
             model = self._fit(search.measurements, known, prior=None)
         except ConfigurationError:
@@ -414,9 +414,9 @@ class JobWorkflow:
         return why_measure_no_more(search, model, self._trainer, known.space, self._job)
 
     def _expected_samples(self, known: Known) -> float | None:
-        """To the target, before the models are fitted; None where nothing is known."""
+        """Expected samples to the target before the models are fitted; None if unknown."""
         goal = self._job.goal
         epochs = float(goal.max_epochs) if goal.target is None else goal.epochs_hint
-        if goal.target is not None and known.knowledge.convergence:
-            epochs = statistics.median(run.epochs for run in known.knowledge.convergence)
+        if goal.target is not None and known.library.convergence:
+            epochs = statistics.median(run.epochs for run in known.library.convergence)
         return None if epochs is None else epochs * known.dataset_size

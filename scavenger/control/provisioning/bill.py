@@ -1,4 +1,4 @@
-"""What a job has cost, beside what was predicted: records in, sums out."""
+"""The bill of a job: its actual cost from the records, compared with the prediction."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ DiskPrices = Mapping[tuple[str, str], float | None]
 
 @dataclass(frozen=True, slots=True)
 class VmCost:
-    """What one VM was paid for.
+    """Cost of one VM.
 
     Attributes:
-        instance_id: Empty where a launch was never answered.
+        instance_id: Id of the VM; empty if its launch was never answered.
         role: `aggregator` or `worker`.
-        billed_s: At least a minute, if it ever ran.
-        usd: Without its disk.
-        disk_usd: None where the price of disks is not known.
-        basis: `cloud`: by the cloud's own timestamps. `counted`: by this side's clock, from before the launch until the
-            VM was seen gone; the cloud did not tell both times.
-        ended: Whether it is paid for no more.
+        billed_s: Billed time; at least a minute if the VM ran.
+        usd: Cost without the disk.
+        disk_usd: Cost of the disk; None if the price of disks is unknown.
+        basis: `cloud`: by the cloud's own timestamps. `counted`: by the local clock, from before the launch until the
+            VM was seen gone, as the cloud did not report both times.
+        ended: Whether the VM is no longer paid for.
         ending: Why it ended.
     """
 
@@ -59,11 +59,11 @@ class VmCost:
 
 @dataclass(frozen=True, slots=True)
 class Paid:
-    """What was paid for VMs.
+    """Cost of a job's VMs.
 
     Attributes:
-        vms: In the order in which they were asked for; launches that came to nothing are left out.
-        not_counted: What is paid for and not in it, or not known.
+        vms: VMs in the order of their launches; failed launches are left out.
+        not_counted: Costs that are not included or unknown.
     """
 
     vms: tuple[VmCost, ...]
@@ -71,7 +71,7 @@ class Paid:
 
     @property
     def items(self) -> tuple[CostItem, ...]:
-        """Aggregators and workers, on demand and spot, and disks."""
+        """Items for aggregators and workers, on demand and spot, and for disks."""
         items = []
         for role in ("worker", "aggregator"):
             for spot in (False, True):
@@ -94,16 +94,16 @@ class Paid:
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """What was predicted of a job and what it has come to.
+    """Predicted and actual cost of a job.
 
     Attributes:
-        predicted: Of the whole run, as at the moment of the choice.
-        estimate: Of the configuration that was chosen, itemised; None where the report has none.
-        actual_usd: Up to now, or to the end; None where nothing was recorded.
-        items: Of `actual_usd`.
-        vms: Empty where the job ran on none of a cloud's.
-        how: How the actual cost is known, in words.
-        not_counted: What is paid for and not in it, or not known.
+        predicted: Prediction for the whole run, made at the time of the choice.
+        estimate: Itemized estimate for the chosen configuration; None if the report has none.
+        actual_usd: Actual cost up to now or to the end; None if nothing was recorded.
+        items: Items of `actual_usd`.
+        vms: Costs of the VMs; empty if the job used no cloud VMs.
+        how: Describes how the actual cost was determined.
+        not_counted: Costs that are not included or unknown.
     """
 
     job_id: str
@@ -119,15 +119,15 @@ class JobCost:
 
 
 def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices | None = None) -> Paid:
-    """What VMs have cost up to a time.
+    """Compute the cost of VMs up to a time.
 
-    A VM whose both times the cloud has told is billed by them, at the mean price that was charged while it ran. One
-    that still runs is billed from its launch to `at` (`ledger`). Of the others what was counted stands.
+    A VM whose start and end the cloud has reported is billed by these times, at the mean price while it ran. A running
+    VM is billed from its launch to `at` (`ledger`). For all others, the locally counted cost is used.
 
     Args:
-        intents: As the store has them.
+        intents: Intents from the store.
         at: With a time zone.
-        disk_prices: Of boot disks.
+        disk_prices: Prices of boot disks.
 
     Raises:
         ConfigurationError: If an intent has an absurd price.
@@ -142,7 +142,7 @@ def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices
         vms.append(one)
         if one.basis == "counted":
             name = intent.instance_id or f"the launch of intent {intent.id[:8]}"
-            not_counted.append(f"{name}: the cloud did not tell its times; counted by this side's clock")
+            not_counted.append(f"{name}: the cloud did not report its times; counted by the local clock")
     if any(vm.disk_usd is None for vm in vms):
         not_counted.append("boot disks whose price is not known")
     return Paid(tuple(vms), (*not_counted, *NEVER_COUNTED))
@@ -197,18 +197,18 @@ def priced_both(
 
     Args:
         curve: Predicted times.
-        usd_per_vm_hour: Of one worker's VM; None: the costs by the VM are those of the curve.
-        rates: Of a vCPU and a GiB.
-        cpus: Of a worker on a VM type.
-        memory_gib: What a worker needs for a local batch of so many samples.
+        usd_per_vm_hour: Price of one worker's VM; None to keep the curve's costs as the costs by the VM.
+        rates: Prices of a vCPU and a GiB.
+        cpus: Returns the number of vCPUs of a worker on a VM type.
+        memory_gib: Returns a worker's memory need for a local batch of the given number of samples.
 
     Returns:
         The same points in the same order, each with the front and the knee of its costs.
     """
     by_vm, by_size = np.array(curve.cost_usd), np.full(len(curve), np.inf)
     times = np.isfinite(curve.time_s)
-    for place, vm in enumerate(curve.vms):
-        where = np.flatnonzero(times & (curve.vm_index == place))
+    for index, vm in enumerate(curve.vms):
+        where = np.flatnonzero(times & (curve.vm_index == index))
         priced = pricing_curves(
             [(curve[i].configuration, float(curve.time_s[i])) for i in where.tolist()],
             usd_per_vm_hour=usd_per_vm_hour or 0.0,
@@ -225,13 +225,13 @@ def priced_both(
 def job_cost(
     job: JobRecord, intents: Sequence[Intent], *, at: datetime, disk_prices: DiskPrices | None = None
 ) -> JobCost:
-    """What a job was predicted to cost and what it has cost.
+    """Compute the predicted and actual cost of a job.
 
     Args:
-        job: With its report, where it has ended.
-        intents: Of this job.
+        job: The job's record, with its report if it has ended.
+        intents: Intents of this job.
         at: With a time zone.
-        disk_prices: Of boot disks.
+        disk_prices: Prices of boot disks.
 
     Raises:
         ConfigurationError: As `paid_for`.
@@ -241,7 +241,7 @@ def job_cost(
     if paid.vms:
         counted = any(vm.basis == "counted" for vm in paid.vms)
         how = "VMs by the cloud's own timestamps, at least a minute each"
-        how += ", but for those named below" if counted else ""
+        how += ", except those named below" if counted else ""
         if any(not vm.ended for vm in paid.vms):
             how += "; some still run and are paid for"
         actual, items, not_counted = paid.total_usd, paid.items, paid.not_counted
@@ -264,7 +264,7 @@ def job_cost(
 
 
 def _of_workers(job: JobRecord, actual_usd: float | None) -> tuple[tuple[CostItem, ...], str]:
-    """Of a job whose workers were not a cloud's VMs."""
+    """Cost of a job whose workers did not run on cloud VMs, with its basis."""
     if actual_usd is None:
         return (), "nothing was recorded"
     price = _price_of(job.report)
@@ -278,15 +278,15 @@ _COUNTED = "counted by the job itself, worker-seconds x price of its offer"
 
 
 def _price_of(report: Mapping[str, Any] | None) -> float | None:
-    """US dollars per worker and hour that the chosen point was predicted with; None where that cannot be told."""
+    """Predicted US dollars per worker and hour of the chosen point; None if unknown."""
     chosen = (report or {}).get("choice")
     if report is None or not chosen:
         return None
-    place = [chosen[name] for name in _PLACE]
+    key = [chosen[name] for name in _DESIGN_POINT_KEYS]
     for point in report.get("curve") or ():
-        if [point[name] for name in _PLACE] == place and point["time_s"] and point["cost_usd"]:
+        if [point[name] for name in _DESIGN_POINT_KEYS] == key and point["time_s"] and point["cost_usd"]:
             return float(point["cost_usd"] / point["time_s"] * 3600.0 / point["workers"])
     return None
 
 
-_PLACE = ("vm", "workers", "global_batch_size")
+_DESIGN_POINT_KEYS = ("vm", "workers", "global_batch_size")

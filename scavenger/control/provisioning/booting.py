@@ -1,7 +1,7 @@
-"""Gives each VM its own way to join: what its job says of its leader, and a key that is good for that VM, once.
+"""Gives each VM its own join information: the address of its coordinator and a one-time key.
 
-What stands in an intent is the same for all VMs of a job and no secret. The key is derived when the VM is asked for,
-so that a launch that is asked for again is the same to the byte, and whoever acts for the region can do it.
+The user data of an intent is the same for all VMs of a job and contains no secret. The key is derived when the VM is
+launched, so that a repeated launch is identical to the byte, and any process that acts for the region can make it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class _Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def boot_document(endpoint: str, server_key: str, provider: str, package: str) -> str:
-    """The user data of a job's intents: how its VMs reach its leader, and what they install."""
+    """The user data of a job's intents: how its VMs reach its coordinator, and what they install."""
     return msgspec.json.encode(_Boot(endpoint, server_key, provider, package)).decode()
 
 
 class BootingProvider(Provider):
-    """A provider whose launches turn a `boot_document` into the script that cloud-init runs."""
+    """A provider that replaces the `boot_document` of each launch by the script that cloud-init runs."""
 
     def __init__(self, provider: Provider, store: Store) -> None:
         self._provider, self._store = provider, store
@@ -47,8 +47,8 @@ class BootingProvider(Provider):
         """See `Provider.launch`.
 
         Raises:
-            CloudUnavailableError: Also where the job wants no VMs any more, which the next look finds out.
-            ConfigurationError: Also where its document is none.
+            CloudUnavailableError: Also if the job wants no VMs any more, which the reconciler's next iteration notices.
+            ConfigurationError: Also if the user data is not a boot document.
         """
         key = self._store.boot_key(request.job_id, self.name, self.region)
         if not key:

@@ -1,4 +1,4 @@
-"""The end of VMs: those of a job that is over, and those that no living job stands behind (`scavenger gc`)."""
+"""Garbage collection of VMs that belong to no running job (`scavenger gc`)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["LIMIT_S", "CleanUp", "Leftover"]
 
 POLL_S = 3.0
 LIMIT_S = 300.0
-"""A VM that shuts down in order takes a minute or two."""
+"""Time limit for ending VMs, seconds; an orderly shutdown takes a minute or two."""
 
 SETTLED = timedelta(minutes=10)
-"""A launch that was not answered has long come to a VM by then, or never will: more than any provider's bound."""
+"""Age after which an unanswered launch either shows a VM or never will; longer than any provider's bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A VM that is paid for and serves nobody, and why it is thought so."""
+    """A VM that is paid for but not used, with the reason."""
 
     provider: str
     region: str
@@ -37,12 +37,12 @@ class Leftover:
 
 
 class CleanUp:
-    """One region of one cloud.
+    """Garbage collection in one region of one cloud.
 
     Args:
-        store: Tells which VMs are wanted.
-        provider: Where they are.
-        clock, sleep: Monotonic seconds, and pauses between two looks.
+        store: Holds the intents, which show the wanted VMs.
+        provider: The cloud, in that region.
+        clock, sleep: Monotonic clock in seconds, and the function that waits.
     """
 
     def __init__(
@@ -57,40 +57,40 @@ class CleanUp:
         self._clock, self._sleep = clock, sleep
 
     def find(self) -> tuple[Leftover, ...]:
-        """What is left over now.
+        """Find VMs that are not used.
 
         Raises:
-            CredentialsError, ThrottledError, CloudUnavailableError: The cloud does not tell.
+            CredentialsError, ThrottledError, CloudUnavailableError: If the cloud cannot list its VMs.
         """
-        # The cloud first, the store second: an intent is written before its VM can be listed.
+        # List the cloud's VMs before reading the store: an intent is written before its VM can be listed.
         vms = [vm for vm in self._provider.list_owned(self._owner) if vm.state != "gone"]
         found = []
         living = {intent.id: intent for intent in self._intents()}
-        driven: dict[str, bool] = {}
+        has_process: dict[str, bool] = {}
         for vm in vms:
             intent = living.get(vm.token)
             if intent is None:
                 reason = (
-                    "its intent has ended" if self._is_known(vm.token) else "the store knows nothing of it"
+                    "its intent has ended" if self._is_known(vm.token) else "the store has no record of it"
                 )
             elif intent.instance_id not in ("", vm.instance_id):
                 reason = f"its slot has another VM, {intent.instance_id}"
-            elif not driven.setdefault(intent.job_id, self._is_driven(intent.job_id)):
-                reason = f"nobody drives its job {intent.job_id[:8]}"
+            elif not has_process.setdefault(intent.job_id, self._has_process(intent.job_id)):
+                reason = f"no process runs job {intent.job_id[:8]}"
             else:
                 continue
             found.append(Leftover(self._provider.name, self._provider.region, vm, reason))
         return tuple(found)
 
     def end(self, leftovers: Sequence[Leftover], *, limit_s: float | None = None) -> tuple[str, ...]:
-        """End VMs, wait until they are gone, and put the store right about them.
+        """End VMs, wait until they are gone, and update the store.
 
         Args:
-            leftovers: What `find` found, or some of it.
-            limit_s: Longest wait; `LIMIT_S` unless told otherwise.
+            leftovers: Some or all of the VMs that `find` returned.
+            limit_s: Longest wait, seconds; `LIMIT_S` by default.
 
         Returns:
-            A line for each thing that may be left behind; none: all is clean.
+            A line for each resource that may be left behind; empty if everything was removed.
         """
         until_s = self._clock() + (LIMIT_S if limit_s is None else limit_s)
         left = {one.vm.instance_id: one for one in leftovers}
@@ -113,19 +113,20 @@ class CleanUp:
             if not left or self._clock() >= until_s:
                 break
             self._sleep(POLL_S)
-        lines = [f"{one}; {why.get(key, 'asked to end, and not yet gone')}" for key, one in left.items()]
+        lines = [
+            f"{one}; {why.get(key, 'its end was requested, but it is not gone yet')}"
+            for key, one in left.items()
+        ]
         lines += self._close_ownerless()
         if not lines:
             try:
                 self._provider.remove_leftovers(self._owner)
             except CloudError as error:
-                lines.append(
-                    f"what was made beside VMs in {self._provider.name}/{self._provider.region}: {error}"
-                )
+                lines.append(f"shared resources in {self._provider.name}/{self._provider.region}: {error}")
         return tuple(lines)
 
     def _gone(self, instance_id: str, zone: str) -> VmSeen | None:
-        """The VM as it was last seen if it is gone, else None."""
+        """The VM's last state if it is gone, else None."""
         try:
             vm = self._provider.describe(instance_id, zone)
         except GoneError:
@@ -136,10 +137,10 @@ class CleanUp:
         self._store.mark_gone(None, token, "unwanted", "ended by `scavenger gc`", vm, never=False)
 
     def _close_ownerless(self) -> list[str]:
-        """End intents of jobs that nobody drives, as far as it is certain that they have no VM."""
+        """Close intents of jobs that no process runs, if they certainly have no VM."""
         lines = []
         for intent in self._intents():
-            if self._is_driven(intent.job_id):
+            if self._has_process(intent.job_id):
                 continue
             if not intent.asked:
                 self._store.mark_gone(None, intent.id, "unwanted", "never asked for", None, never=True)
@@ -155,7 +156,7 @@ class CleanUp:
                 self._store.mark_gone(None, intent.id, "unwanted", "never seen", None, never=False)
             else:
                 lines.append(
-                    f"{intent}: asked for a moment ago and not seen yet; run `scavenger gc` again later"
+                    f"{intent}: launched recently and not listed yet; run `scavenger gc` again later"
                 )
         return lines
 
@@ -169,5 +170,5 @@ class CleanUp:
             and token in self._store.situation(self._provider.name, self._provider.region, (token,)).ended
         )
 
-    def _is_driven(self, job_id: str) -> bool:
+    def _has_process(self, job_id: str) -> bool:
         return self._store.is_alive(self._store.job(job_id))

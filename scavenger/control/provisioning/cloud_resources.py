@@ -1,4 +1,4 @@
-"""Opens what a job needs to run on a cloud's VMs: where they join, where they may be, and the fleet."""
+"""Prepares a job's cloud resources: its offers and quotas, the address for its VMs, and the fleet."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from scavenger.train.transport.sockets import is_own
 __all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "CloudResources", "address_of"]
 
 ADDRESS_VARIABLE = "SCAVENGER_ADDRESS"
-"""Where VMs reach this machine: `HOST` or `HOST:PORT`."""
+"""Environment variable with the address at which VMs reach this machine: `HOST` or `HOST:PORT`."""
 IMAGE_VARIABLE = "SCAVENGER_IMAGE"
-"""What VMs start from, in the cloud's own words, in place of its newest Ubuntu; needs cloud-init."""
+"""Environment variable with the cloud's name of the VM image, instead of its newest Ubuntu; it needs cloud-init."""
 DISK_GIB = 20
-"""Of each VM's boot disk: an Ubuntu with TensorFlow takes 6."""
+"""Size of each VM's boot disk; an Ubuntu with TensorFlow takes 6 GiB."""
 RUN_MAX_S = 14 * 86_400.0
-"""The cloud's own limit on the life of a VM, the last net, where the job has no deadline."""
+"""Limit of a VM's lifetime, enforced by the cloud as the last safeguard, if the job has no deadline."""
 RUN_MARGIN_S = 3_600.0
 _METADATA = ("169.254.169.254", 80)
 
 
 def address_of(environment: Mapping[str, str]) -> tuple[str, int]:
-    """The address at which VMs join, and the first of its two ports; 0: any free ones.
+    """The address at which VMs join, and the first of its two ports; 0 means any free ports.
 
     Raises:
-        ConfigurationError: If none is named, this machine cannot listen there, or it is another's (a router's that
-            passes ports on to this machine) and no port is named.
+        ConfigurationError: If no address is set, this machine cannot listen there, or the address belongs to another
+            machine (a router that forwards ports to this one) and no port is given.
     """
     text = environment.get(ADDRESS_VARIABLE, "")
     if not text:
@@ -74,7 +74,7 @@ def address_of(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _guess() -> str:
-    """By which address this machine would speak to others; nothing is sent."""
+    """Guess this machine's address from its route to other networks; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
             way.connect(_METADATA)
@@ -84,17 +84,17 @@ def _guess() -> str:
 
 
 class CloudResources:
-    """What a job rents of a cloud.
+    """The cloud resources of a job.
 
     Args:
-        environment: Where addresses, prices and images are looked up.
+        environment: Environment variables, which may set the address, prices and the image.
 
     Attributes:
-        cloud: Its catalogue.
-        offered: What the search is over, and what the user should know of it.
+        cloud: The cloud's catalogue.
+        offered: The offers of the search, with messages for the user.
 
     Raises:
-        ConfigurationError: If a VM type does not exist, or a price is not known.
+        ConfigurationError: If a VM type does not exist or a price is unknown.
     """
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str] = os.environ) -> None:
@@ -109,38 +109,38 @@ class CloudResources:
 
     @property
     def aggregators(self) -> Offer:
-        """What the VM of the aggregators is."""
+        """The offer for the aggregators' VM."""
         return self.cloud.on_demand_offer(self.offered.offers[0].vm)
 
     @property
     def space(self) -> SearchSpace:
-        """The configurations of the job before its data is known."""
+        """The search space of the job, before the size of its data is known."""
         return SearchSpace(self.offered.offers, self._job.worker_counts, self._job.batch_sizes)
 
     @cached_property
     def provider(self) -> Provider:
-        """The cloud.
+        """The cloud provider; opened on first use.
 
         Raises:
-            ConfigurationError, CloudError: If it cannot be opened.
+            ConfigurationError, CloudError: If the provider cannot be opened.
         """
         return open_provider(self._job.infra.provider, self._job.infra.region, self._environment)
 
     def within_quotas(self) -> tuple[SearchSpace, tuple[str, ...]]:
-        """The space without what the account's quotas do not allow by now, and a note where something is left out.
+        """Remove configurations that exceed the account's quotas; returns the new space and a note per limiting quota.
 
         Raises:
-            QuotaError: If nothing is left.
-            CloudError: If the cloud does not say.
+            QuotaError: If no configuration is left.
+            CloudError: If the cloud does not report its quotas.
         """
         space, quotas = self.space, self.provider.quotas()
-        rooms = {offer: self._room(offer, quotas) for offer in space.offers}
-        known = [room for room in rooms.values() if room is not None]
-        # the space is a product: a type that would make all clusters smaller is left out instead
+        capacities = {offer: self._capacity(offer, quotas) for offer in space.offers}
+        known = [room for room in capacities.values() if room is not None]
+        # the space is a product: a type that would limit all cluster sizes is removed instead
         most = min(space.workers[-1], max((workers for workers, _ in known), default=space.workers[-1]))
-        most = space.workers[-1] if len(known) < len(rooms) else most
+        most = space.workers[-1] if len(known) < len(capacities) else most
         notes = []
-        for offer, room in rooms.items():
+        for offer, room in capacities.items():
             if room is not None and room[0] < space.workers[-1]:
                 workers, quota = room
                 what = "larger clusters are left out" if workers >= most else f"{offer.vm} is left out"
@@ -151,33 +151,35 @@ class CloudResources:
         if most < space.workers[0]:
             _, quota = known[0]
             raise QuotaError(notes[0], quota=quota.name, region=quota.region)
-        offers = tuple(offer for offer, room in rooms.items() if room is None or room[0] >= most)
+        offers = tuple(offer for offer, room in capacities.items() if room is None or room[0] >= most)
         sizes = tuple(k for k in space.workers if k <= most)
         return replace(space, offers=offers, workers=sizes), tuple(notes)
 
-    def _room(self, offer: Offer, quotas: tuple[Quota, ...]) -> tuple[int, Quota] | None:
-        """Workers on a type of VM that quotas leave room for, and the quota that says so; None where none does."""
-        name, beside = self.provider.name, self.aggregators
+    def _capacity(self, offer: Offer, quotas: tuple[Quota, ...]) -> tuple[int, Quota] | None:
+        """Number of workers on a VM type that the quotas allow, and the limiting quota; None if no quota applies."""
+        name, aggregator_offer = self.provider.name, self.aggregators
 
         def left(*, spot: bool) -> tuple[int, Quota] | None:
             found = vms_left(name, quotas, offer.vm, offer.cpus, spot=spot)
             if found is None:
                 return None
             count, quota = found
-            # the aggregators' VM comes first, and on demand
-            same = vms_left(name, (quota,), beside.vm, beside.cpus, spot=False) is not None
-            room = max(0, count - (-(-beside.cpus // offer.cpus) if same else 0))
+            # the aggregators' VM is launched first, on demand
+            same = (
+                vms_left(name, (quota,), aggregator_offer.vm, aggregator_offer.cpus, spot=False) is not None
+            )
+            room = max(0, count - (-(-aggregator_offer.cpus // offer.cpus) if same else 0))
             return room * offer.workers_per_vm, quota
 
         room = left(spot=offer.spot)
         if room is None or not (offer.spot and self._job.spot == "auto"):
             return room
-        # where no spot VM can be had, those on demand come after them
+        # if no spot VM is available, on-demand VMs are launched instead
         others = left(spot=False)
         return None if others is None else (room[0] + others[0], room[1])
 
     def terms(self, trainer: Trainer) -> CostTerms:
-        """What the job pays beside its workers, as far as that is known by now."""
+        """Costs besides the workers, as far as known."""
         setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else ChangeCosts().replace_s
         ready = {
             offer.vm: -(-trainer.ready_on(offer.vm) // offer.workers_per_vm) for offer in self.offered.offers
@@ -195,21 +197,23 @@ class CloudResources:
         note: Callable[[str], None],
         clock: Callable[[], float],
     ) -> Fleet:
-        """The job's VMs, of which there are none yet.
+        """Create the fleet of the job's VMs; no VM is launched yet.
 
         Args:
-            folder: With the training module; VMs get a copy.
-            outputs: Where jobs write to, which no VM needs.
-            before_usd: What earlier attempts are known to have spent.
+            folder: Folder of the training module, which is copied to the VMs.
+            outputs: Folder of the jobs' outputs, which is not copied.
+            before_usd: Known cost of earlier attempts, US dollars.
 
         Raises:
-            ConfigurationError: If a VM type is not to be had there, or no address for VMs is named.
-            CloudError: If the cloud does not answer, or there are no credentials.
+            ConfigurationError: If a VM type is not available in the zone, or no address for VMs is set.
+            CloudError: If the cloud does not answer or there are no credentials.
         """
         job, offers = self._job, self.offered.offers
         provider = self.provider
-        beside = self.aggregators
-        zones = {vm: _zones(job, provider, vm) for vm in {beside.vm, *(offer.vm for offer in offers)}}
+        aggregator_offer = self.aggregators
+        zones = {
+            vm: _zones(job, provider, vm) for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
+        }
         deadline_s = job.constraints.deadline
         spec = FleetSpec(
             desired=Desired(
@@ -218,7 +222,7 @@ class CloudResources:
                 region=provider.region,
                 wishes=(),
                 places=(),
-                # all are replaced at once at worst, or are waited for on another type of VM
+                # in the worst case, all VMs are replaced at once or moved to another VM type
                 vms_max=2 * max(job.worker_counts[-1], job.elastic_range[1]) + 2,
                 budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
                 run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
@@ -229,10 +233,11 @@ class CloudResources:
             package=package_of(self._environment),
             places={offer.vm: self._places(offer, zones[offer.vm]) for offer in offers},
             aggregators=tuple(
-                Place(beside.vm, zone, False, beside.price_usd_per_hour) for zone in zones[beside.vm]
+                Place(aggregator_offer.vm, zone, False, aggregator_offer.price_usd_per_hour)
+                for zone in zones[aggregator_offer.vm]
             ),
             offers=offers,
-            threads={offer.vm: offer.cpus for offer in (beside, *offers)},
+            threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
             before_usd=before_usd,
             disk_usd_per_hour=self.cloud.terms(
                 self.offered, disk_gib=DISK_GIB, setup_s=0.0
@@ -246,7 +251,7 @@ class CloudResources:
         return Fleet(store, provider, hosts, spec, note=note, clock=clock)
 
     def _places(self, offer: Offer, zones: tuple[str, ...]) -> tuple[Place, ...]:
-        """In the order to try: where spot VMs are wanted but not insisted on, those on demand come after them."""
+        """Placement options in the order to try: with `spot: auto`, on-demand options follow the spot options."""
         places = [Place(offer.vm, zone, offer.spot, offer.price_usd_per_hour) for zone in zones]
         if offer.spot and self._job.spot == "auto":
             price = self.cloud.price_usd_per_hour(offer.vm, spot=False)
@@ -260,6 +265,6 @@ def _zones(job: JobSpec, provider: Provider, vm: str) -> tuple[str, ...]:
         return zones
     if job.infra.zone not in zones:
         raise ConfigurationError(
-            f"infra: {vm} is not to be had in {job.infra.zone}; it is in {', '.join(zones)}"
+            f"infra: {vm} is not available in {job.infra.zone}; it is available in {', '.join(zones)}"
         )
     return (job.infra.zone,)

@@ -1,8 +1,8 @@
-"""The VMs of one job: asks for those that it wants, lets them join and deals with what becomes of them, to the last.
+"""The fleet: requests the VMs of one job, admits them, and handles their failures until all have ended.
 
-What is wanted, and what a shortage means, is decided in `policy.provisioning.fleet_plan`. Getting the VMs is the
-reconciler's task, which runs here on a thread of its own, or in another process that acts for the region. Its answers
-are in the store, which is read about once a second.
+`policy.provisioning.fleet_plan` decides which VMs are wanted and how to react to a shortage. The reconciler launches
+the VMs; it runs here on a thread of its own, or in another process that holds the region's lease. Its results are in
+the store, which is read about once a second.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ _ERRORS: Mapping[str, type[ScavengerError]] = {
 
 
 class Fleet:
-    """One job's VMs in one region. Nothing happens before `engine` is called.
+    """The VMs of one job in one region. Nothing is launched before `engine` is called.
 
     Args:
-        store: Where wishes and intents are.
+        store: Holds the fleet's specification and the intents.
         provider: The cloud, in the job's region.
-        hosts: Where VMs join; serves already, and is closed with this.
-        spec: What VMs may be, and their limits.
+        hosts: The server at which agents join; already started, and closed by `close`.
+        spec: Specification of the VMs and their limits.
         note: Shows a line to the user.
-        terms: None for the defaults.
-        clock: Seconds, monotonic.
+        terms: Time limits and intervals of the provisioning; None for the defaults.
+        clock: Monotonic clock, seconds.
 
     Attributes:
-        drain_s: What the job needs to save itself; set aside for each VM that is started from then on.
-        meter: What the VMs cost.
+        drain_s: Time that the job needs to save its state, seconds; reserved for each VM launched from then on.
+        meter: Cost meter of the VMs.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Fleet:
         terms: Terms | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._provider, self._hosts, self._spec, self._clock = (
+        self._store, self._provider, self._agent_server, self._spec, self._clock = (
             store,
             provider,
             hosts,
@@ -111,42 +111,45 @@ class Fleet:
         self._looked_at = -LOOK_S
         self._is_clean = False
 
-    # ---- what the job sees ---------------------------------------------------------------------------------
+    # ---- interface to the job ---------------------------------------------------------------------------------
 
     def engine(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] | None = None) -> Engine:
-        """The job's engine, whose processes run on these VMs; for `command` see `VmEngine`."""
+        """Create the job's engine, which runs processes on these VMs; for `command` see `VmEngine`."""
         self._plan = first_plan(self._store.intents(self._spec.desired.job_id), self._spec.desired.attempt)
         self._desired = replace(
             self._spec.desired,
             user_data=boot_document(
-                self._hosts.endpoint, self._hosts.server_key, self._provider.name, self._spec.package
+                self._agent_server.endpoint,
+                self._agent_server.server_key,
+                self._provider.name,
+                self._spec.package,
             ),
-            boot_key=self._hosts.boot_key.hex(),
+            boot_key=self._agent_server.boot_key.hex(),
         )
-        self._engine = VmEngine(log_dir, self._hosts, command=command)
-        # wishes of an attempt that was killed are not this one's
+        self._engine = VmEngine(log_dir, self._agent_server, command=command)
+        # replace the specification of an earlier attempt that was killed
         self._store.want_vms(self._desired)
         self._start_reconciler()
         return self._engine
 
     @property
     def reserve_s(self) -> float:
-        """For how long all VMs are paid for from what is set aside of the budget."""
+        """Time for which the budget's reserve pays for all VMs."""
         return self._terms.reserved_s(self.drain_s)
 
     @property
     def vms(self) -> tuple[Intent, ...]:
-        """Every VM that the job has asked for, as of the last look."""
+        """Every VM that the job has requested, as of the last check."""
         return self._intents
 
     # ---- about once a second -------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Look at the VMs there are, and say which are wanted.
+        """Read the state of the VMs, and update which are wanted.
 
         Raises:
-            LimitReachedError: The budget is used up but for what ends the VMs.
-            CredentialsError, TransientError: No VM can be had, and the job has none.
+            LimitReachedError: If the budget is used up except for its reserve.
+            CredentialsError, TransientError: If no VM can be launched and the job has none.
         """
         now = self._clock()
         if now - self._looked_at < LOOK_S or self._engine is None:
@@ -155,9 +158,9 @@ class Fleet:
             with self._store.hurried():
                 self._look(self._engine, now)
         except (StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
-            # the store does not serve, which the job's recorder says and limits; the next look sees all of it
+            # the job's recorder reports outages of the store and limits them; the next check catches up
             self._looked_at = now
-            self._notes.show_alarms(self._hosts.alarms())
+            self._notes.show_alarms(self._agent_server.alarms())
 
     def _look(self, engine: VmEngine, now: float) -> None:
         self._agents.look(now)
@@ -167,14 +170,14 @@ class Fleet:
         self._agents.admit(self._intents, self._plan.types)
         self._agents.acknowledge(now)
         if self._reconciler is not None and not self._reconciler.acts:
-            # another process acts for the region, and cannot reach this job's VMs
+            # another process holds the region's lease and cannot reach this job's VMs
             self._agents.renew(self._intents, self._terms.life_s, now)
-        self._notes.show_alarms(self._hosts.alarms())
+        self._notes.show_alarms(self._agent_server.alarms())
         self._notes.show_fallbacks(self._intents)
         here = (self._provider.name, self._provider.region)
-        said = self._store.told(self._spec.desired.job_id, *here)
-        self._notes.show_shortages(said)
-        self._act_on(read_shortage(self._spec, self._plan, self._seen(engine, now), said), engine)
+        shortages = self._store.told(self._spec.desired.job_id, *here)
+        self._notes.show_shortages(shortages)
+        self._act_on(read_shortage(self._spec, self._plan, self._seen(engine, now), shortages), engine)
         plan = plan_fleet(self._spec, self._plan, self._seen(engine, now))
         if (plan, self.drain_s) != self._wanted:
             self._want(plan)
@@ -188,7 +191,7 @@ class Fleet:
             workers=needs.workers,
             aggregators=needs.aggregators,
             waiting={offer.vm: engine.waiting(offer.vm) for offer in self._spec.offers},
-            in_doubt=self._hosts.in_doubt,
+            in_doubt=self._agent_server.in_doubt,
         )
 
     def _act_on(self, verdict: Shortage | Refusal | None, engine: VmEngine) -> None:
@@ -227,34 +230,34 @@ class Fleet:
         return self._reconciler
 
     def _renew(self, intent: Intent, life_s: float) -> bool:
-        """VMs of other jobs are renewed by the processes that lead those."""
-        return intent.job_id != self._spec.desired.job_id or self._hosts.renew(intent.id, life_s)
+        """Renew a VM's lease; VMs of other jobs are renewed by those jobs' coordinators."""
+        return intent.job_id != self._spec.desired.job_id or self._agent_server.renew(intent.id, life_s)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, StoreBusyError):
-            self._notes.put(f"looking after VMs failed, and is tried again: {error}")
+            self._notes.put(f"managing the VMs failed and is retried: {error}")
 
     # ---- the end -------------------------------------------------------------------------------------------
 
     def close(self, *, limit_s: float | None = None) -> None:
-        """End every VM of the job, and wait until all are seen gone. Again where that failed; nothing once it is done.
+        """End every VM of the job and wait until all are gone. Idempotent; may be called again after a failure.
 
         Args:
-            limit_s: Longest wait; None: as long as a launch that was not answered may take to show.
+            limit_s: Longest wait, seconds; None to wait as long as an unanswered launch may take to be listed.
 
         Raises:
-            CleanupError: Some may be left; a line for each.
+            CleanupError: If VMs may be left; the message has a line for each.
         """
         if self._is_clean:
             return
         until = self._clock() + (max(LIMIT_S, 1.5 * self._terms.settle_s) if limit_s is None else limit_s)
-        self._hosts.close()  # agents that hear it power their VMs off
-        self._give_all_back(until)
+        self._agent_server.close()  # agents that receive this power off their VMs
+        self._request_no_vms(until)
         while not self._all_are_gone():
             if self._reconciler is not None:
                 self._reconciler.wake()
             if self._clock() > until:
-                raise CleanupError(f"not seen to end in time: {self._living()}; run `scavenger gc`")
+                raise CleanupError(f"VMs did not end in time: {self._living()}; run `scavenger gc`")
             time.sleep(min(LOOK_S, self._terms.look_s))
         self._remove_leftovers()
         if self._reconciler is not None:
@@ -264,8 +267,8 @@ class Fleet:
         self.meter.look(self._intents, final=True)
         self._is_clean = True
 
-    def _give_all_back(self, until: float) -> None:
-        """Want nothing any more, also where the store is held for a while."""
+    def _request_no_vms(self, until: float) -> None:
+        """Request the end of all VMs, with retries while the store is locked."""
         nothing = replace(self._spec.desired, wishes=(), boot_key="", user_data="")
         while True:
             try:
@@ -284,10 +287,10 @@ class Fleet:
     def _all_are_gone(self) -> bool:
         job_id = self._spec.desired.job_id
         try:
-            self._store.heartbeat(job_id)  # the job lives until its VMs have ended
+            self._store.heartbeat(job_id)  # the job counts as running until its VMs have ended
             return self._store.is_clean(job_id)
         except ScavengerError:
-            return False  # the store is held
+            return False  # the store is locked
 
     def _living(self) -> str:
         job_id = self._spec.desired.job_id
@@ -298,15 +301,15 @@ class Fleet:
         return "; ".join(f"{intent}: {intent.reason}" for intent in left)
 
     def _remove_leftovers(self) -> None:
-        """What was made for VMs, once no other job needs it."""
+        """Remove the shared resources of the VMs, unless another job needs them."""
         here = (self._provider.name, self._provider.region)
         try:
             if not any((one.provider, one.region) == here for one in self._store.intents(living=True)):
                 self._provider.remove_leftovers(self._store.installation())
         except ScavengerError as error:
-            self._notes.note(f"what was made for VMs may be left in {'/'.join(here)}: {error}")
+            self._notes.note(f"shared resources of VMs may be left in {'/'.join(here)}: {error}")
 
 
 def new_boot_key() -> bytes:
-    """See `Desired.boot_key`."""
+    """Generate a random boot key, see `Desired.boot_key`."""
     return secrets.token_bytes(32)

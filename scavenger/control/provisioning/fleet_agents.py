@@ -1,4 +1,4 @@
-"""The agents on a job's VMs, as the fleet deals with them: lets them join, notes that they live, renews them."""
+"""Manages the agents on a job's VMs for its fleet: admits them, records their heartbeats and renews their leases."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from scavenger.train.engines.vm.values import AgentStatus
 __all__ = ["FleetAgents"]
 
 ACKNOWLEDGE_S = 10.0
-"""Between two notes in the store that a VM was heard; a fraction of the silence after which it is given up."""
+"""Interval of a VM's heartbeats in the store; a fraction of the silence after which the VM is given up."""
 
 
 class FleetAgents:
-    """One job's.
+    """The agents on one job's VMs.
 
     Args:
-        store: Where it is noted that VMs are heard.
-        hosts: Where agents join.
-        spec: What VMs may be.
+        store: Receives the heartbeats of the VMs.
+        hosts: The server that agents connect to.
+        spec: Specification of the job's VMs.
     """
 
     def __init__(self, store: Store, hosts: AgentServer, spec: FleetSpec) -> None:
-        self._store, self._hosts, self._spec = store, hosts, spec
+        self._store, self._agent_server, self._spec = store, hosts, spec
         self._vms: dict[str, AgentStatus] = {}
         self._ended: set[str] = set()
         self._acknowledged_at: dict[str, float] = {}
@@ -35,8 +35,8 @@ class FleetAgents:
         self._idle_since: dict[str, float] = {}
 
     def look(self, now: float) -> None:
-        """Take in what agents have said."""
-        self._vms = {vm.intent: vm for vm in self._hosts.vms()}
+        """Read the status of the agents."""
+        self._vms = {vm.intent: vm for vm in self._agent_server.vms()}
         for vm in self._vms.values():
             if vm.processes:
                 self._idle_since.pop(vm.intent, None)
@@ -44,10 +44,10 @@ class FleetAgents:
                 self._idle_since.setdefault(vm.intent, now)
 
     def seen(self, now: float, *, avoided: Collection[str] = ()) -> dict[str, AgentSeen]:
-        """Every agent that is expected or has joined, by the intent of its VM, as of the last look.
+        """State of every expected or joined agent as of the last look, by the intent of its VM.
 
         Args:
-            avoided: Addresses of VMs that get no more workers.
+            avoided: Addresses of VMs that receive no more workers.
         """
         return {
             vm.intent: AgentSeen(
@@ -63,13 +63,13 @@ class FleetAgents:
         }
 
     def admit(self, intents: Iterable[Intent], types: Mapping[int, str]) -> None:
-        """Let the VMs join that this attempt has asked for, and report the ends of those that are gone.
+        """Admit the VMs that this attempt has requested, and report VMs that are gone.
 
-        A VM that the cloud shows as ending without having been asked to is as good as gone, unless its end was
-        announced: then its worker is on its way out.
+        A VM that the cloud is ending without a request is treated as gone, unless a preemption notice announced its
+        end: then its worker is leaving already.
 
         Args:
-            types: The type of VM of each slot.
+            types: VM type of each slot.
         """
         for intent in intents:
             if intent.slot not in types or intent.attempt != self._spec.desired.attempt:
@@ -81,10 +81,10 @@ class FleetAgents:
             taken = intent.ending in ("preempted", "died") and (vm is None or vm.doomed is None)
             if (intent.state == "GONE" or taken) and intent.id not in self._ended:
                 self._ended.add(intent.id)
-                self._hosts.gone(intent.id, intent.reason or "its VM has ended")
+                self._agent_server.gone(intent.id, intent.reason or "its VM has ended")
 
     def _expect(self, intent: Intent, vm: str) -> None:
-        self._hosts.expect(
+        self._agent_server.expect(
             intent.id,
             role="aggregator" if vm == AGGREGATORS else "worker",
             vm=vm,
@@ -93,16 +93,16 @@ class FleetAgents:
         )
 
     def acknowledge(self, now: float) -> None:
-        """Note in the store which VMs were heard."""
-        for intent in self._hosts.heard():
+        """Record the VMs' heartbeats in the store."""
+        for intent in self._agent_server.heard():
             if now - self._acknowledged_at.get(intent, -ACKNOWLEDGE_S) >= ACKNOWLEDGE_S:
                 self._store.acknowledge_vm(intent)
                 self._acknowledged_at[intent] = now
 
     def renew(self, intents: Iterable[Intent], life_s: float, now: float) -> None:
-        """Let the job's VMs live on, each in time before its limit."""
+        """Renew the leases of the job's VMs before they expire."""
         for intent in intents:
             due = now - self._renewed_at.get(intent.id, -life_s) >= life_s / 3
             lives = due and intent.state == "UP" and intent.id in self._vms
-            if lives and self._hosts.renew(intent.id, life_s):
+            if lives and self._agent_server.renew(intent.id, life_s):
                 self._renewed_at[intent.id] = now

@@ -1,4 +1,4 @@
-"""What the VMs of a job have cost, and cost as it stands."""
+"""The cost meter of a job's VMs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["VmCostMeter"]
 
 
 class VmCostMeter(CostMeter):
-    """Counts what the reconciler has charged, and the present rate since.
+    """Adds the costs charged by the reconciler and the present rate since then.
 
     Args:
-        spec: What VMs may be; tells prices of disks and of VMs to come.
+        spec: Specification of the job's VMs, with the prices of disks and VM types.
         clock: Seconds, monotonic.
     """
 
@@ -30,9 +30,9 @@ class VmCostMeter(CostMeter):
         self._is_final = False
 
     def look(self, intents: tuple[Intent, ...], *, final: bool = False) -> None:
-        """Take in what the store says of the job's VMs; with `final`, nothing is paid for any more."""
+        """Update from the store's records of the job's VMs; with `final`, all VMs have ended."""
         self._intents, self._is_final = intents, final
-        # with their disks, which the budget's own sums leave out
+        # including disks, which the charges do not include
         charged_usd = sum(
             one.spent_usd + one.billed_s / 3600.0 * self._spec.disk_usd_per_hour for one in intents
         )
@@ -41,7 +41,7 @@ class VmCostMeter(CostMeter):
             self._charged_usd, self._charged_at_s = charged_usd, self._clock()
 
     def spent_usd(self) -> float:
-        """See `CostMeter.spent_usd`; it never shrinks before the last VM has ended."""
+        """See `CostMeter.spent_usd`; it never decreases before the last VM has ended."""
         if self._is_final:
             return self._charged_usd
         since_s = max(0.0, self._clock() - self._charged_at_s)

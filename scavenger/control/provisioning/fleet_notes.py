@@ -1,4 +1,4 @@
-"""What the user should know of a job's VMs, each thing once."""
+"""Messages to the user about a job's VMs, each shown once."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _OF_ALL = ("undeletable", "unknown_vm", "silence", "blind")
 
 
 class FleetNotes:
-    """Passes on alarms and shortages to the user of one job.
+    """Passes alarms and shortages on to the user of one job.
 
     Args:
         note: Shows a line to the user.
-        offers: The types of the job's VMs.
+        offers: The VM types of the job.
     """
 
     def __init__(self, note: Callable[[str], None], offers: Iterable[Offer]) -> None:
         self.note, self._offers = note, {offer.vm: offer for offer in offers}
         self._alarms: deque[Alarm | str] = deque()
-        self._said: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
         self._fallen_back: set[str] = set()
 
     def put(self, alarm: Alarm | str) -> None:
-        """An alarm of the reconciler, from its thread; shown by `show_alarms`."""
+        """Queue an alarm, called on the reconciler's thread; `show_alarms` shows it."""
         self._alarms.append(alarm)
 
     def show_alarms(self, more: Iterable[str]) -> None:
-        """Show what concerns every job, or a type of VM that this job may have."""
+        """Show the given messages, and the alarms that concern every job or a VM type of this job."""
         for text in more:
             self.note(text)
         while self._alarms:
@@ -45,16 +45,16 @@ class FleetNotes:
             elif alarm.kind in ("quota", "refused") and set(alarm.about.split()) & self._offers.keys():
                 self.note(alarm.message)
 
-    def show_shortages(self, said: Mapping[str, str]) -> None:
-        """Show how the job's wishes stand where that has changed; a budget that is reached ends the job instead."""
-        for kind, message in said.items():
-            if self._said.get(kind) != message:
-                self._said[kind] = message
+    def show_shortages(self, shortages: Mapping[str, str]) -> None:
+        """Show new or changed shortages; a reached budget is not shown, since it ends the job."""
+        for kind, message in shortages.items():
+            if self._shown.get(kind) != message:
+                self._shown[kind] = message
                 if kind != "budget":
                     self.note(message)
 
     def show_fallbacks(self, intents: Iterable[Intent]) -> None:
-        """Where no spot VM could be had, show what the job pays instead, once for each type."""
+        """Show, once per VM type, that an on-demand VM replaces an unavailable spot VM, with its price."""
         for intent in intents:
             offer = self._offers.get(intent.request.vm)
             if intent.slot == AGGREGATOR_SLOT or intent.state != "UP" or offer is None:
@@ -62,6 +62,6 @@ class FleetNotes:
             if offer.spot and not intent.request.spot and offer.vm not in self._fallen_back:
                 self._fallen_back.add(offer.vm)
                 self.note(
-                    f"no spot VM of {offer.vm} could be had: on demand at ${intent.price_usd_per_hour:.6g} per hour "
-                    f"instead of ${offer.price_usd_per_hour:.6g}, with which time and cost were predicted"
+                    f"no spot VM of {offer.vm} was available: on demand at ${intent.price_usd_per_hour:.6g} per hour "
+                    f"instead of ${offer.price_usd_per_hour:.6g}, on which the predictions are based"
                 )

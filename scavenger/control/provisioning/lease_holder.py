@@ -1,4 +1,4 @@
-"""The name that a service holds a lease by, from which others on its machine can tell that it has ended."""
+"""Names of lease holders, by which other processes on the same machine can detect that a holder has ended."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from scavenger.store.records import Owner
 __all__ = ["holder_name", "is_known_dead"]
 
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
-"""No heartbeat: the process alone is asked about."""
+"""A heartbeat time that never counts as recent, so that only the process itself is checked."""
 
 
 def holder_name() -> str:
-    """Of the calling process."""
+    """The lease holder name of the calling process."""
     owner = this_process()
     return f"{owner.host}/{owner.pid}/{owner.started_at_s:.2f}"
 
 
 def is_known_dead(holder: str) -> bool:
-    """Whether it was a process of this machine and is none any more; False of what nobody here can know."""
+    """Whether the holder was a process on this machine that has ended; False if that cannot be determined."""
     try:
         host, pid, started_at_s = holder.rsplit("/", 2)
         owner = Owner(int(pid), host, float(started_at_s))

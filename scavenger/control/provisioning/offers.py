@@ -1,4 +1,4 @@
-"""A cloud as a search sees it: the VM types that a job may use, on demand or spot, with their prices."""
+"""The offers of a cloud: the VM types that a job may use, on demand or spot, with their prices."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from scavenger.policy.spot import SpotDecision, SpotMode, SpotTerms, decide_spot
 __all__ = ["CatalogCloud", "ChangeCosts", "Offered"]
 
 TYPES_MAX = 8
-"""VM types in one search: each takes three measurements of its own, on VMs that are started for them."""
+"""Maximum number of VM types in one search: each needs three measurements on VMs of that type."""
 DEFAULT_CPUS = 4
-"""vCPUs of a VM where the job says nothing: as in Scavenger (Tyagi and Sharma), whose VMs are e2-standard-4."""
+"""Default number of vCPUs of a VM: as in Scavenger (Tyagi and Sharma), whose VMs are e2-standard-4."""
 AGGREGATOR_CPUS_MAX = 8
-"""Up to which the workers' type serves the aggregators, too: summing is bound by the network."""
+"""Largest worker VM that is also used for the aggregators: summing is bound by the network."""
 AGGREGATOR_CPUS_MIN, AGGREGATOR_GIB_MIN = 2, 4.0
 """One vCPU for the sums and one for the messages; TensorFlow with a copy of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeCosts:
-    """What a lost worker costs the job; until it is measured, what is assumed.
+    """Assumed costs of losing a worker, until they are measured.
 
     Attributes:
-        pause_s: All stand still until the others train on: a change of view takes some hundredths of a second after
-            a loss was told, and some seconds until it is noticed where it was not.
-        replace_s: From the loss of a worker to the first step of its successor: a VM boots and starts TensorFlow.
+        pause_s: Pause of all workers until the others continue: a change of view takes some hundredths of a second
+            after an announced loss; an unannounced one takes some seconds to detect.
+        replace_s: Time from the loss of a worker to its replacement's first step: a VM boots and starts TensorFlow.
     """
 
     pause_s: float = 5.0
@@ -44,12 +44,12 @@ class ChangeCosts:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What a search is made over.
+    """The offers of a search.
 
     Attributes:
-        offers: Each VM type once, either on demand or spot; cheapest first, or in the user's order where he names them.
-        decisions: On demand or spot, and why, in the same order.
-        notes: What the user should know: the decisions, and what was left out.
+        offers: Each VM type once, either on demand or spot; cheapest first, or in the order of the job file.
+        decisions: Whether each is on demand or spot, and why, in the same order.
+        notes: Messages for the user: the decisions, and what was left out.
     """
 
     offers: tuple[Offer, ...]
@@ -58,7 +58,7 @@ class Offered:
 
     @property
     def risks(self) -> Mapping[str, SpotRisk]:
-        """By VM type, for `CostTerms`."""
+        """Interruption risks by VM type, for `CostTerms`."""
         return {one.vm: one.risk for one in self.decisions if one.risk is not None}
 
 
@@ -67,11 +67,11 @@ class CatalogCloud:
 
     Args:
         provider: `aws` or `gcp`.
-        region: Its name.
+        region: Name of the region.
         spot: Whether workers may be spot VMs.
-        catalog: Of prices; this user's if left out.
-        environment: Where the user's price file is looked up.
-        changes: What a lost worker costs.
+        catalog: The price catalogue; by default this user's.
+        environment: Environment variables, which may name the user's price file.
+        changes: Costs of losing a worker.
 
     Raises:
         ConfigurationError: If the catalogue cannot be opened.
@@ -92,11 +92,11 @@ class CatalogCloud:
         self._changes = changes or ChangeCosts()
 
     def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
-        """See `Cloud.offers`: what a job that asks for nothing may use."""
+        """See `Cloud.offers`: the offers for a job without resource requirements."""
         return self.offers_for(None, workers=(1, workers_max)).offers
 
     def hardware(self) -> str:
-        """See `Cloud.hardware`: which processors a type has may differ by region."""
+        """See `Cloud.hardware`: the processors of a VM type may differ by region."""
         return f"{self._provider}/{self._region}"
 
     def offers_for(
@@ -107,15 +107,15 @@ class CatalogCloud:
         deadline_s: float | None = None,
         work_s: float | None = None,
     ) -> Offered:
-        """The types that a job may use.
+        """Select the VM types that a job may use.
 
         Args:
-            resources: As the job file asks; None: the cheapest type of 4 vCPUs.
-            workers: Fewest and most of them.
-            deadline_s, work_s: As in `decide_spot`.
+            resources: Requirements of the job file; None selects the cheapest type with 4 vCPUs.
+            workers: Minimum and maximum number of workers.
+            deadline_s, work_s: See `decide_spot`.
 
         Raises:
-            ConfigurationError: If a named type does not exist, a price that is needed is not known, or nothing will do.
+            ConfigurationError: If a named type does not exist, a required price is unknown, or no type is suitable.
         """
         listings = self._matching(resources)
         left_out = len(listings) - TYPES_MAX
@@ -142,13 +142,13 @@ class CatalogCloud:
         return Offered(tuple(offers), tuple(decisions), tuple(notes))
 
     def on_demand_offer(self, vm: str) -> Offer:
-        """What the aggregators' VM is, on demand, where workers run on this type.
+        """The on-demand offer for the aggregators' VM when workers run on this VM type.
 
-        It is the same type, unless that has accelerators or more than 8 vCPUs: then the cheapest one without
+        It is the same type, unless that has accelerators or more than 8 vCPUs; then it is the cheapest type without
         accelerators that has 2 vCPUs and 4 GiB.
 
         Raises:
-            ConfigurationError: If no price is known.
+            ConfigurationError: If its price is unknown.
         """
         machine = self._catalog.listing(self._provider, self._region, vm).machine
         enough = machine.cpus >= AGGREGATOR_CPUS_MIN and machine.memory_gib >= AGGREGATOR_GIB_MIN
@@ -163,13 +163,13 @@ class CatalogCloud:
     def terms(
         self, offered: Offered, *, disk_gib: float, setup_s: float, ready: Mapping[str, int] | None = None
     ) -> CostTerms:
-        """What the job pays beside its workers: one VM of aggregators, disks, set-up and interruptions.
+        """Costs besides the workers: one VM for the aggregators, disks, setup and interruptions.
 
         Args:
-            offered: What the search is made over.
-            disk_gib: Of each VM's boot disk.
-            setup_s: From a VM's launch to its worker's first step.
-            ready: VMs of each type whose set-up is behind.
+            offered: The offers of the search.
+            disk_gib: Size of each VM's boot disk.
+            setup_s: Time from a VM's launch to its worker's first step.
+            ready: Number of VMs of each type that have completed their setup.
         """
         disk = self._catalog.disk_price(self._provider, self._region)
         return CostTerms(
@@ -183,7 +183,7 @@ class CatalogCloud:
         )
 
     def _matching(self, resources: ResourcesSpec | None) -> list[Listing]:
-        """In the user's order where he names types, else the cheapest first; only such that a job may be planned on."""
+        """Suitable VM types with known prices, in the order of the job file if it names types, else cheapest first."""
         spot = self._spot == "always"
         if resources is not None and resources.vms:
             for vm in resources.vms:
@@ -242,15 +242,15 @@ class CatalogCloud:
         )
 
     def price_usd_per_hour(self, vm: str, *, spot: bool) -> float:
-        """Of one VM.
+        """Price of one VM.
 
         Raises:
-            ConfigurationError: If it is not known, or too old to decide by.
+            ConfigurationError: If the price is unknown or too old.
         """
         return self._catalog.price(self._provider, self._region, vm, spot=spot).usd_per_hour
 
     def _spot_price(self, vm: str) -> float | None:
-        """None where it is not known, or from too long ago to decide by."""
+        """Spot price of a VM type; None if it is unknown or too old."""
         if self._spot == "never":
             return None
         try:

@@ -1,4 +1,4 @@
-"""What runs on a VM: `scavenger-vm JOIN_FILE` joins its leader, and tells it of the VM's end when the cloud does."""
+"""The program on a VM: `scavenger-vm JOIN_FILE` joins its coordinator and forwards preemption notices."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _WORDS = {
 
 
 def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
-    """Pass on what the cloud tells of this VM's end, until the agent has ended; for a thread of its own."""
+    """Forward the cloud's notices to this VM until the agent has ended; run in a thread of its own."""
     try:
         for notice in watch(provider, stopped=ended.is_set):
             agent.doom(_in_s(notice), _WORDS[notice.kind])
     except (CloudError, ConfigurationError) as error:
-        agent.warn(f"it will not hear of its end ahead: {error}")
+        agent.warn(f"it will receive no preemption notices: {error}")
 
 
 def _in_s(notice: Notice) -> float | None:
@@ -40,7 +40,7 @@ def _in_s(notice: Notice) -> float | None:
 
 
 def main() -> int:
-    """Serve this VM's leader until that one is gone or the VM ends; the exit status."""
+    """Serve this VM's coordinator until either ends; returns the exit status."""
     if len(sys.argv) != 2:
         print("usage: scavenger-vm JOIN_FILE", file=sys.stderr)
         return ConfigurationError.exit_code

@@ -1,7 +1,7 @@
-"""What the reconciler needs of the store, and how its calls are made: one by one, by whoever drives it.
+"""The reconciler's interface to the store, and the stepwise execution of its calls.
 
-A look yields every call to the store and the cloud before it is made. `perform` makes them; a simulation puts crashes,
-stalls and lost answers between them, around the same code.
+An iteration of the reconciler yields every call to the store and the cloud before it is made. `perform` makes the
+calls; a simulation injects crashes, stalls and lost answers between them, with the same code.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["IntentStore", "Steps", "ask", "lease_name", "perform"]
 T = TypeVar("T")
 Call = Callable[[], Any]
 Steps = Generator[Call, Any, T]
-"""Something done call by call: yields each before it is made, is sent what it returned."""
+"""A computation in calls: yields each call before it is made and receives its result."""
 
 
 class IntentStore(Protocol):
-    """What is needed of the store; see `scavenger.store.intents.Intents`."""
+    """The store operations that the reconciler needs; see `scavenger.store.intents.Intents`."""
 
     def lease(self, name: str) -> Lease | None: ...
     def take_lease(self, name: str, holder: str, seen: Lease | None) -> Lease | None: ...
@@ -52,18 +52,18 @@ class IntentStore(Protocol):
 
 
 def ask(call: Callable[[], T]) -> Steps[T]:
-    """One call, as a step."""
+    """Make one call as a step; returns its result."""
     return cast(T, (yield call))
 
 
 def perform(steps: Steps[T]) -> T:
-    """Make every call of the steps, and return what they return."""
+    """Make every call of the steps; returns the result of the computation."""
     try:
         call = next(steps)
         while True:
             try:
                 answer = call()
-            except Exception as error:  # noqa: BLE001 - handed to whoever asked
+            except Exception as error:  # noqa: BLE001 - raised in the computation
                 call = steps.throw(error)
             else:
                 call = steps.send(answer)
@@ -72,5 +72,5 @@ def perform(steps: Steps[T]) -> T:
 
 
 def lease_name(provider: str, region: str) -> str:
-    """Of the lease of whoever acts in a region: one at a time, for all jobs of the store."""
+    """Name of a region's lease: its holder alone acts in the region, for all jobs of the store."""
     return f"{provider}/{region}"

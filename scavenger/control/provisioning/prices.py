@@ -1,4 +1,4 @@
-"""The catalogue as this user sees it: snapshot, refreshed prices, and the price file."""
+"""The user's price catalogue: the snapshot, refreshed prices, and the price file."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ PRICES_VARIABLE = "SCAVENGER_PRICES"
 
 
 def cache_path() -> Path:
-    """Where refreshed prices are."""
+    """Path of the refreshed prices."""
     return user_cache_path("scavenger") / "prices.json"
 
 
 def open_catalog(environment: Mapping[str, str] = os.environ, *, today: date | None = None) -> Catalog:
-    """The catalogue with everything that this user has.
+    """Open the catalogue with the user's refreshed prices and price file.
 
     Args:
-        environment: Where `SCAVENGER_PRICES` is looked up.
-        today: By which prices are old; the clock's if left out.
+        environment: Environment variables; `SCAVENGER_PRICES` may name a price file.
+        today: Date by which the age of prices is computed; by default the current date.
 
     Raises:
-        ConfigurationError: If the price file, the refreshed prices or the snapshot cannot be followed.
+        ConfigurationError: If the price file, the refreshed prices or the snapshot cannot be read.
     """
     named = environment.get(PRICES_VARIABLE)
     path = Path(named) if named else user_config_path("scavenger") / "prices.yaml"
@@ -55,17 +55,17 @@ def open_catalog(environment: Mapping[str, str] = os.environ, *, today: date | N
 
 
 def refresh_catalog(provider: str, regions: Iterable[str], *, now: datetime) -> Stock:
-    """Ask a cloud for its prices and keep them.
+    """Fetch the current prices of a cloud and save them.
 
     Args:
         provider: `gcp` (all its regions come at once) or `aws`.
-        regions: Of AWS.
+        regions: Regions of AWS to fetch.
 
     Returns:
-        What was fetched.
+        The fetched prices.
 
     Raises:
-        CloudError, ConfigurationError: See `fetch_aws` and `fetch_gcp`; what was known before is kept.
+        CloudError, ConfigurationError: See `fetch_aws` and `fetch_gcp`; earlier prices are kept.
     """
     if provider == "aws":
         from scavenger.cloud.catalog.refresh_aws import fetch_aws
@@ -83,7 +83,7 @@ def load_price_file(path: Path) -> OwnPrices:
     """Read a price file.
 
     Raises:
-        JobFileError: If it cannot be read or followed; one line with path, line and column.
+        JobFileError: If it cannot be read or is invalid; one line with path, line and column.
     """
     try:
         text = path.read_text("utf-8")
@@ -95,17 +95,17 @@ def load_price_file(path: Path) -> OwnPrices:
 
 
 def parse_price_file(text: str, *, path: str) -> PriceFile:
-    """The text of a price file.
+    """Parse the text of a price file.
 
     Raises:
-        JobFileError: As `load_price_file`; of several faults the first, with the number of the others.
+        JobFileError: As `load_price_file`; names the first fault and the number of other faults.
     """
     root = load_yaml(text, path=path)
     try:
         return PriceFile.model_validate(root.plain())
     except ValidationError as error:
         faults = error.errors(include_url=False)
-    # A misspelt key makes the right one missing: say what was written, not what was not.
+    # A misspelled key makes the correct key missing: report the misspelled one.
     first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
     loc = tuple(part for part in first["loc"])
     if first["type"] == FAULT:
@@ -128,7 +128,7 @@ def _words(kind: str, message: str, loc: tuple[str | int, ...], value: object) -
 
 
 def _place(root: Node, loc: tuple[str | int, ...]) -> tuple[int, int]:
-    """Of what a location names, or of the nearest thing around it that is there."""
+    """Line and column of a location, or of the nearest enclosing value in the file."""
     node, place = root, (root.line, root.column)
     for part in loc:
         if isinstance(node.value, dict) and part in node.value:

@@ -1,4 +1,4 @@
-"""The clouds that VMs can be had from, by name. Their client libraries are loaded when one is opened."""
+"""The cloud providers by name. The client library of a provider is loaded when it is opened."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scavenger.errors import ConfigurationError, NotSupportedError
 __all__ = ["PROVIDERS", "open_provider"]
 
 GCP_PROJECT = "GOOGLE_CLOUD_PROJECT"
-"""Names the project, as for Google's own tools."""
+"""Environment variable with the project's id, as for Google's own tools."""
 
 
 def _aws(region: str, environment: Mapping[str, str]) -> Provider:
@@ -25,7 +25,7 @@ def _gcp(region: str, environment: Mapping[str, str]) -> Provider:
 
     if not (project := environment.get(GCP_PROJECT)):
         raise ConfigurationError(f"no Google Cloud project is named: set {GCP_PROJECT}")
-    # Below the reconciler's limit of a call: what takes longer is asked for again with the same token.
+    # Below the reconciler's time limit for a call; a launch that takes longer is repeated with the same token.
     return GcpProvider(project, region, environment=environment, operation_timeout_s=45.0)
 
 
@@ -33,17 +33,15 @@ PROVIDERS: dict[str, Callable[[str, Mapping[str, str]], Provider]] = {"aws": _aw
 
 
 def open_provider(name: str, region: str, environment: Mapping[str, str] = os.environ) -> Provider:
-    """One cloud in one region.
+    """Open a cloud provider in one region.
 
     Raises:
-        NotSupportedError: If this version has no such cloud, or its client library is not installed.
-        ConfigurationError: If the region, or something else that it needs, is not as it must be.
+        NotSupportedError: If this version does not support the cloud, or its client library is not installed.
+        ConfigurationError: If the region or another setting is invalid.
         CredentialsError: If there are no credentials.
     """
     if name not in PROVIDERS:
-        raise NotSupportedError(
-            f"there is no cloud {name!r} to have VMs from; there are {', '.join(PROVIDERS)}"
-        )
+        raise NotSupportedError(f"cloud {name!r} is not supported; supported are {', '.join(PROVIDERS)}")
     try:
         return PROVIDERS[name](region, environment)
     except ModuleNotFoundError as error:

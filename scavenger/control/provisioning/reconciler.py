@@ -1,9 +1,9 @@
-"""Makes the VMs of one region of one cloud what they should be: looks, decides, acts, writes down what it learned.
+"""The reconciler: brings the VMs of one region of one cloud to their wanted state, in repeated iterations ("looks").
 
-What to do is decided by `policy.provisioning.decider`. Here it is done, one action after another, in one order:
-write down what is about to be asked for, ask the cloud, write down what that has shown. A crash between any two of
-these loses nothing: the next look sees what there is. `Reconciler.steps` yields every call to the store and the cloud
-before it is made; `perform` makes them, and a simulation puts crashes, stalls and lost answers between them.
+`policy.provisioning.decider` decides on the actions; the reconciler executes them one after another. For each action it
+records the intended request in the store, makes the request to the cloud, and records the result. A crash between any
+two of these loses nothing, since the next look finds the actual state. `Reconciler.steps` yields every call to the
+store and the cloud before it is made; `perform` makes the calls, and a simulation injects faults between them.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ from scavenger.policy.provisioning.money import charges
 __all__ = ["Reconciler"]
 
 ALARM_AGAIN_S = 3600.0
-"""What still holds is told again by then at the latest; what comes and goes within that is told once."""
+"""Interval after which an alarm that still holds is repeated."""
 
 T = TypeVar("T")
 
 
 class _OvertakenError(Exception):
-    """Another service may act by now."""
+    """Another service may hold the lease now."""
 
 
 def _utc() -> datetime:
@@ -67,20 +67,20 @@ def _utc() -> datetime:
 
 
 class Reconciler:
-    """One service's hands in one region; several may stand by, one acts.
+    """The reconciler of one service in one region; several may stand by, but only the lease holder acts.
 
     Args:
-        store: Where wishes and intents are kept.
+        store: Holds the fleet specifications and the intents.
         provider: The cloud.
-        owner: This installation's tag, `Store.installation()`.
-        holder: A name for this service, for people.
-        renew: Lets a VM live on for so many seconds; False where it cannot be reached.
-        alarm: Is told what a person should know.
-        terms: None for the defaults with the provider's visibility bound.
-        clock: Monotonic seconds.
-        wall: The time of day: only for what nobody attended to.
-        rng: Of ids, jitter and turns.
-        is_dead: Whether the service of this name is known to have ended: then nobody waits for its lease to be stale.
+        owner: Tag of this installation, `Store.installation()`.
+        holder: Name of this service as a lease holder.
+        renew: Renews a VM's lease for a number of seconds; returns False if the VM cannot be reached.
+        alarm: Receives alarms for the user.
+        terms: Time limits and intervals; None for the defaults with the provider's visibility bound.
+        clock: Monotonic clock, seconds.
+        wall: The time of day, used only to charge periods without a reconciler.
+        rng: Random generator for ids, jitter and turns.
+        is_dead: Whether the named service is known to have ended, so that its lease can be taken at once.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Reconciler:
         self._rng = rng or random.SystemRandom()
         self._memory = Memory()
         self._fence: Fence | None = None
-        self._beaten_s = 0.0
+        self._heartbeat_at_s = 0.0
         self._other: tuple[Lease | None, float] = (None, 0.0)
-        self._told: dict[tuple[str, str], float] = {}
+        self._reported: dict[tuple[str, str], float] = {}
         self._standing: dict[str, tuple[int, dict[str, str]]] = {}
 
     @property
@@ -117,23 +117,23 @@ class Reconciler:
         return self._fence is not None
 
     def look(self) -> bool:
-        """Look once, and do what is to be done next.
+        """Run one iteration: read the state, decide and act.
 
         Returns:
-            False where another service acts, or has overtaken this one.
+            Whether this service acted; False if another service holds the lease or has taken it over.
 
         Raises:
-            StoreBusyError, StoreReadOnlyError, StoreError: The store does not serve; look again later.
+            StoreBusyError, StoreReadOnlyError, StoreError: If the store is unavailable; try again later.
         """
         return perform(self.steps())
 
     def run(self, stop: Event, failed: Callable[[Exception], None], *, wake: Event | None = None) -> None:
-        """Look again and again until told to stop, then give the lease back; for a thread of its own.
+        """Run iterations until `stop` is set, then release the lease; run in a thread of its own.
 
         Args:
-            stop: Ends it.
-            failed: Is told what went wrong with a look; the next one tries again.
-            wake: Has it look at once, as after a change of what is wanted; to be set with `stop` too.
+            stop: Ends the loop when set.
+            failed: Receives the error of a failed iteration; the next one tries again.
+            wake: Starts the next iteration at once when set, as after a change of the wanted VMs; set it with `stop`.
         """
         wake = wake or stop
         while not stop.is_set():
@@ -150,15 +150,15 @@ class Reconciler:
             failed(error)
 
     def release(self) -> None:
-        """Give the lease back, so that another service need not wait until it is stale."""
+        """Release the lease, so that another service need not wait until it expires."""
         if self._fence is not None:
             fence, self._fence = self._fence, None
             self._store.release_lease(fence)
 
-    # ---- a look --------------------------------------------------------------------------------------------
+    # ---- one iteration --------------------------------------------------------------------------------------------
 
     def steps(self) -> Steps[bool]:
-        """A look, call by call; see `look`."""
+        """One iteration as a generator of its calls; see `look`."""
         try:
             return (yield from self._look())
         except _OvertakenError:
@@ -173,7 +173,7 @@ class Reconciler:
         listing = yield from self._list()
         tokens = [vm.token for vm in listing.vms if vm.token] if listing is not None else []
         here = (self._provider.name, self._provider.region)
-        # The listing first, the store second: an intent is written before its VM can be listed.
+        # List the cloud's VMs before reading the store: an intent is written before its VM can be listed.
         situation = yield from ask(lambda: self._store.situation(*here, tokens))
         situation = yield from self._charge(situation)
         self._memory.note(situation, listing)
@@ -188,14 +188,14 @@ class Reconciler:
         )
         for action in actions:
             if isinstance(action, Alarm):
-                self._tell(action)
+                self._raise_alarm(action)
             elif self._clock() - began_s < self._terms.look_max_s:
                 yield from self._do(action)
-        yield from self._tell_jobs(situation, actions)
+        yield from self._report_standing(situation, actions)
         return True
 
-    def _tell_jobs(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
-        """Write down how each job's wishes stand, for whoever drives it; where that has changed, or may have before."""
+    def _report_standing(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
+        """Record each job's shortages for the job's process, if they have changed or may have changed before."""
         standing: dict[str, dict[str, str]] = {desired.job_id: {} for desired in situation.desired}
         for action in actions:
             if isinstance(action, Alarm) and action.about in standing:
@@ -212,7 +212,7 @@ class Reconciler:
                 self._standing[job_id] = (desired.attempt, alarms)
 
     def _take(self) -> Steps[None]:
-        """Take the lease if nobody has it, or nobody has beaten it for long enough by this side's own clock."""
+        """Take the lease if it is free, or if its holder sent no heartbeat for long enough by the local clock."""
         name, now_s = lease_name(self._provider.name, self._provider.region), self._clock()
         seen = yield from ask(lambda: self._store.lease(name))
         if seen is not None and seen.holder and not self._is_dead(seen.holder):
@@ -220,11 +220,11 @@ class Reconciler:
                 self._other = (seen, now_s)
             if now_s - self._other[1] < self._terms.lease_s:
                 raise _OvertakenError
-        beaten_s = self._clock()
+        sent_at_s = self._clock()
         taken = yield from ask(lambda: self._store.take_lease(name, self._holder, seen))
         if taken is None:
             raise _OvertakenError
-        self._fence, self._beaten_s, self._memory = Fence(name, taken.token), beaten_s, Memory()
+        self._fence, self._heartbeat_at_s, self._memory = Fence(name, taken.token), sent_at_s, Memory()
         self._standing.clear()
 
     def _held(self) -> Fence:
@@ -237,7 +237,7 @@ class Reconciler:
         added = charges(situation, self._memory, now_s, wall, self._terms.life_s)
         if not (yield from ask(lambda: self._store.charge(fence, added, wall))):
             raise _OvertakenError
-        self._beaten_s = now_s
+        self._heartbeat_at_s = now_s
         self._memory.charged_s = {intent.id: now_s for intent in situation.intents}
         intents = []
         for intent in situation.intents:
@@ -261,10 +261,10 @@ class Reconciler:
         return Listing(vms, began_s)
 
     def _cloud(self, what: str, call: Callable[[], T]) -> Steps[T]:
-        """A call to the cloud, made only while nobody else may act; what every kind of call teaches is noted."""
+        """Make a call to the cloud while the lease is certainly held; remember throttling and refused credentials."""
 
         def guarded() -> T:
-            if self._clock() - self._beaten_s >= self._terms.lease_s:
+            if self._clock() - self._heartbeat_at_s >= self._terms.lease_s:
                 raise _OvertakenError
             return call()
 
@@ -285,10 +285,10 @@ class Reconciler:
 
     def _do(self, action: Action) -> Steps[None]:
         now_s = self._clock()
-        if now_s - self._beaten_s >= self._terms.lease_s / 3:
-            yield from self._beat()
+        if now_s - self._heartbeat_at_s >= self._terms.lease_s / 3:
+            yield from self._send_heartbeat()
         if isinstance(action, CALLS) and not self._memory.is_due(THROTTLE, now_s):
-            return  # since it was decided
+            return  # throttled since the decision
         match action:
             case Create(intent):
                 yield from self._create(intent)
@@ -307,19 +307,19 @@ class Reconciler:
             case MarkGone(intent, ending, reason, vm, never):
                 yield from self._gone(intent, ending, reason, vm, never=never)
             case Renew(intent):
-                yield from self._let_live(intent)
+                yield from self._renew_vm(intent)
 
-    def _beat(self) -> Steps[None]:
-        fence, beaten_s = self._held(), self._clock()
+    def _send_heartbeat(self) -> Steps[None]:
+        fence, sent_at_s = self._held(), self._clock()
         wall = self._wall()
         if not (yield from ask(lambda: self._store.charge(fence, {}, wall))):
             raise _OvertakenError
-        self._beaten_s = beaten_s
+        self._heartbeat_at_s = sent_at_s
 
     def _create(self, intent: Intent) -> Steps[None]:
         fence, now_s, memory = self._held(), self._clock(), self._memory
         if not (memory.is_open(intent.place, now_s) and memory.is_due(DENIED, now_s)):
-            return  # the one before it in this look was refused
+            return  # an earlier launch in this iteration was refused
         if (yield from ask(lambda: self._store.write_intent(fence, intent))):
             memory.charged_s[intent.id] = now_s
             yield from self._launch(intent, first=True)
@@ -332,11 +332,11 @@ class Reconciler:
         yield from self._launch(intent, first=not intent.asked)
 
     def _launch(self, intent: Intent, *, first: bool) -> Steps[None]:
-        """Ask for a VM and write down what came of it.
+        """Launch a VM and record the result.
 
         Args:
-            intent: Written, `asked`.
-            first: No launch of it may have been accepted before, so that one that was not says something.
+            intent: Must be recorded as `asked`.
+            first: Whether no earlier launch of it can have been accepted, so that a refusal proves that it has no VM.
         """
         memory, now_s, place, key = self._memory, self._clock(), intent.place, ("launch", intent.id)
         try:
@@ -345,9 +345,9 @@ class Reconciler:
             ending, reason = self._refused(place, error)
             if first:
                 yield from self._gone(intent, ending, reason, None, never=True)
-            else:  # what refuses this launch says nothing of the one before, which may still come to a VM
+            else:  # an earlier launch may still yield a VM although this one was refused
                 yield from self._drain(intent, ending, reason)
-        except GoneError:  # it may still be stopping, which a listing shows
+        except GoneError:  # the VM may still be stopping, which a listing shows
             yield from self._drain(intent, *ending_of(intent, None))
         except ThrottledError:
             memory.wait(key, self._terms.launching, now_s, self._rng)
@@ -361,7 +361,7 @@ class Reconciler:
             yield from self._up(intent, vm)
 
     def _refused(self, place: Place, error: ScavengerError) -> tuple[Ending, str]:
-        """Remember where, and for how long, it is of no use to ask."""
+        """Remember which placement option to avoid, and for how long; returns the ending and the reason."""
         memory, now_s, words = self._memory, self._clock(), str(error)
         match error:
             case StockOutError():
@@ -411,7 +411,7 @@ class Reconciler:
             yield from self._terminate(intent.id, intent.instance_id, intent.request.zone)
 
     def _terminate(self, key: str, instance_id: str, zone: str) -> Steps[None]:
-        """Ask for a VM's end. That it was asked for proves nothing: the same again after a while, until it is gone."""
+        """Request a VM's end; the request is repeated at intervals until the VM is seen gone."""
         self._memory.wait(("terminate", key), self._terms.ending, self._clock(), self._rng)
         try:
             yield from self._cloud("terminate", lambda: self._provider.terminate(instance_id, zone))
@@ -434,13 +434,13 @@ class Reconciler:
                 self._note_health(intent, ending)
 
     def _note_health(self, intent: Intent, ending: Ending) -> None:
-        """A VM that never joined is not followed by the next at once."""
+        """Delay further launches for a job after a VM that failed or never joined."""
         if ending in ("never_joined", "died"):
             self._memory.wait(("create", intent.job_id), self._terms.failing, self._clock(), self._rng)
 
-    def _let_live(self, intent: Intent) -> Steps[None]:
+    def _renew_vm(self, intent: Intent) -> Steps[None]:
         def guarded() -> bool:
-            if self._clock() - self._beaten_s >= self._terms.lease_s:
+            if self._clock() - self._heartbeat_at_s >= self._terms.lease_s:
                 raise _OvertakenError
             return self._renew(intent, self._terms.life_s)
 
@@ -448,8 +448,8 @@ class Reconciler:
             self._memory.hold(("renew", intent.id), self._terms.life_s / 3, self._clock())
             self._memory.done(("create", intent.job_id))
 
-    def _tell(self, alarm: Alarm) -> None:
+    def _raise_alarm(self, alarm: Alarm) -> None:
         key, now_s = (alarm.kind, alarm.about), self._clock()
-        if now_s - self._told.get(key, -ALARM_AGAIN_S) >= ALARM_AGAIN_S:
-            self._told[key] = now_s
+        if now_s - self._reported.get(key, -ALARM_AGAIN_S) >= ALARM_AGAIN_S:
+            self._reported[key] = now_s
             self._alarm(alarm)

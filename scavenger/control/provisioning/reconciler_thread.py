@@ -1,4 +1,4 @@
-"""The reconciler on a thread of its own, which looks again and again until it is stopped."""
+"""Runs the reconciler periodically on a thread of its own until it is stopped."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["ReconcilerThread"]
 
 
 class ReconcilerThread:
-    """Runs a reconciler beside the job.
+    """Runs a reconciler in parallel to the job.
 
     Args:
-        reconciler: What looks.
-        failed: Called from the thread with what went wrong in a look.
+        reconciler: The reconciler to run.
+        failed: Called on the thread with the error of a failed iteration.
     """
 
     def __init__(self, reconciler: Reconciler, failed: Callable[[Exception], None]) -> None:
@@ -31,20 +31,20 @@ class ReconcilerThread:
 
     @property
     def acts(self) -> bool:
-        """Whether this process acts for the region, and no other one does."""
+        """Whether this process holds the region's lease."""
         return self._reconciler.acts
 
     def start(self) -> None:
-        """Begin to look. Idempotent."""
+        """Start the thread. Idempotent."""
         if not self._thread.ident:
             self._thread.start()
 
     def wake(self) -> None:
-        """Have it look at once."""
+        """Start the next iteration at once."""
         self._waking.set()
 
     def stop(self, within_s: float) -> None:
-        """Look no more; waits at most so long for a look that is under way."""
+        """Stop the thread, waiting at most `within_s` seconds for an iteration in progress."""
         self._stopping.set()
         self._waking.set()
         if self._thread.ident:

@@ -1,4 +1,4 @@
-"""Models from measurements of past runs, so that a first curve needs no search."""
+"""Imports measurements of past runs and fits models to them, so that a first curve needs no search."""
 
 from __future__ import annotations
 
@@ -27,25 +27,24 @@ __all__ = ["ImportOptions", "Imported", "fit_to_rows", "read_sources"]
 SCHEMA_VERSION = 1
 
 UNKNOWN_EPOCHS = 100.0
-"""Stands for the epochs to the target where no run has told: only ratios between configurations mean something."""
+"""Placeholder for unknown epochs to the target, with which only ratios of configurations are meaningful."""
 
-PLACES_MAX = 1000
-"""Configurations that a law is fitted to; of more, as many evenly spread ones, since the time of a fit grows with the
-cube of their number, and its error no longer falls."""
+DESIGN_POINTS_MAX = 1000
+"""Maximum number of configurations that a law is fitted to; from more, an evenly spread subset is used, since the time
+of a fit grows with the cube of their number while its error no longer falls."""
 
 AXIS_MAX = 128
-"""Cluster sizes, and batch sizes, of the configurations that are predicted, and batch sizes that epochs are fitted to:
-more than a curve can show or a law be held to."""
+"""Maximum number of predicted cluster sizes and batch sizes, and of batch sizes that epochs are fitted to."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What the files do not say.
+    """Options for an import: information that the files lack.
 
     Attributes:
-        workload: Which one to take; None where the files have but one.
-        price_usd_per_hour: Of one node. An unknown price is an error, never 0.
-        dataset_size: Samples of an epoch; None where the column `epochs` counts samples.
+        workload: The workload to import; None if the files have only one.
+        price_usd_per_hour: Price of one node. An unknown price is an error, never 0.
+        dataset_size: Samples per epoch; None if the column `epochs` counts samples.
     """
 
     price_usd_per_hour: float | None
@@ -55,14 +54,14 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Fitted models with the configurations that they are of."""
+    """Fitted models with their search space."""
 
     name: str
     model: JobModel
     space: SearchSpace
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON; `from_dict` gives back an equal value."""
+        """Convert to plain JSON; `from_dict` returns an equal value."""
         space = TypeAdapter(SearchSpace).dump_python(self.space, mode="json")
         return {
             "schema_version": SCHEMA_VERSION,
@@ -74,10 +73,10 @@ class Imported:
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Imported:
-        """Read what `to_dict` wrote.
+        """Read the output of `to_dict`.
 
         Raises:
-            ValueError: If it is something else, of another version, or out of range.
+            ValueError: If the document is of another kind or version, or holds values out of range.
         """
         if document.get("kind") != "scavenger-models" or document.get("schema_version") != SCHEMA_VERSION:
             raise ValueError("not a file of models that this version can read")
@@ -85,17 +84,17 @@ class Imported:
         if max(len(space.workers), len(space.global_batch_sizes)) > AXIS_MAX:
             raise ValueError(f"more than {AXIS_MAX} cluster sizes or batch sizes")
         if max(space.workers[-1], space.global_batch_sizes[-1]) > BATCH_MAX:
-            raise ValueError("a cluster or a batch that nobody has")
+            raise ValueError("the cluster size or batch size is too large")
         if not all(0.0 <= offer.price_usd_per_hour < math.inf and offer.cpus >= 1 for offer in space.offers):
             raise ValueError("a price is 0 or more, and a VM has a processor")
         return cls(str(document.get("name")), JobModel.from_dict(document["job_model"]), space)
 
 
-def read_sources(paths: Sequence[Path], terms: ImportOptions) -> Imported:
-    """Models from files: one that `models fit` wrote, or tables of step times and of convergence, in any order.
+def read_sources(paths: Sequence[Path], options: ImportOptions) -> Imported:
+    """Read models from files: one file of `models fit`, or tables of step times and of convergence, in any order.
 
     Raises:
-        ConfigurationError: If a file cannot be read or is none of these, or what they do not say was not said.
+        ConfigurationError: If a file cannot be read or is of another kind, or required information is missing.
     """
     if len(paths) == 1 and paths[0].suffix.lower() == ".json":
         return _read_models(paths[0])
@@ -111,27 +110,29 @@ def read_sources(paths: Sequence[Path], terms: ImportOptions) -> Imported:
             raise ConfigurationError(
                 f"{path}:1: neither a table of step times (column 'step_time_s') nor of convergence (column 'epochs')"
             )
-    return fit_to_rows(placements, runs, terms)
+    return fit_to_rows(placements, runs, options)
 
 
-def fit_to_rows(placements: Sequence[PlacementRow], runs: Sequence[RunRow], terms: ImportOptions) -> Imported:
-    """Fit both models to one workload's rows.
+def fit_to_rows(
+    placements: Sequence[PlacementRow], runs: Sequence[RunRow], options: ImportOptions
+) -> Imported:
+    """Fit the step time and convergence models to one workload's rows.
 
-    Every (cluster, workers per node) is a VM type. The configurations are the measured numbers of workers with
-    the batch sizes of the runs, or where there are none, those that were measured.
+    Every pair (cluster, workers per node) is a VM type. The configurations are the measured numbers of workers with
+    the batch sizes of the runs or, without runs, the measured batch sizes.
 
     Raises:
-        ConfigurationError: If there are no usable step times of the workload, or something is missing in `terms`.
+        ConfigurationError: If there are no usable step times of the workload, or something is missing in `options`.
     """
-    workload = _workload(placements, runs, terms.workload)
-    if terms.price_usd_per_hour is None:
+    workload = _workload(placements, runs, options.workload)
+    if options.price_usd_per_hour is None:
         raise ConfigurationError("the price of a node is not known: give --price, US dollars per hour")
-    if not (math.isfinite(terms.price_usd_per_hour) and terms.price_usd_per_hour >= 0.0):
+    if not (math.isfinite(options.price_usd_per_hour) and options.price_usd_per_hour >= 0.0):
         raise ConfigurationError(
-            f"a price is 0 or more US dollars per hour, not {terms.price_usd_per_hour:g}"
+            f"a price is 0 or more US dollars per hour, not {options.price_usd_per_hour:g}"
         )
-    if terms.dataset_size is not None and terms.dataset_size < 1:
-        raise ConfigurationError(f"a data set has at least one sample, not {terms.dataset_size}")
+    if options.dataset_size is not None and options.dataset_size < 1:
+        raise ConfigurationError(f"a data set has at least one sample, not {options.dataset_size}")
     mine = [row for row in placements if row.workload == workload]
     vms, offers, workers, batches = [], [], set(), set()
     notes: list[str] = []
@@ -139,10 +140,14 @@ def fit_to_rows(placements: Sequence[PlacementRow], runs: Sequence[RunRow], term
         times = step_times_of([r for r in mine if (r.cluster, r.workers_per_node) == (cluster, per_node)])
         if not times:
             continue
-        places = sorted({(time.workers, time.global_batch_size) for time in times})
-        if len(places) > PLACES_MAX:
-            notes.append(f"fitted to {PLACES_MAX} of {len(places)} measured configurations, evenly spread")
-            spread = {places[i * (len(places) - 1) // (PLACES_MAX - 1)] for i in range(PLACES_MAX)}
+        points = sorted({(time.workers, time.global_batch_size) for time in times})
+        if len(points) > DESIGN_POINTS_MAX:
+            notes.append(
+                f"fitted to {DESIGN_POINTS_MAX} of {len(points)} measured configurations, evenly spread"
+            )
+            spread = {
+                points[i * (len(points) - 1) // (DESIGN_POINTS_MAX - 1)] for i in range(DESIGN_POINTS_MAX)
+            }
             times = [time for time in times if (time.workers, time.global_batch_size) in spread]
         name = (cluster or "node") + (f" with {per_node}" if per_node > 1 else "")
         offers.append(
@@ -150,7 +155,7 @@ def fit_to_rows(placements: Sequence[PlacementRow], runs: Sequence[RunRow], term
                 provider="measured",
                 region="",
                 vm=name,
-                price_usd_per_hour=terms.price_usd_per_hour,
+                price_usd_per_hour=options.price_usd_per_hour,
                 price_source="given by the user",
                 cpus=per_node,
                 memory_bytes=0,
@@ -162,7 +167,7 @@ def fit_to_rows(placements: Sequence[PlacementRow], runs: Sequence[RunRow], term
         batches |= {time.global_batch_size for time in times}
     if not vms:
         raise ConfigurationError(f"there is no usable step time of {workload}")
-    records, size, of_runs = _records([run for run in runs if run.workload == workload], terms.dataset_size)
+    records, size, of_runs = _records([run for run in runs if run.workload == workload], options.dataset_size)
     notes += of_runs
     if records:
         batches = {record.global_batch_size for record in records}
@@ -188,7 +193,9 @@ def _workload(placements: Sequence[PlacementRow], runs: Sequence[RunRow], wanted
         if len(known) == 1:
             return known[0]
         if not known:
-            raise ConfigurationError("no step times are given: time and cost cannot be told without")
+            raise ConfigurationError(
+                "no step times are given; time and cost cannot be predicted without them"
+            )
         raise ConfigurationError(
             f"the files have several workloads: give --workload, one of {', '.join(known)}"
         )
@@ -202,7 +209,7 @@ def _workload(placements: Sequence[PlacementRow], runs: Sequence[RunRow], wanted
 def _records(
     runs: Sequence[RunRow], dataset_size: int | None
 ) -> tuple[list[ConvergenceRecord], int, list[str]]:
-    """Runs in epochs, the samples of an epoch, and what to say of them."""
+    """Convergence records in epochs, the samples per epoch, and notes for the user."""
     sources = sorted({run.source for run in runs})
     if len(sources) > 1:
         raise ConfigurationError(
@@ -211,12 +218,12 @@ def _records(
     good = [run for run in runs if run.usable()]
     notes = [f"bad rows of convergence dropped: {len(runs) - len(good)}"] if len(good) < len(runs) else []
     if not good:
-        notes.append("no run has told how many epochs the target takes: only ratios mean something")
+        notes.append("no run shows how many epochs the target takes: only ratios are meaningful")
         if dataset_size is None:
             raise ConfigurationError("the samples of an epoch are not known: give --dataset-size")
         return [], dataset_size, notes
     if dataset_size is None:
-        # Samples: an epoch may be anything, as long as whole steps cover it well.
+        # The column counts samples: any epoch length works if it holds many steps.
         unit = min(run.epochs for run in good)
         if unit < max(run.global_batch_size for run in good):
             raise ConfigurationError(

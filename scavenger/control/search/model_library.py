@@ -1,4 +1,4 @@
-"""What the store knows of jobs of a kind, and what a run adds to it."""
+"""The model library: stored models and finished runs of similar jobs, to which each run adds."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from scavenger.train.transport.messages.values import Manifest
 __all__ = ["ModelLibrary", "check_model", "fingerprint_of"]
 
 _SETTINGS = ("optimizer", "goal")
-"""What step times do not depend on, so that they carry over; they are held against live steps all the same."""
+"""Fingerprint fields that do not affect step times, so that models carry over; live steps still verify them."""
 _OF_THE_JOB = tuple(field.name for field in fields(Fingerprint) if field.name != "vm")
 
 
 class ModelLibrary:
-    """The stored models and finished runs that bear on one job; made by `read`.
+    """The stored models and finished runs that are relevant to one job; created by `read`.
 
     Args:
-        fingerprint: The job's.
-        write: Carries out a write to the store, now or later.
-        warn: Is told of each stored model that is left out.
+        fingerprint: Fingerprint of the job.
+        write: Executes a write to the store, now or later.
+        warn: Receives a warning for each stored model that is left out.
 
     Attributes:
         same: The newest model of the same job on the same hardware; None if there is none.
@@ -59,23 +59,27 @@ class ModelLibrary:
         write: Callable[[Callable[[], object]], None],
         warn: Callable[[str], None],
     ) -> ModelLibrary:
-        """What the store knows by now; see the class for the arguments."""
-        knowledge = cls(store, fingerprint, write=write, warn=warn)
-        knowledge.same = next(iter(knowledge._loaded(store.find_models(fingerprint))), None)
-        knowledge.convergence = store.convergence(fingerprint)
-        return knowledge
+        """Read the stored models and runs; see the class for the arguments."""
+        library = cls(store, fingerprint, write=write, warn=warn)
+        library.same = next(iter(library._loaded(store.find_models(fingerprint))), None)
+        library.convergence = store.convergence(fingerprint)
+        return library
 
     def nearest(self) -> tuple[JobModel, str] | None:
-        """The nearest model that differs in settings alone, as in a search over hyperparameters.
+        """Find the nearest model of a job that differs only in settings, as in a search over hyperparameters.
 
         Returns:
-            It, with what differs in words; None if there is none.
+            The model and the names of the differing fields; None if there is no such model.
         """
         found = self._nearest(self._store.find_models(self._fingerprint, ignoring=_SETTINGS))
         return None if found is None else (found[1], self._differing(found[0]))
 
     def similar(self) -> tuple[JobModel, str] | None:
-        """A model of a job near enough to make a search shorter, with what differs in words; None if there is none."""
+        """Find a model of a job similar enough to shorten the search.
+
+        Returns:
+            The model and the names of the differing fields; None if there is no such model.
+        """
         mine = self._fingerprint
         here = [
             record
@@ -90,7 +94,7 @@ class ModelLibrary:
         return (as_prior(model, away), self._differing(record)) if away <= SIMILAR_MAX else None
 
     def _nearest(self, alike: Iterable[ModelRecord]) -> tuple[ModelRecord, JobModel] | None:
-        """Of those that this version can read."""
+        """The nearest of the given models that this version can read."""
         left = list(alike)
         while (found := find_nearest(self._fingerprint, [record.fingerprint for record in left])) is not None:
             record = left.pop(found)
@@ -99,7 +103,7 @@ class ModelLibrary:
         return None
 
     def _loaded(self, records: Iterable[ModelRecord]) -> Iterator[JobModel]:
-        """The models that this version can read and that can predict; of others of this version the user is told."""
+        """Load the models that this version can read and that can predict; warn about unusable ones of this version."""
         for record in records:
             if record.schema_version != SCHEMA_VERSION:
                 continue
@@ -120,7 +124,7 @@ class ModelLibrary:
         return " and ".join(name.replace("_", " ") for name in names)
 
     def universal(self) -> JobModel | None:
-        """The average of all stored models on this VM type; None if there is none."""
+        """The universal model: the average of all stored models on this VM type; None if there is none."""
         here = self._store.find_models(self._fingerprint, ignoring=_OF_THE_JOB)
         models = list(self._loaded(here))
         return average(models) if models else None
@@ -139,13 +143,15 @@ class ModelLibrary:
                 runs=runs,
             )
             if self._kept not in (None, record.id):
-                self._store.delete_model(str(self._kept))  # the same run knew less when it fitted that one
+                self._store.delete_model(
+                    str(self._kept)
+                )  # an earlier model of the same run, fitted to less data
             self._kept = record.id
 
         self._write(save)
 
     def converged(self, samples_by_batch: Mapping[int, int], epochs: int, job_id: str) -> None:
-        """Store how many epochs a finished run took, under the batch size of most of its samples."""
+        """Store the epochs of a finished run, under the batch size of most of its samples."""
         main = max(samples_by_batch, key=samples_by_batch.__getitem__)
         record = ConvergenceRecord(main, float(epochs))
         self.convergence += (record,)
@@ -153,7 +159,7 @@ class ModelLibrary:
 
 
 def check_model(model: Mapping[str, object], schema_version: int) -> None:
-    """Read and try a stored model; one of another version, which is left out in any case, is not.
+    """Check that a stored model can be read and can predict; models of other versions are not checked.
 
     Raises:
         ValueError: If it cannot be read, or cannot predict.
@@ -163,13 +169,13 @@ def check_model(model: Mapping[str, object], schema_version: int) -> None:
 
 
 def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str) -> Fingerprint:
-    """What tells whether another job's models say anything of this one.
+    """Compute a job's fingerprint, which determines which stored models apply to it.
 
     Args:
-        manifest: What the workers found in the training module.
+        manifest: The workers' description of the training module.
         goal: `Goal.text`.
-        vm: The type of machine.
-        hardware: What it is made of.
+        vm: The VM type.
+        hardware: Description of its hardware.
     """
     return Fingerprint(
         architecture=manifest.architecture,
@@ -184,7 +190,7 @@ def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str) -> 
 
 
 def _optimizer_id(serialised: str) -> str:
-    """Class and configuration of Keras's serialised optimizer, as `Adam:1f0c2b...`, without its name."""
+    """Id of a serialized Keras optimizer from its class and configuration without its name, as `Adam:1f0c2b...`."""
     body = json.loads(serialised)
     config = {key: value for key, value in body["config"].items() if key != "name"}
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()

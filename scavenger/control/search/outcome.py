@@ -1,4 +1,4 @@
-"""What a run is predicted to come to, and what it came to."""
+"""Predicted and actual results of a run: time, cost, progress and search overhead."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NOTHING_SEARCHED = SearchOutcome("none", "nothing was searched", (), 0.0, 0.0)
 
 
 def progress_of(trainer: Trainer, model: JobModel) -> float:
-    """Share of the way to the target that the steps so far have gone, in [0, 1], as the model sees it.
+    """Completed share of the way to the target, in [0, 1], as estimated by the model.
 
-    Samples trained at batch size B count as their share of the `e(B) D` that the whole way would take at B.
+    Samples trained at batch size B count as their share of the `e(B) D` samples that the whole way takes at B.
     """
-    by_batch = trainer.course.samples_by_batch
+    by_batch = trainer.history.samples_by_batch
     if not by_batch:
         return 0.0
     statistical = model.statistical
@@ -42,13 +42,13 @@ def progress_of(trainer: Trainer, model: JobModel) -> float:
 
 @lru_cache(maxsize=1024)
 def _epochs(statistical: StatisticalModel, global_batch_size: int) -> float:
-    """To the target; kept, since it is asked at every step, and an average over thousands of laws takes longer."""
+    """Epochs to the target; cached, since every step needs it and averaging thousands of laws is slow."""
     epochs, _ = statistical.predict(np.array([global_batch_size], dtype=np.float64))
     return float(epochs[0])
 
 
 def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
-    """What the model expects to be left, at the batch size in effect; None where nothing is known."""
+    """Expected remaining samples at the batch size in effect; None if unknown."""
     if model is None or trainer.configuration is None:
         return None
     epochs = _epochs(model.statistical, trainer.configuration.global_batch_size)
@@ -56,19 +56,19 @@ def remaining_samples(trainer: Trainer, model: JobModel | None) -> float | None:
 
 
 def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
-    """The whole run, as seen from here: what is spent, the start of missing workers, and what is left."""
+    """Predict the whole run: time and cost so far, the start of missing workers, and the rest of the way."""
     point = choice.point
     there = point.configuration
     setup_s = setup_usd = 0.0
     if point.setup_s:
-        due_s = point.setup_s  # the curve knows of it, and what it costs
+        due_s = point.setup_s  # the curve includes the setup and its cost
         due_usd = due_s * point.cost_usd / point.time_s
     else:
         due_s = due_usd = 0.0
         if there.workers > sum(
             trainer.supervisor.vm_of(name) == there.vm for name in trainer.supervisor.alive
         ):
-            # where no worker is ready yet, the first one has taken all the time so far, and one more takes no less
+            # if no worker is ready yet, the first has taken all the time so far, and another takes at least that long
             setup_s = statistics.median(trainer.setup_s) if trainer.setup_s else trainer.elapsed_s
             setup_usd = setup_s * trainer.price_usd_per_hour(there.vm) / 3600.0 * there.workers
     now_s, now_usd, left = trainer.elapsed_s + setup_s, trainer.cost_usd + setup_usd, 1.0 - progress
@@ -93,18 +93,18 @@ def predict_run(trainer: Trainer, choice: Choice, progress: float) -> Predicted:
 
 
 def search_outcome(search: Search, choice: Choice | None, progress: float, trainer: Trainer) -> SearchOutcome:
-    """How the search went, with what its steps would have saved had they been run at the choice.
+    """Summarize the search; its overhead excludes the training progress that its steps made.
 
     Args:
-        choice: None where nothing was chosen.
-        progress: Share of the way to the target that lay behind at the choice.
+        choice: The chosen configuration's prediction; None if nothing was chosen.
+        progress: Completed share of the way to the target at the time of the choice.
     """
     ended = search.ended or Spent.by_now(trainer)
     overhead_s = overhead_usd = None
     if not search.plan.configurations:
         overhead_s = overhead_usd = 0.0
-    elif choice is not None and trainer.course.first_view_at_s is not None:
-        began_s = max(search.began.time_s, trainer.course.first_view_at_s)
+    elif choice is not None and trainer.history.first_view_at_s is not None:
+        began_s = max(search.began.time_s, trainer.history.first_view_at_s)
         overhead_s = ended.time_s - began_s - progress * choice.point.time_s
         overhead_usd = ended.cost_usd - search.began.cost_usd - progress * choice.point.cost_usd
     return SearchOutcome(
@@ -119,18 +119,18 @@ def search_outcome(search: Search, choice: Choice | None, progress: float, train
 
 
 def actual_of(trainer: Trainer, dataset_size: int, chosen: Configuration | None) -> Actual | None:
-    """What the run came to, once its processes have ended; None where no step was applied.
+    """Actual results of a run whose processes have ended; None if no step was applied.
 
     Args:
-        chosen: Where the step time is to be told of; where it ran on instead, if it never got there.
+        chosen: Configuration whose step time is reported; if the job never ran on it, its last configuration is used.
     """
-    if not trainer.course.samples:
+    if not trainer.history.samples:
         return None
-    places = [place for place in (chosen, trainer.configuration) if place is not None]
-    samples = trainer.course.before.consumed + trainer.course.samples
+    configurations = [one for one in (chosen, trainer.configuration) if one is not None]
+    samples = trainer.history.before.consumed + trainer.history.samples
     return Actual(
         time_s=trainer.elapsed_s,
         cost_usd=trainer.cost_usd,
-        step_time_s=trainer.course.step_time_s(*places),
-        epochs=trainer.course.before.epoch + samples / dataset_size,
+        step_time_s=trainer.history.step_time_s(*configurations),
+        epochs=trainer.history.before.epoch + samples / dataset_size,
     )

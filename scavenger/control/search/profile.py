@@ -1,4 +1,4 @@
-"""The search's measuring part: runs one configuration after another; what they compute is training."""
+"""Profiling: runs one configuration after another and measures each; their steps are part of the training."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ __all__ = ["Search", "Spent", "next_to_profile", "profile"]
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a job had taken at one moment, since it began: seconds and US dollars."""
+    """Time and cost of a job since it began: seconds and US dollars."""
 
     time_s: float
     cost_usd: float
 
     @classmethod
     def by_now(cls, trainer: Trainer) -> Spent:
-        """As of now."""
+        """Time and cost of the job up to now."""
         return cls(trainer.elapsed_s, trainer.cost_usd)
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search, as far as it has come.
+    """State of a search.
 
     Attributes:
-        began, ended: What the job had taken by then; `ended` is None until the choice was made.
-        measurements: One per configuration that was measured, in order.
-        tried: Configurations that the job went to, measured or not.
-        ended_because: Why fewer configurations were profiled than the plan allows; empty where none was left out.
+        began, ended: Time and cost of the job at the search's start and end; `ended` is None until the choice is made.
+        measurements: One per measured configuration, in order.
+        tried: Configurations that were tried, whether measured or not.
+        ended_because: Why fewer configurations were profiled than the plan allows; empty if none was left out.
     """
 
     plan: SearchPlan
@@ -61,16 +61,17 @@ def profile(
     enough: Callable[[Search], str],
     samples: float | None,
 ) -> Iterator[Search]:
-    """Measure what the plan asks for, until nothing is left, `spec` is used up, or training is finished.
+    """Measure the planned configurations until the plan or the limits of `spec` are exhausted or training finishes.
 
     Args:
-        search: As it begins.
-        space: What may be profiled. While workers start, its smallest batch is trained: samples go furthest there.
-        enough: Asked after each configuration why what is known suffices; empty where it does not.
-        samples: That the run is expected to take; None where nothing is known.
+        search: The search at its start.
+        space: What may be profiled. While workers start, its smallest batch is used, where
+            samples are most effective.
+        enough: Called after each configuration; returns why the measurements suffice, or an empty text.
+        samples: Expected samples of the whole run; None if unknown.
 
     Yields:
-        The search after each configuration; the caller keeps the newest, whatever ends the next one.
+        The search after each configuration; the caller keeps the newest one.
     """
     plan, count = search.plan, search.plan.count
     recorder.on_event(PhaseChanged("profiling", f"{count} configurations at most: {plan.reason}"))
@@ -111,7 +112,7 @@ def _measured(
     give_up: Callable[[], bool],
     samples: float | None,
 ) -> Measurement | None:
-    """Go to a configuration and train there for long enough; None where not one undisturbed step came of it."""
+    """Move to a configuration and measure it; None if it had no undisturbed step."""
     if not trainer.move(
         configuration, "profiling", meanwhile=space.global_batch_sizes[0], give_up=give_up, keep=True
     ):
@@ -123,16 +124,18 @@ def _measured(
     trainer.until(lambda: wanted.reached() or give_up())
     if unsettled := wanted.unsettled:
         trainer.note(f"profiling goes on though the {unsettled}")
-    window = trainer.course.window(configuration, begin)
+    window = trainer.history.window(configuration, begin)
     if not window:
         return None
-    done = sum(trainer.course.samples_by_batch.values())
+    done = sum(trainer.history.samples_by_batch.values())
     behind = None if samples is None else min(1.0, done / samples)
-    return measure(configuration, window, trainer.course.noise, trainer.worker_memory_bytes(), behind or None)
+    return measure(
+        configuration, window, trainer.history.noise, trainer.worker_memory_bytes(), behind or None
+    )
 
 
 def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: bool) -> str:
-    """Why no other configuration can be measured; empty where one can."""
+    """Reason why no other configuration can be measured; empty if one can."""
     if used_up:
         return "profile.max_time or profile.max_cost is used up"
     if trainer.wanted < configuration.workers:
@@ -141,7 +144,7 @@ def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: boo
 
 
 def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Configuration | None:
-    """What the plan asks for next, as things stand; None where it is fulfilled or nothing useful is left."""
+    """The next configuration to profile; None if the plan is complete or nothing useful is left."""
     return next_configuration(
         search.plan,
         space,
@@ -153,7 +156,7 @@ def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Con
 
 
 class _Enough:
-    """Whether a configuration has been run for long enough.
+    """Checks whether a configuration has been run for long enough.
 
     Args:
         settle: Also wait for the gradient noise to settle, as at the start of a training.
@@ -172,19 +175,19 @@ class _Enough:
 
     @property
     def unsettled(self) -> str:
-        """Why the gradient noise counts as settled although it is not; empty where it is, or was not waited for."""
+        """Why waiting ended before the gradient noise settled; empty if it settled or was not waited for."""
         noise = self._stability
         return noise.reason if noise is not None and noise.ended and not noise.settled else ""
 
     def reached(self) -> bool:
-        """Enough undisturbed steps, or no hope of any more: workers were lost and could not be replaced."""
+        """Whether there are enough undisturbed steps, or no more can come because lost workers were not replaced."""
         trainer = self._trainer
         if trainer.wanted < self._configuration.workers:
             return True
         if self._stability is not None:
-            for record in trainer.course.steps_since(self._seen):
+            for record in trainer.history.steps_since(self._seen):
                 self._stability = self._stability.update(record)
             self._seen = trainer.step
             if not self._stability.ended:
                 return False
-        return len(trainer.course.window(self._configuration, self._begin)) >= self._steps
+        return len(trainer.history.window(self._configuration, self._begin)) >= self._steps

@@ -1,4 +1,4 @@
-"""Asks again during the run what the models, fitted to all that is known by now, would run on."""
+"""Replanning: refits the models during the run and recommends a configuration for the rest of it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,29 @@ from scavenger.search.replan import Switch, worth_moving
 __all__ = ["Replanning"]
 
 STEP = 0.05
-"""Share of the way to the target between two refits: noise grows over the run, not from one step to the next."""
+"""Share of the way to the target between two refits; the noise changes slowly over the run."""
 
 READINGS_MAX = 64
-"""Of the noise: three for each refit of a way that stays as long as it was predicted first."""
+"""Maximum number of noise readings kept: three per refit of a run as long as first predicted."""
 
 Fit = Callable[[Sequence[Measurement], Sequence[NoiseReading] | None], JobModel]
-"""May raise `ConfigurationError`."""
+"""Fits the models to measurements and noise readings; may raise `ConfigurationError`."""
 
 
 class Replanning:
-    """One job's: remembers what the noise was, and what it would be run on.
+    """Replanning of one job; keeps the noise readings and the recommended configuration.
 
     Args:
-        space: That the search was over.
-        model: By which the choice was made.
-        fit: The models from measurements of this run and readings of the noise; None takes those of the
+        space: The search space.
+        model: The model on which the choice was based.
+        fit: Fits the models to measurements of this run and noise readings; None takes the noise of the
             measurements.
-        measurements: Of the search.
+        measurements: Measurements of the search.
 
     Attributes:
-        model: The newest that was fitted.
-        reached: The newest configuration that the job was brought to by these models; None before.
+        model: The newest fitted model.
+        planned: The configuration recommended by the newest fit; None if not asked since the last move.
+        reached: The newest configuration to which these models moved the job; None before such a move.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class Replanning:
         self.reached: Configuration | None = None
 
     def look(self) -> Configuration | None:
-        """What the job should run on by all that is known; None where it was not asked since the job came here.
+        """The recommended configuration; None if the models were not refitted since the job's last move.
 
-        Refits when the job has come `STEP` of its way further, and only then, as noise and steps say little more
-        before; not while a lost worker is being replaced. An answer holds for the configuration that it was given
-        at: wherever somebody else has brought the job, it stays until the next one. Nor does it hold any longer where
-        so many workers could not be kept alive. A fit that fails ends no run: what was known before goes on to count.
+        Refits once the job has progressed by `STEP`, since noise and steps change little in between, but not while a
+        lost worker is being replaced. A recommendation is valid for the configuration at which it was given: if the job
+        is moved elsewhere, it stays there until the next refit. It also expires if that many workers could not be kept
+        alive. A failed fit does not end the run: the previous model stays in use.
         """
         trainer = self._trainer
         now = trainer.configuration
@@ -93,17 +94,17 @@ class Replanning:
             self.model = self._fit(tuple(self._measured.values()), self._readings or None)
         except ConfigurationError as error:
             if not self._failed:
-                trainer.note(f"the job stays at {now}, as it was chosen: {error}")
+                trainer.note(f"the models could not be refitted, so the job stays at {now}: {error}")
             self._failed = True
             return self.planned
-        # By the new model the same steps may be another share of the way.
+        # The new model may assign another share of the way to the same steps.
         self._asked_at = progress_of(trainer, self.model)
         trainer.progress = lambda: progress_of(trainer, self.model)
         self.planned = self._decide(now)
         return self.planned
 
     def _read(self, progress: float) -> None:
-        noise, now = self._trainer.course.noise, self._trainer.configuration
+        noise, now = self._trainer.history.noise, self._trainer.configuration
         assert now is not None
         if noise.noise_scale is not None and len(self._readings) < READINGS_MAX:
             self._readings.append(
@@ -116,24 +117,24 @@ class Replanning:
             )
 
     def _measure(self, now: Configuration) -> None:
-        """What the job runs at counts instead of what the search, or an earlier stay, measured of it."""
+        """Replace the measurement of the present configuration by one of the job's recent steps."""
         trainer = self._trainer
-        window = trainer.course.window(now, self._since[1])
+        window = trainer.history.window(now, self._since[1])
         if len(window) >= self._job.profile.steps:
-            self._measured[now] = measure(now, window, trainer.course.noise, trainer.worker_memory_bytes())
+            self._measured[now] = measure(now, window, trainer.history.noise, trainer.worker_memory_bytes())
 
     def _decide(self, now: Configuration) -> Configuration:
         trainer, job, model = self._trainer, self._job, self.model
         remaining = 1.0 - progress_of(trainer, model)
-        # a job that trains stays on its type of VM: another would have to be paid for while all its VMs boot
+        # a running job stays on its VM type: VMs of another type would be paid for while they boot
         space = replace(self._space, offers=(self._space.offer(now.vm),))
         curve, choice = choose_now(model, trainer, space, job)
         if isinstance(choice, Infeasible):
-            return now  # the limits themselves end the job when it comes to that
+            return now  # the limits end the job when they are reached
         missing = max(0, choice.configuration.workers - trainer.ready_on(now.vm))
         setup_s = statistics.median(trainer.setup_s) if missing and trainer.setup_s else 0.0
-        # Training goes on meanwhile: what is lost is the gain, for as long as new workers start, and their pay, unless
-        # the curve has counted it.
+        # Training continues while new workers start: what is lost is the gain during that time and the workers' cost,
+        # unless the curve includes it.
         pay_usd = missing * setup_s * trainer.offer.price_usd_per_hour / 3600.0
         switch = Switch(0.0, 0.0 if choice.point.setup_s else pay_usd)
         utility, elapsed_s = job.utility, trainer.elapsed_s

@@ -1,4 +1,4 @@
-"""The search's deciding part: from what is known to a choice, and whether live steps bear it out."""
+"""Selection: predicts all configurations, chooses one, and verifies the choice against live steps."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the models say of every configuration, and what was chosen from it.
+    """Predictions for every configuration and the choice among them.
 
     Attributes:
-        at: What the job had taken when the choice was made.
-        progress: Share of the way to the target that lay behind then.
-        predicted: Of the whole run; None where nothing could be chosen.
-        estimate: What the chosen configuration costs, itemised; None where nothing is paid beside workers.
+        at: Time and cost of the job when the choice was made.
+        progress: Completed share of the way to the target at that time.
+        predicted: Predicted results of the whole run; None if no choice was possible.
+        estimate: Itemized cost of the chosen configuration; None if only workers are paid for.
     """
 
     model: JobModel
@@ -66,13 +66,13 @@ def fit_model(
     prior: JobModel | None,
     noise: Sequence[NoiseReading] | None = None,
 ) -> JobModel:
-    """The models, fitted to what was measured, to finished runs, and to a stored model where there is one.
+    """Fit the models to measurements, finished runs and, if there is one, a stored model.
 
     Args:
-        noise: Readings over the run; None takes those of the measurements.
+        noise: Noise readings over the run; None takes the noise of the measurements.
 
     Raises:
-        ConfigurationError: If nothing was measured and nothing is stored, or it cannot be fitted.
+        ConfigurationError: If there are no measurements and no stored model, or the models cannot be fitted.
     """
     if prior is None and not measured.measurements:
         raise ConfigurationError(
@@ -99,20 +99,20 @@ def profile_of(
     dataset_size: int,
     convergence: tuple[ConvergenceRecord, ...],
 ) -> Profile:
-    """All that the models are fitted to: measurements, finished runs, and what training has shown so far."""
+    """Collect the data for a fit: measurements, finished runs, and evaluation and setup times of this run."""
     return Profile(
         measurements=tuple(measurements),
         dataset_size=dataset_size,
-        evaluation_s=trainer.course.evaluation_s(),
+        evaluation_s=trainer.history.evaluation_s(),
         setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
         convergence=convergence,
     )
 
 
 def decide(model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) -> Decision:
-    """Predict every configuration and choose, with what is spent and done so far.
+    """Predict every configuration and choose one, given the time, cost and progress so far.
 
-    Limits are held against the rest of the way, since what was trained so far need not be trained again.
+    Limits are compared with the rest of the way, since completed training is not repeated.
     """
     progress, at = progress_of(trainer, model), Spent.by_now(trainer)
     curve, choice = choose_now(model, trainer, space, job)
@@ -134,7 +134,7 @@ def decide(model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) 
 def choose_now(
     model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec
 ) -> tuple[TradeoffCurve, Choice | Infeasible]:
-    """The curve, with what is spent and done so far, and what the objective chooses from it."""
+    """Build the tradeoff curve, given the time, cost and progress so far, and choose by the job's objective."""
     worth = None if job.utility is None else job.utility.worth_at
     deadline_s, budget_usd = job.constraints.deadline, job.constraints.budget
     spent_s, spent_usd = trainer.elapsed_s, trainer.cost_usd
@@ -167,10 +167,10 @@ def choose_now(
 def why_measure_no_more(
     search: Search, model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec
 ) -> str:
-    """Why the choice should be made by what is known now; empty where another measurement may well pay."""
+    """Reason to choose without further measurements; empty if another measurement may pay off."""
     next_ = next_to_profile(search, space, trainer)
     if next_ is None:
-        return ""  # the plan itself ends
+        return ""  # the plan has ended
     curve, choice = choose_now(model, trainer, space, job)
     if isinstance(choice, Infeasible):
         return ""
@@ -182,7 +182,7 @@ def why_measure_no_more(
     price_s = trainer.price_usd_per_hour(next_.vm) / 3600.0
     steps = search.plan.steps_per_configuration
     steps_s = steps * float(curve.step_time_s[there])
-    # What the steps train need not be trained again.
+    # The training done by the measured steps is not lost.
     share = steps * next_.global_batch_size / (float(curve.epochs[there]) * model.dataset_size)
     waiting = _waiting(curve, choice, trainer.configuration, setup_s)
     measuring = Switch(
@@ -201,24 +201,24 @@ def why_measure_no_more(
 
 
 def _waiting(curve: TradeoffCurve, choice: Choice, now: Configuration | None, setup_s: float) -> Switch:
-    """What is lost by training on where the job is, and not at the choice, while workers that are missing start."""
+    """Time and cost lost by training on the present configuration while workers for the choice start."""
     here = None if now is None else curve.index(now)
     if here is None or not setup_s:
         return Switch(0.0, 0.0)
     time_s, cost_usd = float(curve.time_s[here]), float(curve.cost_usd[here])
-    done = setup_s / time_s  # of the way, meanwhile
+    done = setup_s / time_s  # share of the way completed meanwhile
     return Switch(
         max(0.0, done * (time_s - choice.point.time_s)), max(0.0, done * (cost_usd - choice.point.cost_usd))
     )
 
 
 def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, steps: int) -> bool:
-    """Train on for some steps, and tell whether a stored model agrees with them; notes where it does not."""
+    """Train for some steps and check whether a stored model agrees with them; warns the user if it does not."""
     begin = trainer.step
     trainer.until(
-        lambda: trainer.wanted < chosen.workers or len(trainer.course.window(chosen, begin)) >= steps
+        lambda: trainer.wanted < chosen.workers or len(trainer.history.window(chosen, begin)) >= steps
     )
-    window = trainer.course.window(chosen, begin)
+    window = trainer.history.window(chosen, begin)
     if trainer.finished or not window:
         return True
     live_s = statistics.median(record.step_time_s for record in window)
@@ -227,7 +227,7 @@ def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, step
         return True
     trainer.note(
         f"the stored model does not fit this machine: a step takes {live_s * 1e3:.1f} ms, {drift:.0%} off "
-        "what it says; profiling after all"
+        "its prediction; the job is profiled instead"
     )
     return False
 
@@ -235,7 +235,7 @@ def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, step
 def ask_while_training(
     ask: Callable[[], bool], trainer: Trainer, *, at_end: Callable[[BaseException], None]
 ) -> bool:
-    """Ask on this thread while another one trains, so that limits hold however long the answer takes.
+    """Ask the user on this thread while another thread trains, so that limits are enforced during the wait.
 
     Args:
         at_end: Called at once, on the other thread, when training ends with an error, which is raised here
@@ -247,7 +247,7 @@ def ask_while_training(
     def train() -> None:
         try:
             trainer.until(answered.is_set)
-        except BaseException as error:  # noqa: BLE001 - raised again on the thread that drives the job
+        except BaseException as error:  # noqa: BLE001 - raised again on the job's thread
             failures.append(error)
             at_end(error)
 
@@ -260,5 +260,5 @@ def ask_while_training(
         training.join()
     if failures:
         raise failures[0]
-    trainer.heed_stop()  # the wish may have come between the other thread's last look and the answer
+    trainer.check_stop()  # a stop may have been requested after the other thread's last check
     return agreed

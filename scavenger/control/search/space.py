@@ -1,4 +1,4 @@
-"""From a job file to the configurations that may be searched, and what this version does not do yet."""
+"""Derives the search space from a job file, and refuses what this version does not support."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _VM_CLOUDS = ("aws", "gcp")
 
 
 def check_supported(job: JobSpec) -> None:
-    """Refuse what the job file may say but this version does not do; nothing is ignored silently.
+    """Check that this version supports everything in the job file; nothing is ignored silently.
 
     Raises:
-        NotSupportedError: Naming the key and what to write instead.
+        NotSupportedError: If a value is not supported; the message names the key and what to write instead.
     """
     refused: list[tuple[bool, str]] = [
         (
@@ -31,7 +31,7 @@ def check_supported(job: JobSpec) -> None:
         ),
         (
             job.infra.provider != "local" and job.engine != "process",
-            f"engine: {job.engine} runs on hosts that are there; with infra: {job.infra} Scavenger starts its own",
+            f"engine: {job.engine} runs on existing nodes; with infra: {job.infra} Scavenger starts its own VMs",
         ),
         (
             not isinstance(job.objective, str) and job.utility is None,
@@ -49,14 +49,14 @@ def check_supported(job: JobSpec) -> None:
 
 
 def check_keras_backend(environ: Mapping[str, str]) -> None:
-    """Refuse an installation whose Keras is set to another backend than TensorFlow, which workers would not use.
+    """Check that Keras is configured for TensorFlow, the only backend that workers use.
 
     Args:
-        environ: The environment of the command. `KERAS_BACKEND` counts, and where it is absent the file keras.json
-            of `KERAS_HOME` or `~/.keras`, as for Keras itself.
+        environ: The environment of the command. As in Keras, `KERAS_BACKEND` takes precedence over the file keras.json
+            in `KERAS_HOME` or `~/.keras`.
 
     Raises:
-        NotSupportedError: Naming the place that is set.
+        NotSupportedError: If another backend is configured; the message names the variable or file.
     """
     if "KERAS_BACKEND" in environ:
         backend, place = environ["KERAS_BACKEND"], "the environment variable KERAS_BACKEND"
@@ -76,10 +76,10 @@ def check_keras_backend(environ: Mapping[str, str]) -> None:
 
 
 def check_training_module(job: JobSpec, job_file: Path) -> Path:
-    """The folder of the training module.
+    """Check that the training module exists; returns its folder.
 
     Raises:
-        ConfigurationError: If there is no such module beside the job file.
+        ConfigurationError: If the job file's folder has no such module.
     """
     folder = job_file.resolve().parent
     path = folder.joinpath(*job.train.module.split("."))
@@ -94,17 +94,17 @@ def check_training_module(job: JobSpec, job_file: Path) -> Path:
 
 
 def search_space(job: JobSpec, cloud: LocalCloud) -> SearchSpace:
-    """The configurations of a job on this machine before its data is known.
+    """The search space of a job on this machine, before the size of its data is known.
 
     Raises:
-        ConfigurationError: If it has no VM type that will do.
+        ConfigurationError: If no VM type is suitable.
     """
     offers = _select(job, cloud.offers(workers_max=job.worker_counts[-1]))
     return SearchSpace(offers, job.worker_counts, job.batch_sizes)
 
 
 def _select(job: JobSpec, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-    """Those that the job file names, or the first that will do."""
+    """The VM types that the job file names, or else the first suitable one."""
     wanted = job.resources
     if wanted is None:
         return offers[:1]
@@ -132,10 +132,10 @@ def _select(job: JobSpec, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
 
 
 def fit_to_data(space: SearchSpace, dataset_size: int) -> tuple[SearchSpace, tuple[str, ...]]:
-    """The space without what the data cannot fill, and a note where that left something out.
+    """Remove configurations that the data cannot fill; returns the new space and a note if any were removed.
 
     Raises:
-        ConfigurationError: If nothing is left.
+        ConfigurationError: If no configuration is left.
     """
     sizes = tuple(size for size in space.global_batch_sizes if size <= dataset_size)
     if sizes == space.global_batch_sizes:

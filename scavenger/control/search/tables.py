@@ -1,4 +1,4 @@
-"""Measurements that somebody else has made, from CSV files."""
+"""Reads tables of measurements from CSV files."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from scavenger.models.backtest import PlacementRow, RunRow
 __all__ = ["TABLE_MAX_BYTES", "number", "read_header", "read_placements", "read_runs", "read_table", "whole"]
 
 TABLE_MAX_BYTES = 64 * 2**20
-"""A million rows; more is another kind of file."""
+"""Size limit of a table, about a million rows."""
 
 
 def read_header(path: Path) -> list[str]:
-    """The names of the columns of a CSV file.
+    """Read the column names of a CSV file.
 
     Raises:
-        ConfigurationError: As `read_table`, whichever columns there are.
+        ConfigurationError: As `read_table`, but for any columns.
     """
     return _lines(path, "workload, ...")[0]
 
@@ -30,14 +30,14 @@ def read_header(path: Path) -> list[str]:
 def read_table(
     path: Path, required: Sequence[str], *, optional: Sequence[str] = ()
 ) -> list[Mapping[str, str]]:
-    """The rows of a CSV file with a header, by column; other columns are ignored.
+    """Read the rows of a CSV file with a header; columns that are not asked for are ignored.
 
     Returns:
-        One mapping per row, with every required and optional column; cells that are not there are empty.
+        One mapping per row, with every required and optional column; missing cells are empty.
 
     Raises:
-        ConfigurationError: If the file cannot be read, is too large, is no text, has no header, misses a required
-            column, names one twice, or has no row.
+        ConfigurationError: If the file cannot be read, is too large, is not text, has no header, lacks a required
+            column, repeats one, or has no row.
     """
     header, *lines = _lines(path, ", ".join(required))
     for name in required:
@@ -48,18 +48,21 @@ def read_table(
     wanted = [*required, *optional]
     for name in wanted:
         if header.count(name) > 1:
-            raise ConfigurationError(f"{path}:1: column {name!r} is there twice")
+            raise ConfigurationError(f"{path}:1: column {name!r} occurs twice")
     if not lines:
         raise ConfigurationError(f"{path}: no row below the names of the columns")
-    places = {name: header.index(name) for name in wanted if name in header}
+    indices = {name: header.index(name) for name in wanted if name in header}
     return [
-        {name: line[places[name]] if name in places and places[name] < len(line) else "" for name in wanted}
+        {
+            name: line[indices[name]] if name in indices and indices[name] < len(line) else ""
+            for name in wanted
+        }
         for line in lines
     ]
 
 
 def _lines(path: Path, expected: str) -> list[list[str]]:
-    """The cells of every line that is not empty, without spaces around them; at least one line."""
+    """Read the stripped cells of every line that is not empty; at least one line."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(TABLE_MAX_BYTES + 1)
@@ -84,7 +87,7 @@ def _lines(path: Path, expected: str) -> list[list[str]]:
 
 
 def number(cell: str) -> float:
-    """A cell as a number; NaN where it is none, which is counted and left out by those who fit to it."""
+    """Parse a cell as a number; NaN if it is none. The fits count and drop such rows."""
     try:
         return float(cell)
     except ValueError:
@@ -92,13 +95,13 @@ def number(cell: str) -> float:
 
 
 def whole(cell: str) -> int:
-    """A cell as a whole number; 0, which nothing that is counted here can be, where it is none."""
+    """Parse a cell as a whole number; 0, an invalid count, if it is none."""
     value = number(cell)
     return int(value) if math.isfinite(value) and value == math.floor(value) and abs(value) < 2**53 else 0
 
 
 def read_runs(path: Path) -> list[RunRow]:
-    """Training runs to their target, one a row: workload, global_batch_size, epochs, and source if there is one.
+    """Read training runs, one per row: workload, global_batch_size, epochs to the target, and optionally source.
 
     Raises:
         ConfigurationError: As `read_table`.
@@ -116,12 +119,12 @@ def read_runs(path: Path) -> list[RunRow]:
 
 
 def read_placements(path: Path) -> list[PlacementRow]:
-    """Mean step times, one placement a row: workload, workers, step_time_s, and a batch size, local or global.
+    """Read mean step times, one placement per row: workload, workers, step_time_s, and a local or global batch size.
 
-    What is not there: one worker per node, one cluster, synchronisation unknown, no point marked.
+    Defaults for missing columns: one worker per node, one cluster, unknown synchronization time, no marked points.
 
     Raises:
-        ConfigurationError: As `read_table`; or if there is a column of neither batch size.
+        ConfigurationError: As `read_table`; or if both batch size columns are missing.
     """
     optional = (
         "cluster",

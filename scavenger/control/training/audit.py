@@ -1,4 +1,4 @@
-"""Proof of what was trained on: who computed which samples of which applied step."""
+"""The audit: a record of which worker computed which samples of each applied step, and its verification."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class _Resumed(msgspec.Struct, tag_field="kind", tag="resumed"):
 
 
 def verify_audit(path: Path, dataset_size: int) -> list[str]:
-    """What is wrong with a job's use of its data, one line each; empty where nothing is.
+    """Verify a job's use of its data; returns one line per problem.
 
-    Nothing is wrong if the applied steps follow each other from 1 on, and in every epoch each sample was in
-    exactly one of them; in the last one, which may be unfinished, in at most one, without a gap. Steps that
-    were undone before the job was resumed do not count. A line that cannot be read is a step that is missing.
+    The audit is correct if the applied steps are numbered from 1 without gaps, and every epoch used each sample in
+    exactly one step. In the last epoch, which may be unfinished, each sample is in at most one step, without a gap.
+    Steps that were undone before the job was resumed do not count. A line that cannot be read counts as a missing step.
 
     Args:
         path: The job's `AUDIT_FILE`.
@@ -65,7 +65,7 @@ def verify_audit(path: Path, dataset_size: int) -> list[str]:
 
 
 def _applied(path: Path, problems: list[str]) -> dict[int, _Applied]:
-    """The steps that stand, by number."""
+    """The steps that were not undone, by number."""
     decoder = msgspec.json.Decoder(_Applied | _Resumed)
     steps: dict[int, _Applied] = {}
     for line in path.read_bytes().splitlines():

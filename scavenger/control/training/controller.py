@@ -1,43 +1,43 @@
-"""The controller of a running job: what each event about its workers and its steps leads to.
+"""The controller of a running job: maps each event about its workers and steps to actions.
 
-Events in, actions out; it reads no clock, calls nobody and writes nothing. `trainer` shows it what the
-supervisor of the processes reports and what the rest of the control plane commands, each with the situation of the
-workers at that moment, and carries out its actions in order. Table of modes (columns) and events (rows); an entry says
-what follows, `-` that the event is ignored::
+The controller is a pure state machine: it reads no clock, does no I/O and returns actions. `Trainer` passes it the
+events of the supervisor and the commands of the control plane, each with the state of the workers at that moment, and
+carries out its actions in order. The table shows the modes (columns) and events (rows); an entry names the result, and
+`-` means that the event is ignored::
 
     event             TRAIN                                   DONE              RECORD
-    StepReport        new: written and told; else -           as TRAIN          as TRAIN
+    StepReport        new: written, reported; else -          as TRAIN          as TRAIN
     ViewInstalled     newer: in effect from now on; else -    as TRAIN          as TRAIN
-    EpochReport       new: written, told, verdict; at the     the verdict       -
-                      goal or the last epoch: -> DONE         again
-                      else: the verdict again
+    EpochReport       new: written, reported, verdict; at     the verdict       -
+                      the goal or last epoch: -> DONE         again
+                      not new: the verdict again
     RolledBack        history undone, warned                  -> TRAIN          as TRAIN
     Quarantined       written, warned                         as TRAIN          as TRAIN
-    Checkpoint...     written, told; failed: warned once      as TRAIN          as TRAIN
-    Started, Leaving  told                                    as TRAIN          -
-    Recovered         told                                    as TRAIN          -
+    Checkpoint...     written, reported; failed: warned once  as TRAIN          as TRAIN
+    Started, Leaving  reported                                as TRAIN          -
+    Recovered         reported                                as TRAIN          -
     Warned            warned                                  as TRAIN          -
-    Lost              told; replaced, or fewer wanted, or     told              -
+    Lost              reported; replaced, or fewer wanted, or reported          -
                       given up, by the table of `Losses`
-    Refused           told; fewer wanted                      told              -
-    Doomed            told; leaves and is replaced at once,   told              -
-                      or, at a mere risk, noted
-    Look              lost workers replaced as far as is      spare let go      -
-                      due; spare ones let go
+    Refused           reported; fewer wanted                  reported          -
+    PreemptionNotice  reported; leaves and is replaced at     reported          -
+                      once, or, if only at risk, noted
+    Look              lost workers replaced when due; spare   spare released    -
+                      workers released
     Gather, Switch,   launches and changes of view            -                 -
     GatherSpares,
     Swap, Remove,
     FollowNoise
-    Begin, Abandon    so many are wanted                      as TRAIN          -
+    Begin, Abandon    sets the number of wanted workers       as TRAIN          -
     Departed          kept in the history                     as TRAIN          -
     Close             -> RECORD                               -> RECORD         -
 
-A message may be repeated, since its answer may have been lost: a step or view that is not newer than the newest one
-changes nothing, and an epoch that was answered gets the same answer.
+A message may be repeated because its answer was lost. A step or view that is not newer than the newest one changes
+nothing, and the report of an answered epoch gets the same answer again.
 
-**Workers are wanted, not counted.** `wanted` is how many workers the job should have. While fewer are alive, as many as
-are missing are launched or owed; while more are, `Release` lets the newest ones go. What is launched or let go has
-therefore one reason only, whoever changed `wanted`.
+**Workers are wanted, not counted.** `wanted` is how many workers the job should have. While fewer are alive, the
+missing workers are launched or owed; while more are alive, `Release` removes the newest ones. Launching and releasing
+therefore depend on `wanted` alone, regardless of what changed it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ from scavenger.control.training.orders import (
     GiveVerdict,
     Launch,
     Look,
+    Notify,
     RecordNow,
     Release,
     Remove,
@@ -73,7 +74,6 @@ from scavenger.control.training.orders import (
     Situation,
     Swap,
     Switch,
-    Tell,
     Warn,
     Write,
 )
@@ -97,19 +97,19 @@ from scavenger.train.transport import messages as m
 __all__ = ["Controller", "Losses", "Mode"]
 
 VIEW_WARM_UP_STEPS = 3
-"""The first steps of a view, whose times tell of caches and new shapes rather than of the configuration."""
+"""First steps of a view, whose times reflect cold caches and new shapes rather than the configuration."""
 RATE_STEPS = 50
-"""Steps at one learning rate at least, where it follows the noise: each change is a change of view."""
+"""Minimum number of steps at one learning rate when it follows the noise: each change needs a change of view."""
 RATE_CHANGE = 0.05
-"""A change of the learning rate below this share is not worth one."""
+"""Relative changes of the learning rate below this are not worth a change of view."""
 GIVE_UP = 5
 CRASHES_MAX = 30
-"""Workers that may crash on their samples one after the other without a step between them: to find the sample that
-kills among 16,000 takes 20."""
+"""Consecutive worker crashes without a step between them that are tolerated: finding the one of 16,000 samples that
+crashes workers takes 20."""
 HEALTHY_STEPS = 20
-"""Steps after which a worker's death says nothing about the next one's."""
+"""Steps after which a worker counts as healthy: its failure does not predict that its replacement fails too."""
 REFUSED_S = 600.0
-"""For so long after workers were refused for want of room, no more are asked for."""
+"""Time after a refused launch (no capacity) during which no larger cluster is planned, seconds."""
 
 _RECORDED = (
     m.StepReport,
@@ -119,7 +119,7 @@ _RECORDED = (
     m.CheckpointWritten,
     m.CheckpointFailed,
 )
-"""Events that tell of what stands; they count in every mode."""
+"""Events about the state of training; they are handled in every mode."""
 
 
 class Mode(Enum):
@@ -129,24 +129,25 @@ class Mode(Enum):
 
 
 class Losses:
-    """Whether a lost worker is replaced.
+    """Decides whether a lost worker is replaced.
 
-    Table of how a worker died, while fewer are alive than wanted::
+    What follows from the failure of a worker, while fewer are alive than wanted::
 
         how it died                               what follows
-        its host was about to end                 replaced at once; it was expected
+        its node was about to end                 replaced at once; it was expected
         crashed while it could compute samples    replaced at once, up to `CRASHES_MAX` in a row without a step: the
-                                                  samples may have done it, and finding out takes some deaths
-        in any other way, the n-th in a row       n below `give_up`: owed, see below; else the job goes on with the
-        before it has done `HEALTHY_STEPS`        others, or, without any, is given up
+                                                  samples may be the cause, and finding out takes
+                                                  several crashes
+        in any other way, the n-th in a row       n below `give_up`: owed, see below; else the job
+        before it has done `HEALTHY_STEPS`        continues with the others, or ends if there are none
 
-    A worker that is *owed* is launched once no more than `give_up` can have died early even if all that start do: while
-    workers die as they start, a job of any size starts `give_up` of them, or those that it began with where these were
-    more. A process that dies before it is ready has read no sample of the job, whatever it died of.
+    A worker that is *owed* is launched once no more than `give_up` can have died early even if all starting ones die:
+    while workers die as they start, a job of any size starts `give_up` of them, or its initial workers if these are
+    more. A process that dies before it is ready has read no sample of the job, whatever its cause of failure.
 
     Attributes:
-        give_up: Workers that may die early in a row.
-        died_early: How many have.
+        give_up: Maximum number of consecutive early failures.
+        died_early: Number of consecutive early failures so far.
     """
 
     def __init__(self, give_up: int) -> None:
@@ -157,19 +158,19 @@ class Losses:
 
     @property
     def too_many(self) -> bool:
-        """No replacement may be asked for any more."""
+        """Whether no replacement may be launched any more."""
         return self.died_early >= self.give_up
 
     def stepped(self) -> None:
-        """A step was applied: the samples that killed workers are behind."""
+        """Handle an applied step: the samples that crashed workers have been passed."""
         self._crashes = 0
 
     def gathered(self) -> None:
-        """All workers that are missing have been launched."""
+        """Clear the owed workers: all missing workers have been launched."""
         self._owed.clear()
 
     def due(self, now: Situation, wanted: int) -> dict[str, int]:
-        """How many owed workers are to be launched now, by type of VM."""
+        """Number of owed workers to launch now, by VM type."""
         del self._owed[max(0, wanted - len(now.vms)) :]
         count = min(len(self._owed), max(0, self.give_up - self.died_early - now.starting))
         launched, self._owed = self._owed[:count], self._owed[count:]
@@ -178,63 +179,63 @@ class Losses:
     def lost(
         self, event: Lost, now: Situation, *, missing: int, steps: int
     ) -> tuple[list[Action], int | None]:
-        """A worker has died that nobody expected to.
+        """Handle the unexpected failure of a worker.
 
         Args:
-            missing: How many fewer are alive than wanted.
-            steps: To which the worker has contributed.
+            missing: Wanted minus living workers.
+            steps: Number of steps to which the worker contributed.
 
         Returns:
-            What follows, and how many workers are wanted from now on; None for as many as before.
+            The actions, and the new number of wanted workers; None if it does not change.
         """
         if steps >= HEALTHY_STEPS:
             self.died_early = 0
         if missing <= 0:
             return [], None
-        who = f"{event.worker} {event.cause}"
+        failure = f"{event.worker} {event.cause}"
         if event.crashed and event.ready and self._crashes < CRASHES_MAX:
             self._crashes += 1
             self._owed.clear()
             return [
-                Warn(f"{who}; its samples are tried again apart, and it is replaced"),
+                Warn(f"{failure}; its samples are tried again separately, and it is replaced"),
                 Launch(missing, now.vm),
             ], None
         self.died_early += 1
         if not event.ready:
-            who += " before it could train"
+            failure += " before it could train"
         if not self.too_many:
             self._owed.append(now.vm)
             others = "its samples were computed by the others, and " if event.ready else ""
-            return [Warn(f"{who}; {others}it is replaced")], None
+            return [Warn(f"{failure}; {others}it is replaced")], None
         if alive := len(now.vms):
             return [
                 Warn(
-                    f"{who}, the last of {self.died_early} workers that died soon after their start, so the job goes "
-                    f"on with {alive}"
+                    f"{failure}, the last of {self.died_early} workers that died soon after their start, so the job "
+                    f"continues with {alive}"
                 )
             ], alive
         others = f", as did {self.died_early - 1} before it" if self.died_early > 1 else ""
-        return [GiveUp(event.worker, f"{who}{others}", by_code=event.crashed and not event.ready)], None
+        return [GiveUp(event.worker, f"{failure}{others}", by_code=event.crashed and not event.ready)], None
 
 
 class Controller:
-    """The training of one job. Not thread-safe; feed it one event at a time.
+    """State machine of one job's training. Not thread-safe; pass it one event at a time.
 
     Args:
-        goal: When training is done.
-        history: What has happened in this attempt and before it; the controller keeps it up to date.
-        offers: The types of VM that may be gone to; the first is begun on.
-        give_up: Workers that may die early one after the other, see `Losses`.
-        lr_scale: By what the learning rate is multiplied at a global batch size, given the noise.
+        goal: The training goal.
+        history: Training history of this and earlier attempts; updated by the controller.
+        offers: VM types that may be used; the job starts on the first.
+        give_up: Maximum number of consecutive early failures, see `Losses`.
+        lr_scale: Learning rate factor for a global batch size and the gradient noise.
 
     Attributes:
-        wanted: Workers that the job should have.
-        offer: The type of VM that the job runs on.
-        configuration: In effect; None before the first view.
-        finished: The goal is reached, or no epoch is left.
-        reached: The goal is reached.
-        at_risk: Workers that the cloud may take, at no time that it has said.
-        checkpoint_step: Of the newest checkpoint; 0 before the first.
+        wanted: Number of workers that the job should have.
+        offer: The VM type on which the job runs.
+        configuration: The configuration in effect; None before the first view.
+        finished: Whether the goal is reached or no epoch is left.
+        reached: Whether the goal is reached.
+        at_risk: Workers that the cloud may preempt at an unannounced time.
+        checkpoint_step: Step of the newest checkpoint; 0 before the first.
     """
 
     def __init__(
@@ -266,23 +267,23 @@ class Controller:
 
     @property
     def mode(self) -> Mode:
-        """Of the table."""
+        """The controller's mode, a column of the module's table."""
         if self._recording_only:
             return Mode.RECORD
         return Mode.DONE if self.finished else Mode.TRAIN
 
     @property
     def view(self) -> int:
-        """Number of the view in effect; 0 before the first."""
+        """Number of the view in effect; 0 before the first view."""
         return 0 if self._view is None else self._view.number
 
     def workers_max(self, at_s: float) -> int | None:
-        """The largest cluster that can be kept alive; None where nothing speaks against any."""
+        """Largest cluster that can currently be kept alive; None if no limit is known."""
         refused = at_s - self._refused_at_s < REFUSED_S
         return self.wanted if refused or self._losses.too_many else None
 
     def handle(self, event: Event, now: Situation) -> list[Action]:
-        """Take one event; returns what follows from it, in order."""
+        """Handle one event; returns the resulting actions in order."""
         if self.mode is Mode.RECORD and not isinstance(event, _RECORDED):
             return []
         match event:
@@ -302,13 +303,13 @@ class Controller:
                 return self._checkpoint_failed(event)
             case Started():
                 self.history.setup_s.append(event.setup_s)
-                return [Tell(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
+                return [Notify(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
             case Leaving():
                 self.history.left(event.worker)
-                return [Tell(WorkerChanged(event.worker, "leaving"))]
+                return [Notify(WorkerChanged(event.worker, "leaving"))]
             case Recovered():
                 words = f"{event.cause}; another took over in {event.took_s:.1f} s"
-                return [Tell(WorkerChanged(event.process, "recovered", words))]
+                return [Notify(WorkerChanged(event.process, "recovered", words))]
             case Warned():
                 return [Warn(event.message)]
             case Lost():
@@ -316,7 +317,7 @@ class Controller:
             case Refused():
                 return self._refused(event, now)
             case PreemptionNotice():
-                return self._doomed(event, now)
+                return self._preempted(event, now)
             case _:
                 return self._command(event, now)
 
@@ -353,12 +354,12 @@ class Controller:
                 pass
         return []
 
-    # ---- steps, views and epochs -----------------------------------------------------------------------------
+    # ---- steps, views and epochs ---------------------------------------------------------------------------
 
     def _installed(self, event: m.ViewInstalled, now: Situation) -> list[Action]:
         view = event.view
         if self._view is not None and view.number <= self._view.number:
-            return []  # said again
+            return []  # a repeated message
         self._view, self._view_steps = view, 0
         self.configuration = Configuration(now.vm, len(view.members), view.global_batch_size)
         self.history.viewed([member.worker for member in view.members], now.at_s)
@@ -366,7 +367,7 @@ class Controller:
 
     def _stepped(self, report: m.StepReport, now: Situation) -> list[Action]:
         if report.step <= self.history.step:
-            return []  # said again after a recovery
+            return []  # repeated after a recovery
         self._losses.stepped()
         self._view_steps += 1
         record = self.history.stepped(
@@ -375,11 +376,11 @@ class Controller:
         done = {"step": report.step, "view": report.view, "epoch": report.epoch, "pieces": report.pieces}
         actions: list[Action] = [Write("step", record), Write("step", done, audit=True)]
         if self._view_steps == 1 and self._view is not None and self.configuration is not None:
-            # in the first step of a view, all that was not computing was waiting for the change
+            # in the first step of a view, all time outside computation was spent waiting for the change
             change = ViewChanged(
                 self._view.number, self.configuration, self._view.first_step, record.sync_s, self._view.reason
             )
-            actions += [Write("view", change), Tell(change)]
+            actions += [Write("view", change), Notify(change)]
         return [*actions, ReportStep(record)]
 
     def _disturbed(self, report: m.StepReport, now: Situation) -> bool:
@@ -393,7 +394,7 @@ class Controller:
     def _epoch_ended(self, report: m.EpochReport, now: Situation) -> list[Action]:
         epochs = self.history.epochs
         if epochs and report.epoch <= epochs[-1].epoch:
-            # said again, since the answer was lost
+            # a repeated report: the answer was lost
             improved = self.history.best_epoch is epochs[-1]
             return [GiveVerdict(report.epoch, self.finished, improved)]
         record = EpochRecord(
@@ -409,7 +410,7 @@ class Controller:
         return [
             Write("epoch", record),
             GiveVerdict(report.epoch, self.finished, improved),
-            Tell(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target)),
+            Notify(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target)),
         ]
 
     def _rolled_back(self, event: RolledBack) -> list[Action]:
@@ -420,8 +421,8 @@ class Controller:
             Write("resumed", resumed),
             Write("resumed", resumed, audit=True),
             Warn(
-                f"{event.cause}; after {event.took_s:.1f} s the job goes on from step {event.step}, and does "
-                f"{undone} steps again"
+                f"{event.cause}; after {event.took_s:.1f} s the job continues from step {event.step} and "
+                f"repeats {undone} steps"
             ),
         ]
 
@@ -430,7 +431,7 @@ class Controller:
         return [
             Write("quarantined", msgspec.structs.asdict(event)),
             Warn(
-                f"training is not whole: sample {samples} of the data is left out from now on. {event.reason}"
+                f"training is incomplete: sample {samples} of the data is left out from now on. {event.reason}"
             ),
         ]
 
@@ -440,56 +441,56 @@ class Controller:
         words = f"checkpoint of step {event.step}: {size:.1f} MB in {event.written_s:.1f} s"
         return [
             Write("checkpoint", msgspec.structs.asdict(event)),
-            Tell(Noted("info", words)),
+            Notify(Noted("info", words)),
             RecordNow(),  # the job can be resumed from now on
         ]
 
     def _checkpoint_failed(self, event: m.CheckpointFailed) -> list[Action]:
-        """A checkpoint that cannot be written costs safety, not training: told once for each reason."""
+        """Warn once per cause that a checkpoint could not be written; training continues."""
         return self._warn_once(
             event.message, f"the checkpoint of step {event.step} could not be written: {event.message}"
         )
 
-    # ---- workers that go -------------------------------------------------------------------------------------
+    # ---- workers that leave --------------------------------------------------------------------------------
 
     def _lost(self, event: Lost, now: Situation) -> list[Action]:
-        told = Tell(WorkerChanged(event.worker, "lost", event.cause))
+        notice = Notify(WorkerChanged(event.worker, "lost", event.cause))
         missing = self.wanted - len(now.vms)
         if event.worker in self._evicted:
-            # its VM ended before it had left; another was started at the notice, unless that one is gone too
-            return [told, *self._launch(missing, now.vm)]
+            # its VM ended before it had left; a replacement was started at the notice, unless that is gone too
+            return [notice, *self._launch(missing, now.vm)]
         steps = self.history.steps_of(event.worker)
         self._departed(event.worker, "failure", now)
         if self.finished:
-            return [told]
+            return [notice]
         actions, wanted = self._losses.lost(event, now, missing=missing, steps=steps)
         self.wanted = self.wanted if wanted is None else wanted
-        return [told, *actions]
+        return [notice, *actions]
 
     def _refused(self, event: Refused, now: Situation) -> list[Action]:
-        """There is no room for a worker that was asked for: the job goes on with those that there are."""
-        told = Tell(WorkerChanged(event.worker, "gone", event.reason))
+        """Handle a refused launch (no capacity): the job continues with the workers it has."""
+        notice = Notify(WorkerChanged(event.worker, "gone", event.reason))
         alive = len(now.vms)
         if alive >= self.wanted or self.finished:
-            return [told]
+            return [notice]
         self.wanted, self._refused_at_s = max(1, alive), now.at_s
-        words = f"the job goes on with {alive} worker{'' if alive == 1 else 's'}: {event.reason}"
-        return [told, *self._warn_once(event.reason, words)]
+        words = f"the job continues with {alive} worker{'' if alive == 1 else 's'}: {event.reason}"
+        return [notice, *self._warn_once(event.reason, words)]
 
-    def _doomed(self, event: PreemptionNotice, now: Situation) -> list[Action]:
-        """A worker's host will end: it leaves at the next step boundary, and another is started meanwhile."""
+    def _preempted(self, event: PreemptionNotice, now: Situation) -> list[Action]:
+        """Handle a preemption notice: the worker leaves at the next step boundary; a replacement is started."""
         worker = event.name
-        told = Tell(WorkerChanged(worker, "doomed", event.reason))
+        notice = Notify(WorkerChanged(worker, "doomed", event.reason))
         if event.in_s is None:
             self.at_risk |= {worker}
-            return [told]
+            return [notice]
         self.at_risk -= {worker}
         if worker not in now.vms or self.finished:
-            return [told]
-        actions: list[Action] = [told, Warn(f"{worker} leaves: {event.reason}; it is replaced")]
+            return [notice]
+        actions: list[Action] = [notice, Warn(f"{worker} leaves: {event.reason}; it is replaced")]
         alive = len(now.vms)
         if self._asked is not None:
-            # the others go on with the same batch, and the next one joins once it is ready
+            # the others continue with the same batch, and the replacement joins once it is ready
             workers, batch = self._asked.workers, self._asked.global_batch_size
             actions += self._resize(workers, batch, f"{worker} leaves: {event.reason}", without=(worker,))
             alive -= 1
@@ -502,10 +503,10 @@ class Controller:
         self.history.departures.append(Departure(worker, now.host, now.at_s, kind, steps))
         self.history.left(worker)
 
-    # ---- commands --------------------------------------------------------------------------------------------
+    # ---- commands ------------------------------------------------------------------------------------------
 
     def _gather(self, event: Gather, now: Situation) -> list[Action]:
-        # workers on another type of VM train on until all have come
+        # workers on another VM type keep training until all new workers are ready
         others = self._others(event.target.vm, now)
         self.wanted = event.target.workers + len(others)
         self._keeping = event.keep
@@ -515,7 +516,7 @@ class Controller:
         here, actions = self.configuration, list[Action]()
         workers = len(now.vms) if here is None else here.workers
         if self.offer.shared_cpus is None:
-            workers = max(workers, now.ready)  # workers that stand by have VMs that are paid for
+            workers = max(workers, now.ready)  # standby workers run on VMs that are paid for
         batch = event.meanwhile
         if batch is not None and (here is None or (here.workers, here.global_batch_size) != (workers, batch)):
             actions += self._resize(max(1, min(workers, batch)), batch, "while workers start")
@@ -551,15 +552,15 @@ class Controller:
         alive = len(now.vms)
         if not self.finished:
             launches = [Launch(count, vm) for vm, count in self._losses.due(now, self.wanted).items()]
-        # spare workers go, so that nobody pays for them
+        # spare workers are released, to stop paying for them
         keep = max(self.wanted, alive) if self._keeping else self.wanted
         return [*launches, Release(keep)]
 
-    # ---- what several events lead to -------------------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------------------
 
     def _others(self, vm: str, now: Situation) -> tuple[str, ...]:
-        """Workers on other types of VM."""
-        return tuple(name for name, its in now.vms.items() if its != vm)
+        """Workers on other VM types."""
+        return tuple(name for name, vm_type in now.vms.items() if vm_type != vm)
 
     def _launch(self, missing: int, vm: str) -> list[Action]:
         if missing <= 0 or self.finished:

@@ -1,4 +1,4 @@
-"""What a job has cost in this attempt, and what it costs as it stands."""
+"""Cost meters: the cost of a job's current attempt, and its present rate."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["CostMeter", "WorkerCostMeter"]
 
 
 class CostMeter(Protocol):
-    """Tells both at any time."""
+    """Measures the cost of an attempt and its present rate."""
 
     def spent_usd(self) -> float:
-        """Since this attempt began."""
+        """Cost since this attempt began."""
 
     def usd_per_hour(self, joining: Mapping[str, int] | None = None) -> float:
-        """Of all that is paid for now, and of workers that are to join, by the type of their VM."""
+        """Present rate, including workers that are to join, given by VM type."""
 
     def shared_usd_per_hour(self) -> float:
-        """Of what is paid for whatever the number of workers."""
+        """Part of the rate that does not depend on the number of workers."""
 
     def reserved_usd(self) -> float:
-        """Set aside of the budget for the end of what is paid for."""
+        """Part of the budget reserved for ending what is paid for."""
 
 
 class WorkerCostMeter:
-    """Where a worker is what is paid for: from its launch until its process has ended."""
+    """Cost meter of a job that pays for workers only, from a worker's launch to the end of its process."""
 
     def __init__(self, supervisor: Supervisor, offers: Mapping[str, Offer]) -> None:
         self._supervisor, self._offers = supervisor, offers
@@ -50,7 +50,7 @@ class WorkerCostMeter:
         return 0.0
 
     def reserved_usd(self) -> float:
-        """See `CostMeter.reserved_usd`: a process ends at once."""
+        """See `CostMeter.reserved_usd`; 0, since a process ends at once."""
         return 0.0
 
     def _price(self, vm: str) -> float:

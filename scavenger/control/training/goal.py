@@ -1,4 +1,4 @@
-"""When training is done, as a pure function of the epochs' metrics."""
+"""The training goal, evaluated as a pure function of the epochs' metrics."""
 
 from __future__ import annotations
 
@@ -17,12 +17,16 @@ __all__ = ["Goal"]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A metric to reach, or epochs to train for."""
+    """A target metric or a number of epochs to train."""
 
     spec: GoalSpec
 
     def check(self, names: Sequence[str]) -> None:
-        """Raise a `ConfigurationError` where the model has no such metric."""
+        """Check that the model has the goal's metric.
+
+        Raises:
+            ConfigurationError: If it has no such metric.
+        """
         metric = self.spec.metric
         if metric is None or metric in names:
             return
@@ -38,24 +42,25 @@ class Goal:
         )
 
     def value(self, epoch: EpochRecord) -> float | None:
-        """The goal's metric; None where it is unknown or not finite."""
+        """The goal's metric in an epoch; None if it is missing or not finite."""
         value = None if self.spec.metric is None else epoch.metrics.get(self.spec.metric)
         return value if value is not None and math.isfinite(value) else None
 
     def better(self, value: float, best: float | None) -> bool:
+        """Whether a value improves on the best so far."""
         if best is None:
             return True
         return value > best if self.spec.direction == "max" else value < best
 
     def reached(self, value: float | None) -> bool:
-        """Whether a value meets the target; never where there is none."""
+        """Whether a value meets the target; False without a target or a value."""
         target = self.spec.target
         if target is None or value is None:
             return False
         return value >= target if self.spec.direction == "max" else value <= target
 
     def outcome(self, epochs: Sequence[EpochRecord]) -> MetricOutcome | None:
-        """How the run did; None for a job without a metric."""
+        """Best value and whether the target was reached; None for a job without a metric."""
         if self.spec.metric is None:
             return None
         best: float | None = None
@@ -67,7 +72,7 @@ class Goal:
 
     @property
     def text(self) -> str:
-        """For fingerprints: epochs to one goal say nothing of another."""
+        """The target as text for fingerprints, since epochs to different goals are not comparable."""
         if self.spec.metric is None or self.spec.target is None:
             return ""
         sign = ">=" if self.spec.direction == "max" else "<="
@@ -75,7 +80,7 @@ class Goal:
 
     @property
     def words(self) -> str:
-        """For the user."""
+        """The goal as shown to the user."""
         if self.spec.target is None:
             return f"{self.spec.max_epochs} epochs"
         return f"{self.text} within {self.spec.max_epochs} epochs"

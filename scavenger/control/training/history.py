@@ -1,4 +1,4 @@
-"""The course that a job's training has taken: its steps and epochs, and what they show."""
+"""Training history of a job: its steps and epochs, and statistics of them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from scavenger.train.transport import messages as m
 __all__ = ["EarlierAttempts", "TrainingHistory"]
 
 RECENT_STEPS = 50
-"""Steps of each worker that are remembered, for whoever compares workers."""
+"""Number of recent steps kept per worker, for policies that compare workers."""
 KEPT_STEPS = 4096
-"""Steps that are remembered at least, of 0.5 kB each; all are in the journal. Those of a window that is being waited
-for stay, however many they are."""
+"""Minimum number of steps kept in memory, 0.5 kB each; the journal has all of them. The steps of a window that is being
+measured are kept regardless of their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierAttempts:
-    """What earlier attempts at a job have come to: time and money count on, and so do its epochs.
+    """Time, cost and progress of earlier attempts at a job.
 
     Attributes:
-        step: The last one that stands.
-        epoch, consumed: Where the next one begins: so many whole epochs, and samples of one more.
-        epochs: That were evaluated and stand.
-        samples_by_batch: Samples trained, by global batch size, as far as it is known.
+        step: The last applied step that was not undone.
+        epoch, consumed: Position in the data: completed epochs, and samples consumed of the next epoch.
+        epochs: Evaluated epochs that were not undone.
+        samples_by_batch: Samples trained, by global batch size, as far as known.
     """
 
     step: int = 0
@@ -46,20 +46,20 @@ class EarlierAttempts:
 
 
 class TrainingHistory:
-    """What has happened and stands: a roll-back takes back what it undoes.
+    """Applied steps and evaluated epochs; a rollback removes the ones that it undoes.
 
     Args:
-        goal: Which epoch is the best one.
-        before: What earlier attempts at the job have come to; None where there was none.
+        goal: Determines the best epoch.
+        before: Time, cost and progress of earlier attempts at the job; None if there were none.
 
     Attributes:
-        steps: The newest of this attempt, oldest first.
-        epochs: That were evaluated, also by earlier attempts.
-        best_epoch: The first of those with the best value of the goal's metric; None where none has a value.
-        measured: Undisturbed steps, their samples and seconds, by configuration.
-        noise: Of the gradients, smoothed.
-        departures: Workers that are gone although the job went on.
-        setup_s: Time from launch until ready, of each worker that got so far.
+        steps: The newest steps of this attempt, oldest first.
+        epochs: Evaluated epochs, including those of earlier attempts.
+        best_epoch: The first epoch with the best value of the goal's metric; None if none has a value.
+        measured: Number of undisturbed steps, their samples and their seconds, by configuration.
+        noise: Smoothed gradient noise.
+        departures: Workers that left while the job continued.
+        setup_s: Time from launch until ready of each worker that became ready, seconds.
         joined_at_s: When each worker's first view took effect, seconds since the job began.
     """
 
@@ -68,7 +68,7 @@ class TrainingHistory:
         self.steps: list[StepRecord] = []
         self.epochs: list[EpochRecord] = []
         self.best_epoch: EpochRecord | None = None
-        self._tally = SampleCounter(self.before.samples_by_batch)
+        self._samples = SampleCounter(self.before.samples_by_batch)
         self.measured: dict[Configuration, tuple[int, int, float]] = {}
         self.noise = NoiseTracker()
         self.departures: list[Departure] = []
@@ -82,35 +82,35 @@ class TrainingHistory:
         for epoch in self.before.epochs:
             self.evaluated(epoch)
 
-    # ---- what is -------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
-        """The last one."""
-        return self.before.step if self._tally.step is None else self._tally.step
+        """Number of the last applied step."""
+        return self.before.step if self._samples.step is None else self._samples.step
 
     @property
     def first_view_at_s(self) -> float | None:
-        """When training began in this attempt, seconds since the job began; None before."""
+        """Start of training in this attempt, seconds since the job began; None before the first view."""
         return min(self.joined_at_s.values(), default=None)
 
     @property
     def samples(self) -> int:
-        """What this attempt has trained."""
-        return self._tally.samples
+        """Number of samples trained in this attempt."""
+        return self._samples.samples
 
     @property
     def samples_by_batch(self) -> dict[int, int]:
-        """Samples trained, by global batch size, also by earlier attempts."""
-        return self._tally.by_batch
+        """Samples trained, by global batch size, including earlier attempts."""
+        return self._samples.by_batch
 
     def steps_since(self, step: int) -> list[StepRecord]:
-        """The steps after a step, oldest first, as far as they are remembered."""
+        """The steps after a step, oldest first, as far as they are kept in memory."""
         found = bisect.bisect_right(self.steps, step, key=lambda record: record.step)
         return self.steps[found:]
 
     def window(self, configuration: Configuration, since_step: int) -> list[StepRecord]:
-        """The undisturbed steps of a configuration after a step, oldest first, as far as they are remembered."""
+        """The undisturbed steps of a configuration after a step, oldest first, as far as kept in memory."""
         self._window = (since_step, self.step)
         return [
             record
@@ -120,20 +120,20 @@ class TrainingHistory:
             and record.global_batch_size == configuration.global_batch_size
         ]
 
-    def step_time_s(self, *places: Configuration) -> float:
-        """Median of the newest undisturbed steps of the first of these that has any, or of whatever steps there were.
+    def step_time_s(self, *configurations: Configuration) -> float:
+        """Median time of the newest undisturbed steps of the first configuration that has any, else of all steps.
 
         Raises:
-            statistics.StatisticsError: If there was no step.
+            statistics.StatisticsError: If no step was applied.
         """
-        for place in places:
-            if taken := self._step_times_s.get((place.workers, place.global_batch_size)):
-                return statistics.median(taken)
+        for one in configurations:
+            if times_s := self._step_times_s.get((one.workers, one.global_batch_size)):
+                return statistics.median(times_s)
         every = (took for taken in self._step_times_s.values() for took in taken)
         return statistics.median([record.step_time_s for record in self.steps] or every)
 
     def evaluation_s(self) -> tuple[tuple[int, float], ...]:
-        """Median pause at the end of an epoch, by worker count."""
+        """Median evaluation time at the end of an epoch, seconds, by number of workers."""
         workers_at = self._workers_at
         pauses: dict[int, list[float]] = {}
         for epoch in self.epochs:
@@ -142,30 +142,30 @@ class TrainingHistory:
         return tuple((workers, statistics.median(values)) for workers, values in sorted(pauses.items()))
 
     def steps_of(self, worker: str) -> int:
-        """How many steps a worker has contributed to."""
+        """Number of steps to which a worker has contributed."""
         return self._steps_of.get(worker, 0)
 
     def recent(self, worker: str) -> list[tuple[float, int]]:
-        """Seconds and samples of what a worker did of the last `RECENT_STEPS` steps, oldest first."""
+        """Compute time (seconds) and samples of a worker in each of the last `RECENT_STEPS` steps, oldest first."""
         first = self.step - RECENT_STEPS
         return [(took, samples) for step, took, samples in self._recent.get(worker, ()) if step > first]
 
-    # ---- what happens --------------------------------------------------------------------------------------
+    # ---- updates -------------------------------------------------------------------------------------------
 
     def viewed(self, workers: Iterable[str], at_s: float) -> None:
-        """A view of these workers has taken effect."""
+        """Record that a view of these workers has taken effect."""
         for worker in workers:
             self.joined_at_s.setdefault(worker, at_s)
 
     def stepped(
         self, report: m.StepReport, configuration: Configuration | None, *, disturbed: bool, at_s: float
     ) -> StepRecord:
-        """A step was applied.
+        """Record an applied step; returns its record.
 
         Args:
-            configuration: In effect.
-            disturbed: It tells nothing of the configuration.
-            at_s: Since the job began.
+            configuration: The configuration in effect.
+            disturbed: Whether the step's time does not represent the configuration.
+            at_s: Seconds since the job began.
         """
         for worker, start, stop in report.pieces:
             self._steps_of[worker] = self._steps_of.get(worker, 0) + 1
@@ -193,8 +193,8 @@ class TrainingHistory:
         self.steps.append(record)
         self._forget_steps()
         if not disturbed:
-            place = (record.workers, record.global_batch_size)
-            self._step_times_s.setdefault(place, deque(maxlen=KEPT_STEPS)).append(record.step_time_s)
+            key = (record.workers, record.global_batch_size)
+            self._step_times_s.setdefault(key, deque(maxlen=KEPT_STEPS)).append(record.step_time_s)
         if not disturbed and configuration is not None:
             steps, samples, seconds = self.measured.get(configuration, (0, 0, 0.0))
             self.measured[configuration] = (
@@ -202,11 +202,11 @@ class TrainingHistory:
                 samples + record.samples,
                 seconds + record.step_time_s,
             )
-        self._tally.add(record.step, record.global_batch_size, record.samples)
+        self._samples.add(record.step, record.global_batch_size, record.samples)
         return record
 
     def _forget_steps(self) -> None:
-        """All but the newest, and those that a window is waited for of, in turns so that it costs nothing."""
+        """Drop old steps, except those of a window being measured; done in batches to keep the cost low."""
         if len(self.steps) < 2 * KEPT_STEPS:
             return
         since, asked_at = self._window
@@ -216,12 +216,12 @@ class TrainingHistory:
         del self.steps[: bisect.bisect_right(self.steps, newest, key=lambda record: record.step)]
 
     def left(self, worker: str) -> None:
-        """A worker is gone, and none of its name comes again."""
+        """Drop the records of a worker that has left; names are never reused."""
         self._steps_of.pop(worker, None)
         self._recent.pop(worker, None)
 
     def evaluated(self, epoch: EpochRecord) -> bool:
-        """An epoch was; returns whether it is the best so far."""
+        """Record an evaluated epoch; returns whether it is the best so far."""
         value = self._goal.value(epoch)
         best = None if self.best_epoch is None else self._goal.value(self.best_epoch)
         improved = value is not None and self._goal.better(value, best)
@@ -233,12 +233,12 @@ class TrainingHistory:
         return improved
 
     def roll_back(self, step: int) -> int:
-        """Steps after one are done again, and so is the evaluation of an epoch that ended with it.
+        """Undo the steps after a step, and the evaluation of an epoch that ended with that step.
 
         Returns:
-            How many steps are undone.
+            The number of undone steps.
         """
-        undone = self._tally.undo(step)
+        undone = self._samples.undo(step)
         del self.steps[bisect.bisect_right(self.steps, step, key=lambda record: record.step) :]
         self._workers_at = {at: workers for at, workers in self._workers_at.items() if at < step}
         standing = [epoch for epoch in self.epochs if epoch.step < step]

@@ -1,4 +1,4 @@
-"""What a run leaves behind for later: a line of JSON per step, epoch, view and measurement."""
+"""The journal of a run: a line of JSON per step, epoch, view and measurement."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ __all__ = ["History", "Journal", "Journals", "read_history"]
 
 SCHEMA_VERSION = 1
 PENDING_BYTES_MAX = 64 << 20
-"""Some hours of steps; a job that waits for room longer than that ends."""
+"""Size limit of waiting lines, some hours of steps; a job that waits longer for disk space ends."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK_BYTES = 1 << 16
 _TELL_S = 5.0
-"""What a job that is killed may forget of the time that it took, which its limits count."""
+"""Most of a killed job's running time that may be missing in the journal, seconds."""
 
 
 class Journal:
-    """A file of JSON lines, each with its `kind`, handed to the system as things happen: a killed job loses none.
+    """A file of JSON lines, each with its `kind`, written without buffering, so that a killed job loses none.
 
-    Lines that the disk has no room for wait, up to `PENDING_BYTES_MAX`, and are written before any later one.
+    While the disk is full, lines wait in memory, up to `PENDING_BYTES_MAX`, and are written in order later.
 
-    A job that is resumed goes on with its file, after a line of kind `resumed`: steps after that line's `step`
-    that stand before it were undone. A line of kind `time` tells how long the job has been under way, where nothing
-    else has for a while.
+    A resumed job appends to its file, after a line of kind `resumed`: earlier lines of steps after that line's `step`
+    were undone. A line of kind `time` gives the running time of the job when no other line has given it for a while.
 
     Attributes:
-        problem: Why lines wait, one line; empty where none do.
+        problem: Why lines are waiting, in one line; empty if none are.
 
     Raises:
-        OSError: If the file cannot be opened, or too much waits for room.
+        OSError: If the file cannot be opened, or too many lines wait for disk space.
     """
 
     def __init__(self, path: Path, *, resumed_step: int | None = None, **header: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.problem = path, ""
-        self._told_s = -math.inf
+        self._written_at_s = -math.inf
         self._pending = bytearray()
         self._file: IO[bytes] = path.open("wb" if resumed_step is None else "ab", buffering=0)
         if resumed_step is None:
@@ -56,19 +55,19 @@ class Journal:
             self._write("resumed", {"step": resumed_step})
 
     def add(self, kind: str, record: Any) -> None:
-        """Append a dataclass, or a mapping."""
+        """Append a line from a dataclass or a mapping."""
         fields: dict[str, Any] = asdict(record) if is_dataclass(record) else record  # type: ignore[arg-type]
-        self._told_s = fields.get("at_s", self._told_s)
+        self._written_at_s = fields.get("at_s", self._written_at_s)
         self._write(kind, fields)
 
     def tick(self, at_s: float) -> None:
-        """The job has been under way for so long, in all its attempts; written where it tells something new."""
-        if at_s - self._told_s >= _TELL_S:
+        """Write the running time of all attempts, seconds, if it was not written recently."""
+        if at_s - self._written_at_s >= _TELL_S:
             self.end(at_s)
 
     def end(self, at_s: float) -> None:
-        """`tick`, for the last time."""
-        self._told_s = at_s
+        """Write the running time of all attempts, seconds, at the end of the job."""
+        self._written_at_s = at_s
         self._write("time", {"at_s": at_s})
 
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
@@ -86,7 +85,7 @@ class Journal:
                 raise
 
     def sync(self) -> bool:
-        """Whether all lines are in the file, and the file is on its disk."""
+        """Write waiting lines and sync the file to disk; returns whether that succeeded."""
         try:
             self._flush()
             os.fsync(self._file.fileno())
@@ -95,7 +94,7 @@ class Journal:
         return not self.problem
 
     def close(self) -> None:
-        """Write what still waits, as far as there is room; `problem` tells where there is none."""
+        """Write waiting lines if possible and close the file; `problem` is set if lines are missing."""
         with contextlib.suppress(OSError):
             self._flush()
         self._file.close()
@@ -103,23 +102,23 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Journals:
-    """What a job writes down of itself: steps, epochs and measurements; and who computed what, or None."""
+    """The journals of a job: measurements (with steps and epochs), and the audit or None."""
 
     measurements: Journal
     audit: Journal | None
 
     @property
     def all(self) -> tuple[Journal, ...]:
-        """Those that there are."""
+        """All existing journals."""
         return (self.measurements,) if self.audit is None else (self.measurements, self.audit)
 
     def sync(self) -> bool:
-        """Have what has happened on disk; returns whether it is."""
+        """Sync all journals to disk; returns whether that succeeded."""
         synced = [journal.sync() for journal in self.all]
         return all(synced)
 
     def close(self) -> tuple[str, ...]:
-        """Nothing more is written; returns what is missing, as warnings."""
+        """Close all journals; returns a warning for each with missing lines."""
         for journal in self.all:
             journal.close()
         return tuple(
@@ -128,7 +127,7 @@ class Journals:
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Take back the beginning of a line that was being written when the last attempt ended."""
+    """Remove an incomplete last line, which was being written when the last attempt ended."""
     with path.open("rb+") as file:
         end = file.seek(0, os.SEEK_END)
         whole = end
@@ -146,14 +145,12 @@ def _cut_torn_line(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a job had come to at a step, as far as its journal tells.
+    """Progress of a job at a step, as far as its journal shows it.
 
     Attributes:
-        epochs: That had been evaluated, without one that ended with the step itself: a job that is taken up
-            there evaluates it again.
+        epochs: Evaluated epochs, except one that ended with the step itself: a job resumed there evaluates it again.
         samples_by_batch: Samples trained, by global batch size.
-        elapsed_s: How long the job had been under way when it last wrote, in all its attempts, undone steps included:
-            they took their time.
+        elapsed_s: Running time of all attempts when the job last wrote, including undone steps.
     """
 
     epochs: tuple[EpochRecord, ...] = ()
@@ -176,7 +173,7 @@ class _Epoch(msgspec.Struct, tag_field="kind", tag="epoch"):
     at_s: float
 
     def record(self) -> EpochRecord:
-        """JSON has no NaN: null stands for it."""
+        """Convert to an `EpochRecord`; null stands for NaN, which JSON lacks."""
         metrics = {name: math.nan if value is None else value for name, value in self.metrics.items()}
         return EpochRecord(self.epoch, self.step, metrics, self.evaluation_s, self.at_s)
 
@@ -190,7 +187,7 @@ class _Time(msgspec.Struct, tag_field="kind", tag="time"):
 
 
 def _records(path: Path) -> Iterator[_Step | _Epoch | _Resumed | _Time]:
-    """What can be read of a journal, line by line: one of a long job is larger than memory should have to hold."""
+    """Yield the readable records of a journal line by line, since a long job's journal is large."""
     decoder = msgspec.json.Decoder(_Step | _Epoch | _Resumed | _Time)
     with contextlib.suppress(OSError), path.open("rb") as file:
         for line in file:
@@ -199,23 +196,23 @@ def _records(path: Path) -> Iterator[_Step | _Epoch | _Resumed | _Time]:
 
 
 def read_history(path: Path, step: int) -> History:
-    """What a job had come to at a step of the state that its last attempt left.
+    """Read the progress of a job at a step, such as that of its newest checkpoint.
 
-    A file that is missing or damaged tells less, and is no error: a resumed job does not need it to go on.
+    A missing or damaged file yields less information and is no error, since a resumed job does not need it.
     """
-    tally = SampleCounter()
+    counter = SampleCounter()
     epochs: dict[int, _Epoch] = {}
     elapsed_s = 0.0
 
     def undo(after: int) -> None:
-        tally.undo(after)
+        counter.undo(after)
         for number in [number for number, epoch in epochs.items() if epoch.step >= after]:
             del epochs[number]
 
     for found in _records(path):
         match found:
             case _Step():
-                tally.add(found.step, found.global_batch_size, found.samples)
+                counter.add(found.step, found.global_batch_size, found.samples)
                 elapsed_s = max(elapsed_s, found.at_s)
             case _Epoch():
                 epochs[found.epoch] = found
@@ -228,7 +225,7 @@ def read_history(path: Path, step: int) -> History:
     return History(
         epochs=tuple(epochs[number].record() for number in sorted(epochs)),
         samples_by_batch=tuple(
-            sorted((batch, samples) for batch, samples in tally.by_batch.items() if samples)
+            sorted((batch, samples) for batch, samples in counter.by_batch.items() if samples)
         ),
         elapsed_s=elapsed_s,
     )

@@ -1,4 +1,4 @@
-"""What a run must not exceed, and what it keeps in reserve to end in order."""
+"""Budget and deadline of a run, and the reserve kept for an orderly end."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ DRAIN_S = 5.0
 CLOSE_S = 2.0
 """The part of `DRAIN_S` in which the workers end; the rest is for saving."""
 SAVED_BYTES_PER_S = 50e6
-"""How fast a model is written at least: a slow network disk, where a model's file is often bound for."""
+"""Minimum speed of writing a model, as on a slow network disk."""
 _COPIES = 4
-"""The model, and a checkpoint of weights and two moments of each."""
+"""Copies of the weights to write: the model, and a checkpoint of the weights with two moments each."""
 _BYTES = {"float16": 2, "int16": 2, "float32": 4, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1, "bool": 1}
 
 
 WARNED_AT = 0.8
-"""Share of a limit at which the user is told."""
+"""Share of a limit at which the user is warned."""
 
 
 @dataclass(slots=True)
 class Limits:
-    """What the run must not exceed; None where there is no limit."""
+    """Limits of a run: deadline in seconds and budget in US dollars; None means no limit."""
 
     deadline_s: float | None
     budget_usd: float | None
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
 
     def near(self, *, elapsed_s: float, cost_usd: float) -> tuple[str, ...]:
-        """Of which limit four fifths are used up, each told once.
+        """Warnings about limits of which four fifths are used up, each given once.
 
         Args:
-            elapsed_s: Since the job began.
-            cost_usd: Spent, and set aside for the end of what is paid for.
+            elapsed_s: Time since the job began.
+            cost_usd: Cost so far, plus the reserve for the end of the rented VMs.
         """
         found = []
         for name, limit, used, words in (
@@ -48,19 +48,19 @@ class Limits:
                 "budget",
                 self.budget_usd,
                 cost_usd,
-                f"${cost_usd:.4f} of the budget of ${{:g}}, with what is set aside for the end,",
+                f"${cost_usd:.4f} of the budget of ${{:g}}, including the reserve for the end,",
             ),
         ):
-            if limit is not None and name not in self._told and used >= WARNED_AT * limit:
-                self._told.add(name)
+            if limit is not None and name not in self._reported and used >= WARNED_AT * limit:
+                self._reported.add(name)
                 found.append(f"{words.format(limit)} are used up; the job is stopped before it is crossed")
         return tuple(found)
 
     def hold(self, *, elapsed_s: float, cost_usd: float, drain_s: float, drain_usd: float) -> None:
-        """Nothing, while there is still enough left to end in order, which takes `drain_s` and `drain_usd`.
+        """Check that enough is left for an orderly end, which takes `drain_s` and `drain_usd`.
 
         Raises:
-            LimitReachedError: If there is not.
+            LimitReachedError: If not enough is left.
         """
         if self.deadline_s is not None and elapsed_s + drain_s >= self.deadline_s:
             raise LimitReachedError(
@@ -73,11 +73,11 @@ class Limits:
 
 
 def reserve_s(manifest: Manifest | None, busy_s: Iterable[float]) -> float:
-    """Time to end in order: a checkpoint and the model are written after what is under way, and all are ended.
+    """Time for an orderly end, seconds: finish current work, write a checkpoint and the model, end the workers.
 
     Args:
-        manifest: What is written; None where that is not known yet.
-        busy_s: What a worker may be at, seconds each.
+        manifest: Describes the tensors to write; None if not known yet.
+        busy_s: Durations of what a worker may currently be doing, seconds.
     """
     tensors = () if manifest is None else manifest.tensors
     state_bytes = sum(math.prod(t.shape) * _BYTES.get(t.dtype, 8) for t in tensors)

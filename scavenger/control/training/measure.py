@@ -1,4 +1,4 @@
-"""From the steps of a configuration to a measurement of it."""
+"""Computes the measurement of a configuration from its steps."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def measure(
     memory_bytes: int,
     progress: float | None = None,
 ) -> Measurement:
-    """Condense undisturbed steps into a measurement; medians, since single steps may be far off.
+    """Summarize undisturbed steps in a measurement, by medians, since single steps may be outliers.
 
     Args:
-        progress: Share of the run that is behind, in (0, 1]; None where unknown.
+        progress: Completed share of the run, in (0, 1]; None if unknown.
 
     Raises:
-        ValueError: If there is no step.
+        ValueError: If the window is empty.
     """
     if not window:
         raise ValueError(f"no undisturbed step of {configuration}")

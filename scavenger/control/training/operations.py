@@ -1,4 +1,4 @@
-"""Carries out what a running job is asked to do from outside, one operation at a time."""
+"""Handles operations that users request of a running job, one at a time."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ NOT_YET = "the search is under way; try again once the job runs at its choice"
 
 
 class OperationHandler:
-    """One job's operations.
+    """Carries out the operations of one job.
 
     Args:
-        store: Where they are asked for and answered.
-        keep: Does a write to the store, at once or, where another process holds it, later, in order.
-        workers: Fewest and most workers that the job may have.
+        store: Holds the requested operations and their answers.
+        keep: Queues a write to the store.
+        workers: Minimum and maximum number of workers of the job.
         batch: The global batch size for a number of workers.
-        stop: Ends the job; told why, and whether to save its model.
-        measured: Is told of what a profile has measured.
+        stop: Ends the job, given the reason and whether to save its model.
+        measured: Receives each measurement of a profile.
 
     Attributes:
-        refusing: Why the job's size may not be changed from outside now; empty where it may.
+        refusing: Why operations on the job's size are refused now; empty if they are accepted.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class OperationHandler:
 
     @property
     def waiting(self) -> bool:
-        """Something was asked for that is to be carried out."""
+        """Whether an operation is waiting to be carried out."""
         return self._taken is not None and not isinstance(self._taken.operation, StopJob)
 
     def look(self) -> None:
-        """Take what was asked for, if anything was; a stop takes effect at once."""
+        """Take the next requested operation, if there is one; a stop takes effect at once."""
         if self._taken is None and not self._looking:
             self._looking = True
             self._keep(self._take)
@@ -84,10 +84,10 @@ class OperationHandler:
         self._looking = False
 
     def carry_out(self, trainer: Trainer) -> None:
-        """Do what waits, and answer it.
+        """Carry out the waiting operation and record its answer.
 
         Raises:
-            ScavengerError: What ends the job; the operation has failed.
+            ScavengerError: If the operation fails with an error that ends the job.
         """
         if self._taken is None or not self.waiting:
             return
@@ -131,50 +131,54 @@ class OperationHandler:
 
     def _remove(self, workers: tuple[str, ...], reason: str, trainer: Trainer) -> tuple[bool, str]:
         size = trainer.wanted - len(workers)
-        if refusal := _strangers(workers, trainer) or self._out_of_range(size):
+        if refusal := _unknown_workers(workers, trainer) or self._out_of_range(size):
             return False, refusal
         return _outcome(trainer, trainer.remove(workers, reason, batch=self._batch(size)))
 
     def _migrate(self, workers: tuple[str, ...] | None, reason: str, trainer: Trainer) -> tuple[bool, str]:
         leaving = trainer.supervisor.alive if workers is None else workers
-        if refusal := _strangers(leaving, trainer):
+        if refusal := _unknown_workers(leaving, trainer):
             return False, refusal
         return _outcome(trainer, trainer.replace(leaving, reason, kind="eviction"))
 
     def _profile(self, asked: ProfileRange, trainer: Trainer) -> tuple[bool, str]:
-        """From most workers to fewest, since leaving costs less than joining; then back."""
+        """Measure from most workers to fewest, since removing workers is cheaper than adding; then move back."""
         if refusal := self._out_of_range(asked.min) or self._out_of_range(asked.max):
             return False, refusal
         before = trainer.configuration
         assert before is not None
-        told = []
+        measured = []
         for workers in range(asked.max, asked.min - 1, -1):
             measurement = self._measure(self._at(workers, trainer), asked.steps, trainer)
             if measurement is not None:
-                told.append(f"{workers}: {measurement.step_time_s * 1e3:.4g} ms")
+                measured.append(f"{workers}: {measurement.step_time_s * 1e3:.4g} ms")
         if not trainer.finished:
             trainer.move(before, "profiled, as asked")
         count = asked.max - asked.min + 1
-        missed = f"; {count - len(told)} of {count} sizes could not be measured" if len(told) < count else ""
-        return bool(told), f"step time by workers: {', '.join(told) or 'none'}{missed}"
+        missed = (
+            f"; {count - len(measured)} of {count} sizes could not be measured"
+            if len(measured) < count
+            else ""
+        )
+        return bool(measured), f"step time by workers: {', '.join(measured) or 'none'}{missed}"
 
-    def _measure(self, place: Configuration, steps: int, trainer: Trainer) -> Measurement | None:
-        """None where training is finished, or so many workers could not be kept alive."""
-        if trainer.finished or not trainer.move(place, "profiling, as asked"):
+    def _measure(self, target: Configuration, steps: int, trainer: Trainer) -> Measurement | None:
+        """Measure a configuration; None if training finished or its workers could not be kept alive."""
+        if trainer.finished or not trainer.move(target, "profiling, as asked"):
             return None
         begin = trainer.step
         trainer.until(
-            lambda: trainer.wanted < place.workers or len(trainer.course.window(place, begin)) >= steps
+            lambda: trainer.wanted < target.workers or len(trainer.history.window(target, begin)) >= steps
         )
-        window = trainer.course.window(place, begin)
+        window = trainer.history.window(target, begin)
         if len(window) < steps:
             return None
-        measurement = measure(place, window, trainer.course.noise, trainer.worker_memory_bytes())
+        measurement = measure(target, window, trainer.history.noise, trainer.worker_memory_bytes())
         trainer.journal.add("measurement", measurement)
         self._measured(measurement)
         return measurement
 
-    # ---- what several of them need -------------------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------------------
 
     def _at(self, workers: int, trainer: Trainer) -> Configuration:
         assert trainer.configuration is not None
@@ -189,7 +193,7 @@ class OperationHandler:
         )
 
 
-def _strangers(workers: tuple[str, ...], trainer: Trainer) -> str:
+def _unknown_workers(workers: tuple[str, ...], trainer: Trainer) -> str:
     alive = trainer.supervisor.alive
     unknown = [name for name in workers if name not in alive]
     return f"the job has no worker {', '.join(unknown)}; it has {', '.join(alive)}" if unknown else ""

@@ -1,4 +1,4 @@
-"""What the training controller takes in and asks for: the values of `scavenger.control.training.controller`."""
+"""Commands and actions: the inputs and outputs of `scavenger.control.training.controller`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ __all__ = [
     "GiveVerdict",
     "Launch",
     "Look",
+    "Notify",
     "RecordNow",
     "Release",
     "Remove",
@@ -34,7 +35,6 @@ __all__ = [
     "Situation",
     "Swap",
     "Switch",
-    "Tell",
     "Warn",
     "Write",
 ]
@@ -45,14 +45,14 @@ class Situation:
     """The job's workers at the moment of an event.
 
     Attributes:
-        at_s: Time since the job began, with that of earlier attempts.
-        vms: Living workers in the order of their launch, each with its type of VM.
-        starting: How many of them still start.
-        ready: How many of them train or could.
-        training: How many of them train.
-        settled: The newest change of view that was asked for has taken effect.
-        ending: Some worker was let go and has not ended yet.
-        vm, host: Where the worker that the event names runs or ran; empty where the event names none.
+        at_s: Time since the job began, including earlier attempts, seconds.
+        vms: VM type of each living worker, in the order of launch.
+        starting: Number of workers that are starting.
+        ready: Number of workers that train or are ready to.
+        training: Number of workers that train.
+        settled: Whether the newest requested change of view has taken effect.
+        ending: Whether a released worker has not ended yet.
+        vm, host: VM type and host of the worker that the event names; empty if it names none.
     """
 
     at_s: float = 0.0
@@ -71,7 +71,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The job's first workers are being started."""
+    """Start of the job's first workers."""
 
     workers: int
 
@@ -81,8 +81,8 @@ class Gather:
     """Start the workers that a configuration lacks.
 
     Attributes:
-        meanwhile: Batch size to train with while they start; None for the present one.
-        keep: Workers that the configuration does not need stay, since they will be needed soon.
+        meanwhile: Global batch size to train with while they start; None for the present one.
+        keep: Whether to keep workers that the configuration does not need, since they will be needed soon.
     """
 
     target: Configuration
@@ -92,7 +92,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Train at a configuration from the next step boundary on, with workers of its type of VM alone."""
+    """Train on a configuration from the next step boundary on, using only workers on its VM type."""
 
     target: Configuration
     reason: str
@@ -100,10 +100,10 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Wait for no more workers.
+    """Stop waiting for more workers.
 
     Attributes:
-        workers: How many are wanted from now on; None for as many as train.
+        workers: New number of wanted workers; None for the number that currently train.
     """
 
     workers: int | None = None
@@ -111,14 +111,14 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class GatherSpares:
-    """Start one more worker for each of these, which are to be replaced."""
+    """Start a replacement for each of these workers."""
 
     workers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Train on without these workers, of which each has a spare."""
+    """Continue training with the replacements of these workers."""
 
     workers: tuple[str, ...]
     reason: str
@@ -126,7 +126,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Train on with fewer workers; `global_batch_size` is raised to one sample for each."""
+    """Continue training without these workers; `global_batch_size` is raised to one sample per worker if smaller."""
 
     workers: tuple[str, ...]
     global_batch_size: int
@@ -135,7 +135,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Departed:
-    """A change of view has left a worker out that others have replaced."""
+    """A replaced worker has left with a change of view."""
 
     worker: str
     kind: Literal["failure", "eviction"]
@@ -143,17 +143,17 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class FollowNoise:
-    """Change the learning rate where it follows the noise and that has moved."""
+    """Update the learning rate if it follows the gradient noise and the noise has changed enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All events that have come are taken in."""
+    """All received events have been handled; lost workers may be replaced now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Training is being ended: only what still stands is recorded from now on."""
+    """Training is being ended: from now on, events are recorded without reacting to them."""
 
 
 Command = (
@@ -167,7 +167,7 @@ Event = WorkerEvent | Command
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Start workers on a type of VM."""
+    """Start workers on a VM type."""
 
     workers: int
     vm: str
@@ -175,7 +175,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Train with so many workers and this batch from the next step boundary on."""
+    """Train with this number of workers and this batch size from the next step boundary on."""
 
     workers: int
     global_batch_size: int
@@ -186,14 +186,14 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let workers go that no view needs, until so many are left."""
+    """Release workers that no view needs, until `keep` are left."""
 
     keep: int
 
 
 @dataclass(frozen=True, slots=True)
 class GiveVerdict:
-    """Answer the report of an epoch, for which the workers wait."""
+    """Answer the report of an epoch; the workers wait for the answer."""
 
     epoch: int
     stop: bool
@@ -202,7 +202,7 @@ class GiveVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write a line to the journal, or, with `audit`, to the audit where there is one."""
+    """Write a line to the journal or, with `audit`, to the audit if there is one."""
 
     kind: str
     value: Any
@@ -210,7 +210,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Notify:
     """Pass an event on to the user."""
 
     event: report.Event
@@ -218,7 +218,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class ReportStep:
-    """Tell the user of a step, with the progress and the cost so far."""
+    """Report a step to the user, with the progress and cost so far."""
 
     record: StepRecord
 
@@ -232,16 +232,16 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class RecordNow:
-    """Record the job's state without waiting for the next time that it is due."""
+    """Record the job's state now, before it is next due."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """End the job, as its workers die.
+    """End the job because its workers keep failing.
 
     Attributes:
-        worker: The last one that died, whose log tells more.
-        by_code: The training code is to blame.
+        worker: The last worker that failed; its log has the details.
+        by_code: Whether the training code is the cause.
     """
 
     worker: str
@@ -249,4 +249,4 @@ class GiveUp:
     by_code: bool
 
 
-Action = Launch | Resize | Release | GiveVerdict | Write | Tell | ReportStep | Warn | RecordNow | GiveUp
+Action = Launch | Resize | Release | GiveVerdict | Write | Notify | ReportStep | Warn | RecordNow | GiveUp

@@ -1,4 +1,4 @@
-"""Re-decides during the run: shows policies what is, and carries out what they decide."""
+"""The policy loop: shows policies snapshots of a running job and carries out their decisions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from scavenger.domain.snapshot import JobSnapshot, Throughput
 from scavenger.errors import LimitReachedError, WorkersLostError
 from scavenger.policy import Policy
 
-__all__ = ["Steering"]
+__all__ = ["PolicyLoop"]
 
 LOOK_S = 1.0
-"""Time between two looks: a policy sees steps in bulk, and a change takes longer anyway."""
+"""Interval between two policy decisions: a policy sees many steps at once, and a change takes longer anyway."""
 
 
-class Steering:
-    """One job's steering.
+class PolicyLoop:
+    """The policy loop of one job.
 
     Args:
-        policy: What decides.
-        reference: The configuration that the run was started on.
-        remaining_samples: What the model expects to be left until the goal; None where nothing is known.
-        planned: What the refitted model would run on; None where it was not asked.
+        policy: Decides on changes.
+        reference: The configuration on which the run was started.
+        remaining_samples: Returns the expected number of samples until the goal; None if unknown.
+        planned: Returns the configuration that the refitted models recommend; None if they were not asked.
     """
 
     def __init__(
@@ -45,32 +45,32 @@ class Steering:
 
     @property
     def due(self) -> bool:
-        """It is time to look."""
+        """Whether the next decision is due."""
         return self._trainer.elapsed_s - self._looked_at >= LOOK_S
 
-    def drive(self, operator: OperationHandler) -> None:
-        """Train until training is finished, and do what is asked for from outside and what the policy decides.
+    def run(self, operations: OperationHandler) -> None:
+        """Train until training is finished, carrying out requested operations and the policy's decisions.
 
-        Raises what `look` and `Trainer.until` raise.
+        Raises the errors of `look` and `Trainer.until`.
         """
         trainer = self._trainer
-        operator.refusing = ""
+        operations.refusing = ""
         try:
             while not trainer.finished:
-                trainer.until(lambda: operator.waiting or self.due)
+                trainer.until(lambda: operations.waiting or self.due)
                 if trainer.finished:
                     break
-                operator.carry_out(trainer)
+                operations.carry_out(trainer)
                 self.look()
         finally:
-            operator.refusing = "training has ended"
+            operations.refusing = "training has ended"
 
     def look(self) -> None:
-        """Ask the policy, and do what it decides; nothing while a change of the view is under way.
+        """Ask the policy and carry out its decision; does nothing while a change of the view is in progress.
 
         Raises:
-            LimitReachedError: Budget or deadline would be crossed, or there are no workers to be had.
-            WorkersLostError: Workers die as they come.
+            LimitReachedError: If the budget or deadline would be crossed, or no workers can be launched.
+            WorkersLostError: If new workers keep failing.
         """
         trainer = self._trainer
         self._looked_at = trainer.elapsed_s
@@ -101,7 +101,7 @@ class Steering:
                 raise (WorkersLostError if cause == "failures" else LimitReachedError)(reason)
 
     def _avoid(self) -> None:
-        """Have the engine avoid the hosts that are ruled out now, and use those again whose time is over."""
+        """Make the engine avoid the blacklisted hosts, and use those again whose time has expired."""
         now = self._trainer.elapsed_s
         avoided = frozenset(host for host, until_s in self._blacklist.items() if until_s > now)
         if avoided != self._avoided:
@@ -109,13 +109,13 @@ class Steering:
             self._trainer.supervisor.engine.avoid(avoided)
 
     def snapshot(self) -> JobSnapshot:
-        """What is, as policies see it. Time that earlier attempts at the job took counts as its own."""
+        """Snapshot of the job for policies; times include earlier attempts."""
         trainer = self._trainer
         assert trainer.configuration is not None
         return JobSnapshot(
             at_s=trainer.elapsed_s,
             step=trainer.step,
-            epoch=trainer.course.epochs[-1].epoch + 1 if trainer.course.epochs else 0,
+            epoch=trainer.history.epochs[-1].epoch + 1 if trainer.history.epochs else 0,
             view=trainer.view,
             configuration=trainer.configuration,
             reference=self._reference,
@@ -123,7 +123,7 @@ class Steering:
             price_usd_per_hour=trainer.offer.price_usd_per_hour,
             shared_usd_per_hour=trainer.shared_usd_per_hour,
             throughput=self._throughput(),
-            departures=tuple(trainer.course.departures),
+            departures=tuple(trainer.history.departures),
             cost_usd=trainer.cost_usd,
             elapsed_s=trainer.elapsed_s,
             remaining_samples=self._remaining(),
@@ -140,6 +140,6 @@ class Steering:
     def _throughput(self) -> tuple[Throughput, ...]:
         return tuple(
             Throughput(configuration, samples / seconds, steps)
-            for configuration, (steps, samples, seconds) in self._trainer.course.measured.items()
+            for configuration, (steps, samples, seconds) in self._trainer.history.measured.items()
             if seconds > 0.0
         )

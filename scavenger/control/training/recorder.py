@@ -1,4 +1,4 @@
-"""Keeps the store up to date with a running job, and passes every event on to the user's observer."""
+"""Records a running job in the store and passes every event on to the user's observer."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ __all__ = ["Recorder", "refuse_second_run"]
 
 _STATES: dict[str, Any] = {"profiling": "profiling", "running": "running"}
 _END_S = 30.0
-"""How long the end of a job waits for its record, at least; a store that was just held needs a moment."""
+"""Minimum time that the end of a job waits for its record to be written; the store may be briefly locked."""
 _HASTE_S = 10.0
-"""The same after Ctrl-C, and where the store has been out of service for too long already."""
+"""The same limit after Ctrl-C, or if the store has been unavailable for too long already."""
 _LOOK_S = 0.5
 
 T = TypeVar("T")
 
 
 class Recorder(Observer):
-    """One job's entry in the store. Leaving its `with` block in any way ends the entry.
+    """Maintains a job's entry in the store. Leaving its `with` block in any way ends the entry.
 
-    Nobody waits for a write but the job's end: a thread does them, in order. A store that does not serve does not end
-    the job either, unless that lasts: what is to be recorded waits, the user is warned, and after `patience_s` the
-    next `tick` ends the job, so that it leaves a checkpoint while it can.
+    A thread executes the writes in order; only the end of the job waits for them. While the store is unavailable,
+    writes are queued and the user is warned. After an outage of `patience_s`, the next `tick` ends the job, so that it
+    can still write a checkpoint.
 
     Args:
-        patience_s: How long the store may be out of service.
+        patience_s: Longest outage of the store before the job ends, seconds.
 
     Attributes:
-        record: The entry as it began.
-        warnings: What went wrong with the recording.
-        muted: Steps and epochs are kept from the user while a question stands.
+        record: The entry as of the start of the attempt.
+        warnings: Warnings about the recording.
+        muted: Whether to hide steps and epochs from the user, while a question is open.
     """
 
     def __init__(
@@ -73,19 +73,20 @@ class Recorder(Observer):
         self._supervisor: Supervisor | None = None
         self._known: dict[str, SupervisorProcess] = {}
         self._writes = Writes(clock)
-        self._told: Outage | None = None
+        self._reported: Outage | None = None
         self._ended = self._gave_up = False
         self.warnings: list[str] = []
         self.muted = False
 
     @classmethod
     def begin(cls, store: Store, job: JobSpec, job_file: Path, observer: Observer) -> Recorder:
-        """A new entry, in state `starting`."""
+        """Create a new entry, in state `starting`."""
         entry = store.create_job(job.name, spec=job.written(), job_file=job_file)
         return cls(store, entry, observer, patience_s=job.limits.store)
 
     @property
     def job_id(self) -> str:
+        """Id of the job."""
         return self.record.id
 
     def __enter__(self) -> Self:
@@ -109,30 +110,31 @@ class Recorder(Observer):
                     exit_code=getattr(error, "exit_code", 1),
                 )
             )
-            # what ended the job matters more than its record; the next command marks its entry
+            # do not delay the error that ended the job; otherwise the next command ends the entry
             self._writes.settle(_HASTE_S)
         self._writes.stop()
 
     def watch(self, supervisor: Supervisor) -> None:
-        """Record the processes of this supervisor from now on."""
+        """Start recording the processes of this supervisor."""
         self._supervisor = supervisor
 
     def update(self, **fields: Any) -> None:
-        """Change the entry; see `scavenger.store.records.JobUpdate`."""
+        """Change fields of the entry; see `scavenger.store.records.JobUpdate`."""
         changes: JobUpdate = fields  # type: ignore[assignment]
         self.keep(lambda: self._store.update_job(self.job_id, **changes))
 
     def measured(self, measurement: Measurement) -> None:
+        """Record a measurement."""
         self.keep(lambda: self._store.add_measurements(self.job_id, [measurement]))
 
     def tick(self, trainer: Trainer) -> None:
-        """About once a second: that the job lives, where it is, and what its processes do.
+        """Record a heartbeat, the progress and the processes; called about once a second.
 
         Raises:
-            StoreUnavailableError: The store has been out of service for too long; once.
-            StoreError: What is recorded cannot be, as where the entry was ended by somebody else.
+            StoreUnavailableError: If the store has been unavailable for too long; raised once.
+            StoreError: If a write failed permanently, as when another process has ended the entry.
         """
-        self._tell_of_outage()
+        self._report_outage()
         self._writes.check()
         self._hold_patience()
         if self._writes.pending:
@@ -175,13 +177,13 @@ class Recorder(Observer):
             case _:
                 pass
         if not (self.muted and isinstance(event, StepDone | EpochEnded)):
-            self._tell(event)
+            self._notify(event)
 
     def finish(self, report: RunReport) -> None:
-        """End the entry.
+        """End the entry with the report.
 
         Raises:
-            StoreError: It could not be written, also after a wait.
+            StoreError: If the report could not be written in time.
         """
         self._record_processes()
         changes: dict[str, Any] = {}
@@ -195,7 +197,7 @@ class Recorder(Observer):
         self._ended = True
         self._writes.add(lambda: self._end_entry(report, changes))
         self._wait_for_writes(_HASTE_S if self._gave_up or report.state == "interrupted" else None)
-        self._tell(PhaseChanged("done", report.state))
+        self._notify(PhaseChanged("done", report.state))
 
     def _end_entry(self, report: RunReport, changes: dict[str, Any]) -> None:
         try:
@@ -208,19 +210,19 @@ class Recorder(Observer):
                 **changes,
             )
         except StoreError:
-            # where the answer to an earlier try was lost, the entry has ended as it should
+            # an earlier try may have succeeded although its answer was lost
             if self._store.job(self.job_id).state != report.state:
                 raise
 
     def _wait_for_writes(self, within_s: float | None) -> None:
-        """Until all is in the store, as long as is given, or as the store may be out of service.
+        """Wait until all writes are done, at most `within_s` or as long as the store may be unavailable.
 
         Raises:
-            StoreError: Not all is.
+            StoreError: If writes are still waiting then, or one has failed.
         """
         began = self._clock()
         while not self._writes.settle(_LOOK_S):
-            self._tell_of_outage()
+            self._report_outage()
             now, outage = self._clock(), self._writes.outage
             since = began if outage is None else outage.since
             until = (
@@ -229,24 +231,28 @@ class Recorder(Observer):
             if now >= until:
                 cause = "the store does not answer" if outage is None else outage.cause
                 raise StoreUnavailableError(f"the end of the job could not be recorded: {cause}")
-        self._tell_of_outage()
+        self._report_outage()
         self._writes.check()
 
-    def _tell_of_outage(self) -> None:
-        """Once when the store is found out of service, and once when it serves again."""
+    def _report_outage(self) -> None:
+        """Report the beginning and the end of an outage of the store, once each."""
         outage = self._writes.outage
-        if outage is not None and self._told is None:
-            self._told = outage
+        if outage is not None and self._reported is None:
+            self._reported = outage
             warning = (
-                f"{outage.cause}; meanwhile the job goes on, for at most {_duration(self._patience_s)}, "
-                "and what is to be recorded waits"
+                f"{outage.cause}; the job continues for at most {_duration(self._patience_s)}; "
+                "its records wait until the store is available"
             )
             self.warnings.append(warning)
-            self._tell(Noted("warning", warning))
-        elif outage is None and self._told is not None:
-            took_s = self._clock() - self._told.since
-            self._told = None
-            self._tell(Noted("info", f"the store serves again after {took_s:.1f} s; what waited is recorded"))
+            self._notify(Noted("warning", warning))
+        elif outage is None and self._reported is not None:
+            took_s = self._clock() - self._reported.since
+            self._reported = None
+            self._notify(
+                Noted(
+                    "info", f"the store is available again after {took_s:.1f} s; waiting records are written"
+                )
+            )
 
     def _hold_patience(self) -> None:
         outage = self._writes.outage
@@ -254,15 +260,15 @@ class Recorder(Observer):
             return
         self._gave_up = True
         raise StoreUnavailableError(
-            f"ended, since the store has been out of service for {_duration(self._patience_s)}: "
+            f"stopped because the store has been unavailable for {_duration(self._patience_s)}: "
             f"{outage.cause}"
         )
 
-    def _tell(self, event: Event) -> None:
-        """Pass an event on, as long as there is somebody to hear it."""
+    def _notify(self, event: Event) -> None:
+        """Pass an event on to the observer, unless the observer has failed before."""
         try:
             self._observer.on_event(event)
-        except OSError:  # its terminal or pipe is gone, which must not end a training
+        except OSError:  # a closed terminal or pipe must not end the training
             self._observer = Observer()
 
     def _record_event(
@@ -273,14 +279,14 @@ class Recorder(Observer):
         )
 
     def keep(self, write: Callable[[], object]) -> None:
-        """Have a write done after those before it; returns at once."""
+        """Queue a write; returns at once."""
         self._writes.add(write)
 
     def ask(self, question: Callable[[], T], meanwhile: Callable[[], object]) -> T:
-        """What the store answers to a question, however long it is out of service.
+        """Run a query of the store after the queued writes, waiting for its answer through an outage.
 
         Args:
-            meanwhile: Called again and again until there is an answer; what it raises ends the wait.
+            meanwhile: Called repeatedly until the answer is there; an exception that it raises ends the wait.
         """
         answers: list[T] = []
         self._writes.add(lambda: answers.append(question()))
@@ -290,17 +296,19 @@ class Recorder(Observer):
         return answers[0]
 
     def checkpointed(self, url: str) -> None:
-        """The job can be resumed from now on."""
+        """Record the URL of the checkpoints, from which the job can be resumed."""
         self.record = replace(self.record, checkpoint=url)
         self.update(checkpoint=url)
 
     def _record_processes(self) -> None:
-        """What has changed of the processes, in one transaction."""
+        """Record the changes of the processes in one transaction."""
         if self._supervisor is None:
             return
         changed: dict[str, ProcessUpdate] = {}
         for process in self._supervisor.processes():
-            if process.pid and self._known.get(process.name) != process:  # without, it waits for a host
+            if (
+                process.pid and self._known.get(process.name) != process
+            ):  # a process without a pid waits for a host
                 self._known[process.name] = process
                 changed[process.name] = {
                     "role": cast(ProcessRole, process.role),
@@ -320,14 +328,14 @@ def _duration(seconds: float) -> str:
 
 
 def refuse_second_run(store: Store, job_file: Path, mine: JobRecord | None, *, resumed: bool) -> None:
-    """Of two runs of a job file that were begun at the same moment, unseen by each other, the later gives way.
+    """Refuse to run a job file that is already running; of two simultaneous starts, the later one is refused.
 
     Args:
-        mine: This run's entry; None where it has none yet.
-        resumed: The entry is of an earlier beginning, which gives this run no right.
+        mine: This run's entry; None if it has none yet.
+        resumed: Whether this run resumes an entry, whose earlier creation time then gives it no precedence.
 
     Raises:
-        TransientError: If this run is to give way.
+        TransientError: If this run is refused.
     """
     for other in store.running_jobs(job_file):
         if mine is None or (
@@ -335,6 +343,6 @@ def refuse_second_run(store: Store, job_file: Path, mine: JobRecord | None, *, r
         ):
             pid = other.owner.pid
             raise TransientError(
-                f"{other.name} runs already as job {other.id[:8]} (process {pid}); wait for it, or end "
+                f"{other.name} is already running as job {other.id[:8]} (process {pid}); wait for it, or end "
                 f"it with `kill -INT {pid}`"
             )

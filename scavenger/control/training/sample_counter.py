@@ -1,4 +1,4 @@
-"""What the steps of a job came to, in samples: what is left of them when they themselves are forgotten."""
+"""Sample counter: the samples of all steps, kept after the records of the steps are dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["SampleCounter"]
 
 @dataclass(slots=True)
 class _Run:
-    """Steps in a row that are alike."""
+    """A run of consecutive steps with the same batch size and number of samples."""
 
     first: int
     last: int
@@ -23,16 +23,16 @@ class _Run:
 
 
 class SampleCounter:
-    """Samples of each step, any of which can still be undone.
+    """Counts the samples of each step; any step can be undone.
 
-    Steps of an epoch are alike but for its last one, so that they take a few numbers together, not each.
+    Steps of an epoch are equal except for the last one, so that runs of equal steps are stored as a few numbers.
 
     Args:
-        before: Samples by global batch size that were trained before and are never undone.
+        before: Samples of earlier attempts, by global batch size, which are never undone.
 
     Attributes:
-        by_batch: Samples, by global batch size, those before included.
-        samples: Of the steps that were added and stand.
+        by_batch: Samples by global batch size, including earlier attempts.
+        samples: Samples of the added steps that were not undone.
     """
 
     def __init__(self, before: Iterable[tuple[int, int]] = ()) -> None:
@@ -42,11 +42,11 @@ class SampleCounter:
 
     @property
     def step(self) -> int | None:
-        """The last one that stands; None where there is none."""
+        """The last step that was not undone; None if there is none."""
         return self._runs[-1].last if self._runs else None
 
     def add(self, step: int, global_batch_size: int, samples: int) -> None:
-        """A step was applied. One that was there already, and those after it, are undone by that."""
+        """Add an applied step; if its number exists already, that step and all later ones are undone first."""
         if self.step is not None and step <= self.step:
             self.undo(step - 1)
         self._count(global_batch_size, samples)
@@ -61,7 +61,7 @@ class SampleCounter:
             self._runs.append(_Run(step, step, global_batch_size, samples))
 
     def undo(self, after: int) -> int:
-        """Take back the steps after one; returns how many those were."""
+        """Undo the steps after a step; returns their number."""
         undone = 0
         while self._runs and self._runs[-1].last > after:
             run = self._runs[-1]

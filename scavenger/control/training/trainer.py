@@ -1,4 +1,4 @@
-"""Trains a job: shows its controller what happens, carries out what follows, and holds the limits meanwhile."""
+"""Trains a job: passes events to its controller, carries out the resulting actions and enforces the limits."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from scavenger.control.training.orders import (
     GiveVerdict,
     Launch,
     Look,
+    Notify,
     RecordNow,
     Release,
     Remove,
@@ -36,7 +37,6 @@ from scavenger.control.training.orders import (
     Situation,
     Swap,
     Switch,
-    Tell,
     Warn,
     Write,
 )
@@ -58,29 +58,29 @@ _TICK_S = 1.0
 
 
 class Trainer:
-    """One job's training, at any configuration that it is brought to.
+    """The training of one job, which can be moved between configurations.
 
-    What follows from what happens is decided in `Controller`; this class asks the processes, the clock and the
-    meter, and writes, tells, starts and ends what the controller asks for.
+    `Controller` decides how to react to events; this class reads the processes, the clock and the cost meter, and
+    carries out the controller's actions.
 
     Args:
-        supervisor: Not started yet; `start` does.
-        offers: The types of VM that may be gone to; the first is begun on.
-        meter: Tells what the job costs.
-        started_at: Clock reading at the job's beginning.
-        on_tick: Called about once a second, to record that the job lives.
+        supervisor: Not started yet; `start` starts it.
+        offers: VM types that may be used; the job starts on the first.
+        meter: The job's cost meter.
+        started_at: Clock reading when the attempt began.
+        on_tick: Called about once a second, to record a heartbeat.
         before: Time, cost and progress of earlier attempts at the job.
-        audit: Where it is written which worker computed which samples of each step; None for nowhere.
-        lr_scale: By what the learning rate is multiplied at a global batch size, given the noise.
-        give_up: Workers that may die early one after the other, see `scavenger.control.training.controller.Losses`.
+        audit: Journal of which worker computed which samples of each step; None to keep none.
+        lr_scale: Learning rate factor for a global batch size and the gradient noise.
+        give_up: Maximum number of consecutive early failures, see `scavenger.control.training.controller.Losses`.
 
     Attributes:
-        warnings: Of which the user was warned so far.
-        progress: Tells the share of the way to the target that lies behind; None where nothing is known.
-        terms: Tells what the job pays besides its workers; None where it rents nothing.
+        warnings: Warnings given to the user so far.
+        progress: Returns the completed share of the way to the target; None if unknown.
+        terms: Returns the costs besides the workers; None if the job rents nothing.
 
-    `pump` and everything that waits raises what `Supervisor.poll` raises, `LimitReachedError` before a limit
-    would be crossed, and `Interrupted` after `stop`.
+    `pump` and every method that waits raise the errors of `Supervisor.poll`, `LimitReachedError` before a limit would
+    be crossed, and `Interrupted` after `stop`.
     """
 
     def __init__(
@@ -114,104 +114,106 @@ class Trainer:
         self._stop_reason: str | None = None
         self._ticked_at = 0.0
 
-    # ---- what is -------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     @property
     def goal(self) -> Goal:
-        """When training is done."""
+        """The training goal."""
         return self._controller.goal
 
     @property
-    def course(self) -> TrainingHistory:
-        """What has happened and stands."""
+    def history(self) -> TrainingHistory:
+        """Training history of this and earlier attempts."""
         return self._controller.history
 
     @property
     def wanted(self) -> int:
-        """Workers that the job should have."""
+        """Number of workers that the job should have."""
         return self._controller.wanted
 
     @property
     def offer(self) -> Offer:
-        """The type of VM that the job runs on."""
+        """The VM type on which the job runs."""
         return self._controller.offer
 
     @property
     def configuration(self) -> Configuration | None:
-        """In effect; None before the first view."""
+        """The configuration in effect; None before the first view."""
         return self._controller.configuration
 
     @property
     def finished(self) -> bool:
-        """The goal is reached, or no epoch is left."""
+        """Whether the goal is reached or no epoch is left."""
         return self._controller.finished
 
     @property
     def reached(self) -> bool:
-        """The goal is reached."""
+        """Whether the goal is reached."""
         return self._controller.reached
 
     @property
     def at_risk(self) -> frozenset[str]:
-        """Workers that the cloud may take, at no time that it has said."""
+        """Workers that the cloud may preempt at an unannounced time."""
         return self._controller.at_risk
 
     @property
     def checkpoint_step(self) -> int:
-        """Of the newest checkpoint of this attempt; 0 before the first."""
+        """Step of this attempt's newest checkpoint; 0 before the first."""
         return self._controller.checkpoint_step
 
     @property
     def setup_s(self) -> list[float]:
-        """Time from launch until ready, of each worker that got so far."""
-        return self.course.setup_s
+        """Time from launch until ready of each worker that became ready, seconds."""
+        return self.history.setup_s
 
     @property
     def step(self) -> int:
-        return self.course.step
+        """Number of the last applied step."""
+        return self.history.step
 
     @property
     def view(self) -> int:
-        """Number of the view in effect; 0 before the first."""
+        """Number of the view in effect; 0 before the first view."""
         return self._controller.view
 
     @property
     def elapsed_s(self) -> float:
-        return self.course.before.elapsed_s + self._clock() - self._started_at
+        """Running time of the job, including earlier attempts."""
+        return self.history.before.elapsed_s + self._clock() - self._started_at
 
     @property
     def cost_usd(self) -> float:
-        """What the job has cost so far."""
-        return self.course.before.cost_usd + self._meter.spent_usd()
+        """Cost of the job so far, including earlier attempts."""
+        return self.history.before.cost_usd + self._meter.spent_usd()
 
     @property
     def shared_usd_per_hour(self) -> float:
-        """What the job pays whatever its number of workers."""
+        """Part of the job's rate that does not depend on the number of workers."""
         return self._meter.shared_usd_per_hour()
 
     def price_usd_per_hour(self, vm: str) -> float:
-        """Of a type of VM that may be gone to."""
+        """Price of a VM type that may be used."""
         return self._offers[vm].price_usd_per_hour
 
     def ready_on(self, vm: str) -> int:
-        """Workers on a type of VM that train or could."""
+        """Number of workers on a VM type that train or are ready to."""
         return sum(self.supervisor.vm_of(name) == vm for name in self.supervisor.workers("ready", "training"))
 
     @property
     def workers_max(self) -> int | None:
-        """The largest cluster that can be kept alive; None where nothing speaks against any."""
+        """Largest cluster that can currently be kept alive; None if no limit is known."""
         return self._controller.workers_max(self.elapsed_s)
 
     @property
     def drain_s(self) -> float:
-        """Time to end in order: a worker writes the model after what it is at, and all are ended."""
-        busy = [record.step_time_s for record in self.course.steps[-VIEW_WARM_UP_STEPS:]]
-        busy += [epoch.evaluation_s for epoch in self.course.epochs[-1:]]
+        """Time for an orderly end: a worker finishes its current task and writes the model, then all are ended."""
+        busy = [record.step_time_s for record in self.history.steps[-VIEW_WARM_UP_STEPS:]]
+        busy += [epoch.evaluation_s for epoch in self.history.epochs[-1:]]
         return reserve_s(self.supervisor.manifest, busy)
 
     @property
     def left_s(self) -> float | None:
-        """Time until a limit is crossed, less what the ending of the workers takes; None where there is none."""
+        """Time until a limit is crossed, minus the time to end the workers; None without a limit."""
         left = []
         if self.limits.deadline_s is not None:
             left.append(self.limits.deadline_s - self.elapsed_s)
@@ -221,7 +223,7 @@ class Trainer:
         return max(0.0, min(left) - CLOSE_S) if left else None
 
     def worker_snapshots(self) -> tuple[WorkerSnapshot, ...]:
-        """The living workers, as a policy sees them."""
+        """Snapshots of the living workers, for policies."""
         words: dict[str, Literal["starting", "standby", "training"]] = {
             "starting": "starting",
             "training": "training",
@@ -229,13 +231,13 @@ class Trainer:
         found = []
         states = {name: word for word in words for name in self.supervisor.workers(word)}
         for name in self.supervisor.alive:
-            recent = self.course.recent(name)
+            recent = self.history.recent(name)
             found.append(
                 WorkerSnapshot(
                     name=name,
                     host=self.supervisor.engine.host(name),
                     state=words.get(states.get(name, ""), "standby"),
-                    joined_at_s=self.course.joined_at_s.get(name),
+                    joined_at_s=self.history.joined_at_s.get(name),
                     compute_s=tuple(took for took, _ in recent),
                     samples=tuple(samples for _, samples in recent),
                 )
@@ -243,26 +245,30 @@ class Trainer:
         return tuple(found)
 
     def worker_memory_bytes(self) -> int:
-        """Largest resident memory that a training worker has had."""
+        """Largest resident memory of any training worker so far."""
         training = self.supervisor.workers("training")
         sizes = self.supervisor.memory_bytes
         return max((sizes.get(worker, 0) for worker in training), default=0)
 
-    # ---- what is wanted ------------------------------------------------------------------------------------
+    # ---- commands ------------------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Have the next `pump` raise `Interrupted`; safe from signal handlers and other threads."""
+        """Make the next `pump` raise `Interrupted`; safe in signal handlers and other threads."""
         self._stop_reason = reason
 
-    def heed_stop(self) -> None:
-        """Raise `Interrupted` after `stop`."""
+    def check_stop(self) -> None:
+        """Check for a requested stop.
+
+        Raises:
+            Interrupted: If `stop` was called.
+        """
         if self._stop_reason is not None:
             raise Interrupted(self._stop_reason)
 
     def note(self, message: str) -> None:
         """Warn the user, now and in the report."""
         self.warnings.append(message)
-        self._tell(Noted("warning", message))
+        self._notify(Noted("warning", message))
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Train until a condition holds or training is finished."""
@@ -284,25 +290,25 @@ class Trainer:
         give_up: Callable[[], bool] = lambda: False,
         keep: bool = False,
     ) -> bool:
-        """Go over to a configuration: start what is missing while training goes on, switch, let the spare go.
+        """Move to a configuration: start missing workers while training continues, switch, release spare workers.
 
         Args:
-            reason: For the report.
+            reason: Reason for the change, shown in the report.
             meanwhile: Batch size to train with while workers start; None to stay at the present one.
-            give_up: Whether to wait no longer for workers to start.
-            keep: Whether workers that are not needed here stay, since they will be soon.
+            give_up: Whether to stop waiting for workers to start.
+            keep: Whether to keep workers that this configuration does not need, since they will be needed soon.
 
         Returns:
-            Whether it is there: not where training finished or it was given up before, nor where workers were
-            lost that could not be replaced, so that there are fewer.
+            Whether the configuration was reached: False if training finished or the move was given up before, or if
+            lost workers could not be replaced.
         """
         self._handle(Gather(target, meanwhile, keep))
         gathered = self.wanted
         self.until(lambda: self.supervisor.ready >= self.wanted or give_up())
-        # to another type of VM, the job moves with all workers or not at all
+        # a job moves to another VM type with all its workers or not at all
         short = self.supervisor.ready < self.wanted or target.workers < gathered > self.wanted
         if self.finished or short:
-            # workers that still start are let go once they are ready, unless they are wanted by then
+            # workers that are still starting are released once they are ready, unless they are wanted by then
             self._handle(Abandon())
             return False
         self._handle(Switch(target, reason))
@@ -310,10 +316,10 @@ class Trainer:
         return not self.finished and self.wanted == target.workers
 
     def replace(self, workers: Collection[str], reason: str, *, kind: Literal["eviction", "failure"]) -> bool:
-        """Put new workers in the place of these, in one change of view: nobody leaves before all have come.
+        """Replace workers in one change of view: none leaves before all replacements are ready.
 
         Returns:
-            Whether that was done; not where training finished or a new worker could not be kept alive.
+            Whether they were replaced: False if training finished or a new worker could not be kept alive.
         """
         leaving = tuple(name for name in self.supervisor.alive if name in workers)
         if not leaving or self.configuration is None:
@@ -333,10 +339,13 @@ class Trainer:
         return came and not self.finished
 
     def remove(self, workers: Collection[str], reason: str, *, batch: int) -> bool:
-        """Train on without these workers; the others stay. False where none of them is there, or all are.
+        """Continue training without these workers.
 
         Args:
-            batch: The global batch size to go on with, raised to one sample for each worker.
+            batch: New global batch size; raised to one sample per worker if smaller.
+
+        Returns:
+            Whether they were removed: False if training finished, none of them is alive, or none would be left.
         """
         leaving = tuple(name for name in self.supervisor.alive if name in workers)
         if not leaving or self.wanted <= len(leaving) or self.configuration is None:
@@ -346,11 +355,11 @@ class Trainer:
         return not self.finished
 
     def follow_noise(self) -> None:
-        """Where the learning rate follows the noise: go over to a new one once it has moved."""
+        """Update the learning rate if it follows the gradient noise and the noise has changed enough."""
         self._handle(FollowNoise())
 
     def _settle(self) -> None:
-        """Train until the change of view has taken effect, and workers that it has let go have ended."""
+        """Train until the change of view has taken effect and the released workers have ended."""
         self.until(lambda: self.supervisor.settled)
         self._handle(Look())
         self.until(lambda: not self.supervisor.ending)
@@ -358,10 +367,10 @@ class Trainer:
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Take in what has happened, at most a moment's worth."""
+        """Process the events of a short time slice, check for a stop and enforce the limits."""
         self._take(_POLL_S)
         self._handle(Look())
-        self.heed_stop()
+        self.check_stop()
         self._hold_limits()
         now = self._clock()
         if now - self._ticked_at >= _TICK_S:
@@ -370,7 +379,7 @@ class Trainer:
             self._on_tick()
 
     def take_last_steps(self) -> None:
-        """Record the steps that were applied while training was being stopped; no more follows from them."""
+        """Record steps that were applied while training was being stopped, without reacting to them."""
         self._handle(Close())
         self._take(0.0)
 
@@ -378,11 +387,11 @@ class Trainer:
         events = self.supervisor.poll(within_s)
         now = self._situation() if events else None
         for event in events:
-            # what was launched or let go for one event is known to the next
+            # workers launched or released for one event must be visible to the next
             now = None if self._handle(event, now) else now
 
     def _handle(self, event: Event, now: Situation | None = None) -> bool:
-        """Have the controller take an event, and do what follows; returns whether that has changed the workers."""
+        """Pass an event to the controller and carry out its actions; returns whether the workers changed."""
         now = replace(now or self._situation(), at_s=self.elapsed_s)
         if worker := _worker_of(event):
             now = replace(now, vm=self.supervisor.vm_of(worker), host=self.supervisor.engine.host(worker))
@@ -406,7 +415,7 @@ class Trainer:
         match action:
             case Launch(workers, vm):
                 for worker in self.supervisor.launch(workers, vm, threads=self._offers[vm].cpus):
-                    self._tell(WorkerChanged(worker, "starting"))
+                    self._notify(WorkerChanged(worker, "starting"))
             case Resize(workers, batch, reason, lr_scale, without):
                 self.supervisor.resize(workers, batch, reason, without=without, lr_scale=lr_scale)
             case Release(keep):
@@ -417,10 +426,10 @@ class Trainer:
                 journal = self._audit if audit else self.journal
                 if journal is not None:
                     journal.add(kind, value)
-            case Tell(event):
-                self._tell(event)
+            case Notify(event):
+                self._notify(event)
             case ReportStep(record):
-                self._tell(StepDone(record, self.progress(), self.cost_usd))
+                self._notify(StepDone(record, self.progress(), self.cost_usd))
             case Warn(message):
                 self.note(message)
             case RecordNow():
@@ -432,7 +441,7 @@ class Trainer:
                 raise WorkersLostError(message)
 
     def _hold_limits(self, joining: Mapping[str, int] | None = None) -> None:
-        """Stop while there is still enough left for all workers, and those that join, to end in order."""
+        """Stop while enough time and budget is left for an orderly end of all workers, including joining ones."""
         drain_s = self.drain_s
         self.limits.hold(
             elapsed_s=self.elapsed_s,
@@ -444,12 +453,12 @@ class Trainer:
         for warning in self.limits.near(elapsed_s=self.elapsed_s, cost_usd=committed_usd):
             self.note(warning)
 
-    def _tell(self, event: report.Event) -> None:
+    def _notify(self, event: report.Event) -> None:
         self._observer.on_event(event)
 
 
 def _worker_of(event: Event) -> str:
-    """The worker whose VM and host matter to an event; empty where none does."""
+    """The worker whose VM and node the handling of an event needs; empty if none."""
     match event:
         case Lost() | Refused() | Departed():
             return event.worker

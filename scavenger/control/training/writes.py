@@ -1,4 +1,4 @@
-"""Writes to the store that a running job does not wait for: done in order, and again while the store does not serve."""
+"""Asynchronous writes of a running job to the store: in order, retried while the store is unavailable."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from scavenger.errors import ConfigurationError, StoreBusyError, StoreReadOnlyEr
 __all__ = ["EVENTS_WAITING_MAX", "Outage", "Writes"]
 
 EVENTS_WAITING_MAX = 1_000
-"""Events that wait at most; the oldest go first, as in the store itself."""
+"""Maximum number of queued events; the oldest are dropped first, as in the store itself."""
 FIRST_RETRY_S, LAST_RETRY_S = 0.25, 10.0
-"""Between two tries: doubled from one to the other."""
+"""Shortest and longest pause between two tries; doubled after each."""
 STUCK_S = 30.0
-"""A write that has taken this long tells of a store that does not answer."""
+"""A write that takes this long counts as an outage of the store."""
 
 _HEALED_BY_TIME = (
     StoreBusyError,
@@ -29,11 +29,11 @@ _HEALED_BY_TIME = (
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A time in which the store does not serve.
+    """A period in which the store is unavailable.
 
     Attributes:
-        since: Clock reading of the first write that was refused.
-        cause: One line.
+        since: Clock reading of the first failed write.
+        cause: Reason in one line.
     """
 
     since: float
@@ -41,11 +41,10 @@ class Outage:
 
 
 class Writes:
-    """A queue of writes, and the thread that does them.
+    """A queue of writes with the thread that executes them.
 
-    A write that the store refuses for now is tried again, with growing pauses, before any later one: what is in the
-    store is at every moment a beginning of what was asked for. A server that ends between a commit and its answer
-    makes a write be done twice.
+    A write that fails temporarily is retried, with growing pauses, before any later one, so that the store always holds
+    a prefix of the requested writes. If the server fails between a commit and its answer, a write is executed twice.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,15 +59,15 @@ class Writes:
         self._failure: BaseException | None = None
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._serve, name="store-writes", daemon=True)
         self._thread.start()
 
     def add(self, write: Callable[[], object], *, event: bool = False) -> None:
-        """Have a write done after those before it; never waits.
+        """Queue a write; returns at once.
 
         Args:
-            event: It may be left out when very many wait.
+            event: Whether the write may be dropped when too many are queued.
         """
         with self._changed:
             self._queue.append((write, event))
@@ -79,33 +78,33 @@ class Writes:
 
     @property
     def pending(self) -> int:
-        """How many writes wait, the one that is being done included."""
+        """Number of queued writes, including the one in progress."""
         return len(self._queue)
 
     @property
     def outage(self) -> Outage | None:
-        """The store does not serve; None where it does."""
+        """The current outage of the store; None if the store is available."""
         with self._changed:
             if self._refused is None and self._began is not None and self._clock() - self._began > STUCK_S:
                 return Outage(self._began, "the store does not answer")
             return self._refused
 
     def check(self) -> None:
-        """Raise what a write has failed with that no later try can do."""
+        """Raise the error of a write that failed permanently, if there is one."""
         with self._changed:
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def settle(self, within_s: float) -> bool:
-        """Wait until all is written, at most for a time; returns whether it is."""
+        """Wait until the queue is empty, at most `within_s` seconds; returns whether it is."""
         with self._changed:
             self._hurried = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._queue, within_s)
 
     def stop(self) -> None:
-        """End the thread; what is still waiting is given up."""
+        """End the thread; queued writes are discarded."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -123,7 +122,7 @@ class Writes:
                 first[0]()
             except _HEALED_BY_TIME as error:
                 refusal = str(error)
-            except BaseException as error:  # noqa: BLE001 - raised again on the thread that drives the job
+            except BaseException as error:  # noqa: BLE001 - raised again on the job's thread
                 failure = error
             with self._changed:
                 began, self._began = self._began, None
@@ -131,7 +130,7 @@ class Writes:
                     since = self._refused.since if self._refused else began or self._clock()
                     self._refused = Outage(since, refusal)
                     self._changed.wait_for(lambda: self._ending or self._hurried, pause_s)
-                    # whoever begins to wait for all to be written has it tried at once, and often again
+                    # a caller that waits in `settle` gets a retry at once, and then more frequent ones
                     pause_s = FIRST_RETRY_S if self._hurried else min(2.0 * pause_s, LAST_RETRY_S)
                     self._hurried = False
                     continue
@@ -141,7 +140,7 @@ class Writes:
                 self._changed.notify_all()
 
     def _next(self) -> tuple[Callable[[], object], bool] | None:
-        """The first that waits, once there is one; None at the end."""
+        """Wait for the first queued write; returns None when the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending or bool(self._queue))
             if self._ending:
@@ -154,7 +153,7 @@ class Writes:
         del self._queue[index]
 
     def _forget_oldest_event(self) -> None:
-        """All but the one that is being done."""
+        """Drop the oldest queued event, except the write in progress."""
         for index, (_, event) in enumerate(self._queue):
             if event and index:
                 self._drop(index)
