@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from scavenger.train.names import BEATING
+from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.sockets import Dealer, Keys, Router, new_keys
@@ -22,13 +22,13 @@ class Hub:
 
     def __init__(self) -> None:
         self.context, self.keys = zmq.Context(), new_keys()
-        self.door = Authenticator(self.context)
-        self.router = Router(self.context, self.keys, door=self.door)
+        self.authenticator = Authenticator(self.context)
+        self.router = Router(self.context, self.keys, authenticator=self.authenticator)
         self.dealers: list[Dealer] = []
 
     def admitted(self, name: str) -> Keys:
         keys = new_keys()
-        self.door.admit(name, keys[0].decode())
+        self.authenticator.admit(name, keys[0].decode())
         return keys
 
     def dealer(self, name: str, keys: Keys) -> Dealer:
@@ -54,7 +54,7 @@ def hub() -> Iterator[Hub]:
 
 def test_one_that_was_admitted_is_heard_under_its_name_and_with_its_heartbeats(hub: Hub) -> None:
     keys = hub.admitted("w0")
-    for name in ("w0", f"w0{BEATING}"):
+    for name in ("w0", f"w0{HEARTBEAT_SUFFIX}"):
         dealer = hub.dealer(name, keys)
         dealer.send(m.Join())
         assert hub.heard() == [(name, m.Join())]
@@ -70,7 +70,7 @@ def test_one_that_was_not_admitted_is_not_heard(hub: Hub) -> None:
     assert hub.router.malformed.count == 0, "it did not get as far as saying anything"
 
 
-@pytest.mark.parametrize("name", ["w1", "aggregator-0", f"w1{BEATING}", "w00", "nobody"])
+@pytest.mark.parametrize("name", ["w1", "aggregator-0", f"w1{HEARTBEAT_SUFFIX}", "w00", "nobody"])
 def test_one_that_was_admitted_is_not_heard_under_another_name(hub: Hub, name: str) -> None:
     hub.admitted("w1")
     keys = hub.admitted("w0")

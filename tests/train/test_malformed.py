@@ -19,7 +19,7 @@ from scavenger.elastic.quarantine import Cause
 from scavenger.errors import MessageError
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.coordinator.coordinator import Coordinator
-from scavenger.train.names import BEATING, SUPERVISOR, aggregator_name
+from scavenger.train.names import HEARTBEAT_SUFFIX, SUPERVISOR, aggregator_name
 from scavenger.train.supervisor.events import Warned
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import Dealer, HubConnection, Malformed, Router, new_keys
@@ -28,7 +28,7 @@ WITHIN_MS = 5000
 PEERS = (
     "w0",
     "w1",
-    f"w0{BEATING}",
+    f"w0{HEARTBEAT_SUFFIX}",
     "w-1",
     "wx",
     "",

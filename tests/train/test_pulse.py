@@ -6,7 +6,7 @@ import threading
 
 import zmq
 
-from scavenger.train.names import BEATING
+from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.sockets import Router, new_keys
@@ -29,7 +29,7 @@ def test_it_beats_from_start_to_close_and_not_before() -> None:
 
     pulse.start()
     assert hub.socket.poll(WITHIN_MS)
-    assert next(hub.receive())[:2] == ("w0" + BEATING, m.Beat(step=7))
+    assert next(hub.receive())[:2] == ("w0" + HEARTBEAT_SUFFIX, m.Beat(step=7))
     pulse.close()
     assert not beating()
     hub.close()

@@ -36,7 +36,7 @@ from scavenger.train.custom_loop.report import (
     Snapshotted,
     StepDone,
 )
-from scavenger.train.custom_loop.snapshot import Keeper, LoopSnapshot, LoopSnapshots
+from scavenger.train.custom_loop.snapshot import LoopCheckpointer, LoopSnapshot, LoopSnapshots
 from scavenger.train.custom_loop.supervisor import LoopSupervisor
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import ProcessEngine
@@ -57,7 +57,7 @@ class LoopRun:
     Args:
         source: The training function.
         supervisor: Its workers.
-        keeper: Of checkpoints.
+        checkpointer: Of checkpoints.
         workers: K to begin with.
         timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
         replace: Start another worker for each that dies.
@@ -68,14 +68,14 @@ class LoopRun:
         self,
         source: JobSource,
         supervisor: LoopSupervisor,
-        keeper: Keeper,
+        checkpointer: LoopCheckpointer,
         *,
         workers: int,
         timeouts: Timeouts,
         replace: bool,
         clock: Callable[[], float],
     ) -> None:
-        self._source, self.supervisor, self._keeper = source, supervisor, keeper
+        self._source, self.supervisor, self._checkpointer = source, supervisor, checkpointer
         self._timeouts, self._replace, self._clock = timeouts, replace, clock
         self._rounds: Rounds | None = None
         self._target, self._begun = workers, False
@@ -132,7 +132,7 @@ class LoopRun:
         return cls(
             source,
             LoopSupervisor.open(source, log_dir=work_dir / "logs", first=first, engine=engine, clock=clock),
-            Keeper(snapshots, held=held, every_s=checkpoint_every_s, clock=clock, now=now),
+            LoopCheckpointer(snapshots, held=held, every_s=checkpoint_every_s, clock=clock, now=now),
             workers=workers,
             timeouts=timeouts,
             replace=replace,
@@ -214,7 +214,7 @@ class LoopRun:
             WorkersLostError: Every worker died, or one after the other.
         """
         self.supervisor.wait(timeout_s)
-        self._hear()
+        self._receive()
         for ended in self.supervisor.ended():
             self._ended(ended)
         if not self.done:
@@ -227,7 +227,7 @@ class LoopRun:
 
     # ---- what workers say ----------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for name, message, frames in self.supervisor.take():
             match message:
                 case Failed():
@@ -265,7 +265,7 @@ class LoopRun:
         self._donation = state
         self._handle(r.Donated(name, step))
         self._donation = {}
-        if self._keeper.take(step, state):
+        if self._checkpointer.take(step, state):
             self._events.append(Snapshotted(step))
 
     def _finished(self, name: str, state: dict[str, lm.Array]) -> None:
@@ -279,7 +279,7 @@ class LoopRun:
 
     def _open(self, sizes: tuple[int, ...]) -> None:
         """Begin anew, or from what is held, with the workers that there are."""
-        held, before = self._keeper.held, self._rounds
+        held, before = self._checkpointer.held, self._rounds
         if held is None:
             self._rounds = Rounds(Ledger(sizes, self._source.seed))
         else:
@@ -292,7 +292,7 @@ class LoopRun:
             ledger = Ledger.restore(snapshot, incarnation=incarnation + 1)
             self._rounds = Rounds(ledger, held=True, view=view)
         self._pushed = {}
-        self._keeper.go_back()
+        self._checkpointer.go_back()
         for name in self.supervisor.staying:
             self._rounds.handle(r.Launched(name))
 
@@ -302,70 +302,72 @@ class LoopRun:
 
     def _handle(self, event: r.Happening) -> None:
         if self._rounds is not None:
-            self._obey(self._rounds.handle(event))
+            self._carry_out(self._rounds.handle(event))
 
-    def _obey(self, orders: Sequence[r.Order]) -> None:
+    def _carry_out(self, actions: Sequence[r.Order]) -> None:
         rounds = self._rounds
         assert rounds is not None
-        for order in orders:
-            match order:
+        for action in actions:
+            match action:
                 case r.Average():
-                    self._average(order)
+                    self._average(action)
                 case Grant():
-                    number = (order.attempt.incarnation, order.attempt.number)
-                    self.supervisor.send(order.worker, lm.Grant(order.shard, number, order.start, order.stop))
+                    number = (action.attempt.incarnation, action.attempt.number)
+                    self.supervisor.send(
+                        action.worker, lm.Grant(action.shard, number, action.start, action.stop)
+                    )
                 case r.Over():
-                    self.supervisor.send(order.worker, lm.Over(order.epoch))
+                    self.supervisor.send(action.worker, lm.Over(action.epoch))
                 case r.Start():
-                    self._start(order, len(rounds.members))
+                    self._start(action, len(rounds.members))
                 case r.Donate():
                     launched, ledger = self.supervisor.launched, rounds.ledger.snapshot()
-                    self._keeper.asked(LoopSnapshot(order.step, rounds.view, launched, ledger, {}))
-                    self.supervisor.send(order.worker, lm.Donate(order.step))
+                    self._checkpointer.asked(LoopSnapshot(action.step, rounds.view, launched, ledger, {}))
+                    self.supervisor.send(action.worker, lm.Donate(action.step))
                 case r.Leave():
-                    self.supervisor.leave(order.worker, order.reason)
+                    self.supervisor.leave(action.worker, action.reason)
                 case r.Expel():
-                    self._lose(order.worker, order.reason, Cause.EVICTED)
+                    self._lose(action.worker, action.reason, Cause.EVICTED)
                 case r.Stranded():
                     self._roll_back()
                     return
                 case Found(finding=NotTheData() as finding):
                     raise TrainingCodeError(finding.reason)
                 case EpochEnded():
-                    self._events.append(EpochDone(order.epoch, order.step, order.quarantined))
+                    self._events.append(EpochDone(action.epoch, action.step, action.quarantined))
                 case _:
                     pass
 
-    def _average(self, order: r.Average) -> None:
+    def _average(self, action: r.Average) -> None:
         rounds = self._rounds
         assert rounds is not None
-        step, epoch, view = order.step, rounds.ledger.epoch, rounds.view
+        step, epoch, view = action.step, rounds.ledger.epoch, rounds.view
         pushed = [
-            (name, part.stop - part.start, self._pushed[name, step]) for name, part in order.contributions
+            (name, part.stop - part.start, self._pushed[name, step]) for name, part in action.contributions
         ]
         headers, frames = lm.pack(weighted_mean(pushed, step=step))
         now = self._clock()
         took, self._round_at = now - self._round_at, now
         self._step_time_s += (took - self._step_time_s) * (_STEP_TIME_WEIGHT if self._step_time_s else 1.0)
         self._pushed = {key: value for key, value in self._pushed.items() if key[1] > step}
-        self._events.append(StepDone(step, epoch, view, order.contributions))
-        orders = rounds.handle(r.Averaged(step))
-        for said in orders:
+        self._events.append(StepDone(step, epoch, view, action.contributions))
+        actions = rounds.handle(r.Averaged(step))
+        for said in actions:
             if isinstance(said, r.Publish):  # before whatever else a worker is told
                 mean = lm.Mean(step, epoch, said.over, said.view, said.members, headers)
                 for worker in said.workers:
                     self.supervisor.send(worker, mean, frames)
-        self._obey(orders)
+        self._carry_out(actions)
 
-    def _start(self, order: r.Start, members: int) -> None:
+    def _start(self, action: r.Start, members: int) -> None:
         state: dict[str, lm.Array] = {}
-        if order.load:
-            held = self._keeper.held  # for the first members after it was taken up, nobody donates
+        if action.load:
+            held = self._checkpointer.held  # for the first members after it was taken up, nobody donates
             state = self._donation or (held.state if held is not None else {})
         headers, frames = lm.pack(state)
         self._round_at = self._clock()
-        start = lm.Start(order.step, order.epoch, order.view, members, order.load, headers)
-        self.supervisor.send(order.worker, start, frames)
+        start = lm.Start(action.step, action.epoch, action.view, members, action.load, headers)
+        self.supervisor.send(action.worker, start, frames)
 
     # ---- losses --------------------------------------------------------------------------------------------
 
@@ -377,7 +379,7 @@ class LoopRun:
     def _ended(self, ended: Exit) -> None:
         name = ended.name
         if ended.status >= 0:
-            self.supervisor.hear_last_words(name, self._hear)
+            self.supervisor.receive_last_messages(name, self._receive)
             if name in self.supervisor.staying:
                 raise TrainingCodeError(
                     f"the training code ended {name}, which {ended.cause} (log: {self.supervisor.log(name)})"
@@ -389,17 +391,19 @@ class LoopRun:
         """Count a worker as lost."""
         if worker not in self.supervisor.staying:
             return
-        self.supervisor.give_up(worker)
+        self.supervisor.mark_lost(worker)
         self._lost.append(worker)
         self._events.append(Lost(worker, reason))
-        orders = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
+        actions = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
         # deaths that tell something of the data come to an end: what is guilty is left out
-        if not any(isinstance(order, Found) and not isinstance(order.finding, Innocent) for order in orders):
+        if not any(
+            isinstance(action, Found) and not isinstance(action.finding, Innocent) for action in actions
+        ):
             self._count_loss(worker, reason)
         if self._replace and not (self._rounds is not None and self._rounds.finishing):
             self._launch()
         if self._rounds is not None:
-            self._obey(orders)
+            self._carry_out(actions)
         if not self.done and not self.supervisor.staying:
             raise WorkersLostError(
                 f"no worker is left: {worker} {reason} (log: {self.supervisor.log(worker)})"
@@ -420,7 +424,7 @@ class LoopRun:
         """Go on from the last checkpoint, with workers that have not been members yet."""
         rounds = self._rounds
         assert rounds is not None
-        held = self._keeper.held
+        held = self._checkpointer.held
         if held is None:
             raise WorkersLostError("every worker that held the weights was lost, and there is no checkpoint")
         self._open(rounds.ledger.sizes)
@@ -457,8 +461,8 @@ class LoopRun:
             others = set(rounds.members) - set(missing)
             for worker in missing:
                 self._hung(worker, reason, others)
-        if rounds is self._rounds and not rounds.finishing and self._keeper.due(rounds.step):
-            self._obey(rounds.want_state())
+        if rounds is self._rounds and not rounds.finishing and self._checkpointer.due(rounds.step):
+            self._carry_out(rounds.want_state())
 
     def _hung(self, worker: str, reason: str, others: Collection[str]) -> None:
         """End a worker that computes for ever; where no other did better, the code is to blame."""

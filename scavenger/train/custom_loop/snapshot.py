@@ -12,7 +12,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
 from scavenger.train.custom_loop.messages import Array
 
-__all__ = ["Keeper", "LoopSnapshot", "LoopSnapshots"]
+__all__ = ["LoopCheckpointer", "LoopSnapshot", "LoopSnapshots"]
 
 _PART = "replica"
 
@@ -98,7 +98,7 @@ class LoopSnapshots:
         return hashlib.sha256(f"loop {self._train} {sizes}".encode()).hexdigest()
 
 
-class Keeper:
+class LoopCheckpointer:
     """When checkpoints are written, and which one is gone back to.
 
     Args:

@@ -14,9 +14,9 @@ from scavenger.errors import MessageError
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.job_source import JobSource
-from scavenger.train.names import BEATING
+from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.process_registry import ProcessRegistry
-from scavenger.train.supervisor.processes import LAST_WORDS_S, Processes
+from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
 from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = ["LoopSupervisor"]
@@ -38,7 +38,7 @@ class LoopSupervisor:
 
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         self._processes, self._first, self._clock = processes, first, clock
-        self._book = ProcessRegistry(processes.engine, clock)
+        self._registry = ProcessRegistry(processes.engine, clock)
         self.liveness = Liveness()
 
     @classmethod
@@ -75,12 +75,12 @@ class LoopSupervisor:
     @property
     def launched(self) -> int:
         """Workers that the job has had; the number of the next one."""
-        return self._first + len(self._book.workers)
+        return self._first + len(self._registry.workers)
 
     @property
     def staying(self) -> tuple[str, ...]:
         """Workers that live, and were not told to leave."""
-        return self._book.alive
+        return self._registry.alive
 
     @property
     def starting(self) -> tuple[str, ...]:
@@ -93,11 +93,11 @@ class LoopSupervisor:
         return self._in(Status.READY)
 
     def _in(self, status: Status) -> tuple[str, ...]:
-        return tuple(worker.name for worker in self._book.workers if worker.status is status)
+        return tuple(worker.name for worker in self._registry.workers if worker.status is status)
 
     def counts(self, name: str) -> bool:
         """It is a worker, and was not given up: what others say is passed over."""
-        worker = self._book.worker(name)
+        worker = self._registry.worker(name)
         return worker is not None and worker.status in (Status.STARTING, Status.READY, Status.LEAVING)
 
     def host(self, worker: str) -> str:
@@ -106,7 +106,7 @@ class LoopSupervisor:
 
     def age_s(self, worker: str) -> float:
         """Seconds since its launch."""
-        return self._clock() - self._book[worker].launched_s
+        return self._clock() - self._registry[worker].launched_s
 
     def log(self, worker: str) -> Path:
         return self.engine.log(worker)
@@ -124,14 +124,14 @@ class LoopSupervisor:
     def take(self) -> Iterator[tuple[str, lm.LoopMessage | Failed, list[bytes]]]:
         """What has arrived from workers that count, with its payload."""
         for peer, frames in self._processes.take():
-            name = peer.removesuffix(BEATING)
+            name = peer.removesuffix(HEARTBEAT_SUFFIX)
             if not self.counts(name) or not frames:
                 continue
             with contextlib.suppress(MessageError):
                 message = lm.decode(frames[0])
                 if not isinstance(message, Beat):
                     yield name, message, frames[1:]
-                elif self._book[name].status is Status.READY:
+                elif self._registry[name].status is Status.READY:
                     self.liveness.heard(name, self._clock())
 
     # ---- workers come and go -------------------------------------------------------------------------------
@@ -140,42 +140,42 @@ class LoopSupervisor:
         """Start a worker; returns its name."""
         name = worker_name(self.launched)
         self._processes.launch("loop", name)
-        self._book.launched(name, Role.WORKER)
+        self._registry.launched(name, Role.WORKER)
         return name
 
     def arrive(self, worker: str) -> None:
         """It has built its replica: from now on its silence means something."""
-        self._book[worker].status = Status.READY
+        self._registry[worker].status = Status.READY
         self.liveness.heard(worker, self._clock())
 
     def leave(self, worker: str, reason: str) -> None:
         """Tell a worker to end."""
-        self._book.leaving(worker)
+        self._registry.leaving(worker)
         self.liveness.forget(worker)
         self.send(worker, lm.Leave(reason))
 
-    def give_up(self, worker: str) -> None:
+    def mark_lost(self, worker: str) -> None:
         """A worker is lost: end it, so that it is, and hear it no more."""
         self.engine.kill(worker)
-        self._book.expel(worker, "counts as lost")
+        self._registry.expel(worker, "counts as lost")
         self.liveness.forget(worker)
 
     def show_stack(self, worker: str) -> None:
         """Have it write where it stands to its log."""
         self._processes.show_stack(worker)
 
-    def hear_last_words(self, worker: str, hear: Callable[[], None]) -> None:
+    def receive_last_messages(self, worker: str, hear: Callable[[], None]) -> None:
         """Take what has arrived, for as long as something may be on its way from a worker that has ended."""
-        self._processes.hear_last_words(
-            hear, lambda: worker not in self.staying, within_s=LAST_WORDS_S, clock=self._clock
+        self._processes.receive_last_messages(
+            hear, lambda: worker not in self.staying, within_s=LAST_MESSAGES_S, clock=self._clock
         )
 
     def ended(self) -> list[Exit]:
         """Workers that have ended though nobody told them to; they still count, for their last words."""
         unexpected = []
         for ended in self.engine.poll():
-            if self._book[ended.name].status is Status.LEAVING:
-                self._book.ended(ended.name, "")
+            if self._registry[ended.name].status is Status.LEAVING:
+                self._registry.ended(ended.name, "")
             elif self.counts(ended.name):
                 unexpected.append(ended)
         return unexpected
@@ -183,7 +183,7 @@ class LoopSupervisor:
     def tidy_up(self) -> None:
         """End those that were told to leave and do not; keep logs within bounds."""
         now = self._clock()
-        for worker in self._book.let_go:
+        for worker in self._registry.let_go:
             if now - worker.leaving_s > _QUIT_S:
                 self.engine.kill(worker.name)
         self.engine.cap_logs()

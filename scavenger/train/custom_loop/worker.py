@@ -56,8 +56,8 @@ class LoopLink:
             raise TrainingCodeError("loop.init is to be called once")
         self._state = state
         fail_here("worker.joining")
-        self._say(lm.Hello(tuple(sizes)))
-        start, frames = self._await(lm.Start)
+        self._send(lm.Hello(tuple(sizes)))
+        start, frames = self._wait_for(lm.Start)
         if start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
@@ -65,14 +65,14 @@ class LoopLink:
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
         """See `scavenger.sdk.loop.Link.seek`."""
-        self._say(lm.Ask(self.step, epoch))
-        message, frames = self._await(lm.Grant, lm.Mean, lm.Over)
+        self._send(lm.Ask(self.step, epoch))
+        message, frames = self._wait_for(lm.Grant, lm.Mean, lm.Over)
         match message:
             case lm.Grant():
                 fail_here("worker.leased")
                 return sdk.Granted(message.shard, message.attempt, message.start, message.stop)
             case lm.Mean():
-                return self._made(message, frames)
+                return self._decode_step(message, frames)
             case _:
                 return None
 
@@ -80,18 +80,18 @@ class LoopLink:
         """See `scavenger.sdk.loop.Link.push`."""
         fail_here("worker.computed")
         headers, frames = lm.pack(tensors)
-        self._say(
+        self._send(
             lm.Push(self.view, self.step + 1, part.shard, part.attempt, part.start, part.stop, headers),
             frames,
         )
         fail_here("worker.pushed")
-        mean, received = self._await(lm.Mean)
-        return self._made(mean, received)
+        mean, received = self._wait_for(lm.Mean)
+        return self._decode_step(mean, received)
 
     def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
         """See `scavenger.sdk.loop.Link.boundary`."""
         self.step += 1
-        self._say(lm.Stepped(self.step, epoch, samples, loss))
+        self._send(lm.Stepped(self.step, epoch, samples, loss))
         while self._socket.socket.poll(0):
             event = self._receive()
             if event is not None:
@@ -101,18 +101,18 @@ class LoopLink:
         """The training function has returned; raises `Left` once that is heard."""
         assert self._state is not None
         headers, frames = lm.pack(self._state())
-        self._say(lm.Finished(self.step, headers), frames, copy=True)
-        self._await()
+        self._send(lm.Finished(self.step, headers), frames, copy=True)
+        self._wait_for()
 
     def status(self) -> Beat:
         """For heartbeats."""
         return Beat(step=self.step, view=self.view)
 
-    def _made(self, mean: lm.Mean, frames: list[bytes]) -> sdk.Step:
+    def _decode_step(self, mean: lm.Mean, frames: list[bytes]) -> sdk.Step:
         self.view = mean.view
         return sdk.Step(mean.step, mean.over, mean.members, lm.unpack(mean.tensors, frames))
 
-    def _await(self, *kinds: type[Any]) -> tuple[Any, list[bytes]]:
+    def _wait_for(self, *kinds: type[Any]) -> tuple[Any, list[bytes]]:
         """The next message of these kinds; what may come at any time is done on the way."""
         while True:
             event = self._receive()
@@ -132,14 +132,14 @@ class LoopLink:
             case lm.Donate():
                 assert self._state is not None
                 headers, state = lm.pack(self._state())
-                self._say(lm.DonatedState(self.step, headers), state, copy=True)
+                self._send(lm.DonatedState(self.step, headers), state, copy=True)
                 return None
             case lm.Grant() | lm.Mean() | lm.Over() | lm.Start():
                 return message, frames
             case _:
                 return None
 
-    def _say(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
+    def _send(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
         """Send; without `copy` the frames must stay as they are until the answer is there."""
         self._socket.socket.send_multipart([lm.encode(message), *frames], copy=copy or not frames)
 
@@ -151,8 +151,8 @@ def serve(context: zmq.Context[Any], boot: ProcessConfiguration, socket: Dealer)
         TrainingCodeError: If there is no such function, or it ends without having joined.
     """
     link = LoopLink(boot.name, socket)
-    pulse = Heartbeat(context, boot, link.status)
-    pulse.start()
+    heartbeat = Heartbeat(context, boot, link.status)
+    heartbeat.start()
     try:
         sdk.connect(link)
         _function(boot.train, boot.job_dir)()
@@ -163,7 +163,7 @@ def serve(context: zmq.Context[Any], boot: ProcessConfiguration, socket: Dealer)
         log.info("leaves: %s", left)
     finally:
         sdk.connect(None)
-        pulse.close()
+        heartbeat.close()
 
 
 def _function(train: str, job_dir: str) -> Callable[[], object]:

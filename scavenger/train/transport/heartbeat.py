@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scavenger.elastic.liveness import HEARTBEAT_S
-from scavenger.train.names import BEATING
+from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport.messages import Beat
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import Dealer
@@ -25,7 +25,7 @@ class Heartbeat:
     def __init__(self, context: Any, boot: ProcessConfiguration, status: Callable[[], Beat]) -> None:
         self._context, self._boot, self._status = context, boot, status
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         """Begin, with a socket and a thread of its own."""
@@ -34,7 +34,7 @@ class Heartbeat:
     def _run(self) -> None:
         boot = self._boot
         keys = (boot.public_key.encode(), boot.secret_key.encode())
-        name = boot.name + BEATING
+        name = boot.name + HEARTBEAT_SUFFIX
         socket = Dealer(self._context, name, boot.coordinator, boot.server_key.encode(), keys)
         while not self._ended.wait(HEARTBEAT_S):
             socket.send(self._status())

@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from scavenger.errors import ConfigurationError, MessageError
-from scavenger.train.names import BEATING
+from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.messages import Message, decode, encode
 
@@ -114,7 +114,7 @@ class Router:
     Args:
         host: By which peers reach it; see `listen`.
         port: To listen at; 0 for any.
-        door: Who may connect, and under which name; None: whoever has the public key, under any.
+        authenticator: Who may connect, and under which name; None: whoever has the public key, under any.
 
     Attributes:
         malformed: What arrived and was dropped.
@@ -131,10 +131,10 @@ class Router:
         host: str = "127.0.0.1",
         *,
         port: int = 0,
-        door: Authenticator | None = None,
+        authenticator: Authenticator | None = None,
         malformed: Malformed | None = None,
     ) -> None:
-        self._door, self.malformed = door, malformed or Malformed()
+        self._authenticator, self.malformed = authenticator, malformed or Malformed()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
@@ -162,14 +162,14 @@ class Router:
         """Until something has arrived, or somebody knocks, or time is up."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
-        if self._door is not None:
-            poller.register(self._door.socket, zmq.POLLIN)
+        if self._authenticator is not None:
+            poller.register(self._authenticator.socket, zmq.POLLIN)
         poller.poll(int(max(0.0, timeout_s) * 1000))
 
     def take(self) -> Iterator[tuple[str, list[bytes]]]:
         """Frames of everything that has arrived, by peer."""
-        if self._door is not None:
-            self._door.answer()
+        if self._authenticator is not None:
+            self._authenticator.answer()
         while True:
             try:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -180,15 +180,15 @@ class Router:
             except UnicodeDecodeError:
                 self.malformed(repr(peer.bytes))
                 continue
-            if self._door is not None and not (frames and self._is(name, frames[0])):
+            if self._authenticator is not None and not (frames and self._is(name, frames[0])):
                 self.malformed(name)
                 continue
             yield name, [frame.bytes for frame in frames]
 
     def _is(self, name: str, frame: Any) -> bool:
         """Whether what a frame came by is the key that was given to the one of that name."""
-        assert self._door is not None
-        return self._door.name_of(frame.get("User-Id")) == name.removesuffix(BEATING)
+        assert self._authenticator is not None
+        return self._authenticator.name_of(frame.get("User-Id")) == name.removesuffix(HEARTBEAT_SUFFIX)
 
     def receive(self) -> Iterator[tuple[str, Message, bytes | None]]:
         """Everything that has arrived, with its payload; what is not one of our messages is passed over."""
@@ -254,7 +254,7 @@ class HubConnection(Dealer):
         """To a process, to `EVERYBODY`, or to the supervisor itself (an empty name)."""
         self.socket.send_multipart([target.encode(), encode(message)])
 
-    def hear(self) -> Iterator[tuple[str, Message]]:
+    def receive_messages(self) -> Iterator[tuple[str, Message]]:
         """Everything that has arrived, by who said it (the supervisor has an empty name)."""
         while True:
             try:
