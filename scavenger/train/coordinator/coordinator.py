@@ -213,7 +213,9 @@ class Coordinator:
         if number:
             self._membership.restore(number, view, self._present)
         for worker in self._membership.workers(WorkerState.TRAINING):
-            self._liveness.heard(worker, self._clock())  # so that one that never sends anything counts as silent
+            self._liveness.heard(
+                worker, self._clock()
+            )  # so that one that never sends anything counts as silent
         for worker in sorted(self._present):
             self._ready(worker)
         self._initialization.proceed()
