@@ -246,8 +246,8 @@ def test_steps_and_epochs_are_believed_of_the_one_that_sequences_alone(tmp_path:
 # ---- the coordinator ---------------------------------------------------------------------------------------
 
 
-class _Place(HubConnection):
-    """A seat without a socket."""
+class _StubHub(HubConnection):
+    """A connection to the hub without a socket."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, m.Message]] = []
@@ -268,8 +268,8 @@ BRIEF = m.Brief(
 @given(said=st.lists(st.tuples(names.filter(lambda name: name != SUPERVISOR), well_formed), max_size=25))
 @settings(max_examples=60)
 def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, bytes]]) -> None:
-    seat = _Place()
-    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), seat)
+    hub = _StubHub()
+    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), hub)
     coordinator._take(SUPERVISOR, BRIEF)
     for peer, data in said:
         if is_message(data):
@@ -284,7 +284,7 @@ def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, by
 
 
 def test_who_claims_to_be_another_aggregator_is_not_heard() -> None:
-    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _Place())
+    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _StubHub())
     coordinator._take(SUPERVISOR, BRIEF)
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
     coordinator._take("aggregator-1", m.AggregatorReady(1, at, False, False))

@@ -261,7 +261,7 @@ def test_a_chunk_that_does_not_fit_is_refused_before_a_byte_is_written(
 
     assert not inbox.take(who, msgspec.structs.replace(GOOD, **changes), b"\xff" * size)
 
-    assert "refused a chunk" in capsys.readouterr().out
+    assert "rejected a chunk" in capsys.readouterr().out
     assert not any(target.range(LAYOUT.slot_at(SLOT - SLOTS_PER_WORKER), 3 * LAYOUT.state_bytes))
     assert not any(target.range(LAYOUT.slot_at(SLOT), LAYOUT.state_bytes))
     assert feed(inbox, sent(SOURCE, 0, 7))[-1], "what fits is taken after it"
@@ -320,7 +320,9 @@ def wires() -> Iterator[Callable[[int, Pull], list[Sent]]]:
     parts = [ModelShard(fd, layout, index) for index in range(2)]
 
     def weights(index: int, pull: Pull) -> list[Sent]:
-        return [(chunk, bytes(data)) for chunk, data in weights_payload(parts[index].block, index, pull).chunks()]
+        return [
+            (chunk, bytes(data)) for chunk, data in weights_payload(parts[index].block, index, pull).chunks()
+        ]
 
     yield weights
     os.close(fd)
@@ -344,7 +346,7 @@ def test_weights_are_there_when_all_parts_of_the_step_are(wires: Callable[[int, 
     assert bytes(target.range(layout.state_at(5), layout.part_ranges[1][1])) == whole
     inbox.want(5)
     assert not inbox.lacking
-    inbox.want(5, anew=True)
+    inbox.want(5, changed=True)
     assert inbox.lacking == (0, 1), "they may have changed since"
 
 

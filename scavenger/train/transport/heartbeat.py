@@ -1,4 +1,4 @@
-"""Heartbeats: a thread of its own, so that a long computation is not taken for death."""
+"""Sends heartbeats from a separate thread, so that a process in a long computation does not count as dead."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ __all__ = ["Heartbeat"]
 
 
 class Heartbeat:
-    """Says that the process lives, and where it stands, from `start` until `close`.
+    """Sends the process's heartbeats, with its step and view, from `start` until `close`.
 
     Args:
-        status: Called from the thread.
+        context: The ZeroMQ context.
+        boot: The process's configuration.
+        status: Returns the heartbeat to send; called from the thread.
     """
 
     def __init__(self, context: Any, boot: ProcessConfiguration, status: Callable[[], Beat]) -> None:
@@ -28,7 +30,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin, with a socket and a thread of its own."""
+        """Start the thread, which has its own socket."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -41,7 +43,7 @@ class Heartbeat:
         socket.close()
 
     def close(self) -> None:
-        """End it; nothing if it has not begun."""
+        """End the thread; does nothing if it was not started."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
