@@ -1,4 +1,4 @@
-"""Every job has keys of its own: whoever lacks them gets nothing, does nothing, and sees nothing."""
+"""Every job has its own keys: a process without them can neither send, receive nor read messages."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def context() -> Iterator[Any]:
     made.destroy(linger=0)
 
 
-def _stranger(context: Any, address: str, server_key: bytes | None, keys: Keys | None) -> Any:
-    """A process that says it is the job's first worker."""
+def _intruder(context: Any, address: str, server_key: bytes | None, keys: Keys | None) -> Any:
+    """Connect as a process that claims to be the job's first worker."""
     made = context.socket(zmq.DEALER)
     made.setsockopt(zmq.IDENTITY, b"w0")
     made.setsockopt(zmq.LINGER, 0)
@@ -49,13 +49,13 @@ def _stranger(context: Any, address: str, server_key: bytes | None, keys: Keys |
 
 def _intruders(context: Any, address: str, of_another_job: Keys) -> list[Any]:
     return [
-        _stranger(context, address, None, None),
-        _stranger(context, address, new_keys()[0], None),
-        _stranger(context, address, of_another_job[0], of_another_job),
+        _intruder(context, address, None, None),
+        _intruder(context, address, new_keys()[0], None),
+        _intruder(context, address, of_another_job[0], of_another_job),
     ]
 
 
-def test_nothing_that_a_stranger_says_arrives(context: Any) -> None:
+def test_messages_of_intruders_do_not_arrive(context: Any) -> None:
     router, other = Router(context, new_keys()), Router(context, new_keys())
     other_keys = new_keys()
     intruders = _intruders(context, router.address, other_keys)
@@ -169,7 +169,7 @@ def test_a_listener_on_the_wire_sees_no_gradient_and_no_message(context: Any) ->
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_undisturbed_while_intruders_knock_at_all_its_doors(
+def test_a_job_goes_on_undisturbed_while_intruders_connect_to_all_its_sockets(
     context: Any, tmp_path: Path
 ) -> None:
     with Run("small:slow", tmp_path, aggregators=2, remote=("w0", "w1")) as run:
@@ -185,7 +185,7 @@ def test_a_job_goes_on_undisturbed_while_intruders_knock_at_all_its_doors(
             m.Join(),
             m.Pull(run.steps[-1].step, 1),
             m.Quit(),
-            m.Failed("code", "a intruder says so"),
+            m.Failed("code", "an intruder says so"),
             m.Contributed(
                 run.views[-1].number, run.steps[-1].step + 1, 1, 16, (0, 1), 0.0, 0.0, float("nan"), 0.0
             ),
@@ -204,7 +204,7 @@ def test_a_job_goes_on_undisturbed_while_intruders_knock_at_all_its_doors(
 
 
 def _listening(run: Run) -> list[int]:
-    """Ports at which the job's aggregators listen, all of them on the loopback address."""
+    """Return the ports at which the job's aggregators listen, all of them on the loopback address."""
     import psutil
 
     found = []

@@ -1,4 +1,4 @@
-"""A training loop of one's own: its payloads, its rules of use, and real workers that come, go and die."""
+"""Custom training loops: payloads, rules of use, and real workers that join, leave and die."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_what_is_not_finite_is_not_averaged(bad: float) -> None:
 
 
 class Alone:
-    """A link to nobody: shards in their order, and the mean is what this worker pushed."""
+    """A link without other workers: shards come in order, and the mean is what this worker pushed."""
 
     worker = "w0"
 
@@ -301,7 +301,7 @@ def test_there_must_be_samples(link: Alone, sizes: list[int]) -> None:
 
 
 class Drive:
-    """A run, and all that it has told."""
+    """A run, and all events that it has returned."""
 
     def __init__(self, work_dir: Path, *, train: str = "train", workers: int = 3, **options: Any) -> None:
         self.run = LoopRun.open(
@@ -329,7 +329,7 @@ class Drive:
 
 
 def surviving(events: Sequence[LoopEvent]) -> list[StepDone]:
-    """The steps that no rollback has undone."""
+    """Return the steps that no rollback has undone."""
     steps: list[StepDone] = []
     for event in events:
         if isinstance(event, StepDone):
@@ -340,7 +340,7 @@ def surviving(events: Sequence[LoopEvent]) -> list[StepDone]:
 
 
 def replayed(steps: Sequence[StepDone], small: Any, replica: Any) -> Any:
-    """What one process makes of the same batches."""
+    """Train one process on the same batches, and return its model."""
     for step in steps:
         x = np.concatenate([small.X[part.shard][part.start : part.stop] for _, part in step.parts])
         y = np.concatenate([small.Y[part.shard][part.start : part.stop] for _, part in step.parts])

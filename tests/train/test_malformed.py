@@ -1,4 +1,4 @@
-"""Whatever arrives, a process goes on: what is no message is dropped and counted, what makes no sense is refused."""
+"""Processes survive any input: invalid messages are dropped and counted, inconsistent ones are rejected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PEERS = (
 
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:
-    """Values that a field takes, on the wire."""
+    """Generate the encoded values that a field takes."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is typing.Annotated:
         return _values(inner[0])
@@ -267,7 +267,7 @@ BRIEF = m.Brief(
 
 @given(said=st.lists(st.tuples(names.filter(lambda name: name != SUPERVISOR), well_formed), max_size=25))
 @settings(max_examples=60)
-def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, bytes]]) -> None:
+def test_the_coordinator_survives_any_messages(said: list[tuple[str, bytes]]) -> None:
     hub = _StubHub()
     coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), hub)
     coordinator._take(SUPERVISOR, BRIEF)
@@ -275,7 +275,7 @@ def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, by
         if is_message(data):
             coordinator._take(peer, m.decode(data))
             coordinator._publish()
-    # and does its part for those who make sense
+    # and still handles valid messages
     coordinator._take(SUPERVISOR, m.Rewind(None))
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
     for index in range(len(BRIEF.aggregators)):
@@ -283,7 +283,7 @@ def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, by
     assert coordinator._initialization.complete
 
 
-def test_who_claims_to_be_another_aggregator_is_not_heard() -> None:
+def test_messages_of_a_process_that_claims_to_be_another_aggregator_are_ignored() -> None:
     coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _StubHub())
     coordinator._take(SUPERVISOR, BRIEF)
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
@@ -299,7 +299,7 @@ def test_who_claims_to_be_another_aggregator_is_not_heard() -> None:
 
 
 class _Hub(Dealer):
-    """A way to the supervisor that leads nowhere."""
+    """A connection to the supervisor that only records what is sent."""
 
     def __init__(self, context: Any) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -312,7 +312,7 @@ class _Hub(Dealer):
 
 @pytest.fixture(scope="module")
 def aggregator(context: Any) -> Iterator[Aggregator]:
-    """One that serves: the first of two, with a view in which `w0` trains."""
+    """Make a running aggregator: the first of two, with a view in which `w0` trains."""
     public, secret = new_keys()
     hub = Router(context, new_keys())
     boot = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""What travels between blocks arrives whole or counts for nothing, and nobody writes where it may not."""
+"""Payloads between blocks arrive complete or do not count, and no process writes to another's slot."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def piece(number: int) -> Piece:
 
 
 def sent(source: Block, index: int, number: int) -> list[Sent]:
-    """What a worker pushes of a piece, as it is on the wire."""
+    """Return the encoded messages by which a worker pushes a piece."""
     payload = piece_payload(source, index, 1, number, piece(number))
     return [(chunk, bytes(data)) for chunk, data in payload.chunks()]
 
@@ -146,11 +146,11 @@ class Link:
             self._forth.append((message, None if data is None else bytes(data)))
 
     def order(self) -> None:
-        """The worker is told, for the first time or again, to compute the piece."""
+        """Order the worker, for the first time or again, to compute the piece."""
         self.results.push(CONTRIBUTED, {0: self.send})
 
     def carry(self, messages: int) -> None:
-        """The aggregator takes some of what is on its way, and the worker all answers."""
+        """Deliver some of the messages under way to the aggregator, and all answers to the worker."""
         for _ in range(min(messages, len(self._forth))):
             message, data = self._forth.popleft()
             if isinstance(message, Chunk):
@@ -268,7 +268,7 @@ def test_a_chunk_that_does_not_fit_is_refused_before_a_byte_is_written(
 
 
 HEIR = f"w{2 + LAYOUT.workers_max}"
-"""Who has the place of `WORKER` after it."""
+"""The worker that reuses the slot of `WORKER`."""
 
 
 def inherited(number: int, source: Block) -> list[Sent]:
