@@ -56,8 +56,8 @@ def load_failpoints(process: str) -> None:
     """
     _faults.clear()
     for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        place, _, rest = entry.partition(":")
-        name, _, only = place.partition("/")
+        where, _, rest = entry.partition(":")
+        name, _, only = where.partition("/")
         action, _, count = rest.partition("@")
         if name not in POINTS or action not in ("kill", "stop", "raise") or not (count or "1").isdigit():
             raise ValueError(f"{VARIABLE} has no {entry!r}")

@@ -39,10 +39,10 @@ def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
     message = _ANSI.sub("", str(error))
     essence = _essence(message)
     text = f"{type(error).__name__}: {essence}" if essence else type(error).__name__
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    locations = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     # for code that TensorFlow traced, only the message contains the user's frames
-    places += [(match[1], int(match[2])) for match in _FRAME.finditer(message)]
-    for file, line in reversed(places):
+    locations += [(match[1], int(match[2])) for match in _FRAME.finditer(message)]
+    for file, line in reversed(locations):
         if Path(file).is_relative_to(job_dir) and "site-packages" not in file:
             return "code", f"{Path(file).relative_to(job_dir)}:{line}: {text}"
     return "code", text

@@ -65,33 +65,33 @@ def _read_configuration(on_line: Callable[[bytes], None] = _ignore) -> m.Process
 def main() -> int:
     """Run the role in the process configuration until it ends; returns the exit status."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    boot = _read_configuration(lines.put)
+    config = _read_configuration(lines.put)
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    chosen = logs.Settings(boot.logs.level, boot.logs.format)
-    logs.set_up(boot.name, chosen, job_id=boot.logs.job_id)
-    log.info("%s begins, process %d", boot.role, os.getpid())
-    load_failpoints(boot.name)
+    chosen = logs.Settings(config.logs.level, config.logs.format)
+    logs.set_up(config.name, chosen, job_id=config.logs.job_id)
+    log.info("%s begins, process %d", config.role, os.getpid())
+    load_failpoints(config.name)
     context = zmq.Context()
-    if boot.role == "pool":
+    if config.role == "pool":
         return _serve_jobs(context, lines)
-    keys = (boot.public_key.encode(), boot.secret_key.encode())
-    hub = HubConnection(context, boot.name, boot.coordinator, boot.server_key.encode(), keys)
+    keys = (config.public_key.encode(), config.secret_key.encode())
+    hub = HubConnection(context, config.name, config.coordinator, config.server_key.encode(), keys)
     status = 0
     try:
-        _serve(boot, context, hub)
+        _serve(config, context, hub)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - every exception of user code is reported
         traceback.print_exc()
         kind, message = "internal", f"{type(error).__name__}: {error}"
-        if boot.role in ("loop", "worker"):
-            kind, message = describe_failure(error, boot.job_dir)
-        if boot.role == "coordinator":
+        if config.role in ("loop", "worker"):
+            kind, message = describe_failure(error, config.job_dir)
+        if config.role == "coordinator":
             hub.send_to("", m.Failed(kind, message))
         else:
             hub.send(m.Failed(kind, message))
         status = 1
-    log.info("%s ends with status %d", boot.role, status)
+    log.info("%s ends with status %d", config.role, status)
     hub.close()
     context.destroy(linger=_LINGER_MS)  # also closes sockets that a failure has left open
     return status
@@ -106,25 +106,25 @@ def _serve_jobs(context: Any, lines: queue.SimpleQueue[bytes]) -> int:
         shards.serve(lines.get())
 
 
-def _serve(boot: m.ProcessConfiguration, context: Any, hub: HubConnection) -> None:
+def _serve(config: m.ProcessConfiguration, context: Any, hub: HubConnection) -> None:
     """Run the role until it ends."""
-    match boot.role:
+    match config.role:
         case "aggregator":
             from scavenger.train.aggregation.aggregator import Aggregator
 
-            Aggregator(context, boot, hub).run()
+            Aggregator(context, config, hub).run()
         case "coordinator":
             from scavenger.train.coordinator.coordinator import Coordinator
 
-            Coordinator(boot, hub).run()
+            Coordinator(config, hub).run()
         case "loop":
             from scavenger.train.custom_loop.worker import serve
 
-            serve(context, boot, hub)
+            serve(context, config, hub)
         case _:
             from scavenger.train.worker.worker import Worker
 
-            Worker(context, boot, hub, new_keys()).run()
+            Worker(context, config, hub, new_keys()).run()
 
 
 if __name__ == "__main__":

@@ -175,13 +175,13 @@ def test_a_job_goes_on_undisturbed_while_intruders_connect_to_all_its_sockets(
     with Run("small:slow", tmp_path, aggregators=2, remote=("w0", "w1")) as run:
         run.begin(2, 32)
         run.train(5)
-        (hub,) = {run.supervisor._hub.address}
+        (hub,) = {run.supervisor._processes.hub.address}
         ports = _listening(run)
         assert len(ports) == 2, "an aggregator listens elsewhere, or more than once"
         assert hub.startswith("tcp://127.0.0.1:")
         addresses = [hub, *(f"tcp://127.0.0.1:{port}" for port in ports)]
         intruders = [one for address in addresses for one in _intruders(context, address, new_keys())]
-        said = [
+        messages = [
             m.Join(),
             m.Pull(run.steps[-1].step, 1),
             m.Quit(),
@@ -191,7 +191,7 @@ def test_a_job_goes_on_undisturbed_while_intruders_connect_to_all_its_sockets(
             ),
         ]
         for intruder in intruders:
-            for message in said:
+            for message in messages:
                 intruder.send(m.encode(message))
             intruder.send_multipart([m.encode(m.Chunk(1, 0, 1 << 62, 0, 1)), b"\xff" * 100])
         run.train(12)

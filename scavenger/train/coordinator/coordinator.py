@@ -39,24 +39,24 @@ class Coordinator:
     """Leads one job.
 
     Args:
-        boot: Its process configuration; its `token` is higher than that of every earlier coordinator.
+        config: Its process configuration; its `token` is higher than that of every earlier coordinator.
         hub: Its connection to the hub.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        boot: m.ProcessConfiguration,
+        config: m.ProcessConfiguration,
         hub: HubConnection,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._token, self._hub, self._clock = boot.token, hub, clock
-        self._membership = Membership(boot.token)
+        self._token, self._hub, self._clock = config.token, hub, clock
+        self._membership = Membership(config.token)
         self._liveness = Liveness()
         self._brief: m.Brief | None = None
         self._initialization = Initialization(
-            self._membership, token=boot.token, send=hub.send_to, announce=self._announce
+            self._membership, token=config.token, send=hub.send_to, announce=self._announce
         )
         self._present: set[str] = set()
         self._launched_at: dict[str, float] = {}

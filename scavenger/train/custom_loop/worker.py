@@ -150,20 +150,20 @@ class LoopLink:
         self._socket.socket.send_multipart([lm.encode(message), *frames], copy=copy or not frames)
 
 
-def serve(context: zmq.Context[Any], boot: ProcessConfiguration, socket: Dealer) -> None:
+def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Dealer) -> None:
     """Run the user's `module:function` in this process until it returns or the worker is ordered to end.
 
     Raises:
         TrainingCodeError: If there is no such function, or it returns without having called `loop.init`.
     """
-    link = LoopLink(boot.name, socket)
-    heartbeat = Heartbeat(context, boot, link.status)
+    link = LoopLink(config.name, socket)
+    heartbeat = Heartbeat(context, config, link.status)
     heartbeat.start()
     try:
         sdk.connect(link)
-        _function(boot.train, boot.job_dir)()
+        _function(config.train, config.job_dir)()
         if not link.entered:
-            raise TrainingCodeError(f"{boot.train} ended without calling loop.init")
+            raise TrainingCodeError(f"{config.train} ended without calling loop.init")
         link.finish()
     except sdk.Left as left:
         log.info("the worker leaves: %s", left)

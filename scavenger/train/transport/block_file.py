@@ -22,15 +22,15 @@ def create_block() -> int:
         return os.dup(file.fileno())
 
 
-def open_block(boot: ProcessConfiguration) -> int:
+def open_block(config: ProcessConfiguration) -> int:
     """Open the block that a process works on: the inherited one, the one at the configured path, or a new one.
 
     Raises:
         OSError: If the configured path does not exist, or is no job's block of this user.
     """
-    if boot.memory_fd >= 0:
-        return boot.memory_fd
-    return _open_other(boot.memory) if boot.memory else create_block()
+    if config.memory_fd >= 0:
+        return config.memory_fd
+    return _open_other(config.memory) if config.memory else create_block()
 
 
 def block_path(fd: int) -> str:

@@ -20,12 +20,12 @@ class Heartbeat:
 
     Args:
         context: The ZeroMQ context.
-        boot: The process's configuration.
+        config: The process's configuration.
         status: Returns the heartbeat to send; called from the thread.
     """
 
-    def __init__(self, context: Any, boot: ProcessConfiguration, status: Callable[[], Beat]) -> None:
-        self._context, self._boot, self._status = context, boot, status
+    def __init__(self, context: Any, config: ProcessConfiguration, status: Callable[[], Beat]) -> None:
+        self._context, self._config, self._status = context, config, status
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -34,10 +34,10 @@ class Heartbeat:
         self._thread.start()
 
     def _run(self) -> None:
-        boot = self._boot
-        keys = (boot.public_key.encode(), boot.secret_key.encode())
-        name = boot.name + HEARTBEAT_SUFFIX
-        socket = Dealer(self._context, name, boot.coordinator, boot.server_key.encode(), keys)
+        config = self._config
+        keys = (config.public_key.encode(), config.secret_key.encode())
+        name = config.name + HEARTBEAT_SUFFIX
+        socket = Dealer(self._context, name, config.coordinator, config.server_key.encode(), keys)
         while not self._ended.wait(HEARTBEAT_S):
             socket.send(self._status())
         socket.close()
