@@ -1,7 +1,8 @@
-"""Named places where a fault can be injected: `SCAV_FAIL=name:kill|stop|raise@n[,...]`, else nothing happens.
+"""Failpoints: named points in the code where `SCAV_FAIL=name:kill|stop|raise@n[,...]` injects a fault.
 
-The n-th time (from 1) that a process comes to the place, it kills itself, stops itself (SIGSTOP) or raises.
-`NAME/process` limits it to one process, such as `worker.computed/w1:kill@3`.
+The n-th time (from 1) that a process reaches the point, it kills itself, stops itself (SIGSTOP) or raises an exception.
+`NAME/process` limits the fault to one process, such as `worker.computed/w1:kill@3`. Without the environment
+variable, failpoints do nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ POINTS = (
 
 
 class FailpointError(RuntimeError):
-    """What a failpoint raises."""
+    """The exception that a failpoint with the action `raise` raises."""
 
 
 @dataclass(slots=True)
@@ -48,15 +49,15 @@ _faults: dict[str, _Fault] = {}
 
 
 def load_failpoints(process: str) -> None:
-    """Arm what the environment asks of this process.
+    """Arm the faults that the environment variable requests for this process.
 
     Raises:
-        ValueError: If it asks for what there is not: a fault that cannot fire proves nothing.
+        ValueError: If it names an unknown failpoint or action: a test whose fault cannot fire proves nothing.
     """
     _faults.clear()
     for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
-        place, _, rest = entry.partition(":")
-        name, _, only = place.partition("/")
+        where, _, rest = entry.partition(":")
+        name, _, only = where.partition("/")
         action, _, count = rest.partition("@")
         if name not in POINTS or action not in ("kill", "stop", "raise") or not (count or "1").isdigit():
             raise ValueError(f"{VARIABLE} has no {entry!r}")
@@ -65,7 +66,7 @@ def load_failpoints(process: str) -> None:
 
 
 def fail_here(name: str) -> None:
-    """Come to a failpoint."""
+    """Inject the fault that is armed for this failpoint, if there is one and its turn has come."""
     if not _faults:
         return
     fault = _faults.get(name)
@@ -74,7 +75,7 @@ def fail_here(name: str) -> None:
     fault.left -= 1
     if fault.left != 0:
         return
-    os.write(2, f"failpoint {name}: {fault.action}\n".encode())  # unbuffered: there may be no later
+    os.write(2, f"failpoint {name}: {fault.action}\n".encode())  # unbuffered: the process may die next
     if fault.action == "raise":
         raise FailpointError(name)
     os.kill(os.getpid(), signal.SIGKILL if fault.action == "kill" else signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""What is trained, and how long it may take about it."""
+"""The training code of a job and the time limits of its workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ __all__ = ["JobSource", "Timeouts"]
 
 @dataclass(frozen=True, slots=True)
 class JobSource:
-    """Where the training code is: `module:object` beside `job_dir`, and the seed it is built with.
+    """Where the training code is and how to run it.
 
-    `job_id`: of the job, for log records; empty where it has none.
+    Attributes:
+        train: The training code, as `module:object`.
+        job_dir: Directory that the module is imported from.
+        seed: Random seed that the model and data are built with.
+        threads: Threads that a worker computes with.
+        job_id: The job's id, for log records; empty if it has none.
     """
 
     train: str
@@ -24,12 +29,12 @@ class JobSource:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long workers may take before they count as hung, seconds.
+    """Time limits, in seconds, after which workers count as hung.
 
     Attributes:
-        start_s: For a worker to get ready.
-        step_s: For a step to be applied.
-        evaluation_s: For an evaluation; None for `scavenger.elastic.liveness.evaluation_limit_s`.
+        start_s: Limit for a worker to become ready.
+        step_s: Limit for a step to be applied.
+        evaluation_s: Limit for an evaluation; None to use `scavenger.elastic.liveness.evaluation_limit_s`.
     """
 
     start_s: float

@@ -1,27 +1,27 @@
-"""What the processes of a job, and the files that they share, are called."""
+"""Names of a job's processes and of the files that they share."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["BEATING", "SUPERVISOR", "aggregator_name", "coordinator_name", "partial_model"]
+__all__ = ["HEARTBEAT_SUFFIX", "SUPERVISOR", "aggregator_name", "coordinator_name", "partial_model"]
 
-BEATING = "!"
-"""What a process's name ends with where it only says that it lives."""
+HEARTBEAT_SUFFIX = "!"
+"""Suffix of a process's name on the connection that carries only its heartbeats."""
 SUPERVISOR = ""
-"""The supervisor itself, among those whom a coordinator speaks to."""
+"""The supervisor's name, as sender and receiver of the coordinator's messages."""
 
 
 def aggregator_name(index: int) -> str:
-    """A job's aggregator by its place; the first one sequences."""
+    """Return the name of a job's aggregator by its index; aggregator 0 is the sequencer."""
     return f"aggregator-{index}"
 
 
 def coordinator_name(token: int) -> str:
-    """Each coordinator of a job has a name of its own, so that one that was replaced can be told by it."""
+    """Return the name of the coordinator with this token; a coordinator that replaces another has a different name."""
     return f"coordinator-{token}"
 
 
 def partial_model(path: Path) -> Path:
-    """What a model's file is called as long as it is not whole; Keras insists on the ending."""
+    """Return the temporary path of a model file until it is complete; Keras requires the file extension."""
     return path.with_name(f".{path.stem}.partial.keras")

@@ -1,4 +1,4 @@
-"""What workers and aggregators run: `python -m scavenger.train.process`, bootstrap on standard input."""
+"""Entry point of a job's processes: `python -m scavenger.train.process`, process configuration on standard input."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ log = logging.getLogger("scavenger.train.process")  # this module is `__main__`
 
 
 def _ignore(line: bytes) -> None:
-    """Nobody listens to the leader."""
+    """Ignore a line that the engine sent."""
 
 
-def _bootstrap(hear: Callable[[bytes], None] = _ignore) -> m.ProcessConfiguration:
-    """Read the first line of standard input, and end with the process at its other end.
+def _read_configuration(on_line: Callable[[bytes], None] = _ignore) -> m.ProcessConfiguration:
+    """Read the process configuration from standard input, and end this process when the parent process ends.
 
-    That one holds the pipe open as long as it lives. The kernel's own signal on a parent's death would not
-    do: it comes when the *thread* that started the process ends.
+    The parent holds the pipe open as long as it lives. The kernel's own parent-death signal is no substitute:
+    it is sent when the *thread* that started the process ends.
 
     Args:
-        hear: Called, in a thread of its own, with each further line (`Engine.tell`), without its end; what it
-            raises is shown and changes nothing. As long as it does not return, the other end is not watched.
+        on_line: Called, in a separate thread, with each further line (`Engine.tell`), without its line break. An
+            exception that it raises is printed and otherwise ignored. Until it returns, the parent is not watched.
     """
     pipe = os.fdopen(os.dup(0), "rb")
     with open(os.devnull, "rb") as nothing:
@@ -49,10 +49,10 @@ def _bootstrap(hear: Callable[[bytes], None] = _ignore) -> m.ProcessConfiguratio
     line = pipe.readline()
 
     def watch() -> None:
-        for told in pipe:
+        for further in pipe:
             try:
-                hear(told.rstrip(b"\n"))
-            except Exception:  # noqa: BLE001 - a life line holds whatever is said on it
+                on_line(further.rstrip(b"\n"))
+            except Exception:  # noqa: BLE001 - the parent must be watched whatever the callback raises
                 traceback.print_exc()
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)
@@ -63,68 +63,68 @@ def _bootstrap(hear: Callable[[bytes], None] = _ignore) -> m.ProcessConfiguratio
 
 
 def main() -> int:
-    """Run one role until it is told to quit; returns the exit status."""
+    """Run the role in the process configuration until it ends; returns the exit status."""
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    boot = _bootstrap(lines.put)
+    config = _read_configuration(lines.put)
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    chosen = logs.Settings(boot.logs.level, boot.logs.format)
-    logs.set_up(boot.name, chosen, job_id=boot.logs.job_id)
-    log.info("%s begins, process %d", boot.role, os.getpid())
-    load_failpoints(boot.name)
+    chosen = logs.Settings(config.logs.level, config.logs.format)
+    logs.set_up(config.name, chosen, job_id=config.logs.job_id)
+    log.info("%s begins, process %d", config.role, os.getpid())
+    load_failpoints(config.name)
     context = zmq.Context()
-    if boot.role == "pool":
+    if config.role == "pool":
         return _serve_jobs(context, lines)
-    keys = (boot.public_key.encode(), boot.secret_key.encode())
-    seat = HubConnection(context, boot.name, boot.coordinator, boot.server_key.encode(), keys)
+    keys = (config.public_key.encode(), config.secret_key.encode())
+    hub = HubConnection(context, config.name, config.coordinator, config.server_key.encode(), keys)
     status = 0
     try:
-        _serve(boot, context, seat)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever user code raises is told
+        _serve(config, context, hub)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - every exception of user code is reported
         traceback.print_exc()
         kind, message = "internal", f"{type(error).__name__}: {error}"
-        if boot.role in ("loop", "worker"):
-            kind, message = describe_failure(error, boot.job_dir)
-        if boot.role == "coordinator":
-            seat.send_to("", m.Failed(kind, message))
+        if config.role in ("loop", "worker"):
+            kind, message = describe_failure(error, config.job_dir)
+        if config.role == "coordinator":
+            hub.send_to("", m.Failed(kind, message))
         else:
-            seat.send(m.Failed(kind, message))
+            hub.send(m.Failed(kind, message))
         status = 1
-    log.info("%s ends with status %d", boot.role, status)
-    seat.close()
-    context.destroy(linger=_LINGER_MS)  # with whatever sockets a failure has left open
+    log.info("%s ends with status %d", config.role, status)
+    hub.close()
+    context.destroy(linger=_LINGER_MS)  # also closes sockets that a failure has left open
     return status
 
 
 def _serve_jobs(context: Any, lines: queue.SimpleQueue[bytes]) -> int:
-    """Serve the parts of jobs that the pool tells of, until the pool ends."""
+    """Serve the model shards that the pool assigns to this process, until the pool ends."""
     from scavenger.train.aggregation.pool import PooledShards
 
-    seats = PooledShards(context)
+    shards = PooledShards(context)
     while True:
-        seats.serve(lines.get())
+        shards.serve(lines.get())
 
 
-def _serve(boot: m.ProcessConfiguration, context: Any, seat: HubConnection) -> None:
+def _serve(config: m.ProcessConfiguration, context: Any, hub: HubConnection) -> None:
     """Run the role until it ends."""
-    match boot.role:
+    match config.role:
         case "aggregator":
             from scavenger.train.aggregation.aggregator import Aggregator
 
-            Aggregator(context, boot, seat).run()
+            Aggregator(context, config, hub).run()
         case "coordinator":
             from scavenger.train.coordinator.coordinator import Coordinator
 
-            Coordinator(boot, seat).run()
+            Coordinator(config, hub).run()
         case "loop":
             from scavenger.train.custom_loop.worker import serve
 
-            serve(context, boot, seat)
+            serve(context, config, hub)
         case _:
             from scavenger.train.worker.worker import Worker
 
-            Worker(context, boot, seat, new_keys()).run()
+            Worker(context, config, hub, new_keys()).run()
 
 
 if __name__ == "__main__":

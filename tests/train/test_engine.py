@@ -197,7 +197,7 @@ def hear(line):
     print(line.decode(), flush=True)
     if line == b"bad": raise ValueError("not understood")
     if line == b"last": last.set()
-name = process._bootstrap(hear).name
+name = process._read_configuration(hear).name
 last.wait()
 print(name)
 """

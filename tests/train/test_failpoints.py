@@ -1,4 +1,4 @@
-"""Failpoints: a fault happens where, when and to whom it was asked for, and says so."""
+"""Failpoints: a fault happens at the requested point, time and process, and is logged."""
 
 from __future__ import annotations
 

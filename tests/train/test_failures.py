@@ -1,4 +1,4 @@
-"""Training code that fails is told from machines that fail, in one line that names the place."""
+"""Failures of the training code are told apart from failures of machines, in one line that names the source line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 def fails(name: str, work_dir: Path, *, step_s: float = 60.0) -> tuple[ScavengerError, Run]:
-    """The error that ends a job of one worker, and what was left of the job."""
+    """Return the error that ends a job of one worker, and the job's run."""
     run = Run(f"broken:{name}", work_dir, step_s=step_s)
     with run, pytest.raises(ScavengerError) as caught:
         run.begin(1, 20).train(10_000)

@@ -1,4 +1,4 @@
-"""Every job has keys of its own: whoever lacks them gets nothing, does nothing, and sees nothing."""
+"""Every job has its own keys: a process without them can neither send, receive nor read messages."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def context() -> Iterator[Any]:
     made.destroy(linger=0)
 
 
-def _stranger(context: Any, address: str, server_key: bytes | None, keys: Keys | None) -> Any:
-    """A process that says it is the job's first worker."""
+def _intruder(context: Any, address: str, server_key: bytes | None, keys: Keys | None) -> Any:
+    """Connect as a process that claims to be the job's first worker."""
     made = context.socket(zmq.DEALER)
     made.setsockopt(zmq.IDENTITY, b"w0")
     made.setsockopt(zmq.LINGER, 0)
@@ -47,34 +47,34 @@ def _stranger(context: Any, address: str, server_key: bytes | None, keys: Keys |
     return made
 
 
-def _strangers(context: Any, address: str, of_another_job: Keys) -> list[Any]:
+def _intruders(context: Any, address: str, of_another_job: Keys) -> list[Any]:
     return [
-        _stranger(context, address, None, None),
-        _stranger(context, address, new_keys()[0], None),
-        _stranger(context, address, of_another_job[0], of_another_job),
+        _intruder(context, address, None, None),
+        _intruder(context, address, new_keys()[0], None),
+        _intruder(context, address, of_another_job[0], of_another_job),
     ]
 
 
-def test_nothing_that_a_stranger_says_arrives(context: Any) -> None:
+def test_messages_of_intruders_do_not_arrive(context: Any) -> None:
     router, other = Router(context, new_keys()), Router(context, new_keys())
     other_keys = new_keys()
-    strangers = _strangers(context, router.address, other_keys)
-    for stranger in strangers:
-        stranger.send(m.encode(m.Join()))
+    intruders = _intruders(context, router.address, other_keys)
+    for intruder in intruders:
+        intruder.send(m.encode(m.Join()))
     with socket.create_connection(router.address.removeprefix("tcp://").rsplit(":", 1)) as plain:  # type: ignore[arg-type]
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(200))
         assert not router.socket.poll(_SILENCE_S * 1000)
-    for stranger in strangers:
-        assert not stranger.poll(0)
+    for intruder in intruders:
+        assert not intruder.poll(0)
     other.close()
     router.close()
 
 
-def test_one_with_the_jobs_key_is_heard_beside_strangers(context: Any) -> None:
+def test_one_with_the_jobs_key_is_heard_among_intruders(context: Any) -> None:
     keys = new_keys()
     router = Router(context, keys)
-    for stranger in _strangers(context, router.address, new_keys()):
-        stranger.send(m.encode(m.Join()))
+    for intruder in _intruders(context, router.address, new_keys()):
+        intruder.send(m.encode(m.Join()))
     dealer = Dealer(context, "w1", router.address, keys[0], new_keys())
 
     dealer.send(m.Join())
@@ -169,33 +169,33 @@ def test_a_listener_on_the_wire_sees_no_gradient_and_no_message(context: Any) ->
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_undisturbed_while_strangers_knock_at_all_its_doors(
+def test_a_job_goes_on_undisturbed_while_intruders_connect_to_all_its_sockets(
     context: Any, tmp_path: Path
 ) -> None:
     with Run("small:slow", tmp_path, aggregators=2, remote=("w0", "w1")) as run:
         run.begin(2, 32)
         run.train(5)
-        (hub,) = {run.supervisor._hub.address}
+        (hub,) = {run.supervisor._processes.hub.address}
         ports = _listening(run)
         assert len(ports) == 2, "an aggregator listens elsewhere, or more than once"
         assert hub.startswith("tcp://127.0.0.1:")
-        doors = [hub, *(f"tcp://127.0.0.1:{port}" for port in ports)]
-        strangers = [one for door in doors for one in _strangers(context, door, new_keys())]
-        said = [
+        addresses = [hub, *(f"tcp://127.0.0.1:{port}" for port in ports)]
+        intruders = [one for address in addresses for one in _intruders(context, address, new_keys())]
+        messages = [
             m.Join(),
             m.Pull(run.steps[-1].step, 1),
             m.Quit(),
-            m.Failed("code", "a stranger says so"),
+            m.Failed("code", "an intruder says so"),
             m.Contributed(
                 run.views[-1].number, run.steps[-1].step + 1, 1, 16, (0, 1), 0.0, 0.0, float("nan"), 0.0
             ),
         ]
-        for stranger in strangers:
-            for message in said:
-                stranger.send(m.encode(message))
-            stranger.send_multipart([m.encode(m.Chunk(1, 0, 1 << 62, 0, 1)), b"\xff" * 100])
+        for intruder in intruders:
+            for message in messages:
+                intruder.send(m.encode(message))
+            intruder.send_multipart([m.encode(m.Chunk(1, 0, 1 << 62, 0, 1)), b"\xff" * 100])
         run.train(12)
-        assert not any(stranger.poll(0) for stranger in strangers)
+        assert not any(intruder.poll(0) for intruder in intruders)
         got = run.finish()
 
     assert not run.lost
@@ -204,7 +204,7 @@ def test_a_job_goes_on_undisturbed_while_strangers_knock_at_all_its_doors(
 
 
 def _listening(run: Run) -> list[int]:
-    """Ports at which the job's aggregators listen, all of them on the loopback address."""
+    """Return the ports at which the job's aggregators listen, all of them on the loopback address."""
     import psutil
 
     found = []

@@ -1,4 +1,4 @@
-"""A training loop of one's own: its payloads, its rules of use, and real workers that come, go and die."""
+"""Custom training loops: payloads, rules of use, and real workers that join, leave and die."""
 
 from __future__ import annotations
 
@@ -79,15 +79,15 @@ def test_an_array_larger_than_a_frame_travels_in_several(monkeypatch: pytest.Mon
         lambda headers, frames: ((lm.TensorHeader("a", "<f8", (1 << 40,)), headers[1]), frames),
     ],
 )
-def test_frames_that_are_not_what_was_announced_are_refused(spoil: Callable[[Any, Any], Any]) -> None:
+def test_frames_that_do_not_fit_their_headers_are_refused(spoil: Callable[[Any, Any], Any]) -> None:
     headers, frames = lm.pack({"a": np.ones(4), "b": np.ones(2)})
 
-    with pytest.raises(ValueError, match=r"frames|twice|announced"):
+    with pytest.raises(ValueError, match=r"frames|same name|announce"):
         lm.unpack(*spoil(headers, [bytes(frame) for frame in frames]))
 
 
-def test_objects_do_not_travel() -> None:
-    with pytest.raises(ValueError, match="only numbers"):
+def test_arrays_of_objects_cannot_be_sent() -> None:
+    with pytest.raises(ValueError, match="only arrays of numbers"):
         lm.pack({"a": np.array([object()])})
 
 
@@ -132,7 +132,7 @@ def test_what_is_not_finite_is_not_averaged(bad: float) -> None:
 
 
 class Alone:
-    """A link to nobody: shards in their order, and the mean is what this worker pushed."""
+    """A link without other workers: shards come in order, and the mean is what this worker pushed."""
 
     worker = "w0"
 
@@ -301,7 +301,7 @@ def test_there_must_be_samples(link: Alone, sizes: list[int]) -> None:
 
 
 class Drive:
-    """A run, and all that it has told."""
+    """A run, and all events that it has returned."""
 
     def __init__(self, work_dir: Path, *, train: str = "train", workers: int = 3, **options: Any) -> None:
         self.run = LoopRun.open(
@@ -329,7 +329,7 @@ class Drive:
 
 
 def surviving(events: Sequence[LoopEvent]) -> list[StepDone]:
-    """The steps that no rollback has undone."""
+    """Return the steps that no rollback has undone."""
     steps: list[StepDone] = []
     for event in events:
         if isinstance(event, StepDone):
@@ -340,7 +340,7 @@ def surviving(events: Sequence[LoopEvent]) -> list[StepDone]:
 
 
 def replayed(steps: Sequence[StepDone], small: Any, replica: Any) -> Any:
-    """What one process makes of the same batches."""
+    """Train one process on the same batches, and return its model."""
     for step in steps:
         x = np.concatenate([small.X[part.shard][part.start : part.stop] for _, part in step.parts])
         y = np.concatenate([small.Y[part.shard][part.start : part.stop] for _, part in step.parts])

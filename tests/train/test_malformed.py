@@ -1,4 +1,4 @@
-"""Whatever arrives, a process goes on: what is no message is dropped and counted, what makes no sense is refused."""
+"""Processes survive any input: invalid messages are dropped and counted, inconsistent ones are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scavenger.elastic.quarantine import Cause
 from scavenger.errors import MessageError
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.coordinator.coordinator import Coordinator
-from scavenger.train.names import BEATING, SUPERVISOR, aggregator_name
+from scavenger.train.names import HEARTBEAT_SUFFIX, SUPERVISOR, aggregator_name
 from scavenger.train.supervisor.events import Warned
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import Dealer, HubConnection, Malformed, Router, new_keys
@@ -28,7 +28,7 @@ WITHIN_MS = 5000
 PEERS = (
     "w0",
     "w1",
-    f"w0{BEATING}",
+    f"w0{HEARTBEAT_SUFFIX}",
     "w-1",
     "wx",
     "",
@@ -43,7 +43,7 @@ PEERS = (
 
 
 def _values(kind: Any) -> st.SearchStrategy[Any]:
-    """Values that a field takes, on the wire."""
+    """Generate the encoded values that a field takes."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is typing.Annotated:
         return _values(inner[0])
@@ -246,8 +246,8 @@ def test_steps_and_epochs_are_believed_of_the_one_that_sequences_alone(tmp_path:
 # ---- the coordinator ---------------------------------------------------------------------------------------
 
 
-class _Place(HubConnection):
-    """A seat without a socket."""
+class _StubHub(HubConnection):
+    """A connection to the hub without a socket."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, m.Message]] = []
@@ -267,15 +267,15 @@ BRIEF = m.Brief(
 
 @given(said=st.lists(st.tuples(names.filter(lambda name: name != SUPERVISOR), well_formed), max_size=25))
 @settings(max_examples=60)
-def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, bytes]]) -> None:
-    seat = _Place()
-    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), seat)
+def test_the_coordinator_survives_any_messages(said: list[tuple[str, bytes]]) -> None:
+    hub = _StubHub()
+    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), hub)
     coordinator._take(SUPERVISOR, BRIEF)
     for peer, data in said:
         if is_message(data):
             coordinator._take(peer, m.decode(data))
             coordinator._publish()
-    # and does its part for those who make sense
+    # and still handles valid messages
     coordinator._take(SUPERVISOR, m.Rewind(None))
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
     for index in range(len(BRIEF.aggregators)):
@@ -283,8 +283,8 @@ def test_the_coordinator_goes_on_whatever_processes_say(said: list[tuple[str, by
     assert coordinator._initialization.complete
 
 
-def test_who_claims_to_be_another_aggregator_is_not_heard() -> None:
-    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _Place())
+def test_messages_of_a_process_that_claims_to_be_another_aggregator_are_ignored() -> None:
+    coordinator = Coordinator(bootstrap("coordinator", "coordinator-1", token=1), _StubHub())
     coordinator._take(SUPERVISOR, BRIEF)
     at = m.AggregatorAddress("tcp://127.0.0.1:9", "key", "here")
     coordinator._take("aggregator-1", m.AggregatorReady(1, at, False, False))
@@ -299,7 +299,7 @@ def test_who_claims_to_be_another_aggregator_is_not_heard() -> None:
 
 
 class _Hub(Dealer):
-    """A way to the supervisor that leads nowhere."""
+    """A connection to the supervisor that only records what is sent."""
 
     def __init__(self, context: Any) -> None:
         self.socket = context.socket(zmq.DEALER)
@@ -312,7 +312,7 @@ class _Hub(Dealer):
 
 @pytest.fixture(scope="module")
 def aggregator(context: Any) -> Iterator[Aggregator]:
-    """One that serves: the first of two, with a view in which `w0` trains."""
+    """Make a running aggregator: the first of two, with a view in which `w0` trains."""
     public, secret = new_keys()
     hub = Router(context, new_keys())
     boot = msgspec.structs.replace(

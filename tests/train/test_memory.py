@@ -1,4 +1,4 @@
-"""The shared block: sections that never overlap, records that are whole, and memory that is given back."""
+"""The shared-memory block: sections never overlap, records are never half written, and memory is freed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""That memory ran out is said only where the kernel counted it."""
+"""A process's end is attributed to a lack of memory only if the kernel counted it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ for name, program in (("hog", hog), ("sleeper", sleeper)):
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A memory cgroup of 200 MB; skips where none can be made."""
+    """Make a memory cgroup of 200 MB; skip the test if that is impossible."""
     mounted = Path("/sys/fs/cgroup/memory")
     parent, limit = (mounted, "memory.limit_in_bytes") if mounted.is_dir() else (mounted.parent, "memory.max")
     folder = parent / f"scavenger-test-{uuid.uuid4().hex[:8]}"

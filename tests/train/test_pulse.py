@@ -1,4 +1,4 @@
-"""Heartbeats come from a thread that begins at `start` and ends at `close`."""
+"""Heartbeats are sent by a thread that `start` starts and `close` ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 import zmq
 
-from scavenger.train.names import BEATING
+from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.sockets import Router, new_keys
@@ -15,28 +15,28 @@ WITHIN_MS = 5000
 
 
 def beating() -> bool:
-    return any(thread.name == "pulse" for thread in threading.enumerate())
+    return any(thread.name == "heartbeat" for thread in threading.enumerate())
 
 
-def test_it_beats_from_start_to_close_and_not_before() -> None:
+def test_heartbeats_are_sent_from_start_to_close_and_not_before() -> None:
     context, keys, own = zmq.Context(), new_keys(), new_keys()
     hub = Router(context, keys)
     boot = m.ProcessConfiguration(
         "worker", "w0", hub.address, keys[0].decode(), own[0].decode(), own[1].decode(), -1
     )
-    pulse = Heartbeat(context, boot, lambda: m.Beat(step=7))
+    heartbeat = Heartbeat(context, boot, lambda: m.Beat(step=7))
     assert not beating()
 
-    pulse.start()
+    heartbeat.start()
     assert hub.socket.poll(WITHIN_MS)
-    assert next(hub.receive())[:2] == ("w0" + BEATING, m.Beat(step=7))
-    pulse.close()
+    assert next(hub.receive())[:2] == ("w0" + HEARTBEAT_SUFFIX, m.Beat(step=7))
+    heartbeat.close()
     assert not beating()
     hub.close()
     context.destroy(linger=0)
 
 
-def test_one_that_never_began_can_be_closed() -> None:
+def test_heartbeats_that_never_started_can_be_closed() -> None:
     context, own = zmq.Context(), new_keys()
     boot = m.ProcessConfiguration(
         "worker", "w0", "tcp://127.0.0.1:9", "", own[0].decode(), own[1].decode(), -1

@@ -23,7 +23,7 @@ EVERY = bool(os.environ.get("SCAVENGER_EVERYTHING"))
 NAME, DATASET, B, EPOCHS = "adam", 170, 34, 4
 STEPS = EPOCHS * DATASET // B
 LIMIT_S = 60.0
-"""A job that takes longer hangs."""
+"""A job that takes longer than this, in seconds, hangs."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,15 @@ CHOSEN = [
     for action in ("kill", "stop")
     if EVERY or action in case.often
 ]
-_OVER_THE_WIRE = ("worker.pushed_some", "worker.pulling")
-"""Where payloads travel: come to by a worker that does not share the aggregators' memory."""
+_BETWEEN_HOSTS = ("worker.pushed_some", "worker.pulling")
+"""Failpoints in the transfer of payloads, which only a worker that does not share the aggregators' memory reaches."""
 
 
 @pytest.mark.parametrize(("case", "action"), CHOSEN)
 def test_a_fault_at_a_failpoint_changes_nothing_but_the_time(case: Case, action: str, tmp_path: Path) -> None:
     fault = case.fault(action)
     faults = [entry for entry in (fault, case.because) if entry]
-    remote = ("w1",) if case.point in _OVER_THE_WIRE else ()
+    remote = ("w1",) if case.point in _BETWEEN_HOSTS else ()
     with Run(
         f"small:{NAME}",
         tmp_path,
@@ -242,7 +242,7 @@ def test_everything_but_the_command_dies_within_seconds(tmp_path: Path) -> None:
 
 
 def _gone(run: Run, process: str, pid: int) -> bool:
-    """The end of a process has been seen: nobody of that name runs, or another."""
+    """Whether the end of a process was noticed: no process of that name runs, or a new one does."""
     return process not in run.engine.running or run.pid(process) != pid
 
 

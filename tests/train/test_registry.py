@@ -26,7 +26,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def book(clock: Clock) -> ProcessRegistry:
+def registry(clock: Clock) -> ProcessRegistry:
     """A coordinator, an aggregator and three workers, of which the last is on another type of VM."""
     made = ProcessRegistry(cast(Engine, StubEngine()), clock)
     made.launched("coordinator-1", Role.COORDINATOR, token=1)
@@ -36,22 +36,24 @@ def book(clock: Clock) -> ProcessRegistry:
     return made
 
 
-def states(book: ProcessRegistry) -> dict[str, str]:
-    return {process.name: process.state for process in book.processes()}
+def states(registry: ProcessRegistry) -> dict[str, str]:
+    return {process.name: process.state for process in registry.processes()}
 
 
-def test_workers_stay_until_they_are_asked_to_leave_let_go_expelled_or_ended(book: ProcessRegistry) -> None:
-    assert book.alive == ("w0", "w1", "w2")
-    book.ask_to_leave(["w0", "one that never was"])
-    assert book.departing == ("w0",)
-    assert book.leaving("w0")
-    assert not book.leaving("w0"), "it is let go once"
-    book.expel("w1", "was silent")
-    book.ended("w2", "was killed by SIGKILL")
+def test_workers_stay_until_they_are_asked_to_leave_let_go_expelled_or_ended(
+    registry: ProcessRegistry,
+) -> None:
+    assert registry.alive == ("w0", "w1", "w2")
+    registry.ask_to_leave(["w0", "one that never was"])
+    assert registry.departing == ("w0",)
+    assert registry.leaving("w0")
+    assert not registry.leaving("w0"), "it is released once"
+    registry.expel("w1", "was silent")
+    registry.ended("w2", "was killed by SIGKILL")
 
-    assert book.alive == book.departing == ()
-    assert [worker.name for worker in book.let_go] == ["w0"]
-    assert not book.leaving("w2"), "it has ended"
+    assert registry.alive == registry.departing == ()
+    assert [worker.name for worker in registry.let_go] == ["w0"]
+    assert not registry.leaving("w2"), "it has ended"
 
 
 @pytest.mark.parametrize(
@@ -66,55 +68,57 @@ def test_workers_stay_until_they_are_asked_to_leave_let_go_expelled_or_ended(boo
     ],
 )
 def test_how_a_process_ended_follows_from_its_status(
-    book: ProcessRegistry, before: Status, meant: bool, state: str, cause: str
+    registry: ProcessRegistry, before: Status, meant: bool, state: str, cause: str
 ) -> None:
-    book["w0"].status = before
-    book.ended("w0", "was killed", meant=meant)
+    registry["w0"].status = before
+    registry.ended("w0", "was killed", expected=meant)
 
-    assert states(book)["w0"] == state
-    assert book["w0"].cause == cause
+    assert states(registry)["w0"] == state
+    assert registry["w0"].cause == cause
 
 
-def test_why_one_was_expelled_is_told_rather_than_the_signal_that_ended_it(book: ProcessRegistry) -> None:
-    book.expel("w0", "was silent")
-    book.ended("w0", "was killed by SIGKILL")
+def test_why_one_was_expelled_is_shown_rather_than_the_signal_that_ended_it(
+    registry: ProcessRegistry,
+) -> None:
+    registry.expel("w0", "was silent")
+    registry.ended("w0", "was killed by SIGKILL")
 
-    assert book["w0"].cause == "was silent"
+    assert registry["w0"].cause == "was silent"
 
 
 def test_what_is_paid_for_is_what_has_not_ended_and_time_ends_with_the_process(
-    book: ProcessRegistry, clock: Clock
+    registry: ProcessRegistry, clock: Clock
 ) -> None:
     clock.now_s += 10.0
-    book.leaving("w0")
-    assert book.existing == {"small": 2, "large": 1}, "it is paid for until it has ended"
-    book.ended("w0", "")
+    registry.leaving("w0")
+    assert registry.existing == {"small": 2, "large": 1}, "it is paid for until it has ended"
+    registry.ended("w0", "")
     clock.now_s += 5.0
 
-    assert book.existing == {"small": 1, "large": 1}
-    assert book.worker_seconds() == {"small": 10.0 + 15.0, "large": 15.0}
+    assert registry.existing == {"small": 1, "large": 1}
+    assert registry.worker_seconds() == {"small": 10.0 + 15.0, "large": 15.0}
 
 
 def test_the_newest_coordinator_comes_first_and_a_restarted_aggregator_keeps_its_place(
-    book: ProcessRegistry,
+    registry: ProcessRegistry,
 ) -> None:
-    book.beat("aggregator-0", m.Beat(step=7, view=2))
-    book.expel("coordinator-1", "was silent")
-    book.launched("coordinator-2", Role.COORDINATOR, token=2)
-    names = [process.name for process in book.processes()]
+    registry.beat("aggregator-0", m.Beat(step=7, view=2))
+    registry.expel("coordinator-1", "was silent")
+    registry.launched("coordinator-2", Role.COORDINATOR, token=2)
+    names = [process.name for process in registry.processes()]
 
     assert names == ["coordinator-2", "coordinator-1", "aggregator-0", "w0", "w1", "w2"]
-    assert (book.processes()[0].step, book.processes()[0].view) == (7, 2), "as the sequencer tells"
-    book.ended("aggregator-0", "was killed")
-    book.launched("aggregator-0", Role.AGGREGATOR)
-    assert [process.name for process in book.processes()] == names
-    assert states(book)["aggregator-0"] == "training"
-    assert book["aggregator-0"].cause == ""
+    assert (registry.processes()[0].step, registry.processes()[0].view) == (7, 2), "as the sequencer reports"
+    registry.ended("aggregator-0", "was killed")
+    registry.launched("aggregator-0", Role.AGGREGATOR)
+    assert [process.name for process in registry.processes()] == names
+    assert states(registry)["aggregator-0"] == "training"
+    assert registry["aggregator-0"].cause == ""
 
 
-def test_a_view_never_shrinks_in_what_a_process_is_said_to_be_in(book: ProcessRegistry) -> None:
-    book.beat("w0", m.Beat(step=3, view=4))
-    book.beat("w0", m.Beat(step=4, view=0))
-    book.beat("nobody", m.Beat(step=1, view=1))
+def test_the_view_number_of_a_process_never_shrinks(registry: ProcessRegistry) -> None:
+    registry.beat("w0", m.Beat(step=3, view=4))
+    registry.beat("w0", m.Beat(step=4, view=0))
+    registry.beat("nobody", m.Beat(step=1, view=1))
 
-    assert book["w0"].beat == m.Beat(step=4, view=4)
+    assert registry["w0"].beat == m.Beat(step=4, view=4)

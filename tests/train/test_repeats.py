@@ -1,4 +1,4 @@
-"""A worker on another host that is slow: its orders are repeated, and nothing is computed or sent twice for that."""
+"""A slow worker on another host: its orders are repeated, but nothing is computed or sent twice."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Host:
         monkeypatch.setattr(Router, "send", from_aggregator)
 
     def slow(self, made: Worker) -> None:
-        """Have each gradient take until the order for it has been repeated a few times."""
+        """Delay each gradient until the order for it has been repeated a few times."""
         compute = made._program.gradient
 
         def gradient(*arguments: Any, **options: Any) -> Any:
@@ -222,7 +222,7 @@ def test_the_newest_two_views_are_kept() -> None:
 
 @pytest.fixture
 def job() -> Iterator[tuple[SequencedJob, list[tuple[str, m.Message]]]]:
-    """Many workers in a view, and what they were sent."""
+    """Many workers in a view, and the messages that were sent to them."""
     fd = create_block()
     made = SequencedJob(fd, 300, 3)
     said: list[tuple[str, m.Message]] = []

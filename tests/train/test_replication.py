@@ -1,4 +1,4 @@
-"""What travels between blocks arrives whole or counts for nothing, and nobody writes where it may not."""
+"""Payloads between blocks arrive complete or do not count, and no process writes to another's slot."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def piece(number: int) -> Piece:
 
 
 def sent(source: Block, index: int, number: int) -> list[Sent]:
-    """What a worker pushes of a piece, as it is on the wire."""
+    """Return the encoded messages by which a worker pushes a piece."""
     payload = piece_payload(source, index, 1, number, piece(number))
     return [(chunk, bytes(data)) for chunk, data in payload.chunks()]
 
@@ -146,11 +146,11 @@ class Link:
             self._forth.append((message, None if data is None else bytes(data)))
 
     def order(self) -> None:
-        """The worker is told, for the first time or again, to compute the piece."""
+        """Order the worker, for the first time or again, to compute the piece."""
         self.results.push(CONTRIBUTED, {0: self.send})
 
     def carry(self, messages: int) -> None:
-        """The aggregator takes some of what is on its way, and the worker all answers."""
+        """Deliver some of the messages under way to the aggregator, and all answers to the worker."""
         for _ in range(min(messages, len(self._forth))):
             message, data = self._forth.popleft()
             if isinstance(message, Chunk):
@@ -261,14 +261,14 @@ def test_a_chunk_that_does_not_fit_is_refused_before_a_byte_is_written(
 
     assert not inbox.take(who, msgspec.structs.replace(GOOD, **changes), b"\xff" * size)
 
-    assert "refused a chunk" in capsys.readouterr().out
+    assert "rejected a chunk" in capsys.readouterr().out
     assert not any(target.range(LAYOUT.slot_at(SLOT - SLOTS_PER_WORKER), 3 * LAYOUT.state_bytes))
     assert not any(target.range(LAYOUT.slot_at(SLOT), LAYOUT.state_bytes))
     assert feed(inbox, sent(SOURCE, 0, 7))[-1], "what fits is taken after it"
 
 
 HEIR = f"w{2 + LAYOUT.workers_max}"
-"""Who has the place of `WORKER` after it."""
+"""The worker that reuses the slot of `WORKER`."""
 
 
 def inherited(number: int, source: Block) -> list[Sent]:
@@ -320,7 +320,9 @@ def wires() -> Iterator[Callable[[int, Pull], list[Sent]]]:
     parts = [ModelShard(fd, layout, index) for index in range(2)]
 
     def weights(index: int, pull: Pull) -> list[Sent]:
-        return [(chunk, bytes(data)) for chunk, data in weights_payload(parts[index].block, index, pull).chunks()]
+        return [
+            (chunk, bytes(data)) for chunk, data in weights_payload(parts[index].block, index, pull).chunks()
+        ]
 
     yield weights
     os.close(fd)
@@ -344,7 +346,7 @@ def test_weights_are_there_when_all_parts_of_the_step_are(wires: Callable[[int, 
     assert bytes(target.range(layout.state_at(5), layout.part_ranges[1][1])) == whole
     inbox.want(5)
     assert not inbox.lacking
-    inbox.want(5, anew=True)
+    inbox.want(5, changed=True)
     assert inbox.lacking == (0, 1), "they may have changed since"
 
 

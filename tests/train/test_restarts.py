@@ -1,4 +1,4 @@
-"""A restarted aggregator: all go over to it, and what was meant for the one before does not arrive."""
+"""A restarted aggregator: all processes connect to it, and messages for its predecessor do not arrive."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bootstraps(folder: Path, **options: Any) -> ProcessConfigurations:
 
 
 def address(boot: m.ProcessConfiguration) -> m.AggregatorAddress:
-    """Of a process that got the same port each time, on the same block."""
+    """Make the configuration of a process that gets the same port each time, on the same block."""
     return m.AggregatorAddress("tcp://127.0.0.1:5555", boot.data_public_key, "block")
 
 
@@ -68,7 +68,7 @@ def test_one_that_got_the_address_of_the_one_before_is_connected_to_and_initiali
 
 
 def _bound(context: Any, keys: Keys, address: str) -> Router:
-    """A router at a port that another one had, as soon as that is free."""
+    """Make a router at a port that another one used, as soon as it is free."""
     router = Router(context, keys)
     router.socket.unbind(router.address)
 

@@ -1,4 +1,4 @@
-"""What a supervisor does by itself, without any process: places of workers, and files that are not whole."""
+"""A supervisor without any process: slots of workers, and incomplete files."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport import shared_memory as memory
 from scavenger.train.transport.shared_memory import Layout
 
-PLACES = 3
+SLOTS = 3
 
 
 @pytest.fixture(autouse=True)
-def _few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_WORKERS_MAX", PLACES)
+def _few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_WORKERS_MAX", SLOTS)
 
 
-def place(worker: str) -> int:
+def slot_index(worker: str) -> int:
     return Layout.of(manifest()).place_of(worker_slot(worker))
 
 
 def roster(
     supervisor: Supervisor, *forgotten: str, states: tuple[str, ...] = (), settled: bool = False
 ) -> None:
-    """What the coordinator says: views without these have taken effect."""
+    """Receive a roster in which views without these workers have taken effect."""
     known = dict.fromkeys((*supervisor.alive, *states), "training")
     supervisor._take_roster(m.Roster(0, known, settled, 1, forgotten))
 
 
 def test_a_job_may_have_any_number_of_workers_one_after_the_other(tmp_path: Path) -> None:
     with stub_supervisor(tmp_path, workers=1) as (supervisor, engine):
-        for _ in range(5 * PLACES):
+        for _ in range(5 * SLOTS):
             (name,) = supervisor.alive
             (other,) = supervisor.launch(1)
             engine.die(name)
             supervisor.poll(0.0)
             roster(supervisor, name)
             assert supervisor.alive == (other,)
-            assert place(other) != place(name)
-        assert int(other[1:]) >= 5 * PLACES, "names, and so numbers of slots, are never given twice"
+            assert slot_index(other) != slot_index(name)
+        assert int(other[1:]) >= 5 * SLOTS, "names, and so slot numbers, are never used twice"
 
 
-def test_one_that_lives_long_keeps_its_place_while_others_come_and_go(tmp_path: Path) -> None:
+def test_one_that_lives_long_keeps_its_slot_while_others_come_and_go(tmp_path: Path) -> None:
     with stub_supervisor(tmp_path, workers=2) as (supervisor, engine):
-        for _ in range(5 * PLACES):
+        for _ in range(5 * SLOTS):
             name = supervisor.alive[-1]
             engine.die(name)
             supervisor.poll(0.0)
             roster(supervisor, name)
             (other,) = supervisor.launch(1)
-            assert place(other) != place("w0")
+            assert slot_index(other) != slot_index("w0")
         assert supervisor.alive == ("w0", other)
 
 
@@ -72,12 +72,12 @@ def test_nobody_gets_a_place_where_another_could_still_write_or_be_read(
         held = {"w0"}  # by one whose process is there, or whose gradients a step may count
         for _ in range(data.draw(st.integers(1, 25))):
             match data.draw(st.sampled_from(["launch", "expel", "die", "forget"])):
-                case "launch" if len(held) == PLACES:
-                    with pytest.raises(WorkersLostError, match=f"room for the gradients of {PLACES} workers"):
+                case "launch" if len(held) == SLOTS:
+                    with pytest.raises(WorkersLostError, match=f"room for the gradients of {SLOTS} workers"):
                         supervisor.launch(1)
                 case "launch":
                     (name,) = supervisor.launch(1)
-                    assert place(name) not in {place(other) for other in held}
+                    assert slot_index(name) not in {slot_index(other) for other in held}
                     held.add(name)
                 case "expel" if supervisor.alive:
                     # it counts as lost, but its process may wake up and write
@@ -95,7 +95,7 @@ def test_nobody_gets_a_place_where_another_could_still_write_or_be_read(
 
 
 def test_one_that_died_before_the_coordinator_did_gives_its_place_back_too(tmp_path: Path) -> None:
-    with stub_supervisor(tmp_path, workers=PLACES) as (supervisor, engine):
+    with stub_supervisor(tmp_path, workers=SLOTS) as (supervisor, engine):
         engine.die("w1")
         supervisor.poll(0.0)
         roster(
@@ -104,13 +104,13 @@ def test_one_that_died_before_the_coordinator_did_gives_its_place_back_too(tmp_p
         with pytest.raises(WorkersLostError):
             supervisor.launch(1)
         roster(supervisor, settled=True)
-        assert [place(name) for name in supervisor.launch(1)] == [place("w1")]
+        assert [slot_index(name) for name in supervisor.launch(1)] == [slot_index("w1")]
 
 
 def test_more_workers_than_a_model_has_room_for_are_refused_when_it_is_known(tmp_path: Path) -> None:
     with (
-        pytest.raises(WorkersLostError, match=f"{PLACES} workers of a model of this size"),
-        stub_supervisor(tmp_path, workers=PLACES + 1),
+        pytest.raises(WorkersLostError, match=f"the gradients of {SLOTS} workers"),
+        stub_supervisor(tmp_path, workers=SLOTS + 1),
     ):
         pass
 

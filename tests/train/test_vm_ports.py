@@ -100,7 +100,7 @@ def test_the_coordinator_finds_the_hub_also_where_vms_reach_it_by_another_machin
 
             def leads() -> bool:
                 supervisor.poll(0.02)
-                return supervisor._book["coordinator-1"].beat is not None
+                return supervisor._registry["coordinator-1"].beat is not None
 
             assert eventually(leads, within_s=20.0)
         finally:

@@ -1,8 +1,8 @@
-"""The coordinator process: leads one job. It may die at any time, and another takes its place.
+"""The coordinator process: leads one job. It may die at any time, and the supervisor starts another.
 
-It holds nothing that cannot be asked again: who is there is asked of everybody (`RollCall`), where the job stands
-of the sequencer, what was last wanted of the supervisor, which started it. Training does not need it from step to step.
-What membership and views follow from events is decided in `scavenger.elastic`.
+All of its state can be recovered: every process answers its `RollCall`, the sequencer reports how far the job is, and
+the supervisor, which started it, sends the last request. Training does not need the coordinator from step to step.
+`scavenger.elastic` decides which membership and views follow from events.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.elastic.quarantine import Cause
 from scavenger.train.coordinator.initialization import Initialization
 from scavenger.train.failpoints import fail_here
-from scavenger.train.names import BEATING, SUPERVISOR, aggregator_name
+from scavenger.train.names import HEARTBEAT_SUFFIX, SUPERVISOR, aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.sockets import EVERYBODY, HubConnection
 
 __all__ = ["Coordinator"]
 
 _CUT_OFF_S = 4 * HEARTBEAT_S
-"""Silence of the supervisor, through which all others are heard, after which theirs says nothing of them."""
+"""Silence of the supervisor, in seconds, after which the silence of other processes, whose messages it passes on,
+does not count."""
 _AGAIN_S = 1.0
-"""Until a view that has not taken effect is announced again."""
+"""Time after which a view that has not taken effect is announced again, seconds."""
 
 
 log = logging.getLogger(__name__)
@@ -38,24 +39,24 @@ class Coordinator:
     """Leads one job.
 
     Args:
-        boot: Who it is; `token` is higher than that of every coordinator before.
-        seat: Its place at the hub.
+        config: Its process configuration; its `token` is higher than that of every earlier coordinator.
+        hub: Its connection to the hub.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
-        boot: m.ProcessConfiguration,
-        seat: HubConnection,
+        config: m.ProcessConfiguration,
+        hub: HubConnection,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._token, self._seat, self._clock = boot.token, seat, clock
-        self._membership = Membership(boot.token)
+        self._token, self._hub, self._clock = config.token, hub, clock
+        self._membership = Membership(config.token)
         self._liveness = Liveness()
         self._brief: m.Brief | None = None
         self._initialization = Initialization(
-            self._membership, token=boot.token, send=seat.send_to, announce=self._announce
+            self._membership, token=config.token, send=hub.send_to, announce=self._announce
         )
         self._present: set[str] = set()
         self._launched_at: dict[str, float] = {}
@@ -72,23 +73,23 @@ class Coordinator:
         self._watched_at = self._supervisor_at = 0.0
         self._roster: m.Roster | None = None
         self._changed = True
-        """Something was heard since the last roster that is more than a heartbeat."""
+        """Whether a message other than a heartbeat has arrived since the last roster was sent."""
         self._running = True
 
     def run(self) -> None:
-        """Serve until told to quit."""
+        """Handle messages until the supervisor sends `Quit`."""
         poller = zmq.Poller()
-        poller.register(self._seat.socket, zmq.POLLIN)
-        self._seat.send_to(SUPERVISOR, m.Beat())
-        beaten_at = self._clock()
+        poller.register(self._hub.socket, zmq.POLLIN)
+        self._hub.send_to(SUPERVISOR, m.Beat())
+        beat_at = self._clock()
         while self._running:
             poller.poll(int(HEARTBEAT_S * 1000 / 2))
-            for peer, message in self._seat.hear():
+            for peer, message in self._hub.receive_messages():
                 self._take(peer, message)
             now = self._clock()
-            if now - beaten_at >= HEARTBEAT_S:
-                beaten_at = now
-                self._seat.send_to(SUPERVISOR, m.Beat())
+            if now - beat_at >= HEARTBEAT_S:
+                beat_at = now
+                self._hub.send_to(SUPERVISOR, m.Beat())
             self._watch(now)
             self._publish()
 
@@ -99,20 +100,20 @@ class Coordinator:
         if peer == SUPERVISOR:
             self._from_supervisor(message)
             return
-        if peer.endswith(BEATING):
+        if peer.endswith(HEARTBEAT_SUFFIX):
             if isinstance(message, m.Beat):
-                self._beat(peer.removesuffix(BEATING), message)
+                self._beat(peer.removesuffix(HEARTBEAT_SUFFIX), message)
             return
         if isinstance(message, m.Quarantined):
             self._initialization.quarantined(message.samples)
         elif isinstance(message, m.AggregatorReady | m.Initialised | m.ViewInstalled | m.Inform):
-            if self._speaks_for(peer, message):
+            if self._may_send(peer, message):
                 self._from_aggregator(message)
         elif self._membership.knows(peer) and self._membership.state(peer) is not WorkerState.GONE:
-            self._from_worker(peer, message)  # the dead may speak late
+            self._from_worker(peer, message)  # messages of lost workers may arrive late
 
-    def _speaks_for(self, peer: str, message: m.Message) -> bool:
-        """It is one of the job's aggregators, and the one that it says it is; the first one speaks of views."""
+    def _may_send(self, peer: str, message: m.Message) -> bool:
+        """Whether the sender is the aggregator whose index the message has; messages about views have index 0."""
         index = message.index if isinstance(message, m.AggregatorReady | m.Initialised) else 0
         aggregators = () if self._brief is None else self._brief.aggregators
         return index in range(len(aggregators)) and aggregators[index] == peer
@@ -140,9 +141,9 @@ class Coordinator:
                     self._leaving.add(worker)
                     self._liveness.forget(worker)
                     self._initialization.lost(worker)
-                self._publish()  # before they go: the supervisor must not take it for a failure
+                self._publish()  # before they end, so that the supervisor does not take that for a failure
                 for worker in leaving:
-                    self._seat.send_to(worker, m.Quit())
+                    self._hub.send_to(worker, m.Quit())
             case m.Quit():
                 self._running = False
             case _:
@@ -184,7 +185,7 @@ class Coordinator:
             case _:
                 pass
 
-    # ---- beginnings ----------------------------------------------------------------------------------------
+    # ---- start and takeover --------------------------------------------------------------------------------
 
     def _take_over(self, brief: m.Brief) -> None:
         if self._brief is not None:
@@ -194,16 +195,16 @@ class Coordinator:
             self._launched(worker)
         self._initialization.take_over(brief)
         if self._token > 1:
-            self._seat.send_to(EVERYBODY, m.RollCall(self._token))
+            self._hub.send_to(EVERYBODY, m.RollCall(self._token))
             for name in brief.aggregators:
-                # whoever stood still before this one led will never speak; one that only starts has time for it
+                # an aggregator that hung before this takeover never sends anything; one that starts gets more time
                 self._liveness.heard(name, self._clock() + SILENT_S)
         if brief.resize is not None:
             self._resize(brief.resize)
         self._command = brief.command
 
     def _inform(self, message: m.Inform) -> None:
-        """The sequencer has said where the job stands: this coordinator leads it now."""
+        """Lead the job from now on, since the sequencer has reported its view and members."""
         self._initialization.informed = True
         log.info("leads the job from view %d on", message.number)
         view = None if message.view is None else m.view_of(message.view)
@@ -212,7 +213,9 @@ class Coordinator:
         if number:
             self._membership.restore(number, view, self._present)
         for worker in self._membership.workers(WorkerState.TRAINING):
-            self._liveness.heard(worker, self._clock())  # from whom nothing may ever come
+            self._liveness.heard(
+                worker, self._clock()
+            )  # so that one that never sends anything counts as silent
         for worker in sorted(self._present):
             self._ready(worker)
         self._initialization.proceed()
@@ -232,7 +235,7 @@ class Coordinator:
         self._expelled.discard(name)
         self._initialization.aggregator_ready(message)
         if not message.initialised and message.index == 0 and not self._initialization.informed:
-            self._inform(m.Inform(False, 0, None, 0))  # it may not have heard the roll call
+            self._inform(m.Inform(False, 0, None, 0))  # it may have started after the roll call
 
     # ---- views ---------------------------------------------------------------------------------------------
 
@@ -243,7 +246,7 @@ class Coordinator:
     def _resize(self, message: m.Resize) -> None:
         self._command, self._wanted = message.command, message
         if not self._initialization.informed:
-            return  # it is done as soon as it is known who is there
+            return  # `_inform` does it once the members are known
         self._announce(
             self._membership.resize(
                 message.workers,
@@ -258,7 +261,7 @@ class Coordinator:
         if announce is None or not self._initialization.informed or self._brief is None:
             return
         self._announced_at = self._clock()
-        self._seat.send_to(
+        self._hub.send_to(
             self._brief.aggregators[0],
             m.Announcement(
                 number=announce.number,
@@ -312,11 +315,11 @@ class Coordinator:
             self._liveness.heard(name, now)
 
     def _watch(self, now: float) -> None:
-        """Notice processes that are silent, start or compute for ever; say again what had no answer."""
+        """Expel processes that are silent or over their time limits; repeat an announcement without an effect."""
         if now - self._watched_at < HEARTBEAT_S or self._brief is None:
             return
         if now - self._supervisor_at > _CUT_OFF_S:
-            return  # this one is cut off, or nobody passes messages on
+            return  # the connection is broken, or the supervisor passes no messages on
         self._watched_at, self._changed = now, True
         sequencer = self._sequencer
         for name in self._liveness.suspects(
@@ -326,7 +329,7 @@ class Coordinator:
             step_time_s=self._step_time_s,
         ):
             self._liveness.forget(name)
-            self._expel(name, "was silent, though its process was there")
+            self._expel(name, "was silent, though its process was running")
         self._end_slow_starters(now)
         if sequencer.waiting_s > (limit := self._limit_s(sequencer)):
             self._end_hung(sequencer, limit)
@@ -337,19 +340,18 @@ class Coordinator:
         assert self._brief is not None
         limit = self._brief.start_s
         if not self._initialization.complete:
-            self._aggregators_at = (
-                now  # a worker that waits for aggregators, which may still boot, is not slow
-            )
+            # a worker that waits for aggregators, which may still boot, is not slow
+            self._aggregators_at = now
         for worker in self._membership.workers(WorkerState.STARTING):
             since = max(self._launched_at[worker], self._aggregators_at)
             if now - since > limit and worker not in self._expelled:
                 cause = f"did not get ready within {limit:.0f} s (limits.start)"
-                # where others are ready, the code is not to blame
+                # if other workers are ready, the training code is not the cause
                 others = self._membership.count(WorkerState.STANDBY, WorkerState.TRAINING)
                 self._expel(worker, cause, hung=True, fatal="" if others else f"{worker} {cause}")
 
     def _limit_s(self, sequencer: m.Beat) -> float:
-        """How long what the sequencer waits for may take."""
+        """Return the time limit of the step or evaluation that the sequencer waits for, seconds."""
         assert self._brief is not None
         if not sequencer.evaluating:
             return self._brief.step_s
@@ -365,7 +367,7 @@ class Coordinator:
         )
 
     def _end_hung(self, sequencer: m.Beat, limit: float) -> None:
-        """Some did not do their part in time: end them; if all are to blame, it is the training code."""
+        """End processes that did not do their part in time; if no worker did, the training code is the cause."""
         assert self._brief is not None
         what, key = f"step {sequencer.step + 1}", "limits.step"
         if sequencer.evaluating:
@@ -387,14 +389,14 @@ class Coordinator:
         self._expelled.add(name)
         if self._membership.knows(name):
             self._lost(name, Death(name, "", Cause.HUNG) if hung else None)
-        self._seat.send_to(SUPERVISOR, m.Expel(name, cause, hung, fatal))
+        self._hub.send_to(SUPERVISOR, m.Expel(name, cause, hung, fatal))
 
-    # ---- book ----------------------------------------------------------------------------------------------
+    # ---- the roster ----------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Tell the supervisor what has changed."""
+        """Send the supervisor the roster if it has changed."""
         membership = self._membership
-        words = {
+        states = {
             WorkerState.STARTING: "starting",
             WorkerState.STANDBY: "ready",
             WorkerState.TRAINING: "training",
@@ -407,7 +409,7 @@ class Coordinator:
         roster = m.Roster(
             command=self._command,
             states={
-                name: "leaving" if name in self._leaving else words[membership.state(name)] for name in names
+                name: "leaving" if name in self._leaving else states[membership.state(name)] for name in names
             },
             settled=membership.settled,
             number=membership.number,
@@ -415,11 +417,11 @@ class Coordinator:
         )
         if roster != self._roster:
             self._roster = roster
-            self._seat.send_to(SUPERVISOR, roster)
+            self._hub.send_to(SUPERVISOR, roster)
             self._forget(set(names))
 
     def _forget(self, known: set[str]) -> None:
-        """Keep nothing of workers that the membership has forgotten."""
+        """Drop the state of workers that the membership has forgotten."""
         self._present &= known
         self._leaving &= known
         aggregators = () if self._brief is None else self._brief.aggregators

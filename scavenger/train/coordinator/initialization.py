@@ -1,4 +1,4 @@
-"""How a job begins, or begins again: carries out what `scavenger.elastic.initialization` decides."""
+"""Initialises or restarts a job: carries out the actions that `scavenger.elastic.initialization` decides."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Initialization"]
 
 
 class Initialization:
-    """The beginning of one job, under one coordinator.
+    """The initialization of one job by one coordinator.
 
     Args:
         membership: Numbers the views.
-        token: The coordinator's; above 1, it takes over a job that another one led.
-        send: Sends to a process by its name.
-        announce: Announces a view, if there is one to announce.
+        token: The coordinator's token; above 1, it takes over a job that another coordinator led.
+        send: Sends a message to a process by its name.
+        announce: Announces a view; does nothing for None.
 
     Attributes:
-        informed: It is known where the job stands; before, nothing is sent.
+        informed: Whether the coordinator knows the job's current view and members; before, nothing is sent.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Initialization:
 
     @property
     def complete(self) -> bool:
-        """All aggregators can be connected to."""
+        """Whether the addresses of all aggregators are known, so that workers can connect to them."""
         return self._machine.complete
 
     def take_over(self, brief: m.Brief) -> None:
-        """The coordinator leads the job from now on."""
+        """Begin to lead the job."""
         self._brief = brief
         self.informed = self._token == 1
         self._handle(
@@ -65,49 +65,49 @@ class Initialization:
         )
 
     def proceed(self) -> None:
-        """Send what can be sent since it is known where the job stands."""
+        """Send the messages that had to wait until the coordinator knew the job's view and members."""
         if self.informed:
             self._handle(i.Informed())
 
     def rewind(self, restore: m.Restore | None) -> None:
-        """All aggregators have been ended; those that follow begin with this, or with initial weights."""
+        """Note that all aggregators have been ended; their successors begin with `restore`, or initial weights."""
         assert self._brief is not None
         self._brief = msgspec.structs.replace(self._brief, restore=restore)
         self._handle(i.Rewound(restoring=restore is not None))
 
     def quarantined(self, samples: tuple[int, ...]) -> None:
-        """Samples are left out from now on, also by an aggregator that is restarted."""
+        """Leave out more samples from now on, also after an aggregator has been restarted."""
         if self._brief is not None:
             known = tuple(sorted({*self._brief.quarantined, *samples}))
             self._brief = msgspec.structs.replace(self._brief, quarantined=known)
 
     def aggregator_ready(self, message: m.AggregatorReady) -> None:
-        """An aggregator can be connected to."""
+        """Handle the address of an aggregator that is ready for connections."""
         at = i.Endpoint(message.at.address, message.at.key, message.at.memory)
         self._handle(i.PartReady(message.index, at, holds=message.initialised, own_memory=message.own_memory))
 
     def initialised(self, index: int) -> None:
-        """An aggregator has taken up its part."""
+        """Note that an aggregator holds its model shard."""
         self._handle(i.PartHeld(index))
 
     def hello(self, worker: str, manifest: m.Manifest) -> None:
-        """A worker has built the model, and waits to be prepared."""
+        """Handle the greeting of a worker that has built the model and waits for `Prepare`."""
         self._check(worker, manifest)
         fail_here("coordinator.greeted")
         self._handle(i.Greeted(worker))
 
     def present(self, worker: str, message: m.Present) -> None:
-        """A worker has said how far it is."""
+        """Handle a worker's answer to the roll call."""
         self._check(worker, message.manifest)
         prepared = message.prepared or message.ready
         self._handle(i.Present(worker, prepared, seeded=message.seeded, memory=message.memory))
 
     def seeded_by(self, worker: str, memory: str) -> None:
-        """A worker has put its initial weights into its memory."""
+        """Note that a worker has written its initial weights to its memory."""
         self._handle(i.Seeded(worker, memory))
 
     def lost(self, worker: str) -> None:
-        """A worker is gone, or is let go."""
+        """Note that a worker is lost, or is released."""
         self._handle(i.Lost(worker))
 
     # ---- carrying out --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The sample-weighted mean of what workers pushed, the same for whatever order they came in."""
+"""The sample-weighted mean of the workers' arrays, independent of the order in which they arrived."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def weighted_mean(
     """Mean of named arrays over samples, summed in double precision.
 
     Args:
-        contributions: Worker, samples (at least 1), and its means over them; at least one worker.
-        step: For messages.
+        contributions: For each of at least one worker, its name, its number of samples (at least 1), and its means
+            over them.
+        step: The step, for error messages.
 
     Returns:
-        Arrays of the shapes and types that the first worker gave.
+        Arrays of the shapes and types that the first worker pushed.
 
     Raises:
-        TrainingCodeError: If workers gave other names, shapes or types than the first.
-        NonFiniteError: If something is NaN or infinite.
+        TrainingCodeError: If a worker pushed other names, shapes or types than the first.
+        NonFiniteError: If a mean is NaN or infinite.
     """
     first, _, pattern = contributions[0]
     total = sum(samples for _, samples, _ in contributions)

@@ -1,8 +1,8 @@
-"""What the workers of a training loop of one's own and its leader say to each other.
+"""Messages between the workers of a custom training loop and the process that runs it (`LoopRun`).
 
-As in `transport.messages`: msgpack structs over ZeroMQ with CURVE, validated on arrival. Arrays follow a
-message as frames of plain bytes, which its `tensors` describe; both are checked against each other before any
-array is made, and nothing is ever unpickled.
+As in `transport.messages`, messages are msgpack structs over ZeroMQ with CURVE, validated on arrival. Arrays follow
+a message as frames of plain bytes, which its `tensors` field describes; the two are checked against each other before
+any array is made, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
-_FRAME_BYTES = 16 << 20  # well below what a socket takes in one piece
-_TENSORS_BYTES_MAX = 16 << 30  # of one message: beyond, its sender is broken
+_FRAME_BYTES = 16 << 20  # well below the sockets' limit on the size of a frame
+_TENSORS_BYTES_MAX = 16 << 30  # of one message; a larger size is an error of its sender
 _KINDS = "fiub"
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -58,6 +58,7 @@ class TensorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def bytes(self) -> int:
+        """Size of the array's data."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -69,20 +70,20 @@ class _Message(msgspec.Struct, frozen=True, tag_field="loop", tag=True, forbid_u
 
 
 class Hello(_Message, frozen=True):
-    """The replica is built; `sizes` are the samples of each shard, and the same at every worker."""
+    """A worker has built its replica; `sizes` are the samples of each shard, which every worker must agree on."""
 
     sizes: tuple[int, ...]
 
 
 class Ask(_Message, frozen=True):
-    """See `scavenger.elastic.rounds.Asked`."""
+    """A worker asks for samples; see `scavenger.elastic.rounds.Asked`."""
 
     step: int
     epoch: int
 
 
 class Push(_Message, frozen=True):
-    """Gradients of samples `start` to `stop` of a shard, read under an attempt."""
+    """A worker's gradients of samples `start` to `stop` of a shard, and the lease attempt that it read them under."""
 
     view: int
     step: int
@@ -94,14 +95,14 @@ class Push(_Message, frozen=True):
 
 
 class DonatedState(_Message, frozen=True):
-    """The replica as it is after `step`."""
+    """A worker's replica in the state after `step`."""
 
     step: int
     tensors: tuple[TensorHeader, ...]
 
 
 class Stepped(_Message, frozen=True):
-    """A step is applied; the loss, where there is one, is of this worker's samples."""
+    """A worker has applied a step; the loss, if there is one, is over this worker's samples."""
 
     step: int
     epoch: int
@@ -110,7 +111,7 @@ class Stepped(_Message, frozen=True):
 
 
 class Finished(_Message, frozen=True):
-    """The training function has returned; the replica as it is then."""
+    """A worker's training function has returned; `tensors` are its final replica."""
 
     step: int
     tensors: tuple[TensorHeader, ...]
@@ -120,7 +121,7 @@ class Finished(_Message, frozen=True):
 
 
 class Start(_Message, frozen=True):
-    """See `scavenger.elastic.rounds.Start`; with `load`, the state follows."""
+    """Start to train; see `scavenger.elastic.rounds.Start`. If `load`, the state to load follows."""
 
     step: int
     epoch: int
@@ -131,7 +132,7 @@ class Start(_Message, frozen=True):
 
 
 class Grant(_Message, frozen=True):
-    """See `scavenger.elastic.leases.Grant`."""
+    """Lease of samples for a worker to read; see `scavenger.elastic.leases.Grant`."""
 
     shard: int
     attempt: tuple[int, int]
@@ -140,7 +141,7 @@ class Grant(_Message, frozen=True):
 
 
 class Mean(_Message, frozen=True):
-    """See `scavenger.elastic.rounds.Publish`; the mean follows."""
+    """Mean of a step's gradients, which follows; see `scavenger.elastic.rounds.Publish`."""
 
     step: int
     epoch: int
@@ -151,19 +152,19 @@ class Mean(_Message, frozen=True):
 
 
 class Over(_Message, frozen=True):
-    """See `scavenger.elastic.rounds.Over`."""
+    """An epoch is over; see `scavenger.elastic.rounds.Over`."""
 
     epoch: int
 
 
 class Donate(_Message, frozen=True):
-    """See `scavenger.elastic.rounds.Donate`."""
+    """Request for a worker's replica; see `scavenger.elastic.rounds.Donate`."""
 
     step: int
 
 
 class Leave(_Message, frozen=True):
-    """See `scavenger.elastic.rounds.Leave`."""
+    """Order for a worker to end; see `scavenger.elastic.rounds.Leave`."""
 
     reason: str
 
@@ -177,10 +178,10 @@ encode = _loop.encode
 
 
 def decode(data: bytes) -> LoopMessage | Beat | Failed:
-    """A message of a loop, or what every process says of itself.
+    """Decode a message of a loop, or one that every process sends (`Beat`, `Failed`).
 
     Raises:
-        MessageError: If it is neither, or not valid.
+        MessageError: If the bytes are no valid message of either kind.
     """
     try:
         return _loop.decode(data)
@@ -189,15 +190,15 @@ def decode(data: bytes) -> LoopMessage | Beat | Failed:
 
 
 def pack(tensors: Mapping[str, Array]) -> tuple[tuple[TensorHeader, ...], list[Any]]:
-    """Arrays as headers and frames. A frame may be the array's own memory, so it must not change in place.
+    """Turn arrays into headers and frames. A frame may share the array's memory, which must then not be changed.
 
     Raises:
-        ValueError: If an array is of a type that does not travel.
+        ValueError: If an array is of a type that cannot be sent.
     """
     headers, frames = [], []
     for name, tensor in tensors.items():
         if tensor.dtype.kind not in _KINDS:
-            raise ValueError(f"{name!r} is {tensor.dtype}: only numbers and truth values travel")
+            raise ValueError(f"{name!r} is {tensor.dtype}: only arrays of numbers and booleans can be sent")
         little = np.ascontiguousarray(tensor, dtype=tensor.dtype.newbyteorder("<"))
         headers.append(TensorHeader(name, little.dtype.str, tensor.shape))
         flat = little.reshape(-1).view(np.uint8)
@@ -206,22 +207,22 @@ def pack(tensors: Mapping[str, Array]) -> tuple[tuple[TensorHeader, ...], list[A
 
 
 def unpack(headers: Sequence[TensorHeader], frames: Sequence[bytes]) -> dict[str, Array]:
-    """The arrays that `pack` took, read-only.
+    """Turn headers and frames back into the arrays that `pack` took; they are read-only.
 
     Raises:
-        ValueError: If the frames are not what the headers say, or a name comes twice.
+        ValueError: If the frames do not fit the headers, or two headers have the same name.
     """
     if len({header.name for header in headers}) < len(headers):
-        raise ValueError("a name comes twice")
+        raise ValueError("two arrays have the same name")
     if sum(header.bytes for header in headers) > _TENSORS_BYTES_MAX:
-        raise ValueError(f"more than {_TENSORS_BYTES_MAX} bytes are announced")
+        raise ValueError(f"the headers announce more than {_TENSORS_BYTES_MAX} bytes")
     expected = [
         min(_FRAME_BYTES, header.bytes - at)
         for header in headers
         for at in range(0, header.bytes, _FRAME_BYTES)
     ]
     if [len(frame) for frame in frames] != expected:
-        raise ValueError("the frames are not what was announced")
+        raise ValueError("the frames do not fit the headers")
     tensors, rest = {}, list(reversed(frames))
     for header in headers:
         count = -(-header.bytes // _FRAME_BYTES)

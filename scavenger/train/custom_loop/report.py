@@ -1,4 +1,4 @@
-"""What a training loop of one's own tells of itself: events on the way, a report at its end."""
+"""Events and the final report of a custom training loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["EpochDone", "LoopEvent", "LoopReport", "RolledBack", "Snapshotted", 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step was applied, of these samples; its workers in the order of the view."""
+    """A step was applied; `parts` are its samples by worker, in the order of the view."""
 
     step: int
     epoch: int
@@ -24,7 +24,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class EpochDone:
-    """Every sample of an epoch is in one step, but for those quarantined."""
+    """An epoch ended: every sample was used in exactly one step, except for those quarantined."""
 
     epoch: int
     step: int
@@ -40,7 +40,7 @@ class Snapshotted:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Every replica was lost: training goes on behind this step, from a checkpoint. Later steps count no more."""
+    """Every replica was lost: training continues from the checkpoint of this step, and later steps are undone."""
 
     step: int
 
@@ -50,17 +50,18 @@ LoopEvent = StepDone | EpochDone | Snapshotted | RolledBack | Started | Lost
 
 @dataclass(frozen=True, slots=True)
 class LoopReport:
-    """What a loop came to.
+    """The results of a finished loop.
 
     Attributes:
-        steps: Applied, also before a checkpoint that it was resumed from.
-        epochs: Read to their end.
-        losses: Sample-weighted mean of what was notified, by epoch; of a resumed one, of what followed.
+        steps: Number of applied steps, including those before the checkpoint that it was resumed from.
+        epochs: Number of epochs that were read to their end.
+        losses: Sample-weighted mean of the reported losses, by epoch; for an epoch in which the loop was resumed,
+            only of the samples after that.
         state: The replica after the last step, by name.
-        replicas_equal: Whether every worker ended with the same bits. If not, something is in the state that does
-            not come from the mean, such as statistics of the forward pass.
+        replicas_equal: Whether every worker ended with the same bits. If not, some of the state does not come
+            from the mean, such as statistics of the forward pass.
         lost: Workers that died.
-        quarantined: Samples left out, since workers died of them.
+        quarantined: Samples that were left out because workers died of them.
     """
 
     steps: int

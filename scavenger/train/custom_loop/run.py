@@ -1,7 +1,8 @@
-"""Runs a training loop of one's own on a changing number of workers: its leader, which all of them speak to.
+"""Runs a custom training loop on a changing number of workers.
 
-It is driven by `poll` and owns no thread; `scavenger.elastic.rounds` decides. The leader forms the means and keeps
-the shard ledger; when it ends, all workers end with it, and only a checkpoint lets the job be taken up again.
+`poll` drives a run; it owns no thread, and `scavenger.elastic.rounds` makes its decisions. This process computes the
+means of what workers push and holds the shard ledger; when it ends, all workers end too, and the job can only be
+resumed from a checkpoint.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from scavenger.train.custom_loop.report import (
     Snapshotted,
     StepDone,
 )
-from scavenger.train.custom_loop.snapshot import Keeper, LoopSnapshot, LoopSnapshots
+from scavenger.train.custom_loop.snapshot import LoopCheckpointer, LoopSnapshot, LoopSnapshots
 from scavenger.train.custom_loop.supervisor import LoopSupervisor
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import ProcessEngine
@@ -47,20 +48,20 @@ from scavenger.train.transport.messages import Failed
 
 __all__ = ["LoopRun"]
 
-_LOSSES_MAX, _LOSSES_WITHIN_S = 5, 60.0  # so often lost, and replaced, it is no chance
-_STEP_TIME_WEIGHT = 0.2  # of the newest step in the moving average; only a scale for silence
+_LOSSES_MAX, _LOSSES_WITHIN_S = 5, 60.0  # more losses than this have a systematic cause
+_STEP_TIME_WEIGHT = 0.2  # of the newest step in the moving average, which only scales the silence limit
 
 
 class LoopRun:
-    """One job under way; `open` makes one, and `with` starts it, and ends it whatever happens.
+    """A running job with a custom training loop; `open` makes one, and `with` starts its workers and ends them.
 
     Args:
         source: The training function.
-        supervisor: Its workers.
-        keeper: Of checkpoints.
+        supervisor: Starts, ends and reaches the workers.
+        checkpointer: Writes checkpoints and holds the newest one.
         workers: K to begin with.
         timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
-        replace: Start another worker for each that dies.
+        replace: Whether to start another worker for each that dies.
         clock: Monotonic seconds.
     """
 
@@ -68,14 +69,14 @@ class LoopRun:
         self,
         source: JobSource,
         supervisor: LoopSupervisor,
-        keeper: Keeper,
+        checkpointer: LoopCheckpointer,
         *,
         workers: int,
         timeouts: Timeouts,
         replace: bool,
         clock: Callable[[], float],
     ) -> None:
-        self._source, self.supervisor, self._keeper = source, supervisor, keeper
+        self._source, self.supervisor, self._checkpointer = source, supervisor, checkpointer
         self._timeouts, self._replace, self._clock = timeouts, replace, clock
         self._rounds: Rounds | None = None
         self._target, self._begun = workers, False
@@ -106,23 +107,23 @@ class LoopRun:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> LoopRun:
-        """Look for the checkpoint to begin with, and listen for workers; `with` starts them.
+        """Find the checkpoint to begin with, and listen for workers; `with` starts them.
 
         Args:
             source: The training function.
             workers: K to begin with.
-            work_dir: For logs.
+            work_dir: Folder for logs.
             timeouts: Limits on starting; and on a step, which includes what the function does between two epochs.
             checkpoints: Where to write checkpoints, as a path or URL; None for none.
-            checkpoint_every_s: At least so long apart.
-            resume: Go on from the newest checkpoint, where there is one.
-            replace: Start another worker for each that dies.
-            engine: Where processes run; None for this machine.
+            checkpoint_every_s: Shortest time between two checkpoints, seconds.
+            resume: Whether to resume from the newest checkpoint, if there is one.
+            replace: Whether to start another worker for each that dies.
+            engine: Makes the engine that runs the processes; by default, they run on this machine.
             clock: Monotonic seconds.
-            now: For the date of checkpoints.
+            now: The date and time of checkpoints.
 
         Raises:
-            ConfigurationError: If there would be no worker, or a checkpoint is another job's.
+            ConfigurationError: If `workers` is below 1, or the checkpoint belongs to another job.
         """
         if workers < 1:
             raise ConfigurationError(f"a loop needs at least one worker, not {workers}")
@@ -132,7 +133,7 @@ class LoopRun:
         return cls(
             source,
             LoopSupervisor.open(source, log_dir=work_dir / "logs", first=first, engine=engine, clock=clock),
-            Keeper(snapshots, held=held, every_s=checkpoint_every_s, clock=clock, now=now),
+            LoopCheckpointer(snapshots, held=held, every_s=checkpoint_every_s, clock=clock, now=now),
             workers=workers,
             timeouts=timeouts,
             replace=replace,
@@ -151,7 +152,7 @@ class LoopRun:
     def __exit__(self, *_: object) -> None:
         self.supervisor.close()
 
-    # ---- what the caller wants, and may know ---------------------------------------------------------------
+    # ---- requests and state --------------------------------------------------------------------------------
 
     def scale_out(self, workers: int) -> tuple[str, ...]:
         """Start more workers; they build their replicas while the others train. Returns their names."""
@@ -161,10 +162,10 @@ class LoopRun:
         return names
 
     def scale_in(self, workers: Collection[str]) -> None:
-        """Have members leave at the next step boundary.
+        """Remove members at the next step boundary.
 
         Raises:
-            ConfigurationError: If one is no member, or none would stay.
+            ConfigurationError: If one of them is no member, or no member would stay.
         """
         leavers = dict.fromkeys(workers)
         if leavers.keys() - set(self.members) or len(leavers) >= len(self.members):
@@ -174,25 +175,25 @@ class LoopRun:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Workers that train, or are about to."""
+        """Workers that train, or will from the next step on."""
         return () if self._rounds is None else self._rounds.members
 
     @property
     def step(self) -> int:
-        """The last one that was applied."""
+        """The last step that was applied."""
         return 0 if self._rounds is None else self._rounds.step
 
     @property
     def done(self) -> bool:
-        """The training function has returned at every member."""
+        """Whether the training function has returned at every member."""
         return self._rounds is not None and self._rounds.done
 
     @property
     def report(self) -> LoopReport:
-        """What it came to.
+        """The results of the finished run.
 
         Raises:
-            RuntimeError: If it is not done.
+            RuntimeError: If the run is not done.
         """
         if not self.done or self._rounds is None or self._final is None:
             raise RuntimeError("the loop is not done")
@@ -207,14 +208,14 @@ class LoopRun:
         )
 
     def poll(self, timeout_s: float) -> list[LoopEvent]:
-        """Take what has arrived, waiting at most `timeout_s` for something; returns what happened, in order.
+        """Handle what has happened, waiting at most `timeout_s` for something; returns the events in order.
 
         Raises:
-            TrainingError: The function raised, hangs, yields NaN, or differs between workers.
-            WorkersLostError: Every worker died, or one after the other.
+            TrainingError: If the function raised, hangs, yields NaN, or differs between workers.
+            WorkersLostError: If every worker died, or too many died within a short time.
         """
         self.supervisor.wait(timeout_s)
-        self._hear()
+        self._receive()
         for ended in self.supervisor.ended():
             self._ended(ended)
         if not self.done:
@@ -225,9 +226,9 @@ class LoopRun:
         events, self._events = self._events, []
         return events
 
-    # ---- what workers say ----------------------------------------------------------------------------------
+    # ---- messages of workers -------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for name, message, frames in self.supervisor.take():
             match message:
                 case Failed():
@@ -256,7 +257,9 @@ class LoopRun:
             self._open(sizes)
         assert self._rounds is not None
         if sizes != self._rounds.ledger.sizes:
-            raise TrainingCodeError(f"{name} has other shards than the workers before it, or the checkpoint")
+            raise TrainingCodeError(
+                f"the shards of {name} differ from those of the workers before it, or of the checkpoint"
+            )
         self.supervisor.arrive(name)
         self._events.append(Started(name, self.supervisor.age_s(name)))
         self._handle(r.Arrived(name, self.supervisor.host(name)))
@@ -265,7 +268,7 @@ class LoopRun:
         self._donation = state
         self._handle(r.Donated(name, step))
         self._donation = {}
-        if self._keeper.take(step, state):
+        if self._checkpointer.take(step, state):
             self._events.append(Snapshotted(step))
 
     def _finished(self, name: str, state: dict[str, lm.Array]) -> None:
@@ -275,11 +278,11 @@ class LoopRun:
         self._handle(r.Finished(name))
         self.supervisor.leave(name, "training has ended")
 
-    # ---- what the rounds are told, and say -----------------------------------------------------------------
+    # ---- events and actions of the rounds ------------------------------------------------------------------
 
     def _open(self, sizes: tuple[int, ...]) -> None:
-        """Begin anew, or from what is held, with the workers that there are."""
-        held, before = self._keeper.held, self._rounds
+        """Begin from the newest checkpoint, or from the start if there is none, with the present workers."""
+        held, before = self._checkpointer.held, self._rounds
         if held is None:
             self._rounds = Rounds(Ledger(sizes, self._source.seed))
         else:
@@ -287,12 +290,12 @@ class LoopRun:
             incarnation = snapshot["incarnation"]
             if before is not None:
                 incarnation, view = max(incarnation, before.ledger.incarnation), max(view, before.view)
-                # steps are undone, but not what is known of the data
+                # a rollback undoes steps, but keeps the suspicions about samples
                 snapshot = {**snapshot, "suspects": before.ledger.snapshot()["suspects"]}
             ledger = Ledger.restore(snapshot, incarnation=incarnation + 1)
             self._rounds = Rounds(ledger, held=True, view=view)
         self._pushed = {}
-        self._keeper.go_back()
+        self._checkpointer.discard_requests()
         for name in self.supervisor.staying:
             self._rounds.handle(r.Launched(name))
 
@@ -302,70 +305,72 @@ class LoopRun:
 
     def _handle(self, event: r.Happening) -> None:
         if self._rounds is not None:
-            self._obey(self._rounds.handle(event))
+            self._carry_out(self._rounds.handle(event))
 
-    def _obey(self, orders: Sequence[r.Order]) -> None:
+    def _carry_out(self, actions: Sequence[r.Order]) -> None:
         rounds = self._rounds
         assert rounds is not None
-        for order in orders:
-            match order:
+        for action in actions:
+            match action:
                 case r.Average():
-                    self._average(order)
+                    self._average(action)
                 case Grant():
-                    number = (order.attempt.incarnation, order.attempt.number)
-                    self.supervisor.send(order.worker, lm.Grant(order.shard, number, order.start, order.stop))
+                    number = (action.attempt.incarnation, action.attempt.number)
+                    self.supervisor.send(
+                        action.worker, lm.Grant(action.shard, number, action.start, action.stop)
+                    )
                 case r.Over():
-                    self.supervisor.send(order.worker, lm.Over(order.epoch))
+                    self.supervisor.send(action.worker, lm.Over(action.epoch))
                 case r.Start():
-                    self._start(order, len(rounds.members))
+                    self._start(action, len(rounds.members))
                 case r.Donate():
                     launched, ledger = self.supervisor.launched, rounds.ledger.snapshot()
-                    self._keeper.asked(LoopSnapshot(order.step, rounds.view, launched, ledger, {}))
-                    self.supervisor.send(order.worker, lm.Donate(order.step))
+                    self._checkpointer.asked(LoopSnapshot(action.step, rounds.view, launched, ledger, {}))
+                    self.supervisor.send(action.worker, lm.Donate(action.step))
                 case r.Leave():
-                    self.supervisor.leave(order.worker, order.reason)
+                    self.supervisor.leave(action.worker, action.reason)
                 case r.Expel():
-                    self._lose(order.worker, order.reason, Cause.EVICTED)
+                    self._lose(action.worker, action.reason, Cause.EVICTED)
                 case r.Stranded():
                     self._roll_back()
                     return
                 case Found(finding=NotTheData() as finding):
                     raise TrainingCodeError(finding.reason)
                 case EpochEnded():
-                    self._events.append(EpochDone(order.epoch, order.step, order.quarantined))
+                    self._events.append(EpochDone(action.epoch, action.step, action.quarantined))
                 case _:
                     pass
 
-    def _average(self, order: r.Average) -> None:
+    def _average(self, action: r.Average) -> None:
         rounds = self._rounds
         assert rounds is not None
-        step, epoch, view = order.step, rounds.ledger.epoch, rounds.view
+        step, epoch, view = action.step, rounds.ledger.epoch, rounds.view
         pushed = [
-            (name, part.stop - part.start, self._pushed[name, step]) for name, part in order.contributions
+            (name, part.stop - part.start, self._pushed[name, step]) for name, part in action.contributions
         ]
         headers, frames = lm.pack(weighted_mean(pushed, step=step))
         now = self._clock()
         took, self._round_at = now - self._round_at, now
         self._step_time_s += (took - self._step_time_s) * (_STEP_TIME_WEIGHT if self._step_time_s else 1.0)
         self._pushed = {key: value for key, value in self._pushed.items() if key[1] > step}
-        self._events.append(StepDone(step, epoch, view, order.contributions))
-        orders = rounds.handle(r.Averaged(step))
-        for said in orders:
-            if isinstance(said, r.Publish):  # before whatever else a worker is told
-                mean = lm.Mean(step, epoch, said.over, said.view, said.members, headers)
-                for worker in said.workers:
+        self._events.append(StepDone(step, epoch, view, action.contributions))
+        actions = rounds.handle(r.Averaged(step))
+        for published in actions:
+            if isinstance(published, r.Publish):  # workers get the mean before any other message
+                mean = lm.Mean(step, epoch, published.over, published.view, published.members, headers)
+                for worker in published.workers:
                     self.supervisor.send(worker, mean, frames)
-        self._obey(orders)
+        self._carry_out(actions)
 
-    def _start(self, order: r.Start, members: int) -> None:
+    def _start(self, action: r.Start, members: int) -> None:
         state: dict[str, lm.Array] = {}
-        if order.load:
-            held = self._keeper.held  # for the first members after it was taken up, nobody donates
+        if action.load:
+            held = self._checkpointer.held  # after a resume, no member can donate its state
             state = self._donation or (held.state if held is not None else {})
         headers, frames = lm.pack(state)
         self._round_at = self._clock()
-        start = lm.Start(order.step, order.epoch, order.view, members, order.load, headers)
-        self.supervisor.send(order.worker, start, frames)
+        start = lm.Start(action.step, action.epoch, action.view, members, action.load, headers)
+        self.supervisor.send(action.worker, start, frames)
 
     # ---- losses --------------------------------------------------------------------------------------------
 
@@ -377,7 +382,7 @@ class LoopRun:
     def _ended(self, ended: Exit) -> None:
         name = ended.name
         if ended.status >= 0:
-            self.supervisor.hear_last_words(name, self._hear)
+            self.supervisor.receive_last_messages(name, self._receive)
             if name in self.supervisor.staying:
                 raise TrainingCodeError(
                     f"the training code ended {name}, which {ended.cause} (log: {self.supervisor.log(name)})"
@@ -389,17 +394,19 @@ class LoopRun:
         """Count a worker as lost."""
         if worker not in self.supervisor.staying:
             return
-        self.supervisor.give_up(worker)
+        self.supervisor.mark_lost(worker)
         self._lost.append(worker)
         self._events.append(Lost(worker, reason))
-        orders = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
-        # deaths that tell something of the data come to an end: what is guilty is left out
-        if not any(isinstance(order, Found) and not isinstance(order.finding, Innocent) for order in orders):
+        actions = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
+        # deaths that are blamed on samples do not count: they end when those samples are quarantined
+        if not any(
+            isinstance(action, Found) and not isinstance(action.finding, Innocent) for action in actions
+        ):
             self._count_loss(worker, reason)
         if self._replace and not (self._rounds is not None and self._rounds.finishing):
             self._launch()
         if self._rounds is not None:
-            self._obey(orders)
+            self._carry_out(actions)
         if not self.done and not self.supervisor.staying:
             raise WorkersLostError(
                 f"no worker is left: {worker} {reason} (log: {self.supervisor.log(worker)})"
@@ -417,10 +424,10 @@ class LoopRun:
             )
 
     def _roll_back(self) -> None:
-        """Go on from the last checkpoint, with workers that have not been members yet."""
+        """Roll back to the last checkpoint, and continue with workers that have not been members yet."""
         rounds = self._rounds
         assert rounds is not None
-        held = self._keeper.held
+        held = self._checkpointer.held
         if held is None:
             raise WorkersLostError("every worker that held the weights was lost, and there is no checkpoint")
         self._open(rounds.ledger.sizes)
@@ -433,7 +440,7 @@ class LoopRun:
     # ---- watching ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Notice workers that are silent, start or compute for ever, or do not go; have checkpoints written."""
+        """Handle workers that are silent, over a time limit, or do not end; request the state for checkpoints."""
         now = self._clock()
         if now - self._watched_at < HEARTBEAT_S:
             return
@@ -450,18 +457,18 @@ class LoopRun:
         for worker in self.supervisor.liveness.suspects(
             now, awaited=missing, awaited_for_s=waited, step_time_s=self._step_time_s
         ):
-            self._lose(worker, "was silent, though its process was there", Cause.SILENT)
+            self._lose(worker, "was silent, though its process was running", Cause.SILENT)
         if waited > self._timeouts.step_s:
             self._round_at = now
             reason = f"did not do its part of step {rounds.step + 1} within {self._timeouts.step_s:.0f} s"
             others = set(rounds.members) - set(missing)
             for worker in missing:
                 self._hung(worker, reason, others)
-        if rounds is self._rounds and not rounds.finishing and self._keeper.due(rounds.step):
-            self._obey(rounds.want_state())
+        if rounds is self._rounds and not rounds.finishing and self._checkpointer.due(rounds.step):
+            self._carry_out(rounds.want_state())
 
     def _hung(self, worker: str, reason: str, others: Collection[str]) -> None:
-        """End a worker that computes for ever; where no other did better, the code is to blame."""
+        """End a worker that is over its time limit; if no other worker kept it, the training code is the cause."""
         if worker not in self.supervisor.staying:
             return
         self.supervisor.show_stack(worker)
@@ -478,7 +485,7 @@ def _unpack(name: str, headers: Sequence[lm.TensorHeader], frames: Sequence[byte
 
 
 def _same(a: dict[str, lm.Array], b: dict[str, lm.Array]) -> bool:
-    # bits, so that a NaN equals itself and -0.0 is not 0.0
+    # compare bits, so that a NaN equals itself and -0.0 differs from 0.0
     return a.keys() == b.keys() and all(np.array_equal(_bits(a[name]), _bits(b[name])) for name in a)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a training loop of one's own: a replica and the shard ledger of the same step, in one manifest."""
+"""Checkpoints of a custom training loop: a replica and the shard ledger of the same step, in one manifest."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from scavenger.errors import ConfigurationError
 from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
 from scavenger.train.custom_loop.messages import Array
 
-__all__ = ["Keeper", "LoopSnapshot", "LoopSnapshots"]
+__all__ = ["LoopCheckpointer", "LoopSnapshot", "LoopSnapshots"]
 
 _PART = "replica"
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSnapshot:
-    """All that is needed to go on.
+    """The state of a loop after one step, from which it can be resumed.
 
     Attributes:
-        step: The last step that is in it.
-        view: The newest that the job has had.
-        launched: How many workers it has had: names are not given twice.
+        step: The last step that it includes.
+        view: The newest view that the job has had.
+        launched: How many workers the job has had, since names are not used twice.
         ledger: `Ledger.snapshot()` of that step.
-        state: The replica.
+        state: The replica, by name.
     """
 
     step: int
@@ -48,12 +48,12 @@ class LoopSnapshots:
         self._store, self._train = CheckpointStore(url), train
 
     def write(self, snapshot: LoopSnapshot, *, created_at: datetime) -> None:
-        """Make it the newest one.
+        """Write a checkpoint, which becomes the newest one.
 
         Raises:
             TransientError: If it cannot be written.
-            ConfigurationError: If the place may not be written to.
-            NotSupportedError: If a tensor's type is none that a checkpoint holds.
+            ConfigurationError: If there is no permission to write to the URL.
+            NotSupportedError: If a checkpoint cannot hold a tensor's type.
         """
         step, ledger = snapshot.step, snapshot.ledger
         attempt = f"v{snapshot.view}_{created_at.timestamp():.6f}".replace(".", "_")
@@ -73,11 +73,11 @@ class LoopSnapshots:
         )
 
     def latest(self) -> LoopSnapshot | None:
-        """The newest one that verifies; None where there is none.
+        """Read the newest checkpoint that passes verification; None if there is no checkpoint.
 
         Raises:
-            ConfigurationError: If it is another job's.
-            TransientError: If nothing can be said, or what there was is damaged.
+            ConfigurationError: If it belongs to another job.
+            TransientError: If the checkpoints cannot be read, or all of them are damaged.
         """
         found = self._store.latest()
         if found is None:
@@ -85,7 +85,9 @@ class LoopSnapshots:
         manifest = found.manifest
         ledger = manifest.state["ledger"]
         if manifest.fingerprint != self._fingerprint(ledger["sizes"]):
-            raise ConfigurationError(f"the checkpoint of step {manifest.step} is not of {self._train}")
+            raise ConfigurationError(
+                f"the checkpoint of step {manifest.step} does not belong to {self._train}"
+            )
         return LoopSnapshot(
             step=manifest.step,
             view=manifest.view,
@@ -98,18 +100,18 @@ class LoopSnapshots:
         return hashlib.sha256(f"loop {self._train} {sizes}".encode()).hexdigest()
 
 
-class Keeper:
-    """When checkpoints are written, and which one is gone back to.
+class LoopCheckpointer:
+    """Decides when to write checkpoints, writes them, and holds the one to roll back to.
 
     Args:
-        snapshots: Where; None for none.
-        held: What the job begins with; None for a new one.
-        every_s: At least so long apart.
+        snapshots: The job's checkpoints; None to write none.
+        held: The checkpoint that the job begins with; None for a new job.
+        every_s: Shortest time between two checkpoints, seconds.
         clock: Monotonic seconds.
-        now: For the date of checkpoints.
+        now: The date and time of checkpoints.
 
     Attributes:
-        held: The newest one of this life, or that it began with.
+        held: The newest checkpoint of this run, or the one that it began with; None if there is neither.
     """
 
     def __init__(
@@ -127,17 +129,17 @@ class Keeper:
         self._asked: dict[int, LoopSnapshot] = {}
 
     def due(self, step: int) -> bool:
-        """A state of this step is wanted."""
+        """Whether a checkpoint of this step should be written now."""
         newest = 0 if self.held is None else self.held.step
         return self._snapshots is not None and step > newest and self._clock() - self._at >= self._every_s
 
     def asked(self, snapshot: LoopSnapshot) -> None:
-        """A state was asked for, for whichever end; this is what belongs to it."""
+        """Note that a worker was asked for its state; `snapshot` holds the rest of a checkpoint of that step."""
         if self._snapshots is not None:
             self._asked = {snapshot.step: snapshot, **self._asked}
 
     def take(self, step: int, state: dict[str, Array]) -> bool:
-        """A state has arrived; returns whether a checkpoint was made of it."""
+        """Write a checkpoint of a state that has arrived, if one is due; returns whether it was written."""
         asked = self._asked.pop(step, None)
         if asked is None or self._snapshots is None or not self.due(step):
             return False
@@ -147,6 +149,6 @@ class Keeper:
         self._asked = {other: kept for other, kept in self._asked.items() if other > step}
         return True
 
-    def go_back(self) -> None:
-        """What was asked for is of a life that is undone."""
+    def discard_requests(self) -> None:
+        """Ignore states that were requested before a rollback, when they arrive."""
         self._asked = {}

@@ -1,4 +1,4 @@
-"""Starts a training loop of one's own on this machine, and sees it to its end."""
+"""Runs a custom training loop on this machine until it ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scavenger.train.job_source import JobSource, Timeouts
 __all__ = ["run_loop"]
 
 _POLL_S = 0.1
-_LIMIT_S = 600.0  # unless told: long enough for any step, and for building any model
+_LIMIT_S = 600.0  # default: long enough for any step, and for building any model
 
 
 def run_loop(
@@ -28,22 +28,25 @@ def run_loop(
     resume: bool = False,
     on_event: Callable[[LoopRun, LoopEvent], None] | None = None,
 ) -> LoopReport:
-    """Run a training function to its end on some workers of this machine.
+    """Run a training function on several workers of this machine until it ends.
 
     Args:
-        train: `module:function` beside `job_dir`; see `scavenger.sdk.loop`.
+        train: The training function, as `module:function`; see `scavenger.sdk.loop`.
         workers: K to begin with.
-        work_dir: For logs.
-        job_dir: Where the module is.
-        seed: Of the order of the shards.
-        threads: That each worker may use.
-        timeouts: As `LoopRun.open`; ten minutes to start and for a step where None.
-        checkpoints: Where to write them, once a minute; None for none.
-        resume: Go on from the newest one.
-        on_event: Hears of all that happens, and may call `scale_out` and `scale_in`.
+        work_dir: Folder for logs.
+        job_dir: Folder that the module is imported from.
+        seed: Random seed for the order of the shards.
+        threads: Threads that each worker may use.
+        timeouts: See `LoopRun.open`; None for ten minutes each to start and for a step.
+        checkpoints: Where to write checkpoints, once a minute; None for none.
+        resume: Whether to resume from the newest checkpoint.
+        on_event: Called with each event; it may call `scale_out` and `scale_in` of the run.
+
+    Returns:
+        The results of the loop.
 
     Raises:
-        ScavengerError: As `LoopRun.open` and `LoopRun.poll`.
+        ScavengerError: See `LoopRun.open` and `LoopRun.poll`.
     """
     with LoopRun.open(
         JobSource(train, job_dir, seed, threads),

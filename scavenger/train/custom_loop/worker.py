@@ -1,4 +1,4 @@
-"""A worker of a training loop of one's own: runs the user's function, and is its `Link` to the others."""
+"""A worker of a custom training loop: runs the user's function, and is its `Link` to the process that runs the loop."""
 
 from __future__ import annotations
 
@@ -26,9 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class LoopLink:
-    """See `scavenger.sdk.loop.Link`. Takes one message at a time, and none before the step before is applied.
+    """A `scavenger.sdk.loop.Link` over a socket.
 
-    So a `Donate`, which comes behind the mean of a step, is answered with the replica as it is after that step.
+    It handles one message at a time, and none until the previous step is applied. A `Donate`, which follows the
+    mean of a step, is therefore answered with the replica in the state after that step.
+
+    Args:
+        name: The worker's name.
+        socket: Its connection to the hub.
     """
 
     def __init__(self, name: str, socket: Dealer) -> None:
@@ -38,11 +43,12 @@ class LoopLink:
 
     @property
     def worker(self) -> str:
+        """The worker's name."""
         return self._name
 
     @property
     def entered(self) -> bool:
-        """The training function has called `init`."""
+        """Whether the training function has called `init`."""
         return self._state is not None
 
     def enter(
@@ -53,11 +59,11 @@ class LoopLink:
     ) -> sdk.Place:
         """See `scavenger.sdk.loop.Link.enter`."""
         if self.entered:
-            raise TrainingCodeError("loop.init is to be called once")
+            raise TrainingCodeError("loop.init must be called only once")
         self._state = state
         fail_here("worker.joining")
-        self._say(lm.Hello(tuple(sizes)))
-        start, frames = self._await(lm.Start)
+        self._send(lm.Hello(tuple(sizes)))
+        start, frames = self._wait_for(lm.Start)
         if start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
@@ -65,14 +71,14 @@ class LoopLink:
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
         """See `scavenger.sdk.loop.Link.seek`."""
-        self._say(lm.Ask(self.step, epoch))
-        message, frames = self._await(lm.Grant, lm.Mean, lm.Over)
+        self._send(lm.Ask(self.step, epoch))
+        message, frames = self._wait_for(lm.Grant, lm.Mean, lm.Over)
         match message:
             case lm.Grant():
                 fail_here("worker.leased")
                 return sdk.Granted(message.shard, message.attempt, message.start, message.stop)
             case lm.Mean():
-                return self._made(message, frames)
+                return self._decode_step(message, frames)
             case _:
                 return None
 
@@ -80,40 +86,40 @@ class LoopLink:
         """See `scavenger.sdk.loop.Link.push`."""
         fail_here("worker.computed")
         headers, frames = lm.pack(tensors)
-        self._say(
+        self._send(
             lm.Push(self.view, self.step + 1, part.shard, part.attempt, part.start, part.stop, headers),
             frames,
         )
         fail_here("worker.pushed")
-        mean, received = self._await(lm.Mean)
-        return self._made(mean, received)
+        mean, received = self._wait_for(lm.Mean)
+        return self._decode_step(mean, received)
 
     def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
         """See `scavenger.sdk.loop.Link.boundary`."""
         self.step += 1
-        self._say(lm.Stepped(self.step, epoch, samples, loss))
+        self._send(lm.Stepped(self.step, epoch, samples, loss))
         while self._socket.socket.poll(0):
             event = self._receive()
             if event is not None:
                 raise TrainingCodeError(f"unexpected {type(event[0]).__name__}")
 
     def finish(self) -> None:
-        """The training function has returned; raises `Left` once that is heard."""
+        """Report that the training function has returned; raises `Left` when the worker is ordered to end."""
         assert self._state is not None
         headers, frames = lm.pack(self._state())
-        self._say(lm.Finished(self.step, headers), frames, copy=True)
-        self._await()
+        self._send(lm.Finished(self.step, headers), frames, copy=True)
+        self._wait_for()
 
     def status(self) -> Beat:
-        """For heartbeats."""
+        """Return the worker's state for heartbeats."""
         return Beat(step=self.step, view=self.view)
 
-    def _made(self, mean: lm.Mean, frames: list[bytes]) -> sdk.Step:
+    def _decode_step(self, mean: lm.Mean, frames: list[bytes]) -> sdk.Step:
         self.view = mean.view
         return sdk.Step(mean.step, mean.over, mean.members, lm.unpack(mean.tensors, frames))
 
-    def _await(self, *kinds: type[Any]) -> tuple[Any, list[bytes]]:
-        """The next message of these kinds; what may come at any time is done on the way."""
+    def _wait_for(self, *kinds: type[Any]) -> tuple[Any, list[bytes]]:
+        """Wait for the next message of these kinds; messages that may come at any time are handled meanwhile."""
         while True:
             event = self._receive()
             if event is None:
@@ -123,7 +129,7 @@ class LoopLink:
             return event
 
     def _receive(self) -> tuple[lm.LoopMessage, list[bytes]] | None:
-        """One message; None for one that is dealt with."""
+        """Receive one message; returns None if it has been handled."""
         body, *frames = self._socket.socket.recv_multipart()
         message = lm.decode(body)
         match message:
@@ -132,38 +138,38 @@ class LoopLink:
             case lm.Donate():
                 assert self._state is not None
                 headers, state = lm.pack(self._state())
-                self._say(lm.DonatedState(self.step, headers), state, copy=True)
+                self._send(lm.DonatedState(self.step, headers), state, copy=True)
                 return None
             case lm.Grant() | lm.Mean() | lm.Over() | lm.Start():
                 return message, frames
             case _:
                 return None
 
-    def _say(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
-        """Send; without `copy` the frames must stay as they are until the answer is there."""
+    def _send(self, message: lm.LoopMessage, frames: Sequence[Any] = (), *, copy: bool = False) -> None:
+        """Send a message; without `copy`, the frames must not be changed until the answer has arrived."""
         self._socket.socket.send_multipart([lm.encode(message), *frames], copy=copy or not frames)
 
 
-def serve(context: zmq.Context[Any], boot: ProcessConfiguration, socket: Dealer) -> None:
-    """Run `module:function` of the user in this process until it returns or is to be left.
+def serve(context: zmq.Context[Any], config: ProcessConfiguration, socket: Dealer) -> None:
+    """Run the user's `module:function` in this process until it returns or the worker is ordered to end.
 
     Raises:
-        TrainingCodeError: If there is no such function, or it ends without having joined.
+        TrainingCodeError: If there is no such function, or it returns without having called `loop.init`.
     """
-    link = LoopLink(boot.name, socket)
-    pulse = Heartbeat(context, boot, link.status)
-    pulse.start()
+    link = LoopLink(config.name, socket)
+    heartbeat = Heartbeat(context, config, link.status)
+    heartbeat.start()
     try:
         sdk.connect(link)
-        _function(boot.train, boot.job_dir)()
+        _function(config.train, config.job_dir)()
         if not link.entered:
-            raise TrainingCodeError(f"{boot.train} ended without calling loop.init")
+            raise TrainingCodeError(f"{config.train} ended without calling loop.init")
         link.finish()
     except sdk.Left as left:
-        log.info("leaves: %s", left)
+        log.info("the worker leaves: %s", left)
     finally:
         sdk.connect(None)
-        pulse.close()
+        heartbeat.close()
 
 
 def _function(train: str, job_dir: str) -> Callable[[], object]:

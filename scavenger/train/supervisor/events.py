@@ -1,4 +1,4 @@
-"""What a supervisor tells its owner."""
+"""Events that a supervisor reports to the code that drives it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A worker is ready to train; `setup_s` since its launch."""
+    """A worker is ready to train, `setup_s` seconds after its launch."""
 
     worker: str
     setup_s: float
@@ -32,21 +32,32 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A worker that no view needs was told to end."""
+    """A worker that no view needs is being ended."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """Something is not as it should be, and the job goes on."""
+    """A problem occurred that does not end the job."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """One process of the job."""
+    """The state of one process of the job.
+
+    Attributes:
+        name: The process's name.
+        role: `worker`, `aggregator` or `coordinator`.
+        pid: Its process id on its host.
+        host: The host that it runs on.
+        state: The state to show to users, such as `training` or `lost`.
+        view: The newest view that it reported.
+        step: The newest step that it reported.
+        detail: Why it was ended, or ended unexpectedly; empty otherwise.
+    """
 
     name: str
     role: str

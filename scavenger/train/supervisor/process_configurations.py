@@ -1,4 +1,4 @@
-"""What each process of a job is told at its start."""
+"""The configuration that each process of a job gets at its start."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ __all__ = ["ProcessConfigurations"]
 
 
 class ProcessConfigurations:
-    """Those of one job; every process gets keys of its own.
+    """Makes the configurations of one job's processes; every process gets its own key pair.
 
     Args:
-        source: The training code, which only those that run it hear of.
-        hub: Address that all speak to.
+        source: The training code; only processes that run it get its name.
+        hub: Address of the hub that all processes connect to.
         server_key: The hub's public key.
-        admit: Called with the name and public key of each process, for the hub to let it in.
-        memory_fd: Descriptor of the job's block; -1 for none.
-        aggregators: Their names. One that is restarted has other keys on its data channel too, so that everybody
-            connects to it anew, even where it got the port of the one before, and nothing said to that one arrives.
+        admit: Called with the name and public key of each process, so that the hub accepts it.
+        memory_fd: Descriptor of the job's shared-memory block; -1 for none.
+        aggregators: Names of the aggregators. A restarted aggregator also gets new keys for its data channel, so that
+            every process has to connect again, even if the port is the same, and no message meant for the previous
+            process reaches it.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class ProcessConfigurations:
     def of(
         self, role: str, name: str, *, token: int = 0, threads: int | None = None
     ) -> m.ProcessConfiguration:
-        """For one process.
+        """Make the configuration of one process, and have the hub accept its key.
 
         Args:
-            token: The newest coordinator's.
-            threads: That it computes with; as the source says where None.
+            role: `worker`, `aggregator`, `coordinator` or `loop`.
+            name: The process's name.
+            token: The newest coordinator's token.
+            threads: Threads that the process computes with; None for the number in the job source.
         """
         public, secret = new_keys()
         self._admit(name, public.decode())

@@ -1,4 +1,4 @@
-"""Starting the processes of a job and reaching them: what a supervisor of any kind of job needs."""
+"""Starts the processes of a job and exchanges messages with them, for supervisors of any kind of job."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.messages import Message
 from scavenger.train.transport.sockets import Malformed, Router, new_keys
 
-__all__ = ["LAST_WORDS_S", "Processes"]
+__all__ = ["LAST_MESSAGES_S", "Processes"]
 
-LAST_WORDS_S = 1.0
-"""A dead process's message may still be on its way through the sockets for so long."""
+LAST_MESSAGES_S = 1.0
+"""How long a message of a process that has ended may still be under way, seconds."""
 
 _STACK_DUMP_S = 0.5
 
@@ -32,20 +32,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Processes:
-    """The engine of one job, and the hub that its processes speak to. `open` makes one; `close` must be called.
+    """The engine of one job, and the hub that its processes connect to. `open` makes one; `close` must be called.
 
     Attributes:
-        engine: Where processes run.
-        hub: What every process is connected to.
-        block_fd: Descriptor of the job's block; -1 where there is none, and once all is closed.
+        engine: The engine that runs the processes.
+        hub: The socket that every process is connected to.
+        block_fd: Descriptor of the job's shared-memory block; -1 if there is none, or after `close`.
     """
 
     engine: Engine
     hub: Router
     block_fd: int
     _context: Any
-    _door: Authenticator
-    _bootstraps: ProcessConfigurations
+    _authenticator: Authenticator
+    _configurations: ProcessConfigurations
     _closed: bool = False
 
     @classmethod
@@ -63,14 +63,14 @@ class Processes:
 
         Args:
             source: The training code.
-            engine: Makes the engine from the folder for logs and the block.
-            log_dir: Where each process's output goes.
-            block_fd: Descriptor of the job's block, closed with the rest.
-            aggregators: Their names.
-            malformed: Hears of what arrives at the hub and is no message.
+            engine: Makes the engine from the folder for logs and the block's descriptor.
+            log_dir: Folder for each process's output.
+            block_fd: Descriptor of the job's shared-memory block, which `close` closes; -1 for none.
+            aggregators: Names of the aggregators.
+            malformed: Called for each invalid message that arrives at the hub.
 
         Raises:
-            ConfigurationError: If the engine's port cannot be had.
+            ConfigurationError: If the engine's port cannot be bound.
         """
         with contextlib.ExitStack() as undo:
             if block_fd >= 0:
@@ -79,73 +79,85 @@ class Processes:
             undo.callback(made.close)
             context = zmq.Context()
             undo.callback(context.term)
-            door = Authenticator(context)
-            undo.callback(door.close)
+            authenticator = Authenticator(context)
+            undo.callback(authenticator.close)
             keys = new_keys()
             hub = Router(
-                context, keys, made.leader_host, port=made.leader_port, door=door, malformed=malformed
+                context,
+                keys,
+                made.leader_host,
+                port=made.leader_port,
+                authenticator=authenticator,
+                malformed=malformed,
             )
             undo.pop_all()
-        bootstraps = ProcessConfigurations(
+        configurations = ProcessConfigurations(
             source,
             hub=hub.address,
             server_key=keys[0],
-            admit=door.admit,
+            admit=authenticator.admit,
             memory_fd=block_fd,
             aggregators=aggregators,
         )
-        return cls(made, hub, block_fd, context, door, bootstraps)
+        return cls(made, hub, block_fd, context, authenticator, configurations)
 
     def launch(
         self, role: str, name: str, *, token: int = 0, threads: int | None = None, vm: str = ""
     ) -> None:
         """Start a process; see `ProcessConfigurations.of` and `Engine.launch`."""
-        self.engine.launch(self._bootstraps.of(role, name, token=token, threads=threads), vm=vm)
+        self.engine.launch(self._configurations.of(role, name, token=token, threads=threads), vm=vm)
         log.info("started %s", name)
 
     def send(self, name: str, message: Message) -> None:
-        """Queue a message; one for a process that is gone is dropped."""
+        """Queue a message; it is dropped if the process has ended."""
         self.hub.send(name, message)
 
     def pass_on(self, name: str, *frames: Any) -> None:
-        """Queue frames as they are."""
+        """Queue frames without encoding them."""
         self.hub.pass_on(name, *frames)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something has arrived, or time is up."""
+        """Wait until something has arrived, or the timeout has passed."""
         self.hub.wait(timeout_s)
 
     def take(self) -> Iterator[tuple[str, list[bytes]]]:
-        """Frames of everything that has arrived, by process."""
+        """Yield the frames of everything that has arrived, with the sender's name."""
         return self.hub.take()
 
-    def hear_last_words(
+    def receive_last_messages(
         self,
-        hear: Callable[[], None],
-        heard: Callable[[], bool],
+        receive: Callable[[], None],
+        received: Callable[[], bool],
         *,
         within_s: float,
         clock: Callable[[], float],
     ) -> None:
-        """Take what has arrived once more, and go on until what is waited for was heard, or time is up."""
+        """Receive what is still under way from a process that has ended.
+
+        Args:
+            receive: Handles what has arrived.
+            received: Whether the awaited message has arrived.
+            within_s: How long to wait for it, seconds; `receive` is called at least once.
+            clock: Monotonic seconds.
+        """
         deadline = clock() + within_s
         while True:
-            hear()
+            receive()
             left = deadline - clock()
-            if heard() or left <= 0:
+            if received() or left <= 0:
                 return
             self.hub.wait(max(0.001, left))
 
     def show_stack(self, name: str) -> None:
-        """Have a process write where it stands to its log, and wait until it has."""
+        """Have a process write its stack to its log, and wait until it has."""
         self.engine.show_stack(name)
-        time.sleep(_STACK_DUMP_S)  # for the dump to be written; the job is stalled anyway
+        time.sleep(_STACK_DUMP_S)  # until the stack is written; the job is stalled anyway
 
     def close(self) -> None:
         """End every process and free everything; safe to call twice.
 
         Raises:
-            CleanupError: As `Engine.close`; everything else is freed all the same.
+            CleanupError: See `Engine.close`; everything else is freed even then.
         """
         if self._closed:
             return
@@ -157,5 +169,5 @@ class Processes:
                 os.close(self.block_fd)
                 self.block_fd = -1
             self.hub.close()
-            self._door.close()
+            self._authenticator.close()
             self._context.term()

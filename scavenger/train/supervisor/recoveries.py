@@ -15,7 +15,7 @@ from scavenger.train.engines.base import Exit
 from scavenger.train.names import coordinator_name
 from scavenger.train.supervisor.events import Event
 from scavenger.train.supervisor.process_registry import Entry, ProcessRegistry
-from scavenger.train.supervisor.processes import LAST_WORDS_S, Processes
+from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 
@@ -26,117 +26,123 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Checkpoints:
-    """Where checkpoints go, what the job begins with, and whether one has been written since."""
+    """The checkpoint plan of a job, the checkpoint that it began with, and whether it has written one since."""
 
     plan: m.CheckpointPlan | None
     restore: m.Restore | None
     written: bool = False
 
     def newest(self) -> m.Restore | None:
-        """What aggregators that begin again begin with."""
+        """The newest checkpoint, which restarted aggregators begin with; None for initial weights."""
         if self.plan is not None and self.written:
             self.restore = m.Restore(self.plan.url)
         return self.restore
 
 
 class Recoveries:
-    """The ends and recoveries of one job's processes.
+    """Handles the ends of one job's processes, and restarts aggregators and coordinators.
 
     Args:
         processes: The engine and the hub.
-        book: The process registry.
-        places: Of workers, which are free when those have ended.
-        checkpoints: What aggregators that begin again begin with.
-        aggregators: Names of those that share the model.
-        start_s: How long a coordinator may take to start.
-        events: Takes what there is to tell.
-        tell: Sends to the coordinator.
-        hear: Takes what has arrived from processes; raises what ends the job.
+        registry: The process registry.
+        slots: The worker slots; a slot can be free only once its worker has ended.
+        checkpoints: The checkpoint that restarted aggregators begin with.
+        aggregators: Names of the aggregators that share the model.
+        start_s: How long a coordinator may take to start, seconds.
+        events: Called with each event for the job's owner.
+        send: Sends a message to the coordinator.
+        receive: Handles the messages that have arrived from processes; raises the error that ends the job.
         clock: Monotonic seconds.
     """
 
     def __init__(
         self,
         processes: Processes,
-        book: ProcessRegistry,
-        places: WorkerSlots,
+        registry: ProcessRegistry,
+        slots: WorkerSlots,
         checkpoints: Checkpoints,
         *,
         aggregators: Sequence[str],
         start_s: float,
         events: Callable[[Event], None],
-        tell: Callable[[m.Message], None],
-        hear: Callable[[], None],
+        send: Callable[[m.Message], None],
+        receive: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        self._processes, self._book, self._places, self._checkpoints = processes, book, places, checkpoints
-        self._start_s, self._event, self._tell, self._hear, self._clock = start_s, events, tell, hear, clock
+        self._processes, self._registry, self._slots, self._checkpoints = (
+            processes,
+            registry,
+            slots,
+            checkpoints,
+        )
+        self._start_s, self._event, self._clock = start_s, events, clock
+        self._send, self._receive = send, receive
         self._machine = r.Recovery(aggregators)
         self._liveness = Liveness()
 
     @property
     def token(self) -> int:
-        """The newest coordinator's."""
+        """The newest coordinator's token."""
         return self._machine.token
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Indices of the parts that an aggregator, or its memory, holds."""
+        """Indices of the model shards that an aggregator, or the shared memory, holds."""
         return self._machine.held
 
     @property
     def rewinding(self) -> tuple[int, ...]:
-        """Indices of the aggregators that have yet to begin again."""
+        """Indices of the aggregators that a rollback has yet to restart."""
         return self._machine.rewinding
 
-    # ---- what happens --------------------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------------------
 
     def start_coordinator(self) -> None:
-        """Start one with the newest token."""
+        """Start a coordinator with the newest token."""
         name = coordinator_name(self.token)
         self._processes.launch("coordinator", name, token=self.token)
-        self._book.launched(name, Role.COORDINATOR, token=self.token)
+        self._registry.launched(name, Role.COORDINATOR, token=self.token)
         self._liveness.heard(name, self._clock() + self._start_s)
 
     def start_aggregator(self, name: str) -> None:
-        """Start one, for the first time or again."""
+        """Start an aggregator, for the first time or again."""
         self._processes.launch("aggregator", name, token=self.token)
-        self._book.launched(name, Role.AGGREGATOR)
+        self._registry.launched(name, Role.AGGREGATOR)
 
     def close(self) -> None:
-        """The job ends: what ends from now on is meant to, and nothing is started any more."""
+        """Note that the job ends: from now on the end of a process is expected, and nothing is restarted."""
         self._machine.handle(r.Closing())
 
     def part_held(self, aggregator: str, step: int) -> None:
-        """An aggregator has taken up its part as it is after a step."""
+        """Note that an aggregator holds its model shard, in the state after `step`."""
         self._carry_out(self._machine.handle(r.PartHeld(aggregator, step, self._clock())))
 
     def roll_back(self, cause: str) -> None:
-        """The coordinator wants all aggregators to begin again."""
+        """Restart all aggregators, as the coordinator requested."""
         running = self._processes.engine.running
         self._carry_out(self._machine.handle(r.RollBack(cause, running, self._clock())))
 
     def leads(self) -> None:
-        """The newest coordinator leads the job."""
-        self._carry_out(self._machine.handle(r.Leads(self._book.coordinator, self._clock())))
+        """Note that the newest coordinator leads the job."""
+        self._carry_out(self._machine.handle(r.Leads(self._registry.coordinator, self._clock())))
 
-    def coordinator_spoke(self) -> None:
-        """The newest coordinator lives."""
-        self._liveness.heard(self._book.coordinator, self._clock())
+    def coordinator_alive(self) -> None:
+        """Note that the newest coordinator has sent something."""
+        self._liveness.heard(self._registry.coordinator, self._clock())
 
     def watch(self, now: float) -> None:
-        """Replace a coordinator that is silent."""
+        """Replace the coordinator if it is silent."""
         for name in self._liveness.suspects(now):
             self._liveness.forget(name)
-            if name == self._book.coordinator:
-                # another leads before this one is ended; should it wake up meanwhile, nobody hears it
-                cause, entry = f"was silent for {SILENT_S:.0f} s", self._book[name]
-                self._book.expel(name, cause)
+            if name == self._registry.coordinator:
+                # start its successor first: if this one wakes up meanwhile, its messages are ignored
+                cause, entry = f"was silent for {SILENT_S:.0f} s", self._registry[name]
+                self._registry.expel(name, cause)
                 self._server_ended(entry, Status.EXPELLED, cause, Exit(name, 0))
                 self._processes.engine.kill(name)
 
     def expel(self, message: m.Expel) -> None:
-        """The coordinator counts a process as lost: end it, so that it is.
+        """End a process that the coordinator counts as lost.
 
         Raises:
             TrainingHungError: If that ends the job.
@@ -144,7 +150,7 @@ class Recoveries:
         name = message.name
         if name not in self._processes.engine.running:
             return
-        self._book.expel(name, message.cause)
+        self._registry.expel(name, message.cause)
         log.info("%s %s: it is ended", name, message.cause)
         if message.hung:
             self._processes.show_stack(name)
@@ -155,30 +161,30 @@ class Recoveries:
             )
 
     def ended(self, ended: Exit) -> None:
-        """A process has ended.
+        """Handle the end of a process.
 
         Raises:
             ScavengerError: If that ends the job.
         """
-        entry = self._book[ended.name]
+        entry = self._registry[ended.name]
         status, cause = entry.status, entry.cause if entry.status is Status.EXPELLED else ended.cause
-        self._book.ended(ended.name, cause, meant=self._machine.phase is r.Phase.CLOSED)
+        self._registry.ended(ended.name, cause, expected=self._machine.phase is r.Phase.CLOSED)
         log.info("%s %s", ended.name, cause)
         if entry.role is Role.WORKER:
             self._worker_ended(entry, status, cause, ended)
         else:
             self._server_ended(entry, status, cause, ended)
 
-    # ---- what follows --------------------------------------------------------------------------------------
+    # ---- consequences --------------------------------------------------------------------------------------
 
     def _worker_ended(self, worker: Entry, status: Status, cause: str, ended: Exit) -> None:
         name = worker.name
-        self._places.ended(name)
-        told_to_go = status in (Status.LEAVING, Status.EXPELLED)
-        kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=told_to_go)
+        self._slots.ended(name)
+        ended_by_us = status in (Status.LEAVING, Status.EXPELLED)
+        kind = cause_of_death(None if ended.reason else ended.status, ended_by_us=ended_by_us)
         if worker.announced and not ended.refused:
-            hosts = len({self._processes.engine.host(entry.name) for entry in self._book.workers})
-            self._tell(m.Ended(name, m.DeathBody(name, self._processes.engine.host(name), kind.value, hosts)))
+            hosts = len({self._processes.engine.host(entry.name) for entry in self._registry.workers})
+            self._send(m.Ended(name, m.DeathBody(name, self._processes.engine.host(name), kind.value, hosts)))
         self._carry_out(
             r.worker_ended(
                 name,
@@ -192,12 +198,12 @@ class Recoveries:
         )
 
     def _server_ended(self, entry: Entry, status: Status, cause: str, ended: Exit) -> None:
-        """An aggregator or a coordinator has ended, or counts as lost."""
+        """Handle the end of an aggregator or a coordinator, or a coordinator that counts as lost."""
         coordinator = entry.role is Role.COORDINATOR
         if status is Status.FAILED or (coordinator and entry.token != self._machine.token):
             return
         now = self._clock()
-        self._hear_last_words(ended)
+        self._receive_last_messages(ended)
         self._carry_out(
             self._machine.handle(
                 r.CoordinatorEnded(entry.token, cause, now)
@@ -207,61 +213,61 @@ class Recoveries:
         )
 
     def _carry_out(self, actions: list[r.Action]) -> None:
-        """Do what follows from a loss or a recovery."""
+        """Carry out the actions that follow from a loss or a recovery."""
         for action in actions:
             match action:
                 case r.StartCoordinator():
                     self.start_coordinator()
                 case r.StartAggregator():
-                    self._tell(m.Ended(action.name))
+                    self._send(m.Ended(action.name))
                     self.start_aggregator(action.name)
                 case r.EndAggregator():
-                    self._book.expel(action.name, f"was started again: {action.cause}")
+                    self._registry.expel(action.name, f"was restarted: {action.cause}")
                     self._processes.engine.kill(action.name)
                 case r.ConfirmRollBack():
                     log.info(
-                        "all aggregators begin again from %s", self._checkpoints.newest() or "initial weights"
+                        "all aggregators restart from %s", self._checkpoints.newest() or "initial weights"
                     )
-                    self._tell(m.Rewind(self._checkpoints.newest()))
+                    self._send(m.Rewind(self._checkpoints.newest()))
                 case r.Recovered():
-                    log.info("another %s is there after %.1f s", action.process, action.took_s)
+                    log.info("replaced the %s within %.1f s", action.process, action.took_s)
                     self._event(action)
                 case r.RolledBack():
-                    log.info("the job goes on after step %d: %s", action.step, action.cause)
+                    log.info("the job was rolled back to step %d: %s", action.step, action.cause)
                     self._event(action)
                 case r.Lost() | r.Refused():
                     self._event(action)
                 case r.CodeEnded() | r.TooManyDeaths() | r.PartsDiffer():
-                    self._give_up(action)
+                    self._fail_job(action)
 
-    def _give_up(self, action: r.CodeEnded | r.TooManyDeaths | r.PartsDiffer) -> None:
-        """End the job.
+    def _fail_job(self, action: r.CodeEnded | r.TooManyDeaths | r.PartsDiffer) -> None:
+        """Raise the error that ends the job.
 
         Raises:
-            ScavengerError: Why, always.
+            ScavengerError: Always.
         """
         match action:
             case r.CodeEnded():
-                self._hear_last_words(Exit(action.worker, 1))
+                self._receive_last_messages(Exit(action.worker, 1))
                 raise TrainingCodeError(
                     f"the training code ended {action.worker}, which {action.cause} "
                     f"(log: {self._processes.engine.log(action.worker)})"
                 )
             case r.TooManyDeaths():
                 coordinator = action.process == Role.COORDINATOR.value
-                name = self._book.coordinator if coordinator else action.process
+                name = self._registry.coordinator if coordinator else action.process
                 raise WorkersLostError(
                     f"the {action.process} {action.cause}, for the {action.deaths}th time within "
                     f"{r.DEATHS_WITHIN_S:.0f} s (log: {self._processes.engine.log(name)})"
                 )
             case r.PartsDiffer():
-                raise ScavengerError(f"aggregators began again after different steps: {list(action.steps)}")
+                raise ScavengerError(f"restarted aggregators hold different steps: {list(action.steps)}")
 
-    def _hear_last_words(self, ended: Exit) -> None:
-        """A process that ended by itself has said why; one that was killed has not."""
-        self._processes.hear_last_words(
-            self._hear,
-            lambda: False,  # what is waited for, a failure, is raised
-            within_s=LAST_WORDS_S if ended.status > 0 else 0.0,
+    def _receive_last_messages(self, ended: Exit) -> None:
+        """Receive the last messages of a process: one that exited by itself has reported why, a killed one has not."""
+        self._processes.receive_last_messages(
+            self._receive,
+            lambda: False,  # the awaited message is a failure, which `_receive` raises
+            within_s=LAST_MESSAGES_S if ended.status > 0 else 0.0,
             clock=self._clock,
         )

@@ -1,4 +1,4 @@
-"""How the model comes into its file at the end of training: what was said of it, and what was sent."""
+"""Writes the model to its file at the end of training."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Saving"]
 
 
 class Saving:
-    """One model's.
+    """The state of saving one model.
 
     Attributes:
-        step: Whose weights it has; None until all aggregators have finalised them.
-        saved: A worker has written it, or sent all of it.
-        refusal: Why there is no room for it; empty where nobody has found that.
+        step: The step whose weights the model has; None until all aggregators have finalised them.
+        saved: Whether a worker has written the file, or sent all of it.
+        refusal: Why the file cannot be written, such as a full disk; empty if no worker has reported that.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Saving:
         self._incoming: tuple[str, IO[bytes]] | None = None
 
     def take(self, peer: str, message: m.Done | m.Saved | m.SavedPart | m.Unsaved) -> None:
-        """What an aggregator or a worker says of it."""
+        """Handle a message about the model from an aggregator or a worker."""
         match message:
             case m.Done():
                 self.step = message.step
@@ -45,9 +45,9 @@ class Saving:
 
     @contextlib.contextmanager
     def received(self, writer: str, path: Path) -> Iterator[None]:
-        """Meanwhile, what a worker sends is written beside `path`, and put there if it is whole in the end.
+        """Write what a worker sends to a temporary file, and rename it to `path` if it is complete on exit.
 
-        If it is not, the caller removes what there is of it, as it does after a worker that wrote by itself.
+        If it is not, the caller removes the temporary file, as it does after a worker that wrote the file itself.
         """
         partial = partial_model(path)
         with partial.open("wb") as file:

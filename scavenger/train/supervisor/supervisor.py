@@ -1,8 +1,8 @@
-"""The processes of one job: starts them, passes on what they say to each other, and tells its owner what happens.
+"""The supervisor of one job: starts its processes, routes their messages, and reports events to its owner.
 
-It is driven by `poll` and owns no thread. It is the hub through which the coordinator hears and reaches the others,
-and the one that starts another coordinator or aggregator where one has died. It decides nothing about views: the
-coordinator does; nothing about configurations: `scavenger.control` does, by `launch`, `resize` and `release`.
+`poll` drives it; it owns no thread. It is the hub through which the coordinator exchanges messages with the other
+processes, and it restarts a coordinator or an aggregator that has died. It does not decide on views, which the
+coordinator does, nor on configurations, which `scavenger.control` does by `launch`, `resize` and `release`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.names import BEATING, aggregator_name, partial_model
+from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name, partial_model
 from scavenger.train.supervisor.events import Event, Leaving, ProcessState, Started, Warned
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
@@ -49,45 +49,45 @@ __all__ = ["Supervisor"]
 _MEMORY_SAMPLE_S = 0.5
 _GRACE_S = 5.0
 _ASK_AGAIN_S = 1.0
-_QUIT_S = 10.0  # as long as a worker that is let go may take, since its time is paid for
+_QUIT_S = 10.0  # how long a released worker may take to end; its time is paid for
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """What the owner last asked for, by the number of the command."""
+class _Requested:
+    """The owner's last request for a configuration, and the number of its last command."""
 
     command: int = 0
     resize: m.Resize | None = None
 
 
 @dataclass(slots=True)
-class _Looked:
-    """When memory and liveness were last looked at."""
+class _LastChecked:
+    """When memory and liveness were last checked, monotonic seconds."""
 
     memory_s: float = 0.0
     liveness_s: float = 0.0
 
 
 class Supervisor:
-    """Leads the processes of one job on one engine; `open` makes one.
+    """Supervises the processes of one job on one engine; `open` makes one.
 
     Args:
         processes: The engine and the hub.
-        events: What there is to tell already.
-        aggregators: Names of those that share the model, the sequencer first.
+        events: Queue of events for `poll` to return; it may hold some already.
+        aggregators: Names of the aggregators that share the model, the sequencer first.
         timeouts: Limits on starting and on steps.
         restore: The checkpoint to begin with; None for a new model.
         checkpoint: Where and when to write checkpoints; None for none.
         clock: Monotonic seconds.
 
     Attributes:
-        manifest: What the model is; None before a worker has built it.
-        memory_bytes: The largest memory of each process so far.
+        manifest: Description of the model; None before a worker has built it.
+        memory_bytes: The peak memory of each process so far.
         quarantined: Samples that are left out, by their indices in the data.
-        on_wait: Called while `finish` waits, which may take long; it takes what has happened by `poll(0.0)`.
-        recorded: Whether all that `poll` has given out is on record, so that a checkpoint may count.
+        on_wait: Called while `finish` waits, which may take long; it fetches the events by `poll(0.0)`.
+        recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be committed.
 
     Every method may raise a `ScavengerError` that ends the job; `close` must be called in any case.
     """
@@ -106,23 +106,23 @@ class Supervisor:
         self._processes, self._events, self._timeouts, self._clock = processes, events, timeouts, clock
         self._aggregators = aggregators
         self._checkpoints = Checkpoints(checkpoint, restore)
-        self._book = ProcessRegistry(processes.engine, clock)
-        self._places = WorkerSlots()
+        self._registry = ProcessRegistry(processes.engine, clock)
+        self._slots = WorkerSlots()
         self._recoveries = Recoveries(
             processes,
-            self._book,
-            self._places,
+            self._registry,
+            self._slots,
             self._checkpoints,
             aggregators=aggregators,
             start_s=timeouts.start_s,
             events=events.append,
-            tell=self._to_coordinator,
-            hear=self._hear,
+            send=self._to_coordinator,
+            receive=self._receive,
             clock=clock,
         )
         self._saving = Saving()
-        self._wanted, self._looked, self._outage = _Wanted(), _Looked(), Outage()
-        self._unheard: list[tuple[str, bytes]] = []
+        self._requested, self._checked, self._outage = _Requested(), _LastChecked(), Outage()
+        self._undelivered: list[tuple[str, bytes]] = []
         self.manifest: m.Manifest | None = None
         self.memory_bytes: dict[str, int] = {}
         self.quarantined: tuple[int, ...] = ()
@@ -147,16 +147,16 @@ class Supervisor:
 
         Args:
             source: The training code.
-            work_dir: For logs.
+            work_dir: Folder for logs.
             timeouts: Limits on starting and on steps.
-            aggregators: How many share the model.
+            aggregators: Number of aggregators that share the model.
             restore: The checkpoint to begin with; None for a new model.
             checkpoint: Where and when to write checkpoints; None for none.
-            engine: Where processes run, made from the folder for logs and the block; None for this machine.
+            engine: Makes the engine from the folder for logs and the block's descriptor; None to run on this machine.
             clock: Monotonic seconds.
 
         Raises:
-            ConfigurationError: If the engine's port cannot be had.
+            ConfigurationError: If the engine's port cannot be bound.
         """
         names, events = tuple(aggregator_name(index) for index in range(aggregators)), list[Event]()
         processes = Processes.open(
@@ -180,10 +180,10 @@ class Supervisor:
 
     @property
     def engine(self) -> Engine:
-        """Where the processes run."""
+        """The engine that runs the processes."""
         return self._processes.engine
 
-    # ---- what the caller wants -----------------------------------------------------------------------------
+    # ---- the owner's requests ------------------------------------------------------------------------------
 
     def start(self, workers: int, vm: str = "", *, threads: int | None = None) -> None:
         """Start the coordinator, the aggregators and the first workers; see `launch`."""
@@ -196,29 +196,30 @@ class Supervisor:
         """Start more workers; they warm up while the others train. Returns their names.
 
         Args:
-            vm: The type of VM to run on, where the engine has several.
-            threads: That each computes with; as the source says where None.
+            workers: How many to start.
+            vm: The type of VM to run on, if the engine has several.
+            threads: Threads that each computes with; None for the number in the job source.
 
         Raises:
-            WorkersLostError: If the block has no place for so many.
+            WorkersLostError: If the block has no free slots for so many.
         """
         names = []
         for _ in range(workers):
-            name = self._places.next_worker()
+            name = self._slots.next_worker()
             self._processes.launch("worker", name, token=self._recoveries.token, threads=threads, vm=vm)
-            self._book.launched(name, Role.WORKER, vm=vm)
+            self._registry.launched(name, Role.WORKER, vm=vm)
             names.append(name)
         self._announce_placed()
         return tuple(names)
 
     def _announce_placed(self) -> None:
-        """Tell the coordinator of workers once they have a host: its patience with them begins then."""
-        for name in self._book.unannounced:
+        """Notify the coordinator of workers that have a host: their time limit for starting begins then."""
+        for name in self._registry.unannounced:
             if self.engine.pid(name):
                 self._announce(name)
 
     def _announce(self, worker: str) -> None:
-        self._book[worker].announced = True
+        self._registry[worker].announced = True
         self._to_coordinator(m.Launched(worker))
 
     def resize(
@@ -230,48 +231,51 @@ class Supervisor:
         without: Collection[str] = (),
         lr_scale: float = 1.0,
     ) -> None:
-        """Train on K workers with batch B from the next step boundary on, with the workers that are ready.
+        """Train on K of the ready workers with batch B from the next step boundary on.
 
         Args:
-            without: Workers that leave, and are let go; with as many ready ones, that is a migration.
-            lr_scale: By what the optimizer's learning rate is multiplied.
+            workers: K.
+            global_batch_size: B, samples.
+            reason: Why, for logs and records.
+            without: Workers to remove and release; with as many ready ones to replace them, this is a migration.
+            lr_scale: Factor for the optimizer's learning rate.
         """
-        command = self._wanted.command + 1
-        self._book.ask_to_leave(without)
+        command = self._requested.command + 1
+        self._registry.ask_to_leave(without)
         resize = m.Resize(command, workers, global_batch_size, reason, tuple(without), lr_scale)
-        self._wanted = _Wanted(command, resize)
+        self._requested = _Requested(command, resize)
         self._to_coordinator(resize)
 
     def release(self, keep: int) -> None:
-        """Have workers let go that no view needs, newest first, until `keep` are alive; `Leaving` tells which."""
-        if self.settled and (len(self.alive) > keep or self._book.departing):
-            self._wanted.command += 1
-            self._to_coordinator(m.Release(self._wanted.command, keep))
+        """Release workers that no view needs, newest first, until `keep` are alive; `Leaving` events name them."""
+        if self.settled and (len(self.alive) > keep or self._registry.departing):
+            self._requested.command += 1
+            self._to_coordinator(m.Release(self._requested.command, keep))
 
     def verdict(self, epoch: int, *, stop: bool, keep_best: bool) -> None:
-        """The answer to an `EpochReport`, for which the job waits."""
+        """Answer an `EpochReport`; the job waits for the answer."""
         self._processes.send(self._aggregators[0], m.VerdictGiven(epoch, stop, keep_best))
 
     def finish(
         self, path: Path, *, best: bool, checkpoint: bool = False, within_s: float | None = None
     ) -> None:
-        """End training with the last applied step, and have a worker write the model; waits for it.
+        """End training with the last applied step, and have a worker write the model; waits until it is written.
 
         Args:
-            path: Where the `.keras` file goes.
-            best: Write the weights that a verdict last said to keep; the last ones where no verdict did.
-            checkpoint: Write one first, where there is a place for it: the job may be gone on with.
-            within_s: How long it may take; as long as a worker may take to start where None.
+            path: Path of the `.keras` file.
+            best: Write the weights that a verdict last said to keep; the last weights if no verdict did.
+            checkpoint: First write a checkpoint, if the job has a checkpoint plan, so that it can be resumed.
+            within_s: How long it may take, seconds; None for as long as a worker may take to start.
 
         Raises:
-            WorkersLostError: If no worker is left to write it, or no aggregator to write it from.
-            ModelNotSavedError: If there is no room for it, or its disk fails.
-            TrainingError: If writing fails in another way, or takes longer.
+            WorkersLostError: If no worker is left to write the model, or an aggregator that holds it is gone.
+            ModelNotSavedError: If there is no room for the file, or its disk fails.
+            TrainingError: If writing fails in another way, or takes longer than `within_s`.
         """
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
         saving = self._finalise(best=best, checkpoint=checkpoint, deadline=deadline)
         while not saving.saved:
-            able = [name for name in self.alive if self._book[name].status is Status.READY]
+            able = [name for name in self.alive if self._registry[name].status is Status.READY]
             if not able:
                 raise WorkersLostError("no worker is left to write the model")
             assert saving.step is not None
@@ -280,9 +284,9 @@ class Supervisor:
                 raise ModelNotSavedError(saving.refusal)
 
     def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
-        """End training with the last applied step, and write a checkpoint of it, where there is a place for them.
+        """End training with the last applied step, and write a checkpoint of it, if the job has a checkpoint plan.
 
-        Raises what `finish` does. Whether the checkpoint was written is told by an event.
+        Raises what `finish` does. An event reports whether the checkpoint was written.
         """
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
         self._finalise(best=best, checkpoint=True, deadline=deadline)
@@ -296,13 +300,13 @@ class Supervisor:
             lambda: saving.step is not None,
             "the aggregator did not finish in time",
             deadline,
-            # it may be restarted meanwhile
+            # asked repeatedly, since the sequencer may be restarted meanwhile
             asking=lambda: self._processes.send(self._aggregators[0], m.Finish(best, checkpoint)),
         )
         return saving
 
     def _save(self, writer: str, path: Path, step: int, deadline: float) -> None:
-        """Have a worker write the model to `path`, or send it where that is another host's."""
+        """Have a worker write the model to `path`, or, if it runs on another host, send the model here."""
         here, saving = self.engine.host(writer) == self.engine.leader_host, self._saving
         with contextlib.ExitStack() as after:
             after.callback(partial_model(path).unlink, missing_ok=True)
@@ -319,110 +323,110 @@ class Supervisor:
         """End every process and free everything; safe to call twice.
 
         Args:
-            grace_s: How long processes may take to end by themselves.
+            grace_s: How long processes may take to end by themselves, seconds.
         """
         self._recoveries.close()
         with contextlib.suppress(zmq.ZMQError):
             for name in self.engine.running:
-                worker = self._book.worker(name)
-                if name == self._book.coordinator:
+                worker = self._registry.worker(name)
+                if name == self._registry.coordinator:
                     self._to_coordinator(m.Quit())
                 elif worker is not None and worker.status is Status.STARTING:
-                    self.engine.kill(name)  # it would not hear for seconds, and holds nothing
+                    self.engine.kill(name)  # it would not receive a message for seconds, and holds no state
                 else:
                     self._processes.send(name, m.Quit())
         try:
             self.engine.stop(grace_s=grace_s)
         finally:
-            for worker in self._book.workers:
+            for worker in self._registry.workers:
                 if worker.ended_s is None:
-                    self._book.ended(worker.name, "", meant=True)
+                    self._registry.ended(worker.name, "", expected=True)
             self._processes.close()
 
-    # ---- what the caller may know --------------------------------------------------------------------------
+    # ---- the state of the job ------------------------------------------------------------------------------
 
     @property
     def alive(self) -> tuple[str, ...]:
-        """Workers that are there to stay, also those that still start."""
-        return self._book.alive
+        """Running workers, including starting ones, that nothing has requested to end."""
+        return self._registry.alive
 
     def workers(self, *states: str) -> tuple[str, ...]:
-        """Names of living workers in any of the states `starting`, `ready` and `training`."""
-        return self._book.in_states(*states)
+        """Return the names of living workers in any of the states `starting`, `ready` and `training`."""
+        return self._registry.in_states(*states)
 
     @property
     def starting(self) -> int:
-        """Workers that are warming up."""
+        """Number of workers that are warming up."""
         return len(self.workers("starting"))
 
     @property
     def ready(self) -> int:
-        """Workers that train or could."""
+        """Number of workers that train or are ready to."""
         return len(self.workers("ready", "training"))
 
     @property
     def settled(self) -> bool:
-        """What was last asked for has taken effect."""
-        return self._book.roster.settled and self._book.roster.command == self._wanted.command
+        """Whether the last request has taken effect."""
+        return self._registry.roster.settled and self._registry.roster.command == self._requested.command
 
     @property
     def ending(self) -> bool:
-        """Some worker has been let go but has not ended yet."""
-        return bool(self._book.let_go)
+        """Whether a released worker has not ended yet."""
+        return bool(self._registry.let_go)
 
     @property
     def existing(self) -> Mapping[str, int]:
-        """Workers that are paid for, by the type of their VM: also those let go that have not ended yet."""
-        return self._book.existing
+        """Number of workers that are paid for, by type of VM; includes released ones that have not ended yet."""
+        return self._registry.existing
 
     def vm_of(self, worker: str) -> str:
-        """The type of VM that a worker was launched on."""
-        return self._book[worker].vm
+        """Return the type of VM that a worker was launched on."""
+        return self._registry[worker].vm
 
     def processes(self) -> tuple[ProcessState, ...]:
-        """Every process that the job has had."""
-        return self._book.processes()
+        """Return the state of every process that the job has had."""
+        return self._registry.processes()
 
     def worker_seconds(self) -> Mapping[str, float]:
-        """Time that workers have existed, summed over those of each type of VM."""
-        return self._book.worker_seconds()
+        """Return the seconds that workers have existed, summed over the workers of each type of VM."""
+        return self._registry.worker_seconds()
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> list[Event]:
-        """Take what has arrived, waiting at most `timeout_s` for something; returns it in order.
+        """Handle what has happened, waiting at most `timeout_s` for something; returns the events in order.
 
         Raises:
-            TrainingError: The training code failed, hangs, or yields NaN.
-            NotSupportedError: The model or data cannot be trained on exactly.
-            WorkersLostError: An aggregator, or the coordinator, dies again and again.
+            TrainingError: If the training code failed, hangs, or yields NaN.
+            NotSupportedError: If the model or data cannot be trained on exactly.
+            WorkersLostError: If an aggregator, or the coordinator, dies again and again.
         """
-        self._answer_recorded()  # whoever calls again has taken in what was given out before
-        self._look(timeout_s)
+        self._answer_recorded()  # a caller that calls again has handled the events returned before
+        self._update(timeout_s)
         events = list(self._events)
-        self._events.clear()  # the same list goes on: the hub adds to it what it refuses
+        self._events.clear()  # not a new list: the hub appends its warnings to this one
         ready = [event.step for event in events if isinstance(event, m.CheckpointReady)]
         self._unrecorded = ready[-1] if ready else self._unrecorded
         return events
 
     def _answer_recorded(self) -> None:
-        """Let a checkpoint count, once all steps up to it are on record."""
+        """Let the sequencer commit a checkpoint once all steps up to it are stored."""
         if self._unrecorded is not None and self.recorded():
             self._processes.send(self._aggregators[0], m.Recorded(self._unrecorded))
             self._unrecorded = None
 
-    def _look(self, timeout_s: float) -> None:
-        """Take in what has arrived and what has ended."""
+    def _update(self, timeout_s: float) -> None:
+        """Handle messages that have arrived, processes that have ended, and preemption notices."""
         self._processes.wait(timeout_s)
-        self._hear()
+        self._receive()
         for ended in self.engine.poll():
             self._recoveries.ended(ended)
         self._announce_placed()
-        for doomed in self.engine.doomed():
-            if self._book.worker(doomed.name) is not None:
-                self._events.append(doomed)
+        for notice in self.engine.doomed():
+            if self._registry.worker(notice.name) is not None:
+                self._events.append(notice)
             else:
-                self._warn(f"{doomed.name}: {doomed.reason}; another takes its place when it is gone")
+                self._warn(f"{notice.name}: {notice.reason}; it will be replaced when it has ended")
         self._watch()
 
     def _wait(
@@ -433,10 +437,10 @@ class Supervisor:
         *,
         asking: Callable[[], None] = lambda: None,
     ) -> None:
-        """Until a condition holds, asking for it again and again.
+        """Wait until a condition holds, and call `asking` at regular intervals meanwhile.
 
         Raises:
-            TrainingHungError: With the complaint, at the deadline.
+            TrainingHungError: With the complaint, if the condition does not hold at the deadline.
         """
         asked_at = -math.inf
         while not condition():
@@ -448,12 +452,12 @@ class Supervisor:
             if self.on_wait is None:
                 self._events[:0] = self.poll(0.05)
             else:
-                self._look(0.05)
+                self._update(0.05)
                 self.on_wait()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for peer, frames in self._processes.take():
             try:
                 if peer.startswith("coordinator"):
@@ -473,13 +477,13 @@ class Supervisor:
 
     def _from_process(self, peer: str, message: m.Message, body: bytes) -> None:
         sequencing = peer == self._aggregators[0]
-        worker = self._book.worker(peer)
+        worker = self._registry.worker(peer)
         if worker is not None and not worker.announced:
-            self._announce(peer)  # it speaks before its engine tells where it is
+            self._announce(peer)  # its first message may come before its engine reports its host
         match message:
             case m.Beat():
-                self._book.beat(peer.removesuffix(BEATING), message)
-                self._outage.heard(peer.removesuffix(BEATING))
+                self._registry.beat(peer.removesuffix(HEARTBEAT_SUFFIX), message)
+                self._outage.heard(peer.removesuffix(HEARTBEAT_SUFFIX))
             case (
                 m.StepReport()
                 | m.EpochReport()
@@ -507,7 +511,7 @@ class Supervisor:
                 except (ArithmeticError, AttributeError, TypeError, ValueError):  # no model has such tensors
                     self._processes.hub.malformed(peer)
                     return
-                self._places.know(layout)
+                self._slots.set_layout(layout)
                 self.manifest = message.manifest
             case m.Ready() if worker is not None and worker.status is Status.STARTING:
                 worker.status, worker.was_ready = Status.READY, True
@@ -520,17 +524,17 @@ class Supervisor:
                 self._recoveries.part_held(peer, message.step)
             case _:
                 pass
-        if self._recoveries.token == 1 and self._book[self._book.coordinator].beat is None:
-            # the first one asks nobody, and may start after those that speak to it
-            self._unheard.append((peer, body))
+        if self._recoveries.token == 1 and self._registry[self._registry.coordinator].beat is None:
+            # the first coordinator may start after processes that send to it, and it sends no roll call
+            self._undelivered.append((peer, body))
         else:
-            self._processes.pass_on(self._book.coordinator, peer.encode(), body)
+            self._processes.pass_on(self._registry.coordinator, peer.encode(), body)
 
     def _from_coordinator(self, peer: str, name: str, message: m.Message | None, body: bytes) -> None:
-        """What it says to a process, or, with no name, to the supervisor."""
-        if peer != self._book.coordinator:
-            return  # it was replaced: whatever it still wants counts no more
-        self._recoveries.coordinator_spoke()
+        """Handle a message of the coordinator to a process, or, with an empty name, to the supervisor."""
+        if peer != self._registry.coordinator:
+            return  # it was replaced: its messages no longer count
+        self._recoveries.coordinator_alive()
         if name == EVERYBODY:
             for process in self.engine.running:
                 if not process.startswith("coordinator"):
@@ -540,12 +544,12 @@ class Supervisor:
             self._processes.pass_on(name, body)
             return
         match message:
-            case m.Beat() if self._book[peer].beat is None:
-                self._book.beat(peer, message)
+            case m.Beat() if self._registry[peer].beat is None:
+                self._registry.beat(peer, message)
                 self._to_coordinator(self._brief())
-                for process, said in self._unheard if self._recoveries.token == 1 else ():
-                    self._processes.pass_on(peer, process.encode(), said)
-                self._unheard.clear()
+                for process, undelivered in self._undelivered if self._recoveries.token == 1 else ():
+                    self._processes.pass_on(peer, process.encode(), undelivered)
+                self._undelivered.clear()
             case m.Roster():
                 self._take_roster(message)
             case m.Expel():
@@ -559,31 +563,31 @@ class Supervisor:
 
     def _take_roster(self, roster: m.Roster) -> None:
         self._recoveries.leads()
-        self._book.roster = roster
+        self._registry.roster = roster
         for name, state in roster.states.items():
-            if state == Status.LEAVING.value and self._book.leaving(name):
+            if state == Status.LEAVING.value and self._registry.leaving(name):
                 self._events.append(Leaving(name))
-        for name in self._places.freed(roster):
-            if self._places.layout is not None and self._processes.block_fd >= 0:
-                Block(self._processes.block_fd, self._places.layout).release_slots(worker_slot(name))
+        for name in self._slots.freed(roster):
+            if self._slots.layout is not None and self._processes.block_fd >= 0:
+                Block(self._processes.block_fd, self._slots.layout).release_slots(worker_slot(name))
             for aggregator in self._aggregators:
                 self._processes.send(aggregator, m.Forget(name))
 
     def _to_coordinator(self, message: m.Message) -> None:
-        self._processes.pass_on(self._book.coordinator, b"", m.encode(message))
+        self._processes.pass_on(self._registry.coordinator, b"", m.encode(message))
 
     def _brief(self) -> m.Brief:
         return m.Brief(
             token=self._recoveries.token,
-            workers=tuple(name for name in self.alive if self._book[name].announced),
+            workers=tuple(name for name in self.alive if self._registry[name].announced),
             aggregators=self._aggregators,
             start_s=self._timeouts.start_s,
             step_s=self._timeouts.step_s,
             restore=self._checkpoints.restore,
             checkpoint=self._checkpoints.plan,
-            resize=self._wanted.resize,
-            command=self._wanted.command,
-            number=self._book.roster.number,
+            resize=self._requested.resize,
+            command=self._requested.command,
+            number=self._registry.roster.number,
             held=self._recoveries.held,
             rewinding=self._recoveries.rewinding,
             quarantined=self.quarantined,
@@ -594,22 +598,22 @@ class Supervisor:
         self._events.append(Warned(text))
 
     def _fail(self, process: str, message: m.Failed) -> None:
-        self._book[process.removesuffix(BEATING)].status = Status.FAILED
+        self._registry[process.removesuffix(HEARTBEAT_SUFFIX)].status = Status.FAILED
         raise error_of(message.kind, message.message, process=process, log=self.engine.log(process))
 
     def _watch(self) -> None:
-        """Notice a coordinator that is silent and workers that do not end; sample memory."""
+        """Replace a silent coordinator, kill released workers that do not end, and sample memory."""
         now = self._clock()
-        if now - self._looked.memory_s >= _MEMORY_SAMPLE_S:
-            self._looked.memory_s = now
+        if now - self._checked.memory_s >= _MEMORY_SAMPLE_S:
+            self._checked.memory_s = now
             self.memory_bytes |= self.engine.sample_memory()
             self.engine.cap_logs()
-        for worker in self._book.let_go:
+        for worker in self._registry.let_go:
             if now - worker.leaving_s > _QUIT_S:
                 self.engine.kill(worker.name)
-        if now - self._looked.liveness_s >= HEARTBEAT_S:
-            self._looked.liveness_s = now
-            # without these beats, the coordinator counts nobody's silence
-            if not self._outage.look(now, in_doubt=self.engine.in_doubt, processes=self._book.heard):
+        if now - self._checked.liveness_s >= HEARTBEAT_S:
+            self._checked.liveness_s = now
+            # without these heartbeats, the coordinator counts no process as silent
+            if not self._outage.look(now, in_doubt=self.engine.in_doubt, processes=self._registry.beating):
                 self._to_coordinator(m.Beat())
             self._recoveries.watch(now)

@@ -1,6 +1,7 @@
-"""Who may come in at a job's hub: whoever holds a key that was given out, under the name that it was given for.
+"""Authenticates connections to a job's hub: a process must have an admitted key, and the name admitted with it.
 
-ZeroMQ asks at each connection, by the ZeroMQ Authentication Protocol, and tells of each message which key it came by.
+ZeroMQ requests the decision for each connection by the ZeroMQ Authentication Protocol, and reports for each message
+which key its connection has.
 
 References:
     P. Hintjens, "ZeroMQ RFC 27: ZeroMQ Authentication Protocol", https://rfc.zeromq.org/spec/27/
@@ -21,10 +22,12 @@ _REQUEST_FRAMES = 7  # version, id, domain, address, identity, mechanism, and th
 
 
 class Authenticator:
-    """That of the hubs of one context. Nobody who was not admitted gets in; `answer` must be called again and again.
+    """The authenticator of the hubs of one context; it rejects keys that were not admitted.
+
+    `answer` must be called regularly, since connections wait for its decision.
 
     Args:
-        context: Must have no server socket yet.
+        context: The ZeroMQ context, which must have no server socket yet.
     """
 
     def __init__(self, context: Any) -> None:
@@ -35,16 +38,16 @@ class Authenticator:
         self._keys: dict[str, str] = {}
 
     def admit(self, name: str, key: str) -> None:
-        """Let in who has this public key (Z85), as the one of this name; who had the name before is shut out."""
+        """Admit a process by its name and public key (Z85); the previous key of that name is no longer valid."""
         self._names.pop(self._keys.get(name, ""), None)
         self._names[key], self._keys[name] = name, key
 
     def name_of(self, key: str) -> str | None:
-        """Whom a key was given to; None where it is not, or no longer, anybody's."""
+        """Return the name that a key was admitted for; None if it was not admitted, or is no longer valid."""
         return self._names.get(key)
 
     def answer(self) -> None:
-        """Let in or turn away everybody who waits."""
+        """Accept or reject all connections that wait for a decision."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -55,4 +58,5 @@ class Authenticator:
             self.socket.send_multipart([_VERSION, frames[1], *status, key.encode(), b""])
 
     def close(self) -> None:
+        """Close the socket."""
         self.socket.close()

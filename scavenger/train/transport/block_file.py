@@ -1,4 +1,4 @@
-"""The anonymous file that a job's block lies in (`shared_memory`): made, opened elsewhere, and told apart."""
+"""Creates, opens and identifies the anonymous file of a job's shared-memory block (`shared_memory`)."""
 
 from __future__ import annotations
 
@@ -15,43 +15,46 @@ _BLOCK_PATH = re.compile(r"/proc/[1-9][0-9]*/fd/[0-9]+")
 
 
 def create_block() -> int:
-    """A descriptor of a new, empty, anonymous block; the caller closes it."""
+    """Create an empty anonymous block and return its descriptor, which the caller closes."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("scavenger", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # unlinked at once, so as nameless as a memfd
+    with tempfile.TemporaryFile() as file:  # unlinked at once, so it has no name, like a memfd
         return os.dup(file.fileno())
 
 
-def open_block(boot: ProcessConfiguration) -> int:
-    """The block that a process works on: the one that it inherited, one that it was told of, or its own.
+def open_block(config: ProcessConfiguration) -> int:
+    """Open the block that a process works on: the inherited one, the one at the configured path, or a new one.
 
     Raises:
-        OSError: If there is none where it was told of, or it is no job's block of this user.
+        OSError: If the configured path does not exist, or is no job's block of this user.
     """
-    if boot.memory_fd >= 0:
-        return boot.memory_fd
-    return _open_other(boot.memory) if boot.memory else create_block()
+    if config.memory_fd >= 0:
+        return config.memory_fd
+    return _open_other(config.memory) if config.memory else create_block()
 
 
 def block_path(fd: int) -> str:
-    """Where another process of this user and host can open a block of this one; for `ProcessConfiguration.memory`."""
+    """Return the path by which another process of this user on this host can open a block of this process.
+
+    It is the value of `ProcessConfiguration.memory`.
+    """
     return f"/proc/{os.getpid()}/fd/{fd}"
 
 
 def _open_other(path: str) -> int:
     if not _BLOCK_PATH.fullmatch(path):
-        raise PermissionError(f"{path!r} is no descriptor of a process")
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)  # of a pipe, the open must not wait
+        raise PermissionError(f"{path!r} is not the path of a process's file descriptor")
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)  # if it is a pipe, the call must not wait
     found = os.fstat(fd)
-    # as `create_block` makes it: a file of this user, of no name in any file system
+    # accept only what `create_block` makes: a file of this user that has no name in any file system
     if not stat.S_ISREG(found.st_mode) or found.st_nlink or found.st_uid != os.geteuid():
         os.close(fd)
-        raise PermissionError(f"{path} is no block of a job of this user")
+        raise PermissionError(f"{path} is not a shared-memory block of this user")
     return fd
 
 
 def same_block(path: str, fd: int) -> bool:
-    """Whether what was opened at a `block_path` still is there: its owner lives, and has not closed it."""
+    """Whether the block that was opened at a `block_path` is still there: its owner lives and has not closed it."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except OSError:
@@ -59,7 +62,7 @@ def same_block(path: str, fd: int) -> bool:
 
 
 def memory_id(fd: int) -> str:
-    """What two processes compare to know that they have the same block."""
+    """Return the identity of a block, which two processes compare to know whether they share one."""
     found = os.fstat(fd)
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

@@ -1,4 +1,4 @@
-"""Messages as msgpack and back. Whatever bytes arrive, they are a message or a `MessageError`."""
+"""Encodes messages as msgpack and decodes them. Any bytes decode to a valid message or raise `MessageError`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Codec(Generic[T]):
-    """Of the messages of one protocol.
+    """Encodes and decodes the messages of one protocol.
 
     Args:
-        kinds: The union of their types.
+        kinds: The union of the protocol's message types.
     """
 
     def __init__(self, kinds: Any) -> None:
@@ -25,16 +25,16 @@ class Codec(Generic[T]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, message: Any) -> bytes:
-        """A message as msgpack."""
+        """Encode a message as msgpack."""
         return self._encoder.encode(message)
 
     def decode(self, data: bytes) -> T:
-        """A message from msgpack.
+        """Decode a message from msgpack.
 
         Raises:
-            MessageError: If the bytes are no message of this protocol, or not a valid one.
+            MessageError: If the bytes are no valid message of this protocol.
         """
         try:
             return self._decoder.decode(data)
-        except Exception as error:  # noqa: BLE001 - of bytes: DecodeError, UnicodeDecodeError, RecursionError, ...
+        except Exception as error:  # noqa: BLE001 - DecodeError, UnicodeDecodeError, RecursionError and others
             raise MessageError(str(error) or type(error).__name__) from None

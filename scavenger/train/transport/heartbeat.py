@@ -1,4 +1,4 @@
-"""Heartbeats: a thread of its own, so that a long computation is not taken for death."""
+"""Sends heartbeats from a separate thread, so that a process in a long computation does not count as dead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from scavenger.elastic.liveness import HEARTBEAT_S
-from scavenger.train.names import BEATING
+from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport.messages import Beat
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import Dealer
@@ -16,32 +16,34 @@ __all__ = ["Heartbeat"]
 
 
 class Heartbeat:
-    """Says that the process lives, and where it stands, from `start` until `close`.
+    """Sends the process's heartbeats, with its step and view, from `start` until `close`.
 
     Args:
-        status: Called from the thread.
+        context: The ZeroMQ context.
+        config: The process's configuration.
+        status: Returns the heartbeat to send; called from the thread.
     """
 
-    def __init__(self, context: Any, boot: ProcessConfiguration, status: Callable[[], Beat]) -> None:
-        self._context, self._boot, self._status = context, boot, status
+    def __init__(self, context: Any, config: ProcessConfiguration, status: Callable[[], Beat]) -> None:
+        self._context, self._config, self._status = context, config, status
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin, with a socket and a thread of its own."""
+        """Start the thread, which has its own socket."""
         self._thread.start()
 
     def _run(self) -> None:
-        boot = self._boot
-        keys = (boot.public_key.encode(), boot.secret_key.encode())
-        name = boot.name + BEATING
-        socket = Dealer(self._context, name, boot.coordinator, boot.server_key.encode(), keys)
+        config = self._config
+        keys = (config.public_key.encode(), config.secret_key.encode())
+        name = config.name + HEARTBEAT_SUFFIX
+        socket = Dealer(self._context, name, config.coordinator, config.server_key.encode(), keys)
         while not self._ended.wait(HEARTBEAT_S):
             socket.send(self._status())
         socket.close()
 
     def close(self) -> None:
-        """End it; nothing if it has not begun."""
+        """End the thread; does nothing if it was not started."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()

@@ -1,11 +1,11 @@
-"""Payloads between hosts: ranges of one process's block are copied to the same place in another's.
+"""Replication between hosts: copies ranges of one process's block to the same offsets in another process's block.
 
-Every process works on a block of the same layout. Where worker and aggregator share one, nothing has to move.
-Where they do not, a worker's gradients go to the aggregators, and the weights come back, in chunks over ZeroMQ;
-whatever happens around that is the same code.
+Every process works on a block of the same layout. If a worker and an aggregator share one, nothing has to be copied.
+If they do not, the worker's gradients go to the aggregator, and the weights come back, in chunks over ZeroMQ; the
+code around that is the same in both cases.
 
-A payload is sent once. Where its receiver is still waited for, because it is slow or because a connection broke, the
-sender asks it what has not arrived, and sends that alone (`scavenger.elastic.payloads`).
+A payload is sent once. If the receiver does not confirm it in time, because it is slow or because a connection broke,
+the sender asks the receiver what has not arrived, and sends only that (`scavenger.elastic.payloads`).
 """
 
 from __future__ import annotations
@@ -38,29 +38,32 @@ __all__ = [
 ]
 
 CHUNK_BYTES = 4 << 20
-"""Measured to be the best between latency and calls; see benchmarks/README.md."""
+"""The measured best compromise between latency and the number of calls; see benchmarks/README.md."""
 
 Ranges = tuple[tuple[int, int], ...]
 Send = Callable[[Any, Any], None]
-"""Sends one message to one receiver, with bytes or None."""
+"""Sends one message to one receiver, with its payload or None."""
 
 
 def _ranges(layout: Layout, index: int) -> Ranges:
-    """What of a slot an aggregator needs: its part, and the first one the metric sums too; never nothing."""
+    """Return the ranges of a slot that an aggregator needs: its model shard, and for aggregator 0 also metric sums.
+
+    The result has at least one range, which may be empty.
+    """
     part = layout.part_ranges[index]
     both = (part, (layout.weights_bytes, layout.state_bytes)) if index == 0 else (part,)
     return tuple(a_range for a_range in both if a_range[0] < a_range[1]) or (part,)
 
 
 def _chunks(ranges: Ranges) -> Iterator[tuple[int, int]]:
-    """Offset and size; an empty range is one empty chunk, so that its arrival is told as any other's."""
+    """Yield offset and size of each chunk; an empty range has one empty chunk, so that it also has an arrival."""
     for begin, end in ranges:
         for at in range(begin, max(end, begin + 1), CHUNK_BYTES):
             yield at, min(CHUNK_BYTES, end - at)
 
 
 def pack(layout: Layout, arrays: Sequence[npt.NDArray[Any]]) -> memoryview:
-    """Arrays, in the manifest's order, as they lie in a state section."""
+    """Pack arrays, in the manifest's order, into bytes with the layout of a state section's tensors."""
     section = np.zeros(layout.weights_bytes, np.uint8)
     for offset, array in zip(layout.offsets, arrays, strict=True):
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
@@ -68,7 +71,7 @@ def pack(layout: Layout, arrays: Sequence[npt.NDArray[Any]]) -> memoryview:
     return section.data
 
 
-# ---- what is sent ------------------------------------------------------------------------------------------
+# ---- sending -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,9 @@ class Payload:
     """Bytes for one receiver.
 
     Attributes:
-        head: What each chunk says, but for its offset.
-        ranges: Of a state section.
-        read: The bytes from an offset on, of a size.
+        head: The header that all chunks share, except for their offsets.
+        ranges: The ranges of a state section to send.
+        read: Returns the bytes at an offset, of a given size.
     """
 
     head: Chunk
@@ -86,40 +89,40 @@ class Payload:
     read: Callable[[int, int], memoryview]
 
     def chunks(self, only: Collection[int] | None = None) -> Iterator[tuple[Chunk, memoryview]]:
-        """All chunks, or those at the offsets `only`."""
+        """Yield all chunks, or those at the offsets `only`."""
         for offset, size in _chunks(self.ranges):
             if only is None or offset in only:
                 yield msgspec.structs.replace(self.head, offset=offset), self.read(offset, size)
 
 
 def piece_payload(block: Block, index: int, view: int, step: int, piece: Piece) -> Payload:
-    """An aggregator's part of a piece that lies in the worker's slot."""
+    """Make the payload of an aggregator's share of a piece, from the worker's slot."""
     at = block.layout.slot_at(piece.slot)
     head = Chunk(step, 0, piece.number, piece.slot, view)
     return Payload(head, _ranges(block.layout, index), lambda offset, size: block.range(at + offset, size))
 
 
 def weights_payload(block: Block, index: int, pull: Pull) -> Payload:
-    """An aggregator's part of the weights that a worker asked for."""
+    """Make the payload of an aggregator's share of the weights that a worker requested."""
     at, ranges = block.layout.state_at(pull.step), (block.layout.part_ranges[index],)
     head = Chunk(pull.step, 0, pull.number)
     return Payload(head, ranges, lambda offset, size: block.range(at + offset, size))
 
 
 def initial_payload(layout: Layout, index: int, packed: memoryview, number: int) -> Payload:
-    """An aggregator's part of the weights that the job begins with."""
+    """Make the payload of an aggregator's share of the job's initial weights."""
     ranges = (layout.part_ranges[index],)
     return Payload(Chunk(0, 0, number), ranges, lambda offset, size: packed[offset : offset + size])
 
 
 class Outbox:
-    """What one receiver was sent."""
+    """Sends payloads to one receiver, and remembers which were sent."""
 
     def __init__(self) -> None:
         self._sent: dict[tuple[int, int], Delivery] = {}
 
     def push(self, payload: Payload, send: Send) -> None:
-        """Send a payload; or, where that was done before, ask the receiver which of its chunks have not arrived."""
+        """Send a payload; or, if it was sent before, ask the receiver which of its chunks have not arrived."""
         head = payload.head
         if (delivery := self._sent.get((head.step, head.piece))) is not None:
             send(Check(head.step, head.piece, delivery.ask(), head.slot, head.view), None)
@@ -129,7 +132,7 @@ class Outbox:
             send(chunk, data)
 
     def resend(self, answer: Lacking, payload: Payload, send: Send) -> bool:
-        """Send what the receiver lacks, where its answer still holds; returns whether it does."""
+        """Send the chunks that the receiver lacks, if its answer is up to date; returns whether it is."""
         delivery = self._sent.get((answer.step, answer.piece))
         if delivery is None or not delivery.answered(answer.question):
             return False
@@ -138,11 +141,11 @@ class Outbox:
         return True
 
     def forget_before(self, step: int) -> None:
-        """Nobody asks for payloads of earlier steps any more."""
+        """Forget the payloads of earlier steps, which no receiver needs any more."""
         self._sent = {key: delivery for key, delivery in self._sent.items() if key[0] >= step}
 
 
-# ---- what arrives ------------------------------------------------------------------------------------------
+# ---- receiving ---------------------------------------------------------------------------------------------
 
 
 def _answer(arrival: Arrival, check: Check) -> Lacking | None:
@@ -151,11 +154,11 @@ def _answer(arrival: Arrival, check: Check) -> Lacking | None:
 
 
 class Inbox:
-    """What workers push to one aggregator.
+    """Receives what workers push to one aggregator.
 
     Args:
-        block: The aggregator's.
-        index: The aggregator's place.
+        block: The aggregator's block.
+        index: The aggregator's index.
     """
 
     def __init__(self, block: Block, index: int) -> None:
@@ -165,13 +168,13 @@ class Inbox:
         self._arrivals: dict[int, tuple[tuple[int, int], Arrival]] = {}
 
     def take(self, worker: str, chunk: Chunk, payload: bytes) -> bool:
-        """Put a chunk in its place; True where it makes its piece complete.
+        """Copy a chunk into the block; returns whether its piece is now complete.
 
-        A chunk that does not fit, or that would lie in somebody else's slot, is refused before a byte is copied.
+        A chunk of a wrong offset or size, or for another worker's slot, is rejected before any byte is copied.
         """
         fits = (chunk.offset, len(payload)) in self._fitting
         if chunk.slot not in self._slots(worker) or not fits:
-            print(f"refused a chunk of {worker}: slot {chunk.slot}, offset {chunk.offset}", flush=True)
+            print(f"rejected a chunk of {worker}: slot {chunk.slot}, offset {chunk.offset}", flush=True)
             return False
         arrival = self._arrival(chunk.slot, chunk.piece)
         if arrival is None or not arrival.expects(chunk.offset, len(payload)):
@@ -181,25 +184,25 @@ class Inbox:
         return arrival.complete
 
     def check(self, worker: str, check: Check) -> Lacking | None:
-        """What has not arrived of a piece all of which was sent; None for nothing, or if it is not the worker's."""
+        """List the chunks of a fully sent piece that have not arrived; None for none, or if the slot is not its own."""
         if check.slot not in self._slots(worker):
             return None
         arrival = self._arrival(check.slot, check.piece)
         return None if arrival is None else _answer(arrival, check)
 
     def _arrival(self, slot: int, piece: int) -> Arrival | None:
-        """How much of a piece is there; None where its place is another's by now.
+        """Return which chunks of a piece have arrived; None if a newer piece is in the same part of the block.
 
-        Slots and pieces are numbered through the whole job, so one of a lower number comes too late: from a worker
-        that had the place before, or of what is done.
+        Slots and pieces are numbered through the whole job, so a lower number is outdated: it comes from a worker
+        whose slot was reused, or belongs to a piece that is done.
         """
-        place, newest = self._layout.place_of(slot), (slot, piece)
-        known, arrival = self._arrivals.get(place, ((-1, -1), None))
+        slot_index, newest = self._layout.place_of(slot), (slot, piece)
+        known, arrival = self._arrivals.get(slot_index, ((-1, -1), None))
         if newest < known:
             return None
         if arrival is None or newest > known:
             arrival = Arrival(self._chunks)
-            self._arrivals[place] = (newest, arrival)
+            self._arrivals[slot_index] = (newest, arrival)
         return arrival
 
     def holds(self, worker: str, piece: int) -> bool:
@@ -211,14 +214,14 @@ class Inbox:
         return False
 
     def forget(self, worker: str) -> None:
-        """Give the memory of a worker that is gone back, unless another has its place by now."""
+        """Free the memory of a lost worker's slots, unless another worker has reused them."""
         own = self._slots(worker)
-        places = (self._arrivals.get(self._layout.place_of(slot)) for slot in own)
-        if own and not any(entry is not None and entry[0][0] >= own.stop for entry in places):
+        entries = (self._arrivals.get(self._layout.place_of(slot)) for slot in own)
+        if own and not any(entry is not None and entry[0][0] >= own.stop for entry in entries):
             self._block.release_slots(own.start)
 
     def _slots(self, worker: str) -> range:
-        """The worker's own; empty for whoever can have none."""
+        """Return the numbers of a worker's slots; empty if the name is not a worker's."""
         try:
             own = worker_slot(worker)
         except ValueError:
@@ -227,11 +230,15 @@ class Inbox:
 
 
 class WeightsInbox:
-    """Weights that aggregators send to whoever does not share their memory.
+    """Receives weights from aggregators that do not share the receiver's memory.
 
     Args:
-        block: The receiver's.
-        remote: Places of those aggregators.
+        block: The receiver's block.
+        remote: Indices of those aggregators.
+
+    Attributes:
+        number: The number of the newest request for weights.
+        received_bytes: The bytes received so far.
     """
 
     def __init__(self, block: Block, remote: Sequence[int]) -> None:
@@ -243,18 +250,19 @@ class WeightsInbox:
         self.number = 0
         self.received_bytes = 0
 
-    def want(self, step: int, *, anew: bool = False) -> None:
-        """From now on take the weights of `step` only.
+    def want(self, step: int, *, changed: bool = False) -> None:
+        """Accept only the weights of `step` from now on.
 
         Args:
-            anew: Also where they are there already: they have changed since.
+            step: The step.
+            changed: Whether the weights of that step have changed, so that they are needed even if they are here.
         """
-        if step != self._step or anew:
+        if step != self._step or changed:
             self._step, self.number = step, self.number + 1
             self._arrivals = {index: Arrival(_chunks(ranges)) for index, ranges in self._ranges.items()}
 
     def take(self, index: int, chunk: Chunk, payload: bytes) -> None:
-        """Put a chunk of the weights in its place; one that was not asked for, or does not fit, is passed over."""
+        """Copy a chunk of the weights into the block; one that was not requested, or does not fit, is ignored."""
         arrival = self._arrivals.get(index)
         if arrival is None or (chunk.step, chunk.piece) != (self._step, self.number):
             return
@@ -265,7 +273,7 @@ class WeightsInbox:
             self.received_bytes += len(payload)
 
     def check(self, index: int, check: Check) -> Lacking | None:
-        """What has not arrived of weights all of which were sent; None for nothing, or if they are wanted no more."""
+        """List the chunks of fully sent weights that have not arrived; None for none, or if they are not wanted."""
         arrival = self._arrivals.get(index)
         if arrival is None or (check.step, check.piece) != (self._step, self.number):
             return None
@@ -273,5 +281,5 @@ class WeightsInbox:
 
     @property
     def lacking(self) -> tuple[int, ...]:
-        """Whose part of the wanted weights is not all there."""
+        """Indices of the aggregators whose share of the wanted weights is incomplete."""
         return tuple(index for index, arrival in self._arrivals.items() if not arrival.complete)

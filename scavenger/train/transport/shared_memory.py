@@ -1,17 +1,17 @@
-"""The block of a job: weights, optimizer state, gradients and metric sums, without a name and so without a leak.
+"""The shared-memory block of a job: weights, optimizer state, gradients and metric sums.
 
 The block is an anonymous file in memory. It has no name in any file system; processes of the job inherit its
-descriptor. When the last of them ends, however it ends, the kernel frees it: nothing can be left behind. As long
-as one lives, so does the block: a restarted aggregator takes it up where the one before stood.
+descriptor. When the last of them ends, however it ends, the kernel frees the block, so no memory can leak. As long
+as one process lives, so does the block: a restarted aggregator continues with the state that the previous one left.
 
 Layout, every section aligned to 4096 bytes, every tensor to 64::
 
     | records | state, even steps | odd steps | best weights | slot 0 | slot 1 | ... | optimizer of part 0 | ...
 
-A state section holds all tensors, those of each aggregator's part together, and then the epoch's metric sums so
-far. What belongs to step s is written beside what belongs to step s - 1, which stays whole until the *record* of
-step s says that s is. A slot holds gradients (in the trainable tensors' places), updated state and metric
-variables. The file is sparse: what nobody has written costs nothing.
+A state section holds all tensors, grouped by the aggregator that holds them, and then the epoch's metric sums so
+far. The state after step s is written to the other section than that after step s - 1, which stays intact until the
+*record* of step s marks s as complete. A slot holds gradients (at the trainable tensors' offsets), updated state and
+metric variables. The file is sparse: pages that no process has written take no memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TENSOR_ALIGNMENT = 64
 _SECTION_ALIGNMENT = mmap.ALLOCATIONGRANULARITY
 _WORKERS_MAX = 4096
 _SLOTS_BYTES_MAX = 1 << 45
-"""Address space for slots. Pages that nobody touches take no memory, but addresses have 47 bits."""
+"""Address space for slots, bytes. Pages that no process touches take no memory, but addresses have 47 bits."""
 _OPTIMIZER_COPIES_MAX = 16
 _OPTIMIZER_EXTRA_BYTES = 1 << 20
 _RECORDS_BYTES = 4096
@@ -63,15 +63,17 @@ def _tensor_bytes(tensor: TensorSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything lies, from the manifest alone, so that every process computes the same.
+    """The layout of a block. It follows from the manifest alone, so that every process computes the same layout.
 
     Attributes:
-        offsets: Of each tensor within a state section, bytes.
-        parts: Of each aggregator, the indices of its tensors, in the manifest's order.
-        part_ranges: Of each aggregator, where in a state section its tensors begin and end.
-        weights_bytes: Of all tensors in a state section.
-        metric_offsets: Of each metric variable (float64) within metric sums, bytes.
-        metric_bytes: Of metric sums.
+        manifest: The model's tensors, metrics and optimizer.
+        aggregators: How many aggregators share the model.
+        offsets: Offset of each tensor within a state section, bytes.
+        parts: For each aggregator, the indices of its tensors, in the manifest's order.
+        part_ranges: For each aggregator, the offsets at which its tensors begin and end in a state section, bytes.
+        weights_bytes: Size of all tensors in a state section.
+        metric_offsets: Offset of each metric variable (float64) within the metric sums, bytes.
+        metric_bytes: Size of the metric sums.
         workers_max: How many workers a job may have at a time.
     """
 
@@ -87,10 +89,10 @@ class Layout:
 
     @classmethod
     def of(cls, manifest: Manifest, aggregators: int = 1) -> Layout:
-        """The layout of a model that is spread over some aggregators.
+        """Compute the layout of a model that is sharded over some aggregators.
 
-        State that has no gradient is the first aggregator's, which sequences. An optimizer that must see all
-        gradients at once keeps everything there.
+        Aggregator 0, the sequencer, holds the state that has no gradient. If the optimizer needs all gradients at
+        once, aggregator 0 holds the whole model.
         """
         tensors = manifest.tensors
         trainable = [i for i, tensor in enumerate(tensors) if tensor.role == "trainable"]
@@ -128,23 +130,26 @@ class Layout:
 
     @property
     def slots(self) -> int:
+        """Number of slots in the block."""
         return self.workers_max * SLOTS_PER_WORKER
 
     @property
     def state_bytes(self) -> int:
-        """Of a state section, as of a slot: tensors and metric sums."""
+        """Size of a state section, and of a slot: tensors and metric sums."""
         return self.weights_bytes + self.metric_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Of everything but the optimizers."""
+        """Size of the block without the optimizers' state."""
         return self._slots_at + self.slots * self.state_bytes
 
     def state_at(self, step: int) -> int:
+        """Return the offset of the state section of a step."""
         return _HEADER_BYTES + (step % 2) * self.state_bytes
 
     @property
     def best_at(self) -> int:
+        """Offset of the best weights."""
         return _HEADER_BYTES + 2 * self.state_bytes
 
     @property
@@ -152,7 +157,7 @@ class Layout:
         return self.best_at + self.weights_bytes
 
     def place_of(self, slot: int) -> int:
-        """Which place a slot has. Slots' numbers only grow; places of workers that are gone are given again.
+        """Return the index of a slot in the block. Slot numbers only grow; indices of lost workers are reused.
 
         Raises:
             IndexError: If the number is negative.
@@ -162,25 +167,25 @@ class Layout:
         return slot % self.slots
 
     def slot_at(self, slot: int) -> int:
-        """Where a slot lies; see `place_of`."""
+        """Return the offset of a slot; see `place_of`."""
         return self._slots_at + self.place_of(slot) * self.state_bytes
 
     @property
     def file_bytes(self) -> int:
-        """Of the whole block."""
+        """Size of the whole block, with the optimizers' state."""
         return self.optimizer_at(self.aggregators)
 
     def optimizer_at(self, aggregator: int) -> int:
-        """Where an aggregator's optimizer state may lie: room for any of Keras's optimizers."""
+        """Return the offset of the section for an aggregator's optimizer state, large enough for Keras's optimizers."""
         stride = _OPTIMIZER_COPIES_MAX * 2 * self.weights_bytes + _OPTIMIZER_EXTRA_BYTES
         return self.total_bytes + aggregator * _aligned(stride, _SECTION_ALIGNMENT)
 
 
 def _splittable(optimizer: str) -> bool:
-    """Whether parts of the tensors can be updated apart: not where one norm of all gradients is needed."""
+    """Whether shards of the model can be updated independently: not if the optimizer clips by the global norm."""
 
     def clips_globally(part: Any) -> bool:
-        if isinstance(part, dict):  # an optimizer may be made of others
+        if isinstance(part, dict):  # an optimizer may contain others
             return bool(part.get("global_clipnorm")) or any(map(clips_globally, part.values()))
         return isinstance(part, list) and any(map(clips_globally, part))
 
@@ -189,7 +194,14 @@ def _splittable(optimizer: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """Where the job stands: written by the sequencer when every aggregator has applied the step."""
+    """The job's progress; the sequencer writes it when every aggregator has applied the step.
+
+    Attributes:
+        step: The last step that all aggregators have applied.
+        position: The position in the data after that step.
+        number: The number of the newest view.
+        best_step: The step whose weights are kept as the best; 0 for none.
+    """
 
     step: int = 0
     position: Position = field(default_factory=Position)
@@ -199,7 +211,14 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartRecord:
-    """How far a part is, under which view it applied its last step, and what that one's norms were."""
+    """The progress of one aggregator's model shard.
+
+    Attributes:
+        step: The last step that the aggregator has applied.
+        view: The number of the view under which it was applied.
+        mean_worker_sqnorm: Mean squared norm of the workers' gradients in that step, over this shard.
+        mean_sqnorm: Squared norm of the mean gradient in that step, over this shard.
+    """
 
     step: int = 0
     view: int = 0
@@ -214,14 +233,14 @@ _LENGTH = struct.Struct("<II")
 
 
 class Block:
-    """A mapped block; arrays are views of it, without copies.
+    """A memory-mapped block; its arrays are views without copies.
 
     Args:
-        fd: Descriptor of the block; kept open by the caller.
-        layout: Where things lie. The block grows to its size if it is smaller.
+        fd: Descriptor of the block; the caller keeps it open.
+        layout: The layout. A smaller block is enlarged to the layout's size.
 
     Raises:
-        OSError: If the memory cannot be had.
+        OSError: If the memory cannot be allocated.
     """
 
     def __init__(self, fd: int, layout: Layout) -> None:
@@ -230,7 +249,7 @@ class Block:
         self._map = mmap.mmap(fd, layout.total_bytes)
 
     def tensors(self, offset: int, indices: Sequence[int] | None = None) -> list[Array]:
-        """Views of tensors of the section at `offset`, all of them or some, in the manifest's order."""
+        """Return views of all or some tensors of the section at `offset`, in the manifest's order."""
         chosen = range(len(self.layout.offsets)) if indices is None else indices
         specs = self.layout.manifest.tensors
         return [
@@ -239,7 +258,7 @@ class Block:
         ]
 
     def metrics(self, offset: int) -> list[npt.NDArray[np.float64]]:
-        """Views of the metric sums of the state section or slot at `offset`."""
+        """Return views of the metric sums of the state section or slot at `offset`."""
         begin = offset + self.layout.weights_bytes
         return [
             _view(self._map, begin + at, shape, np.dtype(np.float64))
@@ -247,28 +266,29 @@ class Block:
         ]
 
     def range(self, offset: int, size: int) -> memoryview:
-        """The bytes of a range, to be read or written in place."""
+        """Return a range of bytes, which can be read or written in place."""
         return memoryview(self._map)[offset : offset + size]
 
     def touch(self, offset: int, size: int) -> None:
-        """Have the pages of a range mapped now, so that nobody waits for that when they are first used.
+        """Map the pages of a range now, so that their first use does not wait for it.
 
-        A hundred megabytes take a quarter of a second where nobody has used them, and a twentieth where others have.
+        100 MB take 0.25 s if no process has used them before, and 0.05 s if another has.
         """
         np.frombuffer(self._map, np.uint8, size, offset)[:: mmap.PAGESIZE].max(initial=0)
 
     def release_slots(self, first: int) -> None:
-        """Give the pages of a worker's slots back; their owner is gone."""
+        """Free the memory of a worker's slots, beginning with slot `first`, when the worker is gone."""
         if hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(
                 mmap.MADV_REMOVE, self.layout.slot_at(first), SLOTS_PER_WORKER * self.layout.state_bytes
             )
 
     # ---- records -------------------------------------------------------------------------------------------
-    # Two of each, written in turn with a checksum: one that was being written when its writer died is known
-    # for what it is, and the one before it still stands.
+    # Each record has two copies with checksums, which are written in turn: if a process dies while it writes one
+    # copy, the checksum shows that, and the other copy still holds the previous record.
 
     def write_job(self, record: JobRecord) -> None:
+        """Write the job's record."""
         values = (
             record.step,
             record.position.epoch,
@@ -279,23 +299,24 @@ class Block:
         self._write(0, _JOB, values)
 
     def read_job(self) -> JobRecord | None:
-        """None where none was written."""
+        """Read the job's record; None if none was written."""
         if (values := self._read(0, _JOB)) is None:
             return None
         step, epoch, consumed, number, best = values
         return JobRecord(step, Position(epoch, consumed), number, best)
 
     def write_part(self, aggregator: int, record: PartRecord) -> None:
+        """Write the record of an aggregator's model shard."""
         values = (record.step, record.view, record.mean_worker_sqnorm, record.mean_sqnorm)
         self._write(1 + aggregator, _PART, values)
 
     def read_part(self, aggregator: int) -> PartRecord | None:
-        """None where none was written."""
+        """Read the record of an aggregator's model shard; None if none was written."""
         values = self._read(1 + aggregator, _PART)
         return None if values is None else PartRecord(*values)
 
     def forget(self, aggregator: int) -> None:
-        """Erase the records of a part that begins anew; those of the job with the first part's."""
+        """Erase the records of a model shard that is initialised again; for aggregator 0, also the job's records."""
         size = 2 * _RECORD_BYTES
         self._map[(1 + aggregator) * size : (2 + aggregator) * size] = bytes(size)
         if aggregator == 0:
@@ -303,14 +324,14 @@ class Block:
             self._map[_RECORDS_BYTES:_HEADER_BYTES] = bytes(2 * _REPORT_BYTES)
 
     def write_report(self, step: int, report: bytes) -> None:
-        """Keep what is said of a step, for the case that saying it is cut short."""
+        """Keep the report of a step, so that it can be sent again if the sequencer dies while it sends it."""
         if len(report) <= _REPORT_BYTES - _LENGTH.size:
             at = _RECORDS_BYTES + (step % 2) * _REPORT_BYTES
             self._map[at : at + _LENGTH.size] = _LENGTH.pack(len(report), zlib.crc32(report, 1))
             self._map[at + _LENGTH.size : at + _LENGTH.size + len(report)] = report
 
     def read_report(self, step: int) -> bytes | None:
-        """What was kept of a step; None where there is nothing whole."""
+        """Read the report of a step; None if no complete one was kept."""
         at = _RECORDS_BYTES + (step % 2) * _REPORT_BYTES
         size, checksum = _LENGTH.unpack(self._map[at : at + _LENGTH.size])
         if not 0 < size <= _REPORT_BYTES - _LENGTH.size:
@@ -318,16 +339,16 @@ class Block:
         report = self._map[at + _LENGTH.size : at + _LENGTH.size + size]
         return report if zlib.crc32(report, 1) == checksum else None
 
-    def _write(self, place: int, form: struct.Struct, values: tuple[Any, ...]) -> None:
+    def _write(self, index: int, form: struct.Struct, values: tuple[Any, ...]) -> None:
         body = form.pack(*values, 0)[:-4]
-        at = (2 * place + values[0] % 2) * _RECORD_BYTES
-        # begun at 1, so that a record of zeros, which nobody has written, is none
+        at = (2 * index + values[0] % 2) * _RECORD_BYTES
+        # the checksum starts at 1, so that the zeros of an unwritten record are not a valid one
         self._map[at : at + form.size] = body + struct.pack("<I", zlib.crc32(body, 1))
 
-    def _read(self, place: int, form: struct.Struct) -> tuple[Any, ...] | None:
+    def _read(self, index: int, form: struct.Struct) -> tuple[Any, ...] | None:
         found = []
         for turn in (0, 1):
-            at = (2 * place + turn) * _RECORD_BYTES
+            at = (2 * index + turn) * _RECORD_BYTES
             data = self._map[at : at + form.size]
             *values, checksum = form.unpack(data)
             if zlib.crc32(data[:-4], 1) == checksum:
@@ -336,7 +357,17 @@ class Block:
 
 
 class OptimizerMemory:
-    """The optimizer state of one part, for even and odd steps."""
+    """The optimizer state of one aggregator's model shard, for even and odd steps.
+
+    Args:
+        fd: Descriptor of the block.
+        layout: The block's layout.
+        aggregator: The aggregator's index.
+        slots: The optimizer's state tensors.
+
+    Raises:
+        ValueError: If the optimizer's state is larger than its section of the block.
+    """
 
     def __init__(self, fd: int, layout: Layout, aggregator: int, slots: Sequence[TensorSpec]) -> None:
         offsets, at = [], 0
@@ -346,7 +377,7 @@ class OptimizerMemory:
         self._bytes = _aligned(max(at, 1), _SECTION_ALIGNMENT)
         begin = layout.optimizer_at(aggregator)
         if 2 * self._bytes > layout.optimizer_at(aggregator + 1) - begin:
-            raise ValueError(f"an optimizer with {len(slots)} state tensors has no room")
+            raise ValueError(f"there is no room for the {len(slots)} state tensors of the optimizer")
         _grow(fd, layout)
         self._map = mmap.mmap(fd, 2 * self._bytes, offset=begin)
         self._arrays = [
@@ -358,12 +389,12 @@ class OptimizerMemory:
         ]
 
     def slots(self, step: int) -> list[Array]:
-        """The state as it is after `step`."""
+        """Return views of the state after `step`."""
         return self._arrays[step % 2]
 
 
 def _grow(fd: int, layout: Layout) -> None:
-    """Give the block its size, which is the same for all: who asks for less would cut off what others have."""
+    """Enlarge the block to the layout's size; it never shrinks, since that would cut off other processes' data."""
     if os.fstat(fd).st_size < layout.file_bytes:
         os.ftruncate(fd, layout.file_bytes)
 

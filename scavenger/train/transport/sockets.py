@@ -1,4 +1,4 @@
-"""ZeroMQ sockets with a key pair per process: whoever does not hold the job's keys gets nothing."""
+"""ZeroMQ sockets with a key pair per process, so that only processes with the job's keys can exchange messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from scavenger.errors import ConfigurationError, MessageError
-from scavenger.train.names import BEATING
+from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.messages import Message, decode, encode
 
@@ -39,28 +39,28 @@ _MESSAGE_BYTES_MAX = 64 << 20
 
 
 def new_keys() -> Keys:
-    """A new key pair. A server admits whoever has its *public* key: the job's processes alone."""
+    """Create a key pair. A server accepts clients that know its *public* key: only the job's processes."""
     public, secret = zmq.curve_keypair()
     return public, secret
 
 
 def address_towards(endpoint: str) -> str:
-    """The address of this host by which it reaches another: where that one's network reaches this one.
+    """Return this host's address on the network through which it reaches another host.
 
     Args:
-        endpoint: `tcp://HOST:PORT`.
+        endpoint: The other host's endpoint, as `tcp://HOST:PORT`.
 
     Raises:
-        OSError: If there is no way there.
+        OSError: If there is no route to the other host.
     """
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((host, int(port)))  # of a datagram socket: nothing is sent
-        return str(way.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect((host, int(port)))  # connecting a datagram socket sends nothing
+        return str(route.getsockname()[0])
 
 
 def is_own(host: str) -> bool:
-    """Whether something is an address of this machine, as one behind which it is reached by way of another is not."""
+    """Whether `host` is an address of this machine itself, and not, for instance, of a gateway in front of it."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as trial:
@@ -71,17 +71,18 @@ def is_own(host: str) -> bool:
 
 
 def listen(listener: Any, host: str, port: int) -> int:
-    """Bind a socket to an address, or to all of this machine's where it is another's that leads here.
+    """Bind a socket to an address of this machine, or to all of them if `host` is another's that forwards to it.
 
     Args:
+        listener: The socket.
         host: An address or a host name.
-        port: 0 for any.
+        port: The port; 0 for any.
 
     Returns:
         The port.
 
     Raises:
-        ConfigurationError: If it cannot be had.
+        ConfigurationError: If the port cannot be bound.
     """
     try:
         listener.bind(f"tcp://{host if is_own(host) else '*'}:{port or '*'}")
@@ -91,37 +92,39 @@ def listen(listener: Any, host: str, port: int) -> int:
 
 
 class Malformed:
-    """Counts what arrived and is none of our messages, and tells of it: the first time, and whenever it has doubled.
+    """Counts invalid messages, and warns of the first one and whenever their number has doubled.
 
     Args:
-        tell: Where to; into the process's log, unless told.
+        warn: Called with each warning; by default, the process's log.
     """
 
-    def __init__(self, tell: Callable[[str], None] = log.warning) -> None:
-        self.count, self._tell = 0, tell
+    def __init__(self, warn: Callable[[str], None] = log.warning) -> None:
+        self.count, self._warn = 0, warn
 
     def __call__(self, sender: str) -> None:
         self.count += 1
         if self.count.bit_count() == 1:
-            self._tell(
-                f"dropped what is no message of this job ({self.count} so far, the last of {sender!r})"
-            )
+            self._warn(f"dropped an invalid message ({self.count} so far, the last from {sender!r})")
 
 
 class Router:
-    """Listens; receives from and answers to named peers.
+    """A server socket that receives from named peers and sends to them.
 
     Args:
-        host: By which peers reach it; see `listen`.
-        port: To listen at; 0 for any.
-        door: Who may connect, and under which name; None: whoever has the public key, under any.
+        context: The ZeroMQ context.
+        keys: The server's key pair.
+        host: The address or host name that peers connect to; see `listen`.
+        port: The port to listen at; 0 for any.
+        authenticator: Decides which keys may connect, and under which names; None to accept every client that knows
+            the public key, under any name.
+        malformed: Called for each invalid message; None to log them.
 
     Attributes:
-        malformed: What arrived and was dropped.
-        address: `tcp://host:port`, for peers.
+        malformed: Counts the invalid messages that were dropped.
+        address: The address for peers, as `tcp://host:port`.
 
     Raises:
-        ConfigurationError: If the port cannot be had.
+        ConfigurationError: If the port cannot be bound.
     """
 
     def __init__(
@@ -131,16 +134,16 @@ class Router:
         host: str = "127.0.0.1",
         *,
         port: int = 0,
-        door: Authenticator | None = None,
+        authenticator: Authenticator | None = None,
         malformed: Malformed | None = None,
     ) -> None:
-        self._door, self.malformed = door, malformed or Malformed()
+        self._authenticator, self.malformed = authenticator, malformed or Malformed()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
-        # a process that was restarted takes the place of the one before
+        # a restarted process takes over the name of its predecessor
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.curve_server = True
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
@@ -151,25 +154,25 @@ class Router:
             raise
 
     def send(self, peer: str, message: Message, payload: Any = None) -> None:
-        """Queue a message; one for a peer that is gone is dropped, as the peer will be missed elsewhere."""
+        """Queue a message; it is dropped if the peer is gone, which its missing heartbeats will show."""
         self.pass_on(peer, encode(message), *(() if payload is None else (payload,)))
 
     def pass_on(self, peer: str, *frames: Any) -> None:
-        """Queue frames as they are."""
+        """Queue frames without encoding them."""
         self.socket.send_multipart([peer.encode(), *frames], copy=len(frames) == 1)
 
     def wait(self, timeout_s: float) -> None:
-        """Until something has arrived, or somebody knocks, or time is up."""
+        """Wait until something has arrived, a connection waits for authentication, or the timeout has passed."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
-        if self._door is not None:
-            poller.register(self._door.socket, zmq.POLLIN)
+        if self._authenticator is not None:
+            poller.register(self._authenticator.socket, zmq.POLLIN)
         poller.poll(int(max(0.0, timeout_s) * 1000))
 
     def take(self) -> Iterator[tuple[str, list[bytes]]]:
-        """Frames of everything that has arrived, by peer."""
-        if self._door is not None:
-            self._door.answer()
+        """Yield the frames of everything that has arrived, with the sender's name."""
+        if self._authenticator is not None:
+            self._authenticator.answer()
         while True:
             try:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -180,18 +183,18 @@ class Router:
             except UnicodeDecodeError:
                 self.malformed(repr(peer.bytes))
                 continue
-            if self._door is not None and not (frames and self._is(name, frames[0])):
+            if self._authenticator is not None and not (frames and self._is_from(name, frames[0])):
                 self.malformed(name)
                 continue
             yield name, [frame.bytes for frame in frames]
 
-    def _is(self, name: str, frame: Any) -> bool:
-        """Whether what a frame came by is the key that was given to the one of that name."""
-        assert self._door is not None
-        return self._door.name_of(frame.get("User-Id")) == name.removesuffix(BEATING)
+    def _is_from(self, name: str, frame: Any) -> bool:
+        """Whether the key of a frame's connection was admitted for that name."""
+        assert self._authenticator is not None
+        return self._authenticator.name_of(frame.get("User-Id")) == name.removesuffix(HEARTBEAT_SUFFIX)
 
     def receive(self) -> Iterator[tuple[str, Message, bytes | None]]:
-        """Everything that has arrived, with its payload; what is not one of our messages is passed over."""
+        """Yield all valid messages that have arrived, with sender and payload; others are counted and dropped."""
         for peer, frames in self.take():
             try:
                 message = decode(frames[0])
@@ -201,14 +204,22 @@ class Router:
             yield peer, message, frames[1] if len(frames) > 1 else None
 
     def close(self) -> None:
+        """Close the socket."""
         self.socket.close()
 
 
 class Dealer:
-    """Connects to a router under a name.
+    """A client socket that connects to a router under a name.
+
+    Args:
+        context: The ZeroMQ context.
+        name: The name under which the router knows this process.
+        address: The router's address.
+        server_key: The router's public key.
+        keys: This process's key pair.
 
     Attributes:
-        malformed: What arrived and was dropped.
+        malformed: Counts the invalid messages that were dropped.
     """
 
     def __init__(self, context: Any, name: str, address: str, server_key: bytes, keys: Keys) -> None:
@@ -223,14 +234,14 @@ class Dealer:
         self.socket.connect(address)
 
     def send(self, message: Message, payload: Any = None) -> None:
-        """Queue a message, and what goes with it without copying it: its sender leaves it as it is for long."""
+        """Queue a message; its payload is not copied, so the sender must not change it until it has been sent."""
         if payload is None:
             self.socket.send(encode(message))
         else:
             self.socket.send_multipart([encode(message), payload], copy=False)
 
     def receive(self) -> Iterator[tuple[Message, bytes | None]]:
-        """Everything that has arrived, with its payload."""
+        """Yield all valid messages that have arrived, with their payloads; others are counted and dropped."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -239,23 +250,24 @@ class Dealer:
             try:
                 message = decode(frames[0])
             except MessageError:
-                self.malformed("the other end")
+                self.malformed("the server")
                 continue
             yield message, frames[1] if len(frames) > 1 else None
 
     def close(self) -> None:
+        """Close the socket."""
         self.socket.close()
 
 
 class HubConnection(Dealer):
-    """The coordinator's place at the hub, through which it hears and reaches everybody."""
+    """A connection to the hub; the coordinator uses it to exchange messages with all processes."""
 
     def send_to(self, target: str, message: Message) -> None:
-        """To a process, to `EVERYBODY`, or to the supervisor itself (an empty name)."""
+        """Send a message to a process, to `EVERYBODY`, or to the supervisor itself (an empty name)."""
         self.socket.send_multipart([target.encode(), encode(message)])
 
-    def hear(self) -> Iterator[tuple[str, Message]]:
-        """Everything that has arrived, by who said it (the supervisor has an empty name)."""
+    def receive_messages(self) -> Iterator[tuple[str, Message]]:
+        """Yield all valid messages that have arrived, with the sender's name (empty for the supervisor)."""
         while True:
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)

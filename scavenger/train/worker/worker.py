@@ -307,7 +307,7 @@ class Worker:
             _Superseded: If a later order has come meanwhile.
         """
         assert self._inbox is not None
-        self._inbox.want(step, anew=order is None)
+        self._inbox.want(step, changed=order is None)
         moved_at, received = -math.inf, self._inbox.received_bytes
         while lacking := self._inbox.lacking:
             if self._inbox.received_bytes != received:

@@ -1,8 +1,9 @@
-"""What the processes of a job say to each other: msgpack structs, validated on arrival.
+"""Messages between the processes of a job: msgpack structs, validated on arrival.
 
-Two channels, both ZeroMQ with CURVE: *control* (everyone through the supervisor's hub, most of it to the coordinator)
-and *data* (workers and aggregators to aggregators). The socket tells who speaks. Between processes of one host
-payloads never travel here; they lie in the shared block (`scavenger.train.transport.shared_memory`).
+There are two channels, both ZeroMQ with CURVE: *control* (all processes through the supervisor's hub, mostly to the
+coordinator) and *data* (workers and aggregators to aggregators). The socket identifies the sender. Between processes
+of one host, messages carry no payloads; those are in the shared-memory block
+(`scavenger.train.transport.shared_memory`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from scavenger.train.transport.messages.control import ControlMessage
 from scavenger.train.transport.messages.data import *  # noqa: F403
 from scavenger.train.transport.messages.data import DataMessage
 
-# a process that sends or receives imports this module alone: one name for all that can be said
+# a process that sends or receives imports only this module, which has all messages
 from scavenger.train.transport.messages.values import *  # noqa: F403
 
 Message = ControlMessage | DataMessage

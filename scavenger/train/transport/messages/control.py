@@ -1,4 +1,4 @@
-"""What is said on the control channel: with the supervisor, the coordinator, and those whom it leads."""
+"""Messages of the control channel: between the supervisor, the coordinator, workers and aggregators."""
 
 from __future__ import annotations
 
@@ -76,7 +76,15 @@ class Ready(Tagged, frozen=True):
 
 
 class Present(Tagged, frozen=True):
-    """The answer to `RollCall`: how far a worker is."""
+    """A worker's answer to `RollCall`.
+
+    Attributes:
+        manifest: The worker's model and data.
+        prepared: Whether it has received `Prepare`.
+        seeded: Whether its initial weights are in its memory.
+        ready: Whether it is ready to train.
+        memory: The identity of its block.
+    """
 
     manifest: Manifest
     prepared: bool
@@ -86,15 +94,15 @@ class Present(Tagged, frozen=True):
 
 
 class Beat(Tagged, frozen=True):
-    """A process lives.
+    """A heartbeat. Only the sequencer sets the fields from `missing` on.
 
     Attributes:
-        step: The last step that it computed, or applied.
-        view: The newest view that it has heard of.
-        missing: From the sequencer: workers that are awaited.
-        waiting_s: For how long.
-        behind: From the sequencer: places of aggregators that are awaited.
-        evaluating: From the sequencer: what is awaited is an evaluation.
+        step: The last step that the process computed, or applied.
+        view: The newest view that it knows.
+        missing: Workers that the sequencer waits for.
+        waiting_s: How long it has waited, seconds.
+        behind: Indices of the aggregators that it waits for.
+        evaluating: Whether it waits for an evaluation.
     """
 
     step: int = 0
@@ -106,7 +114,11 @@ class Beat(Tagged, frozen=True):
 
 
 class Failed(Tagged, frozen=True):
-    """The process ends. `kind`: `code` (the user's code), `unsupported`, `nonfinite` or `internal`."""
+    """A process ends with an error.
+
+    `kind` is `code` (an error of the user's code), `unsupported`, `nonfinite`, `internal` or another kind that
+    `scavenger.train.failure.error_of` knows.
+    """
 
     kind: str
     message: str
@@ -117,19 +129,20 @@ class Saved(Tagged, frozen=True):
 
 
 class SavedPart(Tagged, frozen=True):
-    """Bytes of the model's file, from a worker that was asked to send it; `Saved` follows the last."""
+    """Bytes of the model's file, from a worker that was asked to send it; `Saved` follows the last of them."""
 
     offset: Annotated[int, msgspec.Meta(ge=0)]
     data: bytes
 
 
 class AggregatorReady(Tagged, frozen=True):
-    """The aggregator can be connected to.
+    """An aggregator accepts connections.
 
     Attributes:
-        index: Its place.
-        initialised: It holds its part.
-        own_memory: What it holds, nobody else does: it dies with it.
+        index: The aggregator's index.
+        at: Its address.
+        initialised: Whether it holds its model shard.
+        own_memory: Whether only this process has its block, so that its state is lost when it ends.
     """
 
     index: int
@@ -139,13 +152,13 @@ class AggregatorReady(Tagged, frozen=True):
 
 
 class Seeded(Tagged, frozen=True):
-    """A worker has put its initial weights where, in its memory, the job's weights begin."""
+    """A worker has written its initial weights to its memory, in the place of the job's weights."""
 
     memory: str
 
 
 class Initialised(Tagged, frozen=True):
-    """An aggregator holds its part, as it is after `step`; `epoch` and `consumed` tell where the next begins."""
+    """An aggregator holds its model shard, in the state after `step`; the next step begins at `epoch`, `consumed`."""
 
     index: int
     step: int
@@ -156,8 +169,10 @@ class Initialised(Tagged, frozen=True):
 class StepReport(Tagged, frozen=True):
     """A step was applied; see `scavenger.domain.measurement.StepRecord` for the fields.
 
-    `compute_s`: of the slowest worker, its waiting for samples included. `update_s`: averaging and the optimizer.
-    `data_wait_s`: for the samples, of the worker that waited longest.
+    Attributes:
+        compute_s: Time of the slowest worker, its waiting for samples included.
+        update_s: Time for averaging and for the optimizer.
+        data_wait_s: Time that the worker that waited longest waited for samples.
     """
 
     step: int
@@ -188,11 +203,20 @@ class EpochReport(Tagged, frozen=True):
 
 
 class ViewInstalled(Tagged, frozen=True):
+    """The sequencer has put a view into effect."""
+
     view: ViewBody
 
 
 class Inform(Tagged, frozen=True):
-    """The sequencer's answer to a `RollCall`. `view` is None before the first; `number`: newest heard of."""
+    """The sequencer's answer to a `RollCall`.
+
+    Attributes:
+        initialised: Whether it holds its model shard.
+        number: The number of the newest view that it knows.
+        view: The view in effect; None before the first.
+        step: The last applied step.
+    """
 
     initialised: bool
     number: int
@@ -214,6 +238,8 @@ class Done(Tagged, frozen=True):
 
 
 class CheckpointWritten(Tagged, frozen=True):
+    """A checkpoint was written and committed."""
+
     step: int
     epoch: int
     written_s: float
@@ -221,24 +247,29 @@ class CheckpointWritten(Tagged, frozen=True):
 
 
 class CheckpointFailed(Tagged, frozen=True):
+    """A checkpoint could not be written."""
+
     step: int
     message: str
 
 
 class CheckpointReady(Tagged, frozen=True):
-    """All of a checkpoint is written, and it counts once all steps up to its own are on record; said until answered."""
+    """All parts of a checkpoint are written; it is committed once all steps up to its own are stored.
+
+    The sequencer repeats the message until `Recorded` answers it.
+    """
 
     step: int
 
 
 class Recorded(Tagged, frozen=True):
-    """The answer: they are."""
+    """The supervisor's answer to `CheckpointReady`: all steps up to `step` are stored."""
 
     step: int
 
 
 class Unsaved(Tagged, frozen=True):
-    """A worker found no room for the model, or could not write it for another reason of the disk's."""
+    """A worker could not write the model because its disk is full, or has another error."""
 
     cause: str
 
@@ -247,14 +278,23 @@ class Unsaved(Tagged, frozen=True):
 
 
 class Brief(Tagged, frozen=True):
-    """What a coordinator must know to lead: limits, who is there, and what was last asked for.
+    """What a coordinator must know to lead a job: time limits, processes, and the last request.
 
     Attributes:
-        number: Of the newest view that the supervisor has heard of.
-        held: Indices of the aggregators that hold their part, or whose memory does.
-        rewinding: Indices of those that are to begin again, whatever their memory holds.
+        token: The coordinator's token.
+        workers: The running workers.
+        aggregators: The aggregators, the sequencer first.
+        start_s: Longest time for a worker to become ready, seconds.
+        step_s: Longest time for a step, seconds.
+        restore: The checkpoint to begin with; None for initial weights.
+        checkpoint: The checkpoint plan; None for none.
+        resize: The last request for a configuration; None before the first.
+        command: The number of the last command.
+        number: The number of the newest view that the supervisor knows.
+        held: Indices of the aggregators that hold their model shard, or whose memory does.
+        rewinding: Indices of the aggregators that a rollback restarts, whatever their memory holds.
         quarantined: Samples that are left out.
-        evaluation_s: Longest time for an evaluation; None for what its size suggests.
+        evaluation_s: Longest time for an evaluation, seconds; None to derive it from the size of the evaluation.
     """
 
     token: int
@@ -274,30 +314,35 @@ class Brief(Tagged, frozen=True):
 
 
 class RollBack(Tagged, frozen=True):
-    """From the coordinator: a part of the model is lost, so all aggregators must be started anew."""
+    """From the coordinator: a model shard is lost, so all aggregators must be restarted."""
 
     cause: str
 
 
 class Rewind(Tagged, frozen=True):
-    """The supervisor's answer to `RollBack`: all have ended; successors begin with this, or with initial weights."""
+    """The supervisor's answer to `RollBack`: all aggregators have ended, and their successors begin with `restore`.
+
+    If `restore` is None, they begin with initial weights.
+    """
 
     restore: Restore | None
 
 
 class Launched(Tagged, frozen=True):
+    """A worker was launched and has a host."""
+
     worker: str
 
 
 class Ended(Tagged, frozen=True):
-    """A process is gone; how, where it was a worker that was not told to go."""
+    """A process has ended; `death` has details for a worker, and is None otherwise."""
 
     name: str
     death: DeathBody | None = None
 
 
 class Resize(Tagged, frozen=True):
-    """Train on so many workers with such a batch from the next boundary on; see `Membership.resize`."""
+    """Train on this number of workers with this batch from the next step boundary on; see `Membership.resize`."""
 
     command: int
     workers: int
@@ -308,16 +353,21 @@ class Resize(Tagged, frozen=True):
 
 
 class Release(Tagged, frozen=True):
-    """Let spare workers go, until `keep` are alive."""
+    """Release spare workers until `keep` are alive."""
 
     command: int
     keep: int
 
 
 class Roster(Tagged, frozen=True):
-    """The coordinator's book: states by worker, the newest command it has carried out, what has settled.
+    """The coordinator's report on the workers.
 
-    `forgotten`: workers that are gone and whose slots nobody reads any more.
+    Attributes:
+        command: The number of the last command that it has carried out.
+        states: The state of each worker.
+        settled: Whether the last request has taken effect.
+        number: The number of the newest view.
+        forgotten: Lost workers whose slots no process reads any more.
     """
 
     command: int
@@ -328,7 +378,14 @@ class Roster(Tagged, frozen=True):
 
 
 class Expel(Tagged, frozen=True):
-    """A process must be ended. `hung`: by limits, so its stack is wanted first; `cause` in words."""
+    """Order to end a process.
+
+    Attributes:
+        name: The process's name.
+        cause: The reason, in words.
+        hung: Whether it is over a time limit, so that its stack is logged first.
+        fatal: The error that ends the job; empty if the job goes on.
+    """
 
     name: str
     cause: str
@@ -340,13 +397,13 @@ class Expel(Tagged, frozen=True):
 
 
 class RollCall(Tagged, frozen=True):
-    """A coordinator takes the lead and asks who is there. To all."""
+    """A coordinator takes over the job and asks all processes for their states."""
 
     token: int
 
 
 class Prepare(Tagged, frozen=True):
-    """To a worker whose manifest fits. `initial`: its initial weights become the job's."""
+    """To a worker whose manifest fits: prepare to train. If `initial`, its initial weights become the job's."""
 
     manifest: Manifest
     aggregators: tuple[AggregatorAddress, ...]
@@ -360,12 +417,18 @@ class Reconnect(Tagged, frozen=True):
 
 
 class Initialise(Tagged, frozen=True):
-    """To an aggregator, once a worker has said what the model is and put its initial weights in place.
+    """To an aggregator: load your model shard; sent once a worker has described the model and seeded its weights.
 
     Attributes:
-        recover: Take the job up where the block says it stood, if it says so.
-        seeder: Who is to be asked for the initial weights; empty where they lie in the block.
-        quarantined: Samples that are left out, besides those that a checkpoint tells of.
+        manifest: The model.
+        aggregators: The addresses of all aggregators.
+        restore: The checkpoint to begin with; None for initial weights.
+        checkpoint: The checkpoint plan; None for none.
+        recover: Whether to continue with the state in the block, if its records show one.
+        seeder: The worker to ask for the initial weights; empty if they are in the block.
+        number: The number of the newest view.
+        token: The coordinator's token.
+        quarantined: Samples that are left out, besides those that a checkpoint lists.
     """
 
     manifest: Manifest
@@ -380,6 +443,8 @@ class Initialise(Tagged, frozen=True):
 
 
 class Announcement(Tagged, frozen=True):
+    """To the sequencer: the next view; see `scavenger.elastic.barrier.Announce`."""
+
     number: int
     members: tuple[MemberBody, ...]
     global_batch_size: int
@@ -391,7 +456,7 @@ class Announcement(Tagged, frozen=True):
 
 
 class VerdictGiven(Tagged, frozen=True):
-    """`keep_best`: the weights of this epoch are the best so far and are to be kept."""
+    """The answer to an `EpochReport`: whether to stop, and whether to keep this epoch's weights as the best so far."""
 
     epoch: int
     stop: bool
@@ -401,7 +466,9 @@ class VerdictGiven(Tagged, frozen=True):
 class Finish(Tagged, frozen=True):
     """To the sequencer: stop, and finalise the weights.
 
-    `best`: put the best ones in their place. `checkpoint`: write one first, for a job that may be gone on with.
+    Attributes:
+        best: Whether to use the best weights instead of the last ones.
+        checkpoint: Whether to write a checkpoint first, so that the job can be resumed.
     """
 
     best: bool
@@ -409,20 +476,20 @@ class Finish(Tagged, frozen=True):
 
 
 class Save(Tagged, frozen=True):
-    """To a worker: write the model with the weights of `step` to `path`, or send it where `path` is empty."""
+    """To a worker: write the model with the weights of `step` to `path`, or send it if `path` is empty."""
 
     path: str
     step: int
 
 
 class Forget(Tagged, frozen=True):
-    """To aggregators: the worker is gone, and nobody will read its gradients any more."""
+    """To aggregators: the worker is gone, and no process will read its gradients any more."""
 
     worker: str
 
 
 class Quit(Tagged, frozen=True):
-    """End; nothing more is needed of the process."""
+    """Order for a process to end."""
 
 
 ControlMessage = (

@@ -1,4 +1,4 @@
-"""What is said on the data channel: between workers and aggregators, and among aggregators."""
+"""Messages of the data channel: between workers and aggregators, and among aggregators."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ __all__ = [
 
 
 class Join(Tagged, frozen=True):
-    """A worker has connected; an aggregator can reach only those that have spoken to it."""
+    """A worker has connected; an aggregator can send only to workers that have sent something to it."""
 
 
 class Joined(Tagged, frozen=True):
-    """The aggregator can reach the worker."""
+    """The answer to `Join`: the aggregator can send to the worker."""
 
 
 class Contributed(Tagged, frozen=True):
-    """A gradient lies in the worker's slot. `half_sqnorm`: mean |g|^2 of its two halves, or 0.
+    """The gradient of a piece is in the worker's slot.
 
-    `held`: places of the aggregators that read the worker's memory, and so have it already. `samples`: those of
-    the piece that are not quarantined.
+    Attributes:
+        samples: Number of the piece's samples that are not quarantined.
+        held: Indices of the aggregators that share the worker's memory, and so have the gradient already.
+        half_sqnorm: Mean |g|^2 of the gradient's two halves, or 0.
     """
 
     view: int
@@ -63,8 +65,8 @@ class Contributed(Tagged, frozen=True):
 class Chunk(Tagged, frozen=True):
     """Bytes of a state section, from `offset` on, follow in the next frame.
 
-    Towards an aggregator: of the gradient of `piece`, which lies in `slot`. Else of the weights of `step`, and
-    `piece` is the number of the `Pull` or `Seed` that is answered.
+    They belong to the gradient of `piece` in `slot`, or to the weights of `step`; for weights, `piece` is the number
+    of the `Pull` or `Seed` that is answered.
     """
 
     step: int
@@ -75,9 +77,10 @@ class Chunk(Tagged, frozen=True):
 
 
 class Check(Tagged, frozen=True):
-    """All chunks of a payload have been sent before this: which of them have not arrived?
+    """Question which chunks of a payload have not arrived; it is sent after all of them.
 
-    The payload is named as its chunks name it. `question`: see `scavenger.elastic.payloads.Delivery`.
+    It identifies the payload by the same fields as the chunks. For `question`, see
+    `scavenger.elastic.payloads.Delivery`.
     """
 
     step: int
@@ -88,7 +91,7 @@ class Check(Tagged, frozen=True):
 
 
 class Lacking(Tagged, frozen=True):
-    """The answer to `Check`: where the chunks begin that have not arrived. A payload that is complete has no answer."""
+    """The answer to `Check`: offsets of the chunks that have not arrived. For a complete payload, no answer is sent."""
 
     step: int
     piece: int
@@ -97,22 +100,22 @@ class Lacking(Tagged, frozen=True):
 
 
 class Pull(Tagged, frozen=True):
-    """A worker on another host wants the aggregator's part of the weights of `step`, once they are there."""
+    """A worker on another host requests the aggregator's share of the weights of `step`, as soon as they exist."""
 
     step: int
     number: int
 
 
 class Seed(Tagged, frozen=True):
-    """An aggregator wants its part of the worker's initial weights."""
+    """An aggregator requests its share of the worker's initial weights."""
 
     number: int
 
 
 class Evaluation(Tagged, frozen=True):
-    """The metric sums over a piece of the validation data lie in the worker's slot.
+    """The metric sums over a piece of the validation data are in the worker's slot.
 
-    `sums`: where the sequencer does not share the worker's memory.
+    `sums` also has them if the sequencer does not share the worker's memory.
     """
 
     view: int
@@ -139,12 +142,15 @@ class Summary(Tagged, frozen=True):
 
 
 class Order(Tagged, frozen=True):
-    """To a worker: `train`, `evaluate`, `idle` or `stop`; the weights of `step` can be read.
+    """To a worker: do `action`, which is `train`, `evaluate`, `idle` or `stop`; the weights of `step` can be read.
 
     Attributes:
-        view: The number of a view that a `TakeView` has brought before.
+        action: What to do.
+        step: The step whose weights to use.
+        view: The number of the view, which an earlier `TakeView` has sent.
+        pieces: The pieces to compute.
         quarantined: Samples to leave out.
-        cautious: Workers have died of something: read nothing but what is to be computed.
+        cautious: Whether workers have died of an unknown cause, so that only the samples to compute may be read.
     """
 
     action: str
@@ -171,7 +177,7 @@ class AskView(Tagged, frozen=True):
 
 
 class Held(Tagged, frozen=True):
-    """An aggregator has received all of its part of a piece."""
+    """An aggregator has received its whole share of a piece's gradient."""
 
     index: int
     worker: str
@@ -181,7 +187,7 @@ class Held(Tagged, frozen=True):
 
 
 class ApplyPart(Tagged, frozen=True):
-    """Apply a step. `pieces`: number, samples and slot of each, in order; the same for every aggregator."""
+    """Apply a step. `pieces` has number, samples and slot of each piece, in the same order for every aggregator."""
 
     step: int
     view: int
@@ -190,6 +196,8 @@ class ApplyPart(Tagged, frozen=True):
 
 
 class PartApplied(Tagged, frozen=True):
+    """An aggregator has applied a step to its model shard; the norms are over that shard."""
+
     index: int
     step: int
     finite: bool
@@ -205,17 +213,21 @@ class KeepBest(Tagged, frozen=True):
 
 
 class Finalise(Tagged, frozen=True):
+    """Finalise the weights of a step, or, if `best`, replace them by the best weights."""
+
     step: int
     best: bool
 
 
 class Finalised(Tagged, frozen=True):
+    """An aggregator has finalised its weights."""
+
     index: int
     step: int
 
 
 class SavePart(Tagged, frozen=True):
-    """Write the part as it is after `step` into a checkpoint, in the background."""
+    """Write the model shard, in the state after `step`, to a checkpoint, in the background."""
 
     step: int
     attempt: str
@@ -224,7 +236,10 @@ class SavePart(Tagged, frozen=True):
 
 
 class PartSaved(Tagged, frozen=True):
-    """`error` is empty where it was written; then `parts` are (name, sha256, bytes, finite)."""
+    """An aggregator has written its part of a checkpoint, or failed to.
+
+    `error` is empty if it was written; then `parts` are (name, sha256, bytes, finite).
+    """
 
     index: int
     step: int

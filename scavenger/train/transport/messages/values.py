@@ -1,4 +1,4 @@
-"""What messages are made of: the values inside them, and what a process is told before all else."""
+"""Values inside messages, and the configuration that a process gets at its start."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = [
 
 
 class Tagged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A message: told from the others by its name."""
+    """Base of all messages; the name of the class identifies the kind of message."""
 
 
 class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of messages."""
+    """Base of values inside messages."""
 
 
 class LogSettings(Body, frozen=True):
-    """What a process logs, and how; see `scavenger.logs`."""
+    """The log level and format of a process, and the job's id for its records; see `scavenger.logs`."""
 
     job_id: str = ""
     level: str = ""
@@ -46,15 +46,26 @@ class LogSettings(Body, frozen=True):
 
 
 class ProcessConfiguration(Body, frozen=True):
-    """What a process is told on its standard input, before all else. It holds keys, so never in argv.
+    """The configuration that a process reads from standard input at its start; it has keys, so it is never in argv.
 
     Attributes:
+        role: `worker`, `aggregator`, `coordinator`, `loop` or `pool`.
+        name: The process's name.
         coordinator: Address of the hub.
-        memory_fd: Descriptor of the job's block, inherited; -1 where the process makes its own.
-        memory: Where else the block can be opened; empty for nowhere.
-        index: An aggregator's place.
-        token: A coordinator's.
-        logs: What it logs.
+        server_key: The hub's public key.
+        public_key: The process's public key.
+        secret_key: The process's secret key.
+        memory_fd: Inherited descriptor of the job's block; -1 if the process inherits none.
+        memory: Path by which the block can be opened if none is inherited; empty if the process makes its own.
+        index: An aggregator's index.
+        token: The newest coordinator's token.
+        train: The training code, as `module:object`; empty for processes that do not run it.
+        job_dir: Directory that the training code is imported from.
+        seed: Random seed that the model and data are built with.
+        threads: Threads that the process computes with.
+        data_public_key: Public key of an aggregator's data channel.
+        data_secret_key: Secret key of an aggregator's data channel.
+        logs: The log settings.
     """
 
     role: str
@@ -79,9 +90,9 @@ class ProcessConfiguration(Body, frozen=True):
 class TensorSpec(Body, frozen=True):
     """One tensor of the model's state.
 
-    `role`: `trainable` (has a gradient), `mean` (a float that the forward pass updates, averaged over workers
-    by samples, as BatchNorm's statistics), `first` (any other state, taken from the first piece) or `slot`
-    (the optimizer's).
+    `role` is `trainable` (has a gradient), `mean` (a float that the forward pass updates, averaged over workers
+    by samples, such as BatchNorm's statistics), `first` (any other state, taken from the first piece) or `slot`
+    (a tensor of the optimizer's state).
     """
 
     path: str
@@ -91,12 +102,12 @@ class TensorSpec(Body, frozen=True):
 
 
 class SlotSpec(TensorSpec, frozen=True):
-    """One array of an optimizer's state. Its path is for people: several may have the same.
+    """One array of an optimizer's state. Its path is only for people, and need not be unique.
 
     Attributes:
-        tensor: The tensor that it belongs to, by its place among the optimizer's; -1 for none, as what depends on the
-            number of steps alone.
-        number: Tells it from the others of the same tensor.
+        tensor: Index, among the optimizer's tensors, of the tensor that it belongs to; -1 for none, such as for
+            state that depends only on the number of steps.
+        number: Index among the arrays of the same tensor.
     """
 
     tensor: int
@@ -104,13 +115,18 @@ class SlotSpec(TensorSpec, frozen=True):
 
 
 class Manifest(Body, frozen=True):
-    """What a worker found in the user's module. Every worker of a job must find the same.
+    """Description of the user's model and data, which must be equal for every worker of a job.
 
     Attributes:
-        architecture: See `scavenger.domain.fingerprint.Fingerprint`.
-        metrics: Shapes of the metric variables, whose sums over workers and steps make the metrics.
+        tensors: The tensors of the model's state.
+        metrics: Shapes of the metric variables, whose sums over workers and steps yield the metrics.
         optimizer: Keras's serialised optimizer, JSON.
-        metric_names: Names that a goal may use.
+        architecture: See `scavenger.domain.fingerprint.Fingerprint`.
+        parameters: Number of parameters.
+        dataset_size: Number of training samples.
+        validation_size: Number of validation samples.
+        sample_bytes: Size of a sample, bytes.
+        metric_names: Names of metrics that a goal may use.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -125,12 +141,18 @@ class Manifest(Body, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Tells a model and its data from another; of 32 hexadecimal digits."""
+        """Hash of the model and its data, 32 hexadecimal digits."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
 
 
 class AggregatorAddress(Body, frozen=True):
-    """`memory` names the block that the aggregator works on: who has the same shares it."""
+    """How to reach an aggregator.
+
+    Attributes:
+        address: The address of its data channel.
+        key: The public key of its data channel.
+        memory: The identity of its block (`memory_id`); a process with the same one shares that block.
+    """
 
     address: str
     key: str
@@ -138,11 +160,15 @@ class AggregatorAddress(Body, frozen=True):
 
 
 class MemberBody(Body, frozen=True):
+    """A member of a view; see `scavenger.elastic.view.Member`."""
+
     worker: str
     slot: int
 
 
 class ViewBody(Body, frozen=True):
+    """A view; see `scavenger.elastic.view.View`."""
+
     number: int
     first_step: int
     global_batch_size: int
@@ -153,10 +179,12 @@ class ViewBody(Body, frozen=True):
     reason: str
 
     def __post_init__(self) -> None:
-        view_of(self)  # one that is none is refused where it arrives
+        view_of(self)  # an invalid view is rejected on arrival
 
 
 class PieceBody(Body, frozen=True):
+    """A piece of a step's samples; see `scavenger.elastic.view.Piece`."""
+
     number: int
     start: int
     stop: int
@@ -165,7 +193,14 @@ class PieceBody(Body, frozen=True):
 
 
 class DeathBody(Body, frozen=True):
-    """`cause`: of `scavenger.elastic.quarantine.Cause`; `hosts`: how many the job has."""
+    """The death of a worker.
+
+    Attributes:
+        worker: The worker's name.
+        host: The host that it ran on.
+        cause: A value of `scavenger.elastic.quarantine.Cause`.
+        hosts: How many hosts the job's workers have run on.
+    """
 
     worker: str
     host: str
@@ -183,7 +218,7 @@ class Restore(Body, frozen=True):
 
 
 class CheckpointPlan(Body, frozen=True):
-    """Where and how often checkpoints are written; either cadence may be absent (0)."""
+    """Where and how often to write checkpoints: every so many seconds or steps; 0 for no such limit."""
 
     url: str
     every_s: float
@@ -191,7 +226,7 @@ class CheckpointPlan(Body, frozen=True):
 
 
 def view_body(view: View) -> ViewBody:
-    """A view as it travels."""
+    """Turn a view into its message value."""
     return ViewBody(
         number=view.number,
         first_step=view.first_step,
@@ -205,7 +240,7 @@ def view_body(view: View) -> ViewBody:
 
 
 def view_of(body: ViewBody) -> View:
-    """A view that has travelled."""
+    """Turn a message value back into its view."""
     return View(
         number=body.number,
         first_step=body.first_step,
@@ -218,10 +253,10 @@ def view_of(body: ViewBody) -> View:
 
 
 def piece_body(piece: Piece) -> PieceBody:
-    """A piece as it travels."""
+    """Turn a piece into its message value."""
     return PieceBody(piece.number, piece.share.start, piece.share.stop, piece.worker, piece.slot)
 
 
 def piece_of(body: PieceBody) -> Piece:
-    """A piece that has travelled."""
+    """Turn a message value back into its piece."""
     return Piece(body.number, Share(body.start, body.stop), body.worker, body.slot)
