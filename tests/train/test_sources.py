@@ -56,9 +56,9 @@ def test_an_aggregator_leaves_an_order_alone_that_is_for_the_process_before(cont
     order = m.Initialise(manifest(), (made._at,), None, None, False, "", 0, 1, ())
     before = m.AggregatorAddress(made._at.address, new_keys()[0].decode(), made._at.memory)
 
-    made._from_leader(msgspec.structs.replace(order, aggregators=(before,)))
+    made._from_control(msgspec.structs.replace(order, aggregators=(before,)))
     assert made._part is None
-    made._from_leader(order)
+    made._from_control(order)
     assert made._part is not None
     made.close()
 
@@ -74,9 +74,9 @@ def test_a_worker_that_was_prepared_can_still_give_its_initial_weights_where_oth
     address = m.AggregatorAddress("tcp://127.0.0.1:9", new_keys()[0].decode(), memory_id(block))
     order = m.Prepare(worker._program.manifest, (address,), initial=False)
 
-    worker._from_leader(order)
+    worker._from_control(order)
     assert not any(isinstance(said, m.Seeded) for said in control.said)
-    worker._from_leader(msgspec.structs.replace(order, initial=True))
+    worker._from_control(msgspec.structs.replace(order, initial=True))
 
     assert [said for said in control.said if isinstance(said, m.Seeded)] == [m.Seeded(memory_id(block))]
     layout = Layout.of(worker._program.manifest, 1)

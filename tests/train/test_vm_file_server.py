@@ -228,7 +228,7 @@ def test_a_full_disk_is_told_at_once_and_leaves_nothing(
 def test_what_is_no_question_is_answered_or_ends_the_connection(line: FarLine, root: Path) -> None:
     def asked(body: bytes) -> bytes:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as way:
-            with f.near(line.relay.path) as path:
+            with f.short_socket_path(line.relay.path) as path:
                 way.connect(path)
             way.sendall(body)
             way.settimeout(5.0)

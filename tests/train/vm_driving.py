@@ -100,7 +100,7 @@ class Stage:
         return path
 
     def expect(self, intent: str, role: Role = "worker", vm: str = SOME_TYPE, places: int = 8) -> str:
-        return self.hosts.expect(intent, role=role, vm=vm, threads=places, places=places)
+        return self.hosts.expect(intent, role=role, vm=vm, threads=places, slots=places)
 
     def add(
         self,

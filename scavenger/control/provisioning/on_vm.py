@@ -55,7 +55,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     log.info("joins %s", ticket.endpoint)
-    agent = Agent(ticket, Path(tempfile.gettempdir()), say=log.info)
+    agent = Agent(ticket, Path(tempfile.gettempdir()), show=log.info)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.end("its VM is being shut down"))
     ended = threading.Event()

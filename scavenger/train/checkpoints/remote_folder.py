@@ -1,7 +1,7 @@
-"""Checkpoints in a folder of the leader's, as a process on a VM reaches it: by its agent, whose line leads there.
+"""Checkpoints in a folder of the leader's, as a process on a VM reaches it: by its agent, whose operation leads there.
 
 One connection to the agent's Unix socket is one operation. What is asked for on it is answered in order, one answer
-for each question; a few may be unanswered at a time, and that bounds what is on its way.
+for each question; a few may be unanswered at a time, and that bounds what is on its connection.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
     "Remove",
     "Verify",
     "Write",
-    "near",
+    "short_socket_path",
 ]
 
 SCHEME = "leader://"
@@ -169,7 +169,7 @@ answers: Codec[Answer] = Codec(Answer)
 
 
 class LeaderFiles:
-    """The files in a folder of the leader's. Each method waits as long as the line to the leader is down.
+    """The files in a folder of the leader's. Each method waits as long as the operation to the leader is down.
 
     Args:
         url: `leader://PATH`, with the path as the leader has shared it.
@@ -189,62 +189,62 @@ class LeaderFiles:
         self._path = url.removeprefix(SCHEME)
 
     def folders(self) -> list[str]:
-        with self._line() as line:
-            return list(line.ask(Folders(self._launch, self._path), Names).names)
+        with self._connect() as operation:
+            return list(operation.ask(Folders(self._launch, self._path), Names).names)
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
-        with self._line() as line:
-            line.say(Write(self._launch, self._path, folder, name))
+        with self._connect() as operation:
+            operation.send(Write(self._launch, self._path, folder, name))
             for chunk in chunks:
                 for start in range(0, len(chunk), CHUNK_BYTES):
-                    while line.unanswered >= AHEAD:
-                        line.take(Ok)
-                    line.say(Data(bytes(chunk[start : start + CHUNK_BYTES])))
-            line.say(Done())
-            while line.unanswered:
-                line.take(Ok)
+                    while operation.unanswered >= AHEAD:
+                        operation.receive(Ok)
+                    operation.send(Data(bytes(chunk[start : start + CHUNK_BYTES])))
+            operation.send(Done())
+            while operation.unanswered:
+                operation.receive(Ok)
 
     @contextlib.contextmanager
     def reading(self, folder: str, name: str) -> Iterator[tuple[Readable, int]]:
-        with self._line() as line:
-            size = line.ask(Read(self._launch, self._path, folder, name), Opened).size
-            yield _FarFile(line, size), size
+        with self._connect() as operation:
+            size = operation.ask(Read(self._launch, self._path, folder, name), Opened).size
+            yield _RemoteFile(operation, size), size
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
-        with self._line() as line:
-            line.ask(Verify(self._launch, self._path, folder, name, size, sha256), Ok)
+        with self._connect() as operation:
+            operation.ask(Verify(self._launch, self._path, folder, name, size, sha256), Ok)
 
     def remove(self, folder: str, first: str) -> None:
-        with self._line() as line:
-            line.ask(Remove(self._launch, self._path, folder, first), Ok)
+        with self._connect() as operation:
+            operation.ask(Remove(self._launch, self._path, folder, first), Ok)
 
     @contextlib.contextmanager
-    def _line(self) -> Iterator[_Line]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as way:
-            with near(self._agent) as path:
-                way.connect(path)
-            yield _Line(way)
+    def _connect(self) -> Iterator[_Operation]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            with short_socket_path(self._agent) as path:
+                connection.connect(path)
+            yield _Operation(connection)
 
 
-class _Line:
+class _Operation:
     """One operation's."""
 
-    def __init__(self, way: socket.socket) -> None:
-        self._way = way
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self.unanswered = 0
 
-    def say(self, question: Question) -> None:
+    def send(self, question: Question) -> None:
         body = questions.encode(question)
         try:
-            self._way.sendall(HEAD.pack(len(body)) + body)
+            self._connection.sendall(HEAD.pack(len(body)) + body)
         except (BrokenPipeError, ConnectionResetError):
-            raise _cut() from None
+            raise _connection_lost() from None
         self.unanswered += 1
 
-    def take(self, kind: type[_A]) -> _A:
-        (length,) = HEAD.unpack(self._receive(HEAD.size))
+    def receive(self, kind: type[_A]) -> _A:
+        (length,) = HEAD.unpack(self._read(HEAD.size))
         try:
-            answer = answers.decode(self._receive(length))
+            answer = answers.decode(self._read(length))
         except MessageError as error:
             raise OSError(errno.EPROTO, f"what the leader answered is no message: {error}") from None
         self.unanswered -= 1
@@ -257,38 +257,38 @@ class _Line:
         return answer
 
     def ask(self, question: Question, kind: type[_A]) -> _A:
-        self.say(question)
-        return self.take(kind)
+        self.send(question)
+        return self.receive(kind)
 
-    def _receive(self, count: int) -> bytes:
+    def _read(self, count: int) -> bytes:
         data = bytearray(count)
         view, at = memoryview(data), 0
         while at < count:
             try:
-                got = self._way.recv_into(view[at:])
+                got = self._connection.recv_into(view[at:])
             except ConnectionResetError:
                 got = 0
             if not got:
-                raise _cut()
+                raise _connection_lost()
             at += got
         return bytes(data)
 
 
-class _FarFile:
+class _RemoteFile:
     """A file of the leader's, read from its beginning; as much is asked for ahead as it has."""
 
-    def __init__(self, line: _Line, size: int) -> None:
-        self._line, self._unasked = line, size
+    def __init__(self, operation: _Operation, size: int) -> None:
+        self._connect, self._unasked = operation, size
         self._data = memoryview(b"")
 
     def readinto(self, buffer: Any, /) -> int:
         if not self._data:
-            while self._unasked > 0 and self._line.unanswered < AHEAD:
-                self._line.say(More())
+            while self._unasked > 0 and self._connect.unanswered < AHEAD:
+                self._connect.send(More())
                 self._unasked -= CHUNK_BYTES
-            if not self._line.unanswered:
-                self._line.say(More())  # it may have grown
-            self._data = memoryview(self._line.take(Data).data)
+            if not self._connect.unanswered:
+                self._connect.send(More())  # it may have grown
+            self._data = memoryview(self._connect.receive(Data).data)
         target = memoryview(buffer).cast("B")
         count = min(len(target), len(self._data))
         target[:count] = self._data[:count]
@@ -296,14 +296,14 @@ class _FarFile:
         return count
 
 
-def _cut() -> OSError:
+def _connection_lost() -> OSError:
     return ConnectionResetError(
         errno.ECONNRESET, "the agent of this VM has ended the connection to its leader"
     )
 
 
 @contextlib.contextmanager
-def near(path: Path) -> Iterator[str]:
+def short_socket_path(path: Path) -> Iterator[str]:
     """A name for a Unix socket that is short enough for one, wherever it lies."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:

@@ -418,7 +418,7 @@ class Supervisor:
         for ended in self.engine.poll():
             self._recoveries.ended(ended)
         self._announce_placed()
-        for doomed in self.engine.doomed():
+        for doomed in self.engine.preemption_notices():
             if self._book.worker(doomed.name) is not None:
                 self._events.append(doomed)
             else:

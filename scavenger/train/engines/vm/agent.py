@@ -25,7 +25,7 @@ from scavenger.train.checkpoints.remote_folder import VARIABLE
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.file_proxy import FileProxy
 from scavenger.train.engines.vm.job_folder import JobFolder
-from scavenger.train.engines.vm.leader_line import LeaderLine
+from scavenger.train.engines.vm.leader_line import LeaderConnection
 from scavenger.train.engines.vm.process_runner import ProcessRunner
 from scavenger.train.engines.vm.values import LEADER_SILENT_S
 from scavenger.train.transport.sockets import address_towards
@@ -97,7 +97,7 @@ class Agent:
     Args:
         ticket: How to join.
         folder: A private one, which the agent empties at its end.
-        say: Where lines for a person go.
+        show: Where lines for a person go.
         silent_s: Silence of the leader after which processes end.
         poweroff_s: Silence of the leader after which the VM does.
         clock: Seconds, monotonic.
@@ -108,22 +108,24 @@ class Agent:
         ticket: Ticket,
         folder: Path,
         *,
-        say: Callable[[str], None] = lambda line: print(line, flush=True),
+        show: Callable[[str], None] = lambda line: print(line, flush=True),
         silent_s: float = LEADER_SILENT_S,
         poweroff_s: float = POWEROFF_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ticket, self._say, self._clock = ticket, say, clock
+        self._ticket, self._show, self._clock = ticket, show, clock
         self._silent_s, self._poweroff_s = silent_s, poweroff_s
-        self._place = Path(tempfile.mkdtemp(prefix="scavenger-vm-", dir=folder))
-        self._line = LeaderLine(ticket.endpoint, ticket.server_key, ticket.secret, say=say, now=clock())
-        self._work = ProcessRunner(self._line.channel.put)
-        self._relay = FileProxy(self._place, self._line.channel.put)
-        self._folder = JobFolder(self._place, self._work, self._line.channel.put)
-        self._outside: queue.SimpleQueue[m.Doom | m.Warned | m.Ending] = queue.SimpleQueue()
+        self._directory = Path(tempfile.mkdtemp(prefix="scavenger-vm-", dir=folder))
+        self._leader = LeaderConnection(
+            ticket.endpoint, ticket.server_key, ticket.secret, show=show, now=clock()
+        )
+        self._runner = ProcessRunner(self._leader.channel.put)
+        self._file_proxy = FileProxy(self._directory, self._leader.channel.put)
+        self._folder = JobFolder(self._directory, self._runner, self._leader.channel.put)
+        self._notices: queue.SimpleQueue[m.Doom | m.Warned | m.Ending] = queue.SimpleQueue()
         self._renewals: list[tuple[int, float, subprocess.Popen[bytes]]] = []
         self._turned_at = clock()
-        self._gave_up = False
+        self._stopped = False
         self._ends_at: float | None = None
         self._status: int | None = None
 
@@ -131,134 +133,134 @@ class Agent:
 
     def doom(self, in_s: float | None, reason: str) -> None:
         """The cloud has told of the VM's end, in so many seconds; None where no time is set."""
-        self._outside.put(m.Doom(None if in_s is None else max(0.0, in_s), reason))
+        self._notices.put(m.Doom(None if in_s is None else max(0.0, in_s), reason))
 
     def warn(self, text: str) -> None:
         """Tell the leader what a person should know."""
-        self._outside.put(m.Warned(text[:2000]))
+        self._notices.put(m.Warned(text[:2000]))
 
     def end(self, reason: str) -> None:
         """Tell the leader of the end, and come to it."""
-        self._outside.put(m.Ending(reason))
+        self._notices.put(m.Ending(reason))
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Serve until told to end, or the leader is gone; the exit status."""
         try:
-            self._relay.open()
-            self._line.open(self._clock())
+            self._file_proxy.open()
+            self._leader.open(self._clock())
             while self._status is None:
-                self._turn()
+                self._serve_once()
         finally:
-            self._work.close()
-            self._relay.close()
+            self._runner.close()
+            self._file_proxy.close()
             for _, _, process in self._renewals:
                 process.kill()
                 process.wait()
-            self._line.close()
-            shutil.rmtree(self._place, ignore_errors=True)
+            self._leader.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
         return self._status
 
-    def _turn(self) -> None:
-        self._line.wait(self._relay, timeout_s=_TICK_MS / 1000)
+    def _serve_once(self) -> None:
+        self._leader.wait(self._file_proxy, timeout_s=_TICK_MS / 1000)
         now = self._clock()
         if now - self._turned_at > _PAUSE_S:
-            self._line.heard_at += now - self._turned_at
+            self._leader.heard_at += now - self._turned_at
         self._turned_at = now
-        self._take(now)
-        while not self._outside.empty():
-            self._from_outside(self._outside.get(), now)
-        self._relay.step()
-        self._work.step(now, room=self._line.channel.backlog < _BACKLOG_MAX)
+        self._receive(now)
+        while not self._notices.empty():
+            self._pass_on(self._notices.get(), now)
+        self._file_proxy.step()
+        self._runner.step(now, room=self._leader.channel.backlog < _BACKLOG_MAX)
         self._look_at_renewals(now)
-        self._line.speak(now)
-        if self._line.joined:
+        self._leader.send_due(now)
+        if self._leader.joined:
             self._watch_leader(now)
         if self._ends_at is not None:
-            told = not self._work.busy and (self._line.channel.backlog == 0 or not self._line.joined)
+            told = not self._runner.busy and (self._leader.channel.backlog == 0 or not self._leader.joined)
             if told or now > self._ends_at:
                 self._status = 0 if self._status is None else self._status
 
     def _watch_leader(self, now: float) -> None:
-        silent_s = now - self._line.heard_at
-        if silent_s > self._silent_s and self._work.busy and not self._gave_up:
-            self._gave_up = True
-            self._say(f"the leader has been silent for {silent_s:.0f} s: what runs here ends")
-            self._work.stop_all(_GRACE_S, now, "its VM had not heard of the leader for too long")
+        silent_s = now - self._leader.heard_at
+        if silent_s > self._silent_s and self._runner.busy and not self._stopped:
+            self._stopped = True
+            self._show(f"the leader has been silent for {silent_s:.0f} s: what runs here ends")
+            self._runner.stop_all(_GRACE_S, now, "its VM had not heard of the leader for too long")
         if silent_s > self._poweroff_s:
-            self._say(f"the leader has been silent for {silent_s:.0f} s: this VM ends")
+            self._show(f"the leader has been silent for {silent_s:.0f} s: this VM ends")
             self._power_off()
 
     # ---- what the leader orders ----------------------------------------------------------------------------
 
-    def _take(self, now: float) -> None:
+    def _receive(self, now: float) -> None:
         while self._status is None:
-            message = self._line.receive()
+            message = self._leader.receive()
             match message:
                 case None:
                     return
-                case m.Admitted() if not self._line.joined:
-                    self._line.enter(now)
-                    self._line.channel.put(m.Hello(address_towards(self._ticket.endpoint)))
-                    self._say(f"joined {self._ticket.endpoint}")
-                case m.Refused() if not self._line.joined:
-                    self._say(f"refused: {message.reason}")
+                case m.Admitted() if not self._leader.joined:
+                    self._leader.enter(now)
+                    self._leader.channel.put(m.Hello(address_towards(self._ticket.endpoint)))
+                    self._show(f"joined {self._ticket.endpoint}")
+                case m.Refused() if not self._leader.joined:
+                    self._show(f"refused: {message.reason}")
                     self._power_off(1)
-                case m.Packet() if self._line.joined:
-                    self._gave_up = False
-                    word = self._line.take(message, now)
+                case m.Packet() if self._leader.joined:
+                    self._stopped = False
+                    word = self._leader.take(message, now)
                     if word is not None:
-                        self._obey(word, now)
+                        self._handle(word, now)
                 case _:
                     pass
 
-    def _obey(self, word: m.Word, now: float) -> None:
+    def _handle(self, word: m.AgentMessage, now: float) -> None:
         match word:
             case m.Start():
                 self._start(word)
             case m.Kill():
                 self._folder.forget(word.launch)
-                self._work.kill(word.launch)
+                self._runner.kill(word.launch)
             case m.Stop():
                 self._folder.forget(word.launch)
-                self._work.stop(word.launch, word.grace_s, now)
+                self._runner.stop(word.launch, word.grace_s, now)
             case m.Tell() if self._folder.is_on_its_way:
-                self._folder.tell(word)
+                self._folder.send_line(word)
             case m.Tell():
-                self._work.tell(word.launch, word.line)
+                self._runner.send_line(word.launch, word.line)
             case m.ShowStack():
-                self._work.show_stack(word.launch)
+                self._runner.show_stack(word.launch)
             case m.Chunk():
                 self._folder.receive(word)
             case m.FileAnswer():
-                self._relay.answer(word)
+                self._file_proxy.answer(word)
             case m.Renew():
                 self._renew(word, now)
             case m.Farewell():
-                self._say("the leader has ended: this VM ends")
+                self._show("the leader has ended: this VM ends")
                 self._power_off()
             case _:
                 pass
 
     def _start(self, order: m.Start) -> None:
-        env = {**order.env, VARIABLE: f"{order.launch}@{self._relay.path}"}
+        env = {**order.env, VARIABLE: f"{order.launch}@{self._file_proxy.path}"}
         order = msgspec.structs.replace(order, env=env)
         if self._ends_at is not None:
-            self._work.refuse(order.launch, "its VM is ending")
+            self._runner.refuse(order.launch, "its VM is ending")
         elif not order.folder:
-            self._work.start(order, None)
+            self._runner.start(order, None)
         else:
             self._folder.start(order)
 
     # ---- the VM --------------------------------------------------------------------------------------------
 
-    def _from_outside(self, word: m.Doom | m.Warned | m.Ending, now: float) -> None:
-        self._say(msgspec.json.encode(word).decode())
-        self._line.channel.put(word)
+    def _pass_on(self, word: m.Doom | m.Warned | m.Ending, now: float) -> None:
+        self._show(msgspec.json.encode(word).decode())
+        self._leader.channel.put(word)
         if isinstance(word, m.Ending) and self._ends_at is None:
             self._ends_at = now + _GRACE_S + _LAST_WORDS_S
-            self._work.stop_all(_GRACE_S, now, word.reason)
+            self._runner.stop_all(_GRACE_S, now, word.reason)
 
     def _renew(self, order: m.Renew, now: float) -> None:
         try:
@@ -270,7 +272,7 @@ class Agent:
                 env={**os.environ, "SCAVENGER_LIFE_S": f"{order.life_s:.0f}"},
             )
         except OSError as error:
-            self._line.channel.put(m.Renewed(order.number, str(error)))
+            self._leader.channel.put(m.Renewed(order.number, str(error)))
             return
         self._renewals.append((order.number, now, process))
 
@@ -282,13 +284,13 @@ class Agent:
             process.kill()
             status = process.wait()
             error = "" if status == 0 else f"`{self._ticket.renew}` ended with status {status}"
-            self._line.channel.put(m.Renewed(number, error))
+            self._leader.channel.put(m.Renewed(number, error))
             self._renewals.remove(renewal)
 
     def _power_off(self, status: int = 0) -> None:
         """End the VM, by its own command; whoever started the agent does so too when it has ended."""
         self._status = status
-        self._work.close()  # at once: training must not outlive the order if the VM does
+        self._runner.close()  # at once: training must not outlive the order if the VM does
         try:
             subprocess.run(
                 shlex.split(self._ticket.poweroff),
@@ -297,4 +299,4 @@ class Agent:
                 timeout=_COMMAND_S,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            self._say(f"this VM cannot be ended from here: {error}")
+            self._show(f"this VM cannot be ended from here: {error}")

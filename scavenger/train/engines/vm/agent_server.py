@@ -35,7 +35,7 @@ from scavenger.train.engines.vm.values import (
     Alarms,
     Gone,
     MisbehavedError,
-    News,
+    ProcessEvent,
     Role,
     one_time_keys,
 )
@@ -56,7 +56,7 @@ LEASE_S = 300.0
 _TICK_MS = 20
 _PAUSE_S = 1.0
 """Between two looks; if more, this process stood still, and what it did not hear is nobody's silence."""
-_NEWS_MAX, _NEWS_BYTES_MAX = 1000, 8 << 20
+_EVENTS_MAX, _EVENTS_BYTES_MAX = 1000, 8 << 20
 """Of a VM, that the engine has not taken; an agent has at most two MiB on its way."""
 _CHUNKS_MAX = 2
 """Of the job's folder, on their way to a VM: an agent asks for the next one when it has one."""
@@ -102,11 +102,11 @@ class AgentServer:
         self.boot_key = boot_key or secrets.token_bytes(32)
         self._archive = Archive(job_dir, leave_out=leave_out)
         self._socket = AgentSocket(address, port)
-        self._hosts: dict[str, AgentSession] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._gone: set[str] = set()
         self._heard: set[str] = set()
         self._launches = 0
-        self._news: deque[tuple[int, News]] = deque()
+        self._events: deque[tuple[int, ProcessEvent]] = deque()
         self._alarms = Alarms(
             f"{link}, a link that leads out of the folder of the training code, is not sent to VMs"
             for link in self._archive.left_out
@@ -114,7 +114,7 @@ class AgentServer:
         self._attended_at: float | None = None
         self._turned_at = clock()
         self._lock = threading.Condition(threading.RLock())  # a signal handler may come in again
-        self._bell = -1
+        self._wakeup = -1
         self._files = FileServer(self._answer, self._may_have_files)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scavenger-hosts", daemon=True)
@@ -130,7 +130,7 @@ class AgentServer:
         except ConfigurationError:
             self.close()
             raise
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._turned_at = self._clock()
         self._thread.start()
 
@@ -161,7 +161,7 @@ class AgentServer:
 
     # ---- for the fleet -------------------------------------------------------------------------------------
 
-    def expect(self, intent: str, *, role: Role, vm: str, threads: int, places: int = 1) -> str:
+    def expect(self, intent: str, *, role: Role, vm: str, threads: int, slots: int = 1) -> str:
         """Let the VM of an intent join, once. Idempotent.
 
         Args:
@@ -169,15 +169,15 @@ class AgentServer:
             role: What it may run.
             vm: Its type.
             threads: Its processors.
-            places: How many processes it may run.
+            slots: How many processes it may run.
 
         Returns:
             The secret one-time key for its user data, Z85.
         """
         public, secret = one_time_keys(self.boot_key, intent)
         with self._lock:
-            if intent not in self._hosts and intent not in self._gone:
-                self._hosts[intent] = AgentSession(intent, vm, role, threads, places)
+            if intent not in self._sessions and intent not in self._gone:
+                self._sessions[intent] = AgentSession(intent, vm, role, threads, slots)
                 self._socket.admit(f"join.{intent}", public)
         return secret
 
@@ -185,10 +185,10 @@ class AgentServer:
         """The VM has been seen to end: what ran there is lost, and nobody joins for it any more."""
         with self._lock:
             self._gone.add(intent)
-            host = self._hosts.pop(intent, None)
-            if host is not None:
-                self._lose(host, reason)
-                self._shut_doors(intent)
+            session = self._sessions.pop(intent, None)
+            if session is not None:
+                self._lose(session, reason)
+                self._revoke_keys(intent)
             self._alarms.forget(intent)
 
     def heard(self) -> frozenset[str]:
@@ -207,21 +207,21 @@ class AgentServer:
             Whether it has; False at once where the VM was not heard lately.
         """
         with self._lock:
-            host = self._hosts.get(intent)
-            if host is None or not (host.address and host.route):
+            session = self._sessions.get(intent)
+            if session is None or not (session.address and session.route):
                 return False
-            if self._clock() - host.heard_at >= self._limits.doubt_s:
+            if self._clock() - session.heard_at >= self._limits.doubt_s:
                 return False
-            host.renewals += 1
-            number = host.renewals
-            host.channel.put(m.Renew(number, life_s))
-            return self._lock.wait_for(lambda: host.renewed >= number, RENEW_S)
+            session.renewals += 1
+            number = session.renewals
+            session.channel.put(m.Renew(number, life_s))
+            return self._lock.wait_for(lambda: session.renewed >= number, RENEW_S)
 
     def vms(self) -> tuple[AgentStatus, ...]:
         """Every VM that is expected or has joined, until it is gone."""
         with self._lock:
             now = self._clock()
-            return tuple(host.seen(now) for host in self._hosts.values())
+            return tuple(session.status_at(now) for session in self._sessions.values())
 
     def alarms(self) -> tuple[str, ...]:
         """What a person should know, since the last call."""
@@ -233,16 +233,16 @@ class AgentServer:
         if self._closing.is_set():
             return
         with self._lock:
-            for host in self._hosts.values():
-                host.channel.put(m.Farewell())
+            for session in self._sessions.values():
+                session.channel.put(m.Farewell())
         self._closing.set()
         if self._thread.ident:
             self._thread.join()
         self._files.close()
         with self._lock:
-            if self._bell >= 0:
-                os.close(self._bell)
-            self._bell = -1
+            if self._wakeup >= 0:
+                os.close(self._wakeup)
+            self._wakeup = -1
         self._socket.close()
         self._archive.close()
 
@@ -253,13 +253,13 @@ class AgentServer:
         return tuple(vm for vm in self.vms() if self._is_free(vm))
 
     def _is_free(self, vm: AgentStatus) -> bool:
-        able = vm.joined and vm.doomed is None and vm.heard_s_ago < self._limits.doubt_s
-        return able and len(vm.processes) < vm.places
+        able = vm.joined and vm.preemption is None and vm.heard_s_ago < self._limits.doubt_s
+        return able and len(vm.processes) < vm.slots
 
     def launch(
         self,
         intent: str,
-        boot: ProcessConfiguration,
+        config: ProcessConfiguration,
         env: dict[str, str],
         command: tuple[str, ...],
         *,
@@ -274,44 +274,48 @@ class AgentServer:
             The number that news of it come under; 0 if the VM is not there any more.
         """
         with self._lock:
-            host = self._hosts.get(intent)
-            if host is None or not self._is_free(host.seen(self._clock())):
+            session = self._sessions.get(intent)
+            if session is None or not self._is_free(session.status_at(self._clock())):
                 return 0
             self._launches += 1
-            host.launches[self._launches] = boot.name
+            session.launches[self._launches] = config.name
             sha256 = self._archive.sha256 if folder else ""
-            host.channel.put(m.Start(self._launches, boot, env, sha256, command))
+            session.channel.put(m.Start(self._launches, config, env, sha256, command))
             return self._launches
 
     def give_up(self, intent: str, launch: int) -> None:
         """Take a process that is to end for lost if its VM is silent, also where it is this side that hears nothing."""
         with self._lock:
-            host, now = self._hosts.get(intent), self._clock()
-            if host is None or launch not in host.launches or now - host.heard_at < self._limits.lost_s:
+            session, now = self._sessions.get(intent), self._clock()
+            if (
+                session is None
+                or launch not in session.launches
+                or now - session.heard_at < self._limits.lost_s
+            ):
                 return
-            self._note(host, launch, Gone(_silent_for(host, now)))
-            host.channel.put(m.Kill(launch))  # should it come back
-            del host.launches[launch]
+            self._record(session, launch, Gone(_silent_for(session, now)))
+            session.channel.put(m.Kill(launch))  # should it come back
+            del session.launches[launch]
 
-    def say(self, intent: str, word: m.Word) -> None:
+    def send(self, intent: str, word: m.AgentMessage) -> None:
         """Say something to an agent; nothing where its VM is gone."""
         with self._lock:
-            if intent in self._hosts:
-                self._hosts[intent].channel.put(word)
+            if intent in self._sessions:
+                self._sessions[intent].channel.put(word)
 
     def share(self, folder: str) -> None:
         """Let aggregators have a folder of this machine for checkpoints, by its absolute path; thread-safe."""
         self._files.share(folder)
 
-    def news(self) -> list[tuple[int, News]]:
+    def take_events(self) -> list[tuple[int, ProcessEvent]]:
         """What has come of processes since the last call, by their launch; it shows that the engine looks."""
         with self._lock:
             self._attended_at = self._clock()
-            news = list(self._news)
-            self._news.clear()
-            for host in self._hosts.values():
-                host.unread = host.unread_bytes = 0
-        return news
+            events = list(self._events)
+            self._events.clear()
+            for session in self._sessions.values():
+                session.unread = session.unread_bytes = 0
+        return events
 
     def unattended(self) -> None:
         """There is no engine any more whose looks would be missed."""
@@ -323,20 +327,20 @@ class AgentServer:
     def _run(self) -> None:
         poller = zmq.Poller()
         self._socket.register(poller)
-        poller.register(self._bell, zmq.POLLIN)
+        poller.register(self._wakeup, zmq.POLLIN)
         while True:
             last = self._closing.is_set()
             poller.poll(_TICK_MS)
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+                os.eventfd_read(self._wakeup)
             with self._lock:
                 now = self._clock()
                 self._allow_for_pause(now)
                 self._socket.answer_connections()
-                self._take(now)
+                self._receive(now)
                 self._judge_silence(now)
-                for host in self._hosts.values():
-                    self._send(host, now)
+                for session in self._sessions.values():
+                    self._send(session, now)
                 self._lock.notify_all()
             if last:
                 return
@@ -345,19 +349,19 @@ class AgentServer:
         pause = now - self._turned_at
         self._turned_at = now
         if pause > _PAUSE_S:
-            for host in self._hosts.values():
-                host.heard_at += pause
+            for session in self._sessions.values():
+                session.heard_at += pause
 
     def _judge_silence(self, now: float) -> None:
         """Give up what runs on VMs that have fallen silent; nothing while it is likelier this side that is deaf."""
         silent_s, ending = dict[str, float](), list[AgentSession]()
-        for host in self._hosts.values():
-            seconds = now - host.heard_at
-            if host.ending or host.shut_out or host.doomed is not None:
+        for session in self._sessions.values():
+            seconds = now - session.heard_at
+            if session.ending or session.shut_out or session.preemption is not None:
                 if seconds >= self._limits.lost_s:
-                    ending.append(host)  # its silence was to be expected
-            elif host.route and (host.launches or seconds < self._limits.doubt_s):
-                silent_s[host.intent] = seconds  # a VM with nothing to do may have been given back
+                    ending.append(session)  # its silence was to be expected
+            elif session.route and (session.launches or seconds < self._limits.doubt_s):
+                silent_s[session.intent] = seconds  # a VM with nothing to do may have been given back
         before = self._network
         self._network, lost = judge_silence(before, silent_s, self._limits, now)
         if self._network.is_broken and before.is_sound:
@@ -368,172 +372,174 @@ class AgentServer:
             )
         elif before.broken_since_s is not None and before.is_broken and not self._network.is_broken:
             self._alarms.add(f"hearing the VMs again, after {now - before.broken_since_s:.0f} s")
-        for host in (*(self._hosts[intent] for intent in lost), *ending):
-            if host.launches:
-                self._lose(host, _silent_for(host, now))
+        for session in (*(self._sessions[intent] for intent in lost), *ending):
+            if session.launches:
+                self._lose(session, _silent_for(session, now))
 
-    def _take(self, now: float) -> None:
+    def _receive(self, now: float) -> None:
         for _ in range(_TURN_MAX):
             received = self._socket.receive()
             if received is None:
                 return
             name, route, body = received
             name, _, intent = name.partition(".")
-            host = self._hosts.get(intent)
-            if host is None:
+            session = self._sessions.get(intent)
+            if session is None:
                 continue
             try:
-                self._open(host, name, route, body, now)
+                self._handle_message(session, name, route, body, now)
             except MisbehavedError as error:
-                self._shut_out(host, f"it {error}")
+                self._shut_out(session, f"it {error}")
             except Exception as error:  # noqa: BLE001 - one VM must not end what serves all
-                self._shut_out(host, f"what it says cannot be handled: {type(error).__name__}: {error}")
+                self._shut_out(session, f"what it says cannot be handled: {type(error).__name__}: {error}")
 
-    def _open(self, host: AgentSession, name: str, route: bytes, body: bytes, now: float) -> None:
+    def _handle_message(
+        self, session: AgentSession, name: str, route: bytes, body: bytes, now: float
+    ) -> None:
         try:
             message = m.decode(body)
         except MessageError as error:
-            self._alarms.add_of(host.intent, f"VM {host.intent}: what it says is no message: {error}")
+            self._alarms.add_from(session.intent, f"VM {session.intent}: what it says is no message: {error}")
             return
         match name, message:
             case "join", m.Join():
-                self._join(host, route, message)
-            case "spent", m.Join() if message.public_key == host.key:
+                self._join(session, route, message)
+            case "spent", m.Join() if message.public_key == session.key:
                 pass  # it was still on its way
             case "spent", _:
-                self._alarms.add(_MISUSED.format(host.intent))
-                self._socket.shut(f"spent.{host.intent}")
+                self._alarms.add(_MISUSED.format(session.intent))
+                self._socket.shut(f"spent.{session.intent}")
             case "vm", m.Packet():
-                self._hear(host, route, message, now)
+                self._handle_packet(session, route, message, now)
             case _:
                 pass
 
-    def _join(self, host: AgentSession, route: bytes, message: m.Join) -> None:
+    def _join(self, session: AgentSession, route: bytes, message: m.Join) -> None:
         refusal = ""
         if (message.protocol, message.version) != (m.PROTOCOL, __version__):
             refusal = (
-                f"VM {host.intent} cannot join: it has Scavenger {message.version} (protocol {message.protocol}), "
+                f"VM {session.intent} cannot join: it has Scavenger {message.version} (protocol {message.protocol}), "
                 f"and this is {__version__} (protocol {m.PROTOCOL})"
             )
-        elif host.key not in ("", message.public_key):
-            refusal = _MISUSED.format(host.intent)
+        elif session.key not in ("", message.public_key):
+            refusal = _MISUSED.format(session.intent)
         if refusal:
-            self._alarms.add_of(host.intent, refusal)
+            self._alarms.add_from(session.intent, refusal)
             self._socket.send(route, m.Refused(refusal))
             return
-        if not host.key:
-            host.key = message.public_key
-            self._socket.admit(f"vm.{host.intent}", host.key)
+        if not session.key:
+            session.key = message.public_key
+            self._socket.admit(f"vm.{session.intent}", session.key)
         self._socket.send(route, m.Admitted())
 
-    def _hear(self, host: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
-        if host.heard_at == float("-inf"):
+    def _handle_packet(self, session: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
+        if session.heard_at == float("-inf"):
             # the same key under another name: nothing that is said by it is heard, but it is told
-            self._socket.admit(f"spent.{host.intent}", one_time_keys(self.boot_key, host.intent)[0])
-        host.route, host.heard_at = route, now
-        self._heard.add(host.intent)
+            self._socket.admit(f"spent.{session.intent}", one_time_keys(self.boot_key, session.intent)[0])
+        session.route, session.heard_at = route, now
+        self._heard.add(session.intent)
         if (
-            host.unread > _NEWS_MAX or host.unread_bytes > _NEWS_BYTES_MAX
+            session.unread > _EVENTS_MAX or session.unread_bytes > _EVENTS_BYTES_MAX
         ):  # they are said again when the engine has looked
             packet = m.Packet(0, packet.heard)
-        word = host.channel.take(packet, now)
+        word = session.channel.take(packet, now)
         if word is not None:
-            self._told(host, word, now)
+            self._handle(session, word, now)
 
-    def _told(self, host: AgentSession, word: m.Word, now: float) -> None:
+    def _handle(self, session: AgentSession, word: m.AgentMessage, now: float) -> None:
         """Act on a word.
 
         Raises:
             MisbehavedError: If no agent of ours would say it.
         """
-        if host.channel.backlog > _BACKLOG_MAX:
+        if session.channel.backlog > _BACKLOG_MAX:
             raise MisbehavedError("asks for more than it takes")
         match word:
-            case m.Hello() if not host.address:
+            case m.Hello() if not session.address:
                 with contextlib.suppress(ValueError):
-                    host.address = str(ipaddress.ip_address(word.address))
-            case m.Placed() | m.Report() if word.launch in host.launches:
-                self._note(host, word.launch, word)
+                    session.address = str(ipaddress.ip_address(word.address))
+            case m.Placed() | m.Report() if word.launch in session.launches:
+                self._record(session, word.launch, word)
                 if isinstance(word, m.Report) and word.status is not None:
-                    del host.launches[word.launch]
+                    del session.launches[word.launch]
             case m.Fetch():
                 if word.offset >= self._archive.bytes:
                     raise MisbehavedError("asks for what is not in the folder of the training code")
-                if host.channel.unheard(m.Chunk) >= _CHUNKS_MAX:
+                if session.channel.unacknowledged(m.Chunk) >= _CHUNKS_MAX:
                     raise MisbehavedError("asks for the folder of the training code faster than it takes it")
                 data = self._archive.read(word.offset, m.CHUNK_BYTES)
-                host.channel.put(m.Chunk(word.offset, self._archive.bytes, data))
+                session.channel.put(m.Chunk(word.offset, self._archive.bytes, data))
             case m.FileAsk():
-                self._files.ask(host.intent, word.number, word.body)
+                self._files.ask(session.intent, word.number, word.body)
             case m.FileEnd():
-                self._files.end(host.intent, word.number)
+                self._files.end(session.intent, word.number)
             case m.Doom():
-                host.doomed, host.doomed_at = word, now
-                for launch in host.launches:
-                    self._note(host, launch, word)
+                session.preemption, session.preempted_at = word, now
+                for launch in session.launches:
+                    self._record(session, launch, word)
             case m.Renewed():
                 if word.error:
-                    self._alarms.add_of(
-                        host.intent,
-                        f"VM {host.intent}: its time limit cannot be started anew: {word.error}",
+                    self._alarms.add_from(
+                        session.intent,
+                        f"VM {session.intent}: its time limit cannot be started anew: {word.error}",
                     )
                 else:
-                    host.renewed = max(host.renewed, word.number)
+                    session.renewed = max(session.renewed, word.number)
             case m.Ending():
-                host.ending = word.reason
+                session.ending = word.reason
             case m.Warned():
-                self._alarms.add_of(host.intent, f"VM {host.intent}: {word.text}")
+                self._alarms.add_from(session.intent, f"VM {session.intent}: {word.text}")
             case _:
                 pass
 
-    def _note(self, host: AgentSession, launch: int, news: News) -> None:
-        self._news.append((launch, news))
-        host.unread += 1
-        if isinstance(news, m.Report):
-            host.unread_bytes += len(news.log)
+    def _record(self, session: AgentSession, launch: int, event: ProcessEvent) -> None:
+        self._events.append((launch, event))
+        session.unread += 1
+        if isinstance(event, m.Report):
+            session.unread_bytes += len(event.log)
 
-    def _send(self, host: AgentSession, now: float) -> None:
+    def _send(self, session: AgentSession, now: float) -> None:
         hung = self._attended_at is not None and now - self._attended_at > LEASE_S
-        if host.route and not hung and now - host.heard_at <= self._limits.lost_s:
-            for packet in host.channel.due(now):
-                self._socket.send(host.route, packet)
+        if session.route and not hung and now - session.heard_at <= self._limits.lost_s:
+            for packet in session.channel.due(now):
+                self._socket.send(session.route, packet)
 
-    def _lose(self, host: AgentSession, reason: str) -> None:
-        for launch in host.launches:
-            self._note(host, launch, Gone(host.ending or reason))
-            host.channel.put(m.Kill(launch))  # should it come back
-        host.launches.clear()
-        self._files.lose(host.intent)
+    def _lose(self, session: AgentSession, reason: str) -> None:
+        for launch in session.launches:
+            self._record(session, launch, Gone(session.ending or reason))
+            session.channel.put(m.Kill(launch))  # should it come back
+        session.launches.clear()
+        self._files.lose(session.intent)
 
-    def _shut_out(self, host: AgentSession, why: str) -> None:
+    def _shut_out(self, session: AgentSession, why: str) -> None:
         """Have no more to do with a VM: what ran there is lost, nobody answers it, and it counts as about to end."""
-        self._alarms.add(f"VM {host.intent} ({host.address}) is shut out: {why}")
-        host.ending, host.shut_out = "", True
-        host.doomed, host.doomed_at = m.Doom(0.0, f"its VM was shut out: {why}"), self._clock()
-        self._lose(host, f"was lost: its VM ({host.address}) was shut out: {why}")
-        self._shut_doors(host.intent)
-        host.route, host.channel = b"", Channel()
+        self._alarms.add(f"VM {session.intent} ({session.address}) is shut out: {why}")
+        session.ending, session.shut_out = "", True
+        session.preemption, session.preempted_at = m.Doom(0.0, f"its VM was shut out: {why}"), self._clock()
+        self._lose(session, f"was lost: its VM ({session.address}) was shut out: {why}")
+        self._revoke_keys(session.intent)
+        session.route, session.channel = b"", Channel()
 
     # ---- for the leader's files ----------------------------------------------------------------------------
 
     def _may_have_files(self, intent: str, launch: int) -> bool:
         with self._lock:
-            host = self._hosts.get(intent)
-            return host is not None and host.role == "aggregator" and launch in host.launches
+            session = self._sessions.get(intent)
+            return session is not None and session.role == "aggregator" and launch in session.launches
 
     def _answer(self, intent: str, number: int, body: bytes) -> None:
         with self._lock:
-            self.say(intent, m.FileAnswer(number, body))
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+            self.send(intent, m.FileAnswer(number, body))
+            if self._wakeup >= 0:
+                os.eventfd_write(self._wakeup, 1)
 
-    def _shut_doors(self, intent: str) -> None:
+    def _revoke_keys(self, intent: str) -> None:
         for name in ("join", "spent", "vm"):
             self._socket.shut(f"{name}.{intent}")
 
 
-def _silent_for(host: AgentSession, now: float) -> str:
-    return f"was lost: its VM ({host.address}) has been silent for {now - host.heard_at:.0f} s"
+def _silent_for(session: AgentSession, now: float) -> str:
+    return f"was lost: its VM ({session.address}) has been silent for {now - session.heard_at:.0f} s"
 
 
 _MISUSED = (

@@ -40,7 +40,7 @@ class AgentSocket:
         self.server_key = self._public.decode()
         self._context: Any = None
         self._socket: Any = None
-        self._door: Authenticator | None = None
+        self._authenticator_or_none: Authenticator | None = None
 
     def open(self) -> None:
         """Listen.
@@ -49,7 +49,7 @@ class AgentSocket:
             ConfigurationError: If the port cannot be had.
         """
         self._context = zmq.Context()
-        self._door = Authenticator(self._context)
+        self._authenticator_or_none = Authenticator(self._context)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.AGENT_BYTES_MAX)
@@ -74,9 +74,9 @@ class AgentSocket:
 
     @property
     def _authenticator(self) -> Authenticator:
-        if self._door is None:
+        if self._authenticator_or_none is None:
             raise RuntimeError("the socket is not open")
-        return self._door
+        return self._authenticator_or_none
 
     def register(self, poller: zmq.Poller) -> None:
         """Have a poller wake up when something has arrived, or an agent connects."""
@@ -104,7 +104,7 @@ class AgentSocket:
         name = self._authenticator.name_of(str(frames[-1].get("User-Id"))) or ""
         return name, frames[0].bytes, frames[-1].bytes
 
-    def send(self, route: bytes, message: m.Wire) -> None:
+    def send(self, route: bytes, message: m.SocketMessage) -> None:
         """Send to where an agent was heard; an agent that is gone is missed elsewhere."""
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([route, m.encode(message)], zmq.NOBLOCK)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scavenger.train.checkpoints.remote_folder import AHEAD, FRAME_BYTES_MAX, HEAD, near
+from scavenger.train.checkpoints.remote_folder import AHEAD, FRAME_BYTES_MAX, HEAD, short_socket_path
 from scavenger.train.engines.vm import messages as m
 
 __all__ = ["FileProxy"]
@@ -25,7 +25,7 @@ _NAME = "files"
 
 @dataclass(slots=True)
 class _Connection:
-    way: socket.socket
+    sock: socket.socket
     incoming: bytearray = field(default_factory=bytearray)
     outgoing: bytearray = field(default_factory=bytearray)
     unanswered: int = 0
@@ -37,14 +37,14 @@ class FileProxy:
 
     Args:
         folder: A private one, for the socket.
-        say: Tells the leader.
+        send: Tells the leader.
 
     Attributes:
         path: Of the socket.
     """
 
-    def __init__(self, folder: Path, say: Callable[[m.Word], None]) -> None:
-        self.path, self._say = folder / _NAME, say
+    def __init__(self, folder: Path, send: Callable[[m.AgentMessage], None]) -> None:
+        self.path, self._send = folder / _NAME, send
         self._connections: dict[int, _Connection] = {}
         self._number = 0
         self._poll = select.epoll()
@@ -52,7 +52,7 @@ class FileProxy:
 
     def open(self) -> None:
         """Listen."""
-        with near(self.path) as path:
+        with short_socket_path(self.path) as path:
             self._listener.bind(path)
         self._listener.listen(_CONNECTIONS_MAX)
         self._poll.register(self._listener, select.EPOLLIN)
@@ -70,7 +70,7 @@ class FileProxy:
         """Take what has come, as far as there is room on the line, and hand on what waits."""
         left = {place for place, event in self._poll.poll(0) if event & (select.EPOLLHUP | select.EPOLLERR)}
         for number, connection in list(self._connections.items()):
-            gone = connection.way.fileno() in left  # what it still asks for, nobody waits for
+            gone = connection.sock.fileno() in left  # what it still asks for, nobody waits for
             if gone or not self._flush(connection) or not self._take(number, connection):
                 self._end(number)
         with contextlib.suppress(BlockingIOError):
@@ -90,7 +90,7 @@ class FileProxy:
     def close(self) -> None:
         """End every connection."""
         for connection in self._connections.values():
-            connection.way.close()
+            connection.sock.close()
         self._listener.close()
         self._poll.close()
 
@@ -101,26 +101,26 @@ class FileProxy:
             wanted = (0 if self._full else select.EPOLLIN) | (select.EPOLLOUT if connection.outgoing else 0)
             if wanted != connection.wanted:
                 connection.wanted = wanted
-                self._poll.modify(connection.way, wanted)
+                self._poll.modify(connection.sock, wanted)
 
-    def _add(self, way: socket.socket) -> None:
-        way.setblocking(False)
+    def _add(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
         self._number += 1
-        self._connections[self._number] = _Connection(way)
-        self._poll.register(way, 0)
+        self._connections[self._number] = _Connection(sock)
+        self._poll.register(sock, 0)
 
     def _take(self, number: int, connection: _Connection) -> bool:
         """Pass on what is whole, until there is no more or no more room; False at the end."""
         while not self._full:
-            body, wanted = _first(connection.incoming)
+            body, wanted = _take_first(connection.incoming)
             if body is not None:
                 connection.unanswered += 1
-                self._say(m.FileAsk(number, body))
+                self._send(m.FileAsk(number, body))
                 continue
             if wanted > FRAME_BYTES_MAX:
                 return False
             try:
-                data = connection.way.recv(wanted)
+                data = connection.sock.recv(wanted)
             except BlockingIOError:
                 return True
             except OSError:
@@ -135,7 +135,7 @@ class FileProxy:
         """Hand on as much as is taken; False where nobody takes it any more."""
         try:
             while connection.outgoing:
-                del connection.outgoing[: connection.way.send(connection.outgoing)]
+                del connection.outgoing[: connection.sock.send(connection.outgoing)]
         except BlockingIOError:
             pass
         except OSError:
@@ -143,11 +143,11 @@ class FileProxy:
         return True
 
     def _end(self, number: int) -> None:
-        self._connections.pop(number).way.close()
-        self._say(m.FileEnd(number))
+        self._connections.pop(number).sock.close()
+        self._send(m.FileEnd(number))
 
 
-def _first(incoming: bytearray) -> tuple[bytes | None, int]:
+def _take_first(incoming: bytearray) -> tuple[bytes | None, int]:
     """Takes out the first whole message; None, and how many bytes to wait for, where there is none."""
     if len(incoming) < HEAD.size:
         return None, HEAD.size - len(incoming)

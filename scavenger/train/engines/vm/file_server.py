@@ -41,11 +41,13 @@ class FileServer:
 
     Args:
         answer: Called with intent, number and answer, by the operations' threads.
-        may: Whether an intent's VM runs a process of this number that may have files, see `Hosts.launch`.
+        is_allowed: Whether an intent's VM runs a process of this number that may have files, see `AgentServer.launch`.
     """
 
-    def __init__(self, answer: Callable[[str, int, bytes], None], may: Callable[[str, int], bool]) -> None:
-        self._answer, self._may = answer, may
+    def __init__(
+        self, answer: Callable[[str, int, bytes], None], is_allowed: Callable[[str, int], bool]
+    ) -> None:
+        self._answer, self._is_allowed = answer, is_allowed
         self._roots: frozenset[str] = frozenset()
         self._operations: dict[tuple[str, int], _Operation] = {}
 
@@ -96,23 +98,25 @@ class FileServer:
     # ---- an operation, in its thread -----------------------------------------------------------------------
 
     def _run(self, key: tuple[str, int], operation: _Operation) -> None:
-        def say(answer: f.Answer) -> None:
+        def send(answer: f.Answer) -> None:
             self._answer(*key, f.answers.encode(answer))
 
-        def hear() -> f.Question:
-            said = operation.asked.get()
-            if said is None:
+        def receive() -> f.Question:
+            question = operation.asked.get()
+            if question is None:
                 raise _BrokenOffError
-            return f.questions.decode(said)
+            return f.questions.decode(question)
 
         try:
-            self._serve(key[0], hear, say)
+            self._serve(key[0], receive, send)
         except _BrokenOffError:
             return
         except Exception as error:  # noqa: BLE001 - whoever waits must be answered
             self._answer(*key, _failure(error))
 
-    def _serve(self, intent: str, hear: Callable[[], f.Question], say: Callable[[f.Answer], None]) -> None:
+    def _serve(
+        self, intent: str, receive: Callable[[], f.Question], send: Callable[[f.Answer], None]
+    ) -> None:
         """One operation.
 
         Raises:
@@ -120,10 +124,10 @@ class FileServer:
             ValueError, MessageError: At a question that is none, or does not belong there.
             _BrokenOffError: If it was.
         """
-        first = hear()
+        first = receive()
         if isinstance(first, f.Data | f.Done | f.More):
             raise OSError(errno.ECONNABORTED, "the leader has broken this off")
-        if not self._may(intent, first.launch):
+        if not self._is_allowed(intent, first.launch):
             raise PermissionError(errno.EACCES, "the leader counts this process as lost")
         if first.root not in self._roots:
             raise PermissionError(errno.EACCES, "the leader does not share this folder")
@@ -133,28 +137,28 @@ class FileServer:
                 names = tuple(name for name in files.folders() if _NAME.fullmatch(name))
                 if sum(map(len, names)) + 8 * len(names) > _ANSWER_BYTES_MAX:
                     raise OSError(errno.EFBIG, "there is too much in it")
-                say(f.Names(names))
+                send(f.Names(names))
             case f.Remove():
                 files.remove(_name(first.folder), _name(first.first))
-                say(f.Ok())
+                send(f.Ok())
             case f.Verify():
                 files.verify(_name(first.folder), _name(first.name), size=first.size, sha256=first.sha256)
-                say(f.Ok())
+                send(f.Ok())
             case f.Write():
                 folder, name = _name(first.folder), _name(first.name)
-                files.write(folder, name, _chunks(hear, say))
-                say(f.Ok())
+                files.write(folder, name, _chunks(receive, send))
+                send(f.Ok())
             case f.Read():
                 with files.reading(_name(first.folder), _name(first.name)) as (file, size):
-                    say(f.Opened(size))
-                    _send(file, hear, say)
+                    send(f.Opened(size))
+                    _send_file(file, receive, send)
 
 
-def _chunks(hear: Callable[[], f.Question], say: Callable[[f.Answer], None]) -> Iterator[memoryview]:
+def _chunks(receive: Callable[[], f.Question], send: Callable[[f.Answer], None]) -> Iterator[memoryview]:
     """What is to be written, up to its end; each part is answered when the next is asked for: it is written then."""
     while True:
-        say(f.Ok())
-        match hear():
+        send(f.Ok())
+        match receive():
             case f.Data(data=data):
                 yield memoryview(data)
             case f.Done():
@@ -163,14 +167,14 @@ def _chunks(hear: Callable[[], f.Question], say: Callable[[f.Answer], None]) -> 
                 raise ValueError("a file does not go on like that")
 
 
-def _send(file: Readable, hear: Callable[[], f.Question], say: Callable[[f.Answer], None]) -> None:
+def _send_file(file: Readable, receive: Callable[[], f.Question], send: Callable[[f.Answer], None]) -> None:
     """A file, part by part, until nobody asks any more."""
     buffer = bytearray(f.CHUNK_BYTES)
     while True:
-        if not isinstance(hear(), f.More):
+        if not isinstance(receive(), f.More):
             raise ValueError("a file is not read like that")
         count = file.readinto(buffer) or 0
-        say(f.Data(bytes(memoryview(buffer)[:count])))
+        send(f.Data(bytes(memoryview(buffer)[:count])))
 
 
 def _name(name: str) -> str:

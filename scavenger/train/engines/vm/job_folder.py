@@ -19,17 +19,17 @@ class JobFolder:
     """One agent's.
 
     Attributes:
-        place: A private folder, where the job's folder comes to lie.
-        work: What runs processes.
-        say: Has a word sent to the leader.
+        directory: A private folder, where the job's folder comes to lie.
+        runner: What runs processes.
+        send: Has a word sent to the leader.
     """
 
-    place: Path
-    work: ProcessRunner
-    say: Callable[[m.Word], None]
+    directory: Path
+    runner: ProcessRunner
+    send: Callable[[m.AgentMessage], None]
     _sha256: str = ""
     _waiting: list[m.Start] = field(default_factory=list)
-    _told: list[m.Tell] = field(default_factory=list)
+    _lines: list[m.Tell] = field(default_factory=list)
     _ready: Path | None = None
 
     @property
@@ -40,23 +40,23 @@ class JobFolder:
     def start(self, order: m.Start) -> None:
         """Run a process in the folder, as soon as it is here."""
         if self._ready is not None:
-            self.work.start(order, self._ready)
+            self.runner.start(order, self._ready)
             return
         self._waiting.append(order)
         if not self._sha256:
             self._sha256 = order.folder
             self._archive.touch()
-            self.say(m.Fetch(0))
+            self.send(m.Fetch(0))
 
-    def tell(self, word: m.Tell) -> None:
+    def send_line(self, word: m.Tell) -> None:
         """Keep a line for a process that may wait."""
-        self._told.append(word)
+        self._lines.append(word)
 
     def forget(self, launch: int) -> None:
         """A process that still waits is not started."""
         for order in [order for order in self._waiting if order.launch == launch]:
             self._waiting.remove(order)
-            self.work.refuse(launch, "")
+            self.runner.refuse(launch, "")
 
     def receive(self, chunk: m.Chunk) -> None:
         """Take a part of the folder; with the last one, processes start."""
@@ -67,19 +67,19 @@ class JobFolder:
         except (OSError, ValueError, tarfile.TarError) as error:
             self._sha256 = ""  # the next process has it fetched again
             for order in self._waiting:
-                self.work.refuse(order.launch, f"the job's folder did not come to its VM: {error}")
+                self.runner.refuse(order.launch, f"the job's folder did not come to its VM: {error}")
             self._waiting.clear()
-            self._told.clear()
+            self._lines.clear()
             return
         if folder is None:
             return
         self._ready = folder
         for order in self._waiting:
-            self.work.start(order, folder)
-        for word in self._told:
-            self.work.tell(word.launch, word.line)
+            self.runner.start(order, folder)
+        for word in self._lines:
+            self.runner.send_line(word.launch, word.line)
         self._waiting.clear()
-        self._told.clear()
+        self._lines.clear()
 
     def _take(self, chunk: m.Chunk) -> Path | None:
         """Write a part to the archive; the unpacked folder once that was the last."""
@@ -88,9 +88,9 @@ class JobFolder:
             file.write(chunk.data)
         end = chunk.offset + len(chunk.data)
         if end < chunk.total and chunk.data:
-            self.say(m.Fetch(end))
+            self.send(m.Fetch(end))
             return None
-        target = self.place / "job"
+        target = self.directory / "job"
         target.mkdir(exist_ok=True)
         unpack(self._archive, self._sha256, target)
         self._archive.unlink()
@@ -98,4 +98,4 @@ class JobFolder:
 
     @property
     def _archive(self) -> Path:
-        return self.place / "job.tar"
+        return self.directory / "job.tar"

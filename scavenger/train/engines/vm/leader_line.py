@@ -17,7 +17,7 @@ from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.channel import Channel
 from scavenger.train.transport.sockets import new_keys
 
-__all__ = ["LeaderLine"]
+__all__ = ["LeaderConnection"]
 
 _JOIN_S, _JOIN_MAX_S = 1.0, 15.0
 """Between two times of asking to be let in, at first and at most."""
@@ -25,14 +25,14 @@ _CONNECT_S = 10.0
 """Silence after which a connection is made again: it may have broken without a word."""
 
 
-class LeaderLine:
+class LeaderConnection:
     """One agent's; for one thread.
 
     Args:
         endpoint: Of the leader, `tcp://host:port`.
         server_key: The leader's public key, Z85.
         secret: The secret one-time key, Z85.
-        say: Shows a line to a person.
+        show: Shows a line to a person.
         now: Monotonic seconds.
 
     Attributes:
@@ -42,9 +42,9 @@ class LeaderLine:
     """
 
     def __init__(
-        self, endpoint: str, server_key: str, secret: str, *, say: Callable[[str], None], now: float
+        self, endpoint: str, server_key: str, secret: str, *, show: Callable[[str], None], now: float
     ) -> None:
-        self._endpoint, self._server_key, self._say = endpoint, server_key.encode(), say
+        self._endpoint, self._server_key, self._show = endpoint, server_key.encode(), show
         self._one_time = (zmq.curve_public(secret.encode()), secret.encode())
         self._own = new_keys()
         self._context: Any = None
@@ -74,7 +74,7 @@ class LeaderLine:
         self.joined, self.heard_at = True, now
         self._connect(now)
 
-    def receive(self) -> m.Wire | None:
+    def receive(self) -> m.SocketMessage | None:
         """The next message that has arrived; what is no message is passed over."""
         while True:
             try:
@@ -82,14 +82,14 @@ class LeaderLine:
             except zmq.Again:
                 return None
             except MessageError as error:
-                self._say(f"dropped what is no message: {error}")
+                self._show(f"dropped what is no message: {error}")
 
-    def take(self, packet: m.Packet, now: float) -> m.Word | None:
+    def take(self, packet: m.Packet, now: float) -> m.AgentMessage | None:
         """The word of a packet that has arrived, if it is the next one."""
         self.heard_at = now
         return self.channel.take(packet, now)
 
-    def speak(self, now: float) -> None:
+    def send_due(self, now: float) -> None:
         """Send what is due, and connect again where nothing was heard for long."""
         quiet_since = max(self.heard_at, self._connected_at) if self.joined else self._connected_at
         if now - quiet_since > _CONNECT_S:
@@ -114,6 +114,6 @@ class LeaderLine:
         self._socket.connect(self._endpoint)
         self._connected_at = now
 
-    def _send(self, message: m.Wire) -> None:
+    def _send(self, message: m.SocketMessage) -> None:
         with contextlib.suppress(zmq.Again):  # there is no connection: it is sent again
             self._socket.send(m.encode(message), zmq.NOBLOCK)

@@ -21,6 +21,7 @@ __all__ = [
     "MESSAGE_BYTES_MAX",
     "PROTOCOL",
     "Admitted",
+    "AgentMessage",
     "Chunk",
     "Doom",
     "Ending",
@@ -39,12 +40,11 @@ __all__ = [
     "Renewed",
     "Report",
     "ShowStack",
+    "SocketMessage",
     "Start",
     "Stop",
     "Tell",
     "Warned",
-    "Wire",
-    "Word",
     "decode",
     "encode",
 ]
@@ -238,7 +238,7 @@ class Farewell(Tagged, frozen=True):
     """The leader ends: the VM is of no more use."""
 
 
-Word = (
+AgentMessage = (
     Hello
     | Placed
     | Report
@@ -271,10 +271,10 @@ class Packet(Tagged, frozen=True):
 
     number: _Count
     heard: _Count
-    word: Word | None = None
+    word: AgentMessage | None = None
 
 
-Wire = Join | Admitted | Refused | Packet
+SocketMessage = Join | Admitted | Refused | Packet
 
-_codec: Codec[Wire] = Codec(Wire)
+_codec: Codec[SocketMessage] = Codec(SocketMessage)
 encode, decode = _codec.encode, _codec.decode

@@ -47,7 +47,7 @@ class _Tail:
 
 @dataclass(slots=True)
 class _Process:
-    boot: ProcessConfiguration
+    config: ProcessConfiguration
     engine: ProcessEngine
     suspended: bool = False
     memory_bytes: int = 0
@@ -63,10 +63,10 @@ class ProcessRunner:
     """All that run here.
 
     Args:
-        say: Tells the leader.
+        send: Tells the leader.
     """
 
-    say: Callable[[m.Word], None]
+    send: Callable[[m.AgentMessage], None]
     _engines: dict[tuple[str, ...], ProcessEngine] = field(default_factory=dict)
     _processes: dict[int, _Process] = field(default_factory=dict)
     _tails: dict[str, _Tail] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class ProcessRunner:
             order: The leader's.
             folder: Of the training code, in place of the leader's; None if it needs none.
         """
-        boot = msgspec.structs.replace(
+        config = msgspec.structs.replace(
             order.boot,
             memory_fd=-1,
             job_dir="" if folder is None else str(folder),
@@ -92,22 +92,22 @@ class ProcessRunner:
         )
         try:
             engine = self._engine(order.command)
-            pid = engine.launch(boot, env=order.env)
+            pid = engine.launch(config, env=order.env)
         except (OSError, ValueError, RuntimeError) as error:
             self.refuse(order.launch, f"could not be run on its VM: {error}")
             return
-        self._processes[order.launch], self._reason = _Process(boot, engine), ""
-        self._tails.setdefault(boot.name, _Tail(engine.log(boot.name)))
-        self.say(m.Placed(order.launch, pid))
+        self._processes[order.launch], self._reason = _Process(config, engine), ""
+        self._tails.setdefault(config.name, _Tail(engine.log(config.name)))
+        self.send(m.Placed(order.launch, pid))
 
     def refuse(self, launch: int, reason: str) -> None:
         """Tell of a process that will not run."""
-        self.say(m.Report(launch, status=-signal.SIGKILL, reason=reason[:2000]))
+        self.send(m.Report(launch, status=-signal.SIGKILL, reason=reason[:2000]))
 
     def kill(self, launch: int) -> None:
         """End a process at once; `step` tells of it."""
         if (process := self._processes.get(launch)) is not None and process.status is None:
-            process.engine.kill(process.boot.name)
+            process.engine.kill(process.config.name)
 
     def stop(self, launch: int, grace_s: float, now: float) -> None:
         """Have a process end by itself, then by SIGTERM, then by SIGKILL."""
@@ -120,14 +120,14 @@ class ProcessRunner:
         for process in self._processes.values():
             process.term_at, process.kill_at = now, now + grace_s
 
-    def tell(self, launch: int, line: bytes) -> None:
+    def send_line(self, launch: int, line: bytes) -> None:
         if (process := self._processes.get(launch)) is not None:
             with contextlib.suppress(ValueError):
-                process.engine.tell(process.boot.name, line)
+                process.engine.send_line(process.config.name, line)
 
     def show_stack(self, launch: int) -> None:
         if (process := self._processes.get(launch)) is not None and process.status is None:
-            process.engine.show_stack(process.boot.name)
+            process.engine.show_stack(process.config.name)
 
     def step(self, now: float, *, room: bool) -> None:
         """Look after everything once.
@@ -137,12 +137,12 @@ class ProcessRunner:
         """
         ends = {(engine, ended.name): ended for engine in self._engines.values() for ended in engine.poll()}
         for launch, process in list(self._processes.items()):
-            name = process.boot.name
+            name = process.config.name
             if (ended := ends.get((process.engine, name))) is not None:
                 process.status = ended.status
                 process.reason = ended.cause if ended.out_of_memory else ""
             if process.status is None:
-                self._urge(process, now)
+                self._signal_if_due(process, now)
             if room:
                 self._report(launch, process, now)
 
@@ -161,29 +161,29 @@ class ProcessRunner:
         return self._engines[command]
 
     @staticmethod
-    def _urge(process: _Process, now: float) -> None:
+    def _signal_if_due(process: _Process, now: float) -> None:
         if now >= process.kill_at:
-            process.engine.kill(process.boot.name)
+            process.engine.kill(process.config.name)
             process.kill_at = float("inf")
         elif now >= process.term_at:
             process.term_at = float("inf")
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 # its end has not been collected, so the id is its own
-                os.killpg(process.engine.pid(process.boot.name), signal.SIGTERM)
+                os.killpg(process.engine.pid(process.config.name), signal.SIGTERM)
 
     def _report(self, launch: int, process: _Process, now: float) -> None:
         ended = process.status is not None
-        log = self._tails[process.boot.name].read(ended=ended)
+        log = self._tails[process.config.name].read(ended=ended)
         if ended and not log:
-            self.say(m.Report(launch, status=process.status, reason=self._reason or process.reason))
+            self.send(m.Report(launch, status=process.status, reason=self._reason or process.reason))
             del self._processes[launch]
             return
         suspended, memory = process.suspended, process.memory_bytes
         if not ended:
-            suspended = process.engine.suspended(process.boot.name)
+            suspended = process.engine.suspended(process.config.name)
             if now - process.memory_at >= _MEMORY_S:
                 process.memory_at = now
-                memory = process.engine.sample_memory().get(process.boot.name, memory)
+                memory = process.engine.sample_memory().get(process.config.name, memory)
         if log or (suspended, memory) != (process.suspended, process.memory_bytes):
             process.suspended, process.memory_bytes = suspended, memory
-            self.say(m.Report(launch, log, suspended, memory))
+            self.send(m.Report(launch, log, suspended, memory))

@@ -23,7 +23,7 @@ __all__ = [
     "Alarms",
     "Gone",
     "MisbehavedError",
-    "News",
+    "ProcessEvent",
     "Role",
     "one_time_keys",
 ]
@@ -64,10 +64,10 @@ class AgentStatus:
         role: What it may run.
         address: By which other VMs reach it; empty until it has joined.
         threads: Its processors.
-        places: How many processes it may run.
+        slots: How many processes it may run.
         joined: Its agent has been heard, and has not ended.
         heard_s_ago: Since its agent was last heard; infinite if never.
-        doomed: What the cloud has told it of its end, with the seconds that are left; None if nothing.
+        preemption: What the cloud has told it of its end, with the seconds that are left; None if nothing.
         processes: Names of those that run on it.
     """
 
@@ -76,10 +76,10 @@ class AgentStatus:
     role: Role
     address: str
     threads: int
-    places: int
+    slots: int
     joined: bool
     heard_s_ago: float
-    doomed: PreemptionNotice | None
+    preemption: PreemptionNotice | None
     processes: tuple[str, ...]
 
 
@@ -104,13 +104,13 @@ class AgentSession:
     vm: str
     role: Role
     threads: int
-    places: int
+    slots: int
     key: str = ""
     address: str = ""
     route: bytes = b""
     heard_at: float = float("-inf")
-    doomed: m.Doom | None = None
-    doomed_at: float = 0.0
+    preemption: m.Doom | None = None
+    preempted_at: float = 0.0
     ending: str = ""
     shut_out: bool = False
     renewals: int = 0
@@ -120,23 +120,23 @@ class AgentSession:
     unread_bytes: int = 0
     channel: Channel = field(default_factory=Channel)
 
-    def seen(self, now: float) -> AgentStatus:
+    def status_at(self, now: float) -> AgentStatus:
         """What others may know of it."""
-        doomed = None
-        if self.doomed is not None:
-            in_s = self.doomed.in_s
-            left_s = None if in_s is None else max(0.0, in_s - (now - self.doomed_at))
-            doomed = PreemptionNotice(self.intent, left_s, self.doomed.reason)
+        preemption = None
+        if self.preemption is not None:
+            in_s = self.preemption.in_s
+            left_s = None if in_s is None else max(0.0, in_s - (now - self.preempted_at))
+            preemption = PreemptionNotice(self.intent, left_s, self.preemption.reason)
         return AgentStatus(
             self.intent,
             self.vm,
             self.role,
             self.address,
             self.threads,
-            self.places,
+            self.slots,
             joined=bool(self.address or self.shut_out) and not self.ending,
             heard_s_ago=now - self.heard_at,
-            doomed=doomed,
+            preemption=preemption,
             processes=tuple(self.launches.values()),
         )
 
@@ -148,7 +148,7 @@ class Gone:
     reason: str
 
 
-News = m.Placed | m.Report | m.Doom | Gone
+ProcessEvent = m.Placed | m.Report | m.Doom | Gone
 
 
 class Alarms:
@@ -166,7 +166,7 @@ class Alarms:
         """Tell what the leader has found out by itself, and tells but once."""
         self._kept.append(printable(text))
 
-    def add_of(self, intent: str, text: str) -> None:
+    def add_from(self, intent: str, text: str) -> None:
         """Tell what the VM of an intent can bring about as often as it likes; once between two looks."""
         text = printable(text)
         count = self._counts.get(intent, 0)
