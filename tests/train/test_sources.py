@@ -53,8 +53,8 @@ def bootstraps(context: Any, **options: Any) -> ProcessConfigurations:
 
 def test_an_aggregator_leaves_an_order_alone_that_is_for_the_process_before(context: Any) -> None:
     made = Aggregator(context, bootstraps(context).of("aggregator", NAME), Control(context))
-    order = m.Initialise(manifest(), (made._at,), None, None, False, "", 0, 1, ())
-    before = m.AggregatorAddress(made._at.address, new_keys()[0].decode(), made._at.memory)
+    order = m.Initialise(manifest(), (made._address,), None, None, False, "", 0, 1, ())
+    before = m.AggregatorAddress(made._address.address, new_keys()[0].decode(), made._address.memory)
 
     made._from_control(msgspec.structs.replace(order, aggregators=(before,)))
     assert made._part is None

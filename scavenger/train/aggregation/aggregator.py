@@ -442,8 +442,8 @@ def _checkpoint(url: str, model: m.Manifest) -> Checkpoint:
         )
     if manifest.version < FORMAT_VERSION:
         raise ScavengerError(
-            f"the checkpoint in {url} was written by an older Scavenger (format {manifest.version}), which did not always "
-            "record which tensor a part of the optimizer's state belongs to; resume the job with that "
+            f"the checkpoint in {url} was written by an older Scavenger (format {manifest.version}), which did not "
+            "always record which tensor a part of the optimizer's state belongs to; resume the job with that "
             "version, or start a new job"
         )
     return checkpoint

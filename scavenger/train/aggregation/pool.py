@@ -157,15 +157,19 @@ class PooledEngine(ProcessEngine):
 
     @property
     def running(self) -> tuple[str, ...]:
+        """See `Engine.running`."""
         return super().running + tuple(name for name in self._assigned.copy() if name not in self._gone)
 
     def pid(self, name: str) -> int:
+        """See `Engine.pid`."""
         return self._pool.engine.pid(self._assigned[name]) if name in self._assigned else super().pid(name)
 
     def host(self, name: str) -> str:
+        """See `Engine.host`."""
         return self._pool.engine.host(self._assigned[name]) if name in self._assigned else super().host(name)
 
     def log(self, name: str) -> Path:
+        """See `Engine.log`."""
         return self._pool.engine.log(self._assigned[name]) if name in self._assigned else super().log(name)
 
     def kill(self, name: str) -> None:
@@ -176,6 +180,7 @@ class PooledEngine(ProcessEngine):
             super().kill(name)
 
     def show_stack(self, name: str) -> None:
+        """See `Engine.show_stack`."""
         if name in self._assigned:
             self._pool.engine.show_stack(self._assigned[name])
         else:

@@ -176,9 +176,11 @@ class ProcessEngine(Engine):
         return ()
 
     def pid(self, name: str) -> int:
+        """See `Engine.pid`."""
         return self._processes[name].popen.pid
 
     def host(self, name: str) -> str:
+        """See `Engine.host`."""
         self._processes[name]  # raises KeyError for an unknown name
         return _HOST
 
@@ -196,6 +198,7 @@ class ProcessEngine(Engine):
         return _HOST
 
     def suspended(self, name: str) -> bool:
+        """See `Engine.suspended`."""
         process = self._processes[name]
         if process.ended:
             return False
@@ -205,10 +208,12 @@ class ProcessEngine(Engine):
             return False
 
     def log(self, name: str) -> Path:
+        """See `Engine.log`."""
         return self._processes[name].log
 
     @property
     def running(self) -> tuple[str, ...]:
+        """See `Engine.running`."""
         # a copy, because a signal handler may call this while another thread starts a process
         return tuple(name for name, process in self._processes.copy().items() if not process.ended)
 

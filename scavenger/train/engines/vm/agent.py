@@ -1,7 +1,7 @@
-"""What runs on a VM: joins the leader, runs the processes that it orders, and ends them when the leader is gone.
+"""The agent on a VM: joins the leader, runs processes on its order, and ends them when the leader is gone.
 
-Every connection goes out from here. Nothing that the agent holds lasts: its keys are made at its start and never
-written down, and the key that it joins with is good for nothing afterwards.
+The agent opens all connections itself. It stores nothing: it generates its keys at its start and never writes them to
+a file, and the one-time key for joining is useless afterwards.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from scavenger.train.transport.sockets import address_towards
 __all__ = ["Agent", "Ticket", "read_ticket"]
 
 POWEROFF_S = 300.0
-"""Silence after which the VM is given up: its leader will not come back, or has replaced it."""
+"""Silence of the leader after which the VM ends: the leader will not come back, or has replaced the VM."""
 _TICK_MS = 50
 _PAUSE_S = 5.0
-"""Between two looks; if more, the VM stood still, and nobody was silent."""
+"""Longest time between two polls; after a longer pause of the VM, silence is not held against the leader."""
 _COMMAND_S = 30.0
 _GRACE_S = 3.0
 _LAST_WORDS_S = 5.0
@@ -47,16 +47,16 @@ _Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to join.
+    """What an agent needs to join its leader.
 
     Attributes:
-        endpoint: Of the leader, `tcp://host:port`.
+        endpoint: Endpoint of the leader, `tcp://host:port`.
         server_key: The leader's public key, Z85.
-        intent: The id of the VM's intent.
+        intent: Id of the VM's intent.
         secret: The secret one-time key, Z85.
-        provider: Whose VM this is.
-        renew: What starts the VM's time limit anew; finds the seconds in `SCAVENGER_LIFE_S`.
-        poweroff: What ends the VM.
+        provider: Cloud provider of the VM.
+        renew: Command that restarts the VM's time limit; it gets the seconds in `SCAVENGER_LIFE_S`.
+        poweroff: Command that shuts down the VM.
     """
 
     endpoint: Annotated[str, msgspec.Meta(pattern=r"^tcp://[^\s/]+:\d{1,5}\Z")]
@@ -75,7 +75,7 @@ def read_ticket(path: Path) -> Ticket:
     """Read a join file, then remove it.
 
     Raises:
-        ConfigurationError: If it is none; it says nothing of what stands in it.
+        ConfigurationError: If the file is invalid; the message does not quote its content.
     """
     try:
         data = path.read_bytes()
@@ -86,21 +86,21 @@ def read_ticket(path: Path) -> Ticket:
             raise ValueError("an empty command")
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
-    except (ValueError, zmq.ZMQError) as error:  # msgspec's among them, which name the field alone
+    except (ValueError, zmq.ZMQError) as error:  # including msgspec's errors, which name only the field
         raise ConfigurationError(f"{path}: not how to join a leader: {error}") from None
     return ticket
 
 
 class Agent:
-    """One VM's. `run` owns the thread; `doom`, `warn` and `end` may be called from any other, and from handlers.
+    """The agent of one VM. Other threads and signal handlers may call `doom`, `warn` and `end` while `run` serves.
 
     Args:
-        ticket: How to join.
-        folder: A private one, which the agent empties at its end.
-        show: Where lines for a person go.
+        ticket: What the agent needs to join.
+        folder: A private folder, in which the agent leaves nothing behind.
+        show: Called with lines for users.
         silent_s: Silence of the leader after which processes end.
-        poweroff_s: Silence of the leader after which the VM does.
-        clock: Seconds, monotonic.
+        poweroff_s: Silence of the leader after which the VM ends.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -129,24 +129,24 @@ class Agent:
         self._ends_at: float | None = None
         self._status: int | None = None
 
-    # ---- from outside --------------------------------------------------------------------------------------
+    # ---- other threads -------------------------------------------------------------------------------------
 
     def doom(self, in_s: float | None, reason: str) -> None:
-        """The cloud has told of the VM's end, in so many seconds; None where no time is set."""
+        """Pass on a preemption notice: the VM ends in `in_s` seconds; None if no time is set."""
         self._notices.put(m.Doom(None if in_s is None else max(0.0, in_s), reason))
 
     def warn(self, text: str) -> None:
-        """Tell the leader what a person should know."""
+        """Send the leader a warning for users."""
         self._notices.put(m.Warned(text[:2000]))
 
     def end(self, reason: str) -> None:
-        """Tell the leader of the end, and come to it."""
+        """Report the end to the leader, end all processes and return from `run`."""
         self._notices.put(m.Ending(reason))
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until told to end, or the leader is gone; the exit status."""
+        """Serve until asked to end or the leader is gone; return the exit status."""
         try:
             self._file_proxy.open()
             self._leader.open(self._clock())
@@ -209,34 +209,34 @@ class Agent:
                     self._power_off(1)
                 case m.Packet() if self._leader.joined:
                     self._stopped = False
-                    word = self._leader.take(message, now)
-                    if word is not None:
-                        self._handle(word, now)
+                    inner = self._leader.take(message, now)
+                    if inner is not None:
+                        self._handle(inner, now)
                 case _:
                     pass
 
-    def _handle(self, word: m.AgentMessage, now: float) -> None:
-        match word:
+    def _handle(self, message: m.AgentMessage, now: float) -> None:
+        match message:
             case m.Start():
-                self._start(word)
+                self._start(message)
             case m.Kill():
-                self._folder.forget(word.launch)
-                self._runner.kill(word.launch)
+                self._folder.forget(message.launch)
+                self._runner.kill(message.launch)
             case m.Stop():
-                self._folder.forget(word.launch)
-                self._runner.stop(word.launch, word.grace_s, now)
+                self._folder.forget(message.launch)
+                self._runner.stop(message.launch, message.grace_s, now)
             case m.Tell() if self._folder.is_on_its_way:
-                self._folder.send_line(word)
+                self._folder.send_line(message)
             case m.Tell():
-                self._runner.send_line(word.launch, word.line)
+                self._runner.send_line(message.launch, message.line)
             case m.ShowStack():
-                self._runner.show_stack(word.launch)
+                self._runner.show_stack(message.launch)
             case m.Chunk():
-                self._folder.receive(word)
+                self._folder.receive(message)
             case m.FileAnswer():
-                self._file_proxy.answer(word)
+                self._file_proxy.answer(message)
             case m.Renew():
-                self._renew(word, now)
+                self._renew(message, now)
             case m.Farewell():
                 self._show("the leader has ended: this VM ends")
                 self._power_off()
@@ -255,12 +255,12 @@ class Agent:
 
     # ---- the VM --------------------------------------------------------------------------------------------
 
-    def _pass_on(self, word: m.Doom | m.Warned | m.Ending, now: float) -> None:
-        self._show(msgspec.json.encode(word).decode())
-        self._leader.channel.put(word)
-        if isinstance(word, m.Ending) and self._ends_at is None:
+    def _pass_on(self, message: m.Doom | m.Warned | m.Ending, now: float) -> None:
+        self._show(msgspec.json.encode(message).decode())
+        self._leader.channel.put(message)
+        if isinstance(message, m.Ending) and self._ends_at is None:
             self._ends_at = now + _GRACE_S + _LAST_WORDS_S
-            self._runner.stop_all(_GRACE_S, now, word.reason)
+            self._runner.stop_all(_GRACE_S, now, message.reason)
 
     def _renew(self, order: m.Renew, now: float) -> None:
         try:
@@ -288,9 +288,9 @@ class Agent:
             self._renewals.remove(renewal)
 
     def _power_off(self, status: int = 0) -> None:
-        """End the VM, by its own command; whoever started the agent does so too when it has ended."""
+        """Shut down the VM by its own command; the service that started the agent does the same afterwards."""
         self._status = status
-        self._runner.close()  # at once: training must not outlive the order if the VM does
+        self._runner.close()  # at once: training must end even if the VM does not
         try:
             subprocess.run(
                 shlex.split(self._ticket.poweroff),

@@ -1,9 +1,9 @@
-"""The leader's end of the agents on its VMs: lets each in once, and keeps a line to it.
+"""The leader's server for the agents on its VMs: admits each agent once, and keeps a channel to it.
 
-A VM's user data holds a key that is good for joining once. Its agent makes keys of its own, and sends the public one
-by that line; from when it is first heard under them, whatever is said with the one-time key is an alarm, since
-somebody else has read the user data. Peers are told apart by the key that each message came by, never by the name
-that a peer gives itself: who holds a key that is good for little must not be taken for another.
+A VM's user data holds a one-time key for joining. The agent generates its own keys, and sends the public one under the
+one-time key. After the first message under the agent's own key, every use of the one-time key raises an alarm, because
+another party must have read the user data. The server identifies a peer by the key of each message, never by the name
+that a peer claims, so that the holder of a one-time key cannot impersonate another peer.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 __all__ = ["LOST_S", "AgentServer", "AgentStatus", "one_time_keys"]
 
 LOST_S = 15.0
-"""Silence after which what runs on a VM counts as lost, unless most VMs are silent."""
+"""Silence after which the processes of a VM count as lost, unless most VMs are silent."""
 LATELY_S = 3.0
-"""An agent speaks every second: one that was not heard for so long gets no new process, and nobody waits for it."""
+"""Silence after which a VM gets no new process and `renew` does not wait for it; agents send every second."""
 KEEP_S = LEADER_SILENT_S + LOST_S
-"""Silence after which what runs on a VM counts as lost whatever the network does: its agent has ended it by then."""
+"""Silence after which processes count as lost even in an outage: the VM's agent has ended them by then."""
 RENEW_S = 2.0
 """How long `renew` waits for the VM's answer."""
 LEASE_S = 300.0
-"""A leader whose engine does not look for so long hangs: its agents are no longer told that it lives."""
+"""Time without a call of `take_events` after which the leader counts as hung, and sends no more heartbeats."""
 _TICK_MS = 20
 _PAUSE_S = 1.0
-"""Between two looks; if more, this process stood still, and what it did not hear is nobody's silence."""
+"""Longest time between two polls; after a longer pause of this process, silence is not held against VMs."""
 _EVENTS_MAX, _EVENTS_BYTES_MAX = 1000, 8 << 20
-"""Of a VM, that the engine has not taken; an agent has at most two MiB on its way."""
+"""Limits of the events of one VM that wait for the engine; an agent has at most two MiB in flight."""
 _CHUNKS_MAX = 2
-"""Of the job's folder, on their way to a VM: an agent asks for the next one when it has one."""
+"""Chunks of the job's folder in flight to a VM; an agent requests the next one when it has received one."""
 _BACKLOG_MAX = 2000
-"""Words that a VM has not taken while it goes on asking: far more than its operations on files can be owed."""
+"""Unacknowledged messages to a VM that sends requests: far more than its file operations can cause."""
 _TURN_MAX = 1000
-"""Messages of all VMs before what the leader has to say gets its turn."""
+"""Largest number of messages received from all VMs before the leader sends."""
 
 
 class AgentServer:
-    """Every VM of one job. From `start` on, a thread of its own serves them; methods may be called from any other.
+    """Server for the agents of one job. `start` starts its thread; methods may be called from any other thread.
 
     Args:
-        address: By which VMs reach this machine: a host name or address.
-        job_dir: The folder of the training code, which workers' VMs get.
-        port: To listen at; 0 for any.
-        boot_key: From which one-time keys are derived; None for a new one.
-        leave_out: What of the folder VMs do not get, see `Archive`.
-        lost_s: Silence after which what runs on a VM counts as lost.
-        clock: Seconds, monotonic.
+        address: Host name or address by which VMs reach this machine.
+        job_dir: Folder of the training code, which is sent to the workers' VMs.
+        port: Port to listen at; 0 for any.
+        boot_key: Secret from which one-time keys are derived; None for a new one.
+        leave_out: Paths in the folder that are not sent, see `Archive`.
+        lost_s: Silence after which the processes of a VM count as lost.
+        clock: Returns monotonic seconds.
 
     Attributes:
-        boot_key: As given or made; secret.
+        boot_key: The secret, as given or generated.
 
     Raises:
         ConfigurationError: If the folder cannot be packed.
@@ -113,7 +113,9 @@ class AgentServer:
         )
         self._attended_at: float | None = None
         self._turned_at = clock()
-        self._lock = threading.Condition(threading.RLock())  # a signal handler may come in again
+        self._lock = threading.Condition(
+            threading.RLock()
+        )  # re-entrant, because a signal handler may interrupt a method
         self._wakeup = -1
         self._files = FileServer(self._answer, self._may_have_files)
         self._closing = threading.Event()
@@ -123,7 +125,7 @@ class AgentServer:
         """Listen for agents, and serve them.
 
         Raises:
-            ConfigurationError: If the port cannot be had; then this is closed.
+            ConfigurationError: If the port is not available; the server is then closed.
         """
         try:
             self._socket.open()
@@ -136,43 +138,43 @@ class AgentServer:
 
     @property
     def address(self) -> str:
-        """By which VMs reach this machine."""
+        """Address by which VMs reach this machine."""
         return self._socket.address
 
     @property
     def port(self) -> int:
-        """At which VMs join, as it was asked for; 0: any."""
+        """The requested port for VMs; 0: any."""
         return self._socket.port
 
     @property
     def endpoint(self) -> str:
-        """Where VMs join, `tcp://host:port`."""
+        """Endpoint at which VMs join, `tcp://host:port`."""
         return self._socket.endpoint
 
     @property
     def server_key(self) -> str:
-        """The public key by which agents know this leader, Z85."""
+        """Public key by which agents authenticate this leader, Z85."""
         return self._socket.server_key
 
     @property
     def in_doubt(self) -> bool:
-        """The network is, as most VMs are silent or were until a moment ago: their silence says nothing of them."""
+        """Whether most VMs are silent, or were until recently, so that the network is the likely cause."""
         return not self._network.is_sound
 
     # ---- for the fleet -------------------------------------------------------------------------------------
 
     def expect(self, intent: str, *, role: Role, vm: str, threads: int, slots: int = 1) -> str:
-        """Let the VM of an intent join, once. Idempotent.
+        """Allow the VM of an intent to join, once. Idempotent.
 
         Args:
-            intent: The intent's id.
-            role: What it may run.
-            vm: Its type.
-            threads: Its processors.
-            slots: How many processes it may run.
+            intent: Id of the intent.
+            role: Role of the processes that the VM may run.
+            vm: VM type.
+            threads: Number of processors.
+            slots: Number of processes that the VM may run.
 
         Returns:
-            The secret one-time key for its user data, Z85.
+            The secret one-time key for the VM's user data, Z85.
         """
         public, secret = one_time_keys(self.boot_key, intent)
         with self._lock:
@@ -182,7 +184,7 @@ class AgentServer:
         return secret
 
     def gone(self, intent: str, reason: str) -> None:
-        """The VM has been seen to end: what ran there is lost, and nobody joins for it any more."""
+        """Record the end of a VM: its processes are lost, and its keys are revoked."""
         with self._lock:
             self._gone.add(intent)
             session = self._sessions.pop(intent, None)
@@ -192,19 +194,20 @@ class AgentServer:
             self._alarms.forget(intent)
 
     def heard(self) -> frozenset[str]:
-        """Intents whose agents were heard since the last call."""
+        """Return the intents whose agents sent a message since the last call."""
         with self._lock:
             heard, self._heard = frozenset(self._heard), set()
         return heard
 
     def renew(self, intent: str, life_s: float) -> bool:
-        """Have a VM's time limit start anew.
+        """Restart a VM's time limit.
 
         Args:
-            life_s: How long it may live from then on.
+            intent: Id of the VM's intent.
+            life_s: New limit, seconds from now.
 
         Returns:
-            Whether it has; False at once where the VM was not heard lately.
+            Whether the VM has confirmed; False at once if the VM is silent.
         """
         with self._lock:
             session = self._sessions.get(intent)
@@ -218,18 +221,18 @@ class AgentServer:
             return self._lock.wait_for(lambda: session.renewed >= number, RENEW_S)
 
     def vms(self) -> tuple[AgentStatus, ...]:
-        """Every VM that is expected or has joined, until it is gone."""
+        """Return every VM that is expected or has joined, until it is gone."""
         with self._lock:
             now = self._clock()
             return tuple(session.status_at(now) for session in self._sessions.values())
 
     def alarms(self) -> tuple[str, ...]:
-        """What a person should know, since the last call."""
+        """Return the alarms for users since the last call."""
         with self._lock:
             return self._alarms.take()
 
     def close(self) -> None:
-        """Tell every agent that it is over, and end. Idempotent."""
+        """Send every agent a farewell, and stop. Idempotent."""
         if self._closing.is_set():
             return
         with self._lock:
@@ -249,7 +252,7 @@ class AgentServer:
     # ---- for the engine ------------------------------------------------------------------------------------
 
     def free(self) -> tuple[AgentStatus, ...]:
-        """VMs that may be given a process now: with room, heard lately, and told nothing of their end."""
+        """Return the VMs that can run another process now: responsive, with a free slot and no preemption notice."""
         return tuple(vm for vm in self.vms() if self._is_free(vm))
 
     def _is_free(self, vm: AgentStatus) -> bool:
@@ -265,13 +268,17 @@ class AgentServer:
         *,
         folder: bool,
     ) -> int:
-        """Have a VM run a process.
+        """Start a process on a VM.
 
         Args:
-            folder: Whether it needs that of the training code.
+            intent: Id of the VM's intent.
+            config: Configuration of the process.
+            env: Variables in addition to the agent's own.
+            command: Command to run; empty: the training process.
+            folder: Whether the process needs the folder of the training code.
 
         Returns:
-            The number that news of it come under; 0 if the VM is not there any more.
+            The launch number, which its events carry; 0 if the VM is no longer available.
         """
         with self._lock:
             session = self._sessions.get(intent)
@@ -284,7 +291,7 @@ class AgentServer:
             return self._launches
 
     def give_up(self, intent: str, launch: int) -> None:
-        """Take a process that is to end for lost if its VM is silent, also where it is this side that hears nothing."""
+        """Count a process that should end as lost if its VM is silent, even in an outage of the network."""
         with self._lock:
             session, now = self._sessions.get(intent), self._clock()
             if (
@@ -294,21 +301,21 @@ class AgentServer:
             ):
                 return
             self._record(session, launch, Gone(_silent_for(session, now)))
-            session.channel.put(m.Kill(launch))  # should it come back
+            session.channel.put(m.Kill(launch))  # in case the VM comes back
             del session.launches[launch]
 
-    def send(self, intent: str, word: m.AgentMessage) -> None:
-        """Say something to an agent; nothing where its VM is gone."""
+    def send(self, intent: str, message: m.AgentMessage) -> None:
+        """Send a message to an agent; no effect if its VM is gone."""
         with self._lock:
             if intent in self._sessions:
-                self._sessions[intent].channel.put(word)
+                self._sessions[intent].channel.put(message)
 
     def share(self, folder: str) -> None:
-        """Let aggregators have a folder of this machine for checkpoints, by its absolute path; thread-safe."""
+        """Share a folder of this machine, given by absolute path, with aggregators for checkpoints; thread-safe."""
         self._files.share(folder)
 
     def take_events(self) -> list[tuple[int, ProcessEvent]]:
-        """What has come of processes since the last call, by their launch; it shows that the engine looks."""
+        """Return events of processes since the last call, with launch numbers; shows that the engine is alive."""
         with self._lock:
             self._attended_at = self._clock()
             events = list(self._events)
@@ -318,7 +325,7 @@ class AgentServer:
         return events
 
     def unattended(self) -> None:
-        """There is no engine any more whose looks would be missed."""
+        """Record that no engine calls `take_events` any more."""
         with self._lock:
             self._attended_at = None
 
@@ -353,15 +360,17 @@ class AgentServer:
                 session.heard_at += pause
 
     def _judge_silence(self, now: float) -> None:
-        """Give up what runs on VMs that have fallen silent; nothing while it is likelier this side that is deaf."""
+        """Give up the processes of silent VMs, unless the leader's own network is the likelier cause."""
         silent_s, ending = dict[str, float](), list[AgentSession]()
         for session in self._sessions.values():
             seconds = now - session.heard_at
             if session.ending or session.shut_out or session.preemption is not None:
                 if seconds >= self._limits.lost_s:
-                    ending.append(session)  # its silence was to be expected
+                    ending.append(session)  # an agent that was about to end is expected to be silent
             elif session.route and (session.launches or seconds < self._limits.doubt_s):
-                silent_s[session.intent] = seconds  # a VM with nothing to do may have been given back
+                silent_s[session.intent] = (
+                    seconds  # a VM without processes may have been returned to the cloud
+                )
         before = self._network
         self._network, lost = judge_silence(before, silent_s, self._limits, now)
         if self._network.is_broken and before.is_sound:
@@ -390,7 +399,7 @@ class AgentServer:
                 self._handle_message(session, name, route, body, now)
             except MisbehavedError as error:
                 self._shut_out(session, f"it {error}")
-            except Exception as error:  # noqa: BLE001 - one VM must not end what serves all
+            except Exception as error:  # noqa: BLE001 - one VM must not end the server of all
                 self._shut_out(session, f"what it says cannot be handled: {type(error).__name__}: {error}")
 
     def _handle_message(
@@ -405,7 +414,7 @@ class AgentServer:
             case "join", m.Join():
                 self._join(session, route, message)
             case "spent", m.Join() if message.public_key == session.key:
-                pass  # it was still on its way
+                pass  # the message was still in flight
             case "spent", _:
                 self._alarms.add(_MISUSED.format(session.intent))
                 self._socket.shut(f"spent.{session.intent}")
@@ -434,7 +443,7 @@ class AgentServer:
 
     def _handle_packet(self, session: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
         if session.heard_at == float("-inf"):
-            # the same key under another name: nothing that is said by it is heard, but it is told
+            # admit the one-time key under another name: its messages are ignored, but raise an alarm
             self._socket.admit(f"spent.{session.intent}", one_time_keys(self.boot_key, session.intent)[0])
         session.route, session.heard_at = route, now
         self._heard.add(session.intent)
@@ -442,53 +451,53 @@ class AgentServer:
             session.unread > _EVENTS_MAX or session.unread_bytes > _EVENTS_BYTES_MAX
         ):  # they are said again when the engine has looked
             packet = m.Packet(0, packet.heard)
-        word = session.channel.take(packet, now)
-        if word is not None:
-            self._handle(session, word, now)
+        message = session.channel.take(packet, now)
+        if message is not None:
+            self._handle(session, message, now)
 
-    def _handle(self, session: AgentSession, word: m.AgentMessage, now: float) -> None:
-        """Act on a word.
+    def _handle(self, session: AgentSession, message: m.AgentMessage, now: float) -> None:
+        """Handle an agent's message.
 
         Raises:
-            MisbehavedError: If no agent of ours would say it.
+            MisbehavedError: If the message breaks the protocol.
         """
         if session.channel.backlog > _BACKLOG_MAX:
             raise MisbehavedError("asks for more than it takes")
-        match word:
+        match message:
             case m.Hello() if not session.address:
                 with contextlib.suppress(ValueError):
-                    session.address = str(ipaddress.ip_address(word.address))
-            case m.Placed() | m.Report() if word.launch in session.launches:
-                self._record(session, word.launch, word)
-                if isinstance(word, m.Report) and word.status is not None:
-                    del session.launches[word.launch]
+                    session.address = str(ipaddress.ip_address(message.address))
+            case m.Placed() | m.Report() if message.launch in session.launches:
+                self._record(session, message.launch, message)
+                if isinstance(message, m.Report) and message.status is not None:
+                    del session.launches[message.launch]
             case m.Fetch():
-                if word.offset >= self._archive.bytes:
+                if message.offset >= self._archive.bytes:
                     raise MisbehavedError("asks for what is not in the folder of the training code")
                 if session.channel.unacknowledged(m.Chunk) >= _CHUNKS_MAX:
                     raise MisbehavedError("asks for the folder of the training code faster than it takes it")
-                data = self._archive.read(word.offset, m.CHUNK_BYTES)
-                session.channel.put(m.Chunk(word.offset, self._archive.bytes, data))
+                data = self._archive.read(message.offset, m.CHUNK_BYTES)
+                session.channel.put(m.Chunk(message.offset, self._archive.bytes, data))
             case m.FileAsk():
-                self._files.ask(session.intent, word.number, word.body)
+                self._files.ask(session.intent, message.number, message.body)
             case m.FileEnd():
-                self._files.end(session.intent, word.number)
+                self._files.end(session.intent, message.number)
             case m.Doom():
-                session.preemption, session.preempted_at = word, now
+                session.preemption, session.preempted_at = message, now
                 for launch in session.launches:
-                    self._record(session, launch, word)
+                    self._record(session, launch, message)
             case m.Renewed():
-                if word.error:
+                if message.error:
                     self._alarms.add_from(
                         session.intent,
-                        f"VM {session.intent}: its time limit cannot be started anew: {word.error}",
+                        f"VM {session.intent}: its time limit cannot be started anew: {message.error}",
                     )
                 else:
-                    session.renewed = max(session.renewed, word.number)
+                    session.renewed = max(session.renewed, message.number)
             case m.Ending():
-                session.ending = word.reason
+                session.ending = message.reason
             case m.Warned():
-                self._alarms.add_from(session.intent, f"VM {session.intent}: {word.text}")
+                self._alarms.add_from(session.intent, f"VM {session.intent}: {message.text}")
             case _:
                 pass
 
@@ -507,12 +516,12 @@ class AgentServer:
     def _lose(self, session: AgentSession, reason: str) -> None:
         for launch in session.launches:
             self._record(session, launch, Gone(session.ending or reason))
-            session.channel.put(m.Kill(launch))  # should it come back
+            session.channel.put(m.Kill(launch))  # in case the VM comes back
         session.launches.clear()
         self._files.lose(session.intent)
 
     def _shut_out(self, session: AgentSession, why: str) -> None:
-        """Have no more to do with a VM: what ran there is lost, nobody answers it, and it counts as about to end."""
+        """Exclude a VM: its processes are lost, it gets no answers, and it counts as about to end."""
         self._alarms.add(f"VM {session.intent} ({session.address}) is shut out: {why}")
         session.ending, session.shut_out = "", True
         session.preemption, session.preempted_at = m.Doom(0.0, f"its VM was shut out: {why}"), self._clock()

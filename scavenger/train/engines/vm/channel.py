@@ -36,12 +36,12 @@ class Channel:
 
     def unacknowledged(self, kind: type[AgentMessage]) -> int:
         """Return the number of unacknowledged messages of a type."""
-        return sum(isinstance(word, kind) for _, word in self._unacknowledged)
+        return sum(isinstance(message, kind) for _, message in self._unacknowledged)
 
-    def put(self, word: AgentMessage) -> None:
+    def put(self, message: AgentMessage) -> None:
         """Queue a message."""
         self._last_put += 1
-        self._unacknowledged.append((self._last_put, word))
+        self._unacknowledged.append((self._last_put, message))
 
     def take(self, packet: Packet, now: float) -> AgentMessage | None:
         """Accept a packet; return its message if it is the next one, else None."""
@@ -67,11 +67,11 @@ class Channel:
         if self._sent > first and now - self._moved_at >= RESEND_S:
             self._sent = first
         packets = []
-        for number, word in self._unacknowledged:
+        for number, message in self._unacknowledged:
             if number > first + WINDOW:
                 break
             if number > self._sent:
-                packets.append(Packet(number, self._last_taken, word))
+                packets.append(Packet(number, self._last_taken, message))
         if packets:
             if self._sent == first:
                 self._moved_at = now

@@ -1,7 +1,7 @@
-"""The processes of a job on VMs whose agents have joined (`scavenger.train.engines.vm.agent_server`).
+"""Engine that runs a job's processes on VMs whose agents have joined (`scavenger.train.engines.vm.agent_server`).
 
-The coordinator runs beside the leader, on whose machine nothing is taken away. Aggregators and workers run on VMs of
-their role. While there is none with room a process waits, and `needs` tells how many are wanted.
+The coordinator runs on the leader's machine, which is not preempted. Aggregators and workers run on VMs of their role.
+A process waits until a VM has capacity for it, and `needs` returns how many VMs are needed.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["Needs", "VmEngine"]
 _PLACE_MAX_S = 900.0
 _CLOSING_S = 1.0
 _MARGIN_S = LOST_S + 5.0
-"""What `stop` waits beyond the agents' own deadlines: until one that has fallen silent counts as lost."""
+"""How long `stop` waits beyond the agents' own deadlines: until a silent agent counts as lost."""
 _TICK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Processes that have not ended, placed or waiting.
+    """Numbers of processes that have not ended, whether placed or waiting.
 
     Attributes:
-        workers: How many on VMs of each type.
-        aggregators: How many.
+        workers: Number of workers by VM type.
+        aggregators: Number of aggregators.
     """
 
     workers: Mapping[str, int]
@@ -61,7 +61,7 @@ class _Process(RemoteProcess):
 
     @property
     def waits(self) -> bool:
-        """It has no VM yet."""
+        """Whether the process has no VM yet."""
         return not (self.ended or self.launch)
 
 
@@ -69,11 +69,11 @@ class VmEngine(RemoteEngine[_Process]):
     """Runs each role of a job in a process of its own, workers and aggregators on VMs.
 
     Args:
-        log_dir: Where each process's output is brought to, one file each, on this machine.
-        agents: The VMs; they outlive the engine. One engine at a time uses them.
-        place_max_s: How long a process may wait for a VM with room before it counts as ended.
-        command: What a process runs; None: the training process, by the Python of its machine.
-        clock: Seconds, monotonic.
+        log_dir: Local folder to which output is copied, one file per process.
+        agents: Connections to the VMs, which outlive the engine. Only one engine at a time may use them.
+        place_max_s: How long a process may wait for a VM with capacity before it counts as ended.
+        command: Command of each process; None: the training process, with the Python of its machine.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -106,7 +106,9 @@ class VmEngine(RemoteEngine[_Process]):
         """See `Engine.launch`; the leader's own address as `host` means no place in particular."""
         self._check_launch(config.name)
         if config.role == "coordinator":
-            if not is_own(self._agents.address):  # nobody promises a way out of this machine and in again
+            if not is_own(
+                self._agents.address
+            ):  # this machine may be unable to reach itself by its public address
                 port = config.coordinator.rpartition(":")[2]
                 config = msgspec.structs.replace(config, coordinator=f"tcp://127.0.0.1:{port}")
             pid = self._local.launch(config, env=env)
@@ -128,19 +130,19 @@ class VmEngine(RemoteEngine[_Process]):
         return 0
 
     def needs(self) -> Needs:
-        """What VMs are wanted for: by a process until its end is seen."""
+        """Return the processes that need VMs: all whose end has not been seen."""
         living = [process for process in self._processes.values() if not process.ended]
         workers = Counter(process.vm for process in living if process.config.role != "aggregator")
         return Needs(dict(workers), len(living) - workers.total())
 
     def refuse_waiting(self, vm: str, count: int, reason: str) -> None:
-        """No more VMs of a type will be had: of the workers that wait for one, so many end, the newest first."""
+        """End `count` of the workers that wait for a VM of a type, newest first: no more VMs will be started."""
         waiting = self._waiting(vm)
         for process in waiting[len(waiting) - min(count, len(waiting)) :]:
             self._end(process, -signal.SIGKILL, reason, refused=True)
 
     def waiting(self, vm: str) -> int:
-        """Workers that wait for a VM of a type."""
+        """Return the number of workers that wait for a VM of a type."""
         return len(self._waiting(vm))
 
     def _waiting(self, vm: str) -> list[_Process]:
@@ -167,12 +169,12 @@ class VmEngine(RemoteEngine[_Process]):
         return tuple(one for one in notices if not self._processes[one.name].ended)
 
     def avoid(self, hosts: Collection[str]) -> None:
-        """See `Engine.avoid`; a VM that has no other work is given back, and another is started instead."""
+        """See `Engine.avoid`; an avoided VM without processes is replaced by another one."""
         self._avoided = frozenset(hosts)
 
     @property
     def avoided(self) -> frozenset[str]:
-        """Addresses of VMs that get no more workers."""
+        """Addresses of the VMs that get no more workers."""
         return self._avoided
 
     def kill(self, name: str) -> None:
@@ -210,10 +212,10 @@ class VmEngine(RemoteEngine[_Process]):
         self._exits = [ended for ended in self._exits if ended.name not in remote]
         if left:
             where = ", ".join(one.where for one in left)
-            raise CleanupError(f"nobody tells whether these have ended: {where}; end their VMs")
+            raise CleanupError(f"the end of these processes cannot be confirmed: {where}; end their VMs")
 
     def close(self) -> None:
-        """See `Engine.close`; the VMs stay."""
+        """See `Engine.close`; the VMs keep running."""
         if self._closed:
             return
         self._closed = True
@@ -225,7 +227,7 @@ class VmEngine(RemoteEngine[_Process]):
 
     @property
     def in_doubt(self) -> bool:
-        """See `Engine.in_doubt`: most VMs are silent, or were until a moment ago."""
+        """See `Engine.in_doubt`: most VMs are silent, or were until recently."""
         return self._agents.in_doubt
 
     @property
@@ -235,11 +237,11 @@ class VmEngine(RemoteEngine[_Process]):
 
     @property
     def leader_port(self) -> int:
-        """See `Engine.leader_port`: the one after that which VMs join by, where that was chosen."""
+        """See `Engine.leader_port`: the port after the one by which VMs join, if that was chosen."""
         return self._agents.port + 1 if self._agents.port else 0
 
     def reachable(self, url: str) -> str:
-        """See `Engine.reachable`: a folder of this machine is shared with aggregators, by way of their agents."""
+        """See `Engine.reachable`: a folder of this machine is shared with aggregators through their agents."""
         path = local_path(url)
         if path is None:
             return url
@@ -297,10 +299,10 @@ class VmEngine(RemoteEngine[_Process]):
         if process.launch and not process.ended:
             self._agents.send(process.intent, m.ShowStack(process.launch))
 
-    # ---- places --------------------------------------------------------------------------------------------
+    # ---- placement -----------------------------------------------------------------------------------------
 
     def _place_waiting(self) -> None:
-        """Give VMs with room to those who wait, in their order."""
+        """Start waiting processes, in their order, on VMs with capacity."""
         for process in [one for one in self._processes.values() if one.waits]:
             role = "aggregator" if process.config.role == "aggregator" else "worker"
             able = [
@@ -309,7 +311,7 @@ class VmEngine(RemoteEngine[_Process]):
                 if vm.role == role
                 and not (role == "worker" and process.address is None and vm.address in self._avoided)
                 and process.address in (None, vm.address)
-                # of aggregators' VMs there is one kind
+                # all aggregators use one VM type
                 and (role == "aggregator" or process.vm in ("", vm.vm))
             ]
             if able:
@@ -328,7 +330,7 @@ class VmEngine(RemoteEngine[_Process]):
             self._agents.send(vm.intent, m.Tell(process.launch, line))
         process.pending_lines = None
 
-    # ---- event ----------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
         processes = {process.launch: process for process in self._processes.values() if process.launch}

@@ -1,4 +1,4 @@
-"""The processes on a VM: runs them, and reports what comes up. For the agent's one thread; nothing here waits."""
+"""Runs the processes on a VM and reports on them. Used by the agent's one thread; no method but `close` waits."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _MEMORY_S = 0.5
 
 @dataclass(slots=True)
 class _Tail:
-    """How far a log has been sent; processes of one name write to one log."""
+    """Position up to which a log has been sent; processes of the same name share one log."""
 
     path: Path
     sent: int = 0
 
     def read(self, *, ended: bool) -> bytes:
-        """The next part. What is written faster than it is fetched loses its middle, and the file stays bounded."""
+        """Return the next part. A log that grows faster than it is read loses its middle, so its size is limited."""
         with contextlib.suppress(FileNotFoundError), self.path.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
             if size > LOG_BYTES_MAX and not ended:
                 self.sent = max(self.sent, size - m.LOG_PART_BYTES)
-            if self.sent > size:  # shortened at its end
+            if self.sent > size:  # the log was truncated
                 self.sent = max(0, size - m.LOG_PART_BYTES)
             file.seek(self.sent)
             part = file.read(m.LOG_PART_BYTES)
@@ -60,10 +60,10 @@ class _Process:
 
 @dataclass(slots=True)
 class ProcessRunner:
-    """All that run here.
+    """The processes that run on this VM.
 
     Args:
-        send: Tells the leader.
+        send: Sends a message to the leader.
     """
 
     send: Callable[[m.AgentMessage], None]
@@ -74,15 +74,15 @@ class ProcessRunner:
 
     @property
     def busy(self) -> bool:
-        """Something runs, or its end has not been told."""
+        """Whether a process runs, or its end has not been reported."""
         return bool(self._processes)
 
     def start(self, order: m.Start, folder: Path | None) -> None:
         """Run a process.
 
         Args:
-            order: The leader's.
-            folder: Of the training code, in place of the leader's; None if it needs none.
+            order: The leader's order.
+            folder: This VM's copy of the folder of the training code; None if the process does not need it.
         """
         config = msgspec.structs.replace(
             order.boot,
@@ -101,39 +101,42 @@ class ProcessRunner:
         self.send(m.Placed(order.launch, pid))
 
     def refuse(self, launch: int, reason: str) -> None:
-        """Tell of a process that will not run."""
+        """Report a process that will not run."""
         self.send(m.Report(launch, status=-signal.SIGKILL, reason=reason[:2000]))
 
     def kill(self, launch: int) -> None:
-        """End a process at once; `step` tells of it."""
+        """End a process at once; `step` reports it."""
         if (process := self._processes.get(launch)) is not None and process.status is None:
             process.engine.kill(process.config.name)
 
     def stop(self, launch: int, grace_s: float, now: float) -> None:
-        """Have a process end by itself, then by SIGTERM, then by SIGKILL."""
+        """Let a process end by itself, then end it by SIGTERM, then by SIGKILL."""
         if (process := self._processes.get(launch)) is not None:
             process.term_at, process.kill_at = now + grace_s, now + 2 * grace_s
 
     def stop_all(self, grace_s: float, now: float, reason: str) -> None:
-        """End everything: SIGTERM at once, SIGKILL after a while."""
+        """End all processes: SIGTERM at once, SIGKILL after `grace_s`."""
         self._reason = reason
         for process in self._processes.values():
             process.term_at, process.kill_at = now, now + grace_s
 
     def send_line(self, launch: int, line: bytes) -> None:
+        """See `Engine.send_line`."""
         if (process := self._processes.get(launch)) is not None:
             with contextlib.suppress(ValueError):
                 process.engine.send_line(process.config.name, line)
 
     def show_stack(self, launch: int) -> None:
+        """See `Engine.show_stack`."""
         if (process := self._processes.get(launch)) is not None and process.status is None:
             process.engine.show_stack(process.config.name)
 
     def step(self, now: float, *, room: bool) -> None:
-        """Look after everything once.
+        """Check all processes once: collect ends, send signals and report.
 
         Args:
-            room: Whether there is room on the line for more than what must be told.
+            now: Monotonic seconds.
+            room: Whether the channel has capacity for reports.
         """
         ends = {(engine, ended.name): ended for engine in self._engines.values() for ended in engine.poll()}
         for launch, process in list(self._processes.items()):
@@ -147,7 +150,7 @@ class ProcessRunner:
                 self._report(launch, process, now)
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill all processes and release the engines."""
         for engine in self._engines.values():
             engine.kill_all()
         for engine in self._engines.values():
@@ -168,7 +171,7 @@ class ProcessRunner:
         elif now >= process.term_at:
             process.term_at = float("inf")
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                # its end has not been collected, so the id is its own
+                # the process has not been reaped, so its id has not been reused
                 os.killpg(process.engine.pid(process.config.name), signal.SIGTERM)
 
     def _report(self, launch: int, process: _Process, now: float) -> None:
