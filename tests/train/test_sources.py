@@ -57,9 +57,9 @@ def test_an_aggregator_leaves_an_order_alone_that_is_for_the_process_before(cont
     before = m.AggregatorAddress(made._address.address, new_keys()[0].decode(), made._address.memory)
 
     made._from_control(msgspec.structs.replace(order, aggregators=(before,)))
-    assert made._part is None
+    assert made._shard is None
     made._from_control(order)
-    assert made._part is not None
+    assert made._shard is not None
     made.close()
 
 

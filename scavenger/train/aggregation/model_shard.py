@@ -153,25 +153,25 @@ class ModelShard:
         if not self._states:
             return
         total = sum(samples for samples, _ in counted)
-        said = [self.block.tensors(self.layout.slot_at(slot), self._states) for _, slot in counted]
+        contributed = [self.block.tensors(self.layout.slot_at(slot), self._states) for _, slot in counted]
         for place, (index, target) in enumerate(
             zip(self._states, self._section(step, self._states), strict=True)
         ):
-            first = said[0][place]
+            first = contributed[0][place]
             target[...] = first
             if self.layout.manifest.tensors[index].role == "mean":
                 # computed from differences, so that values that no worker changed (frozen layers) stay bit-identical
-                for (samples, _), values in zip(counted[1:], said[1:], strict=True):
+                for (samples, _), values in zip(counted[1:], contributed[1:], strict=True):
                     target += (samples / total) * (values[place] - first)
 
     def sum_metrics(self, step: int, slots: Sequence[int], *, begins_epoch: bool) -> None:
         """Update the epoch's metric sums after a step; only the first shard holds them."""
         old = self.block.metrics(self.layout.state_at(step - 1))
         new = self.block.metrics(self.layout.state_at(step))
-        said = [self.block.metrics(self.layout.slot_at(slot)) for slot in slots]
+        contributed = [self.block.metrics(self.layout.slot_at(slot)) for slot in slots]
         for place, target in enumerate(new):
             target[...] = 0 if begins_epoch else old[place]
-            for values in said:
+            for values in contributed:
                 target += values[place]
 
     def metric_sums(self, step: int) -> list[npt.NDArray[np.float64]]:

@@ -215,7 +215,7 @@ class Sequencer:
         self.beat = self._new_beat()
 
     def repeat(self) -> None:
-        """Request everything that is awaited once more."""
+        """Repeat the requests for everything that is awaited."""
         self._repeated_at = time.perf_counter()
         waiting_since = self._progress_at
         self._handle(b.Tick())

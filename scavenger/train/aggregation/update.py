@@ -39,7 +39,7 @@ that the linear-algebra library starts no threads of its own."""
 _THREADS_MAX = 4
 """Default limit of threads. About a seventh of a block's time goes into NumPy's and Python's own steps, under the
 interpreter's lock (`python -m benchmarks aggregation`: one thread against the row of many small tensors), and
-memory has no more to give to many threads either."""
+the memory bandwidth is exhausted by a few threads too."""
 
 _TINY = 1e-30
 """Below it the squares of a single-precision sum may have been lost to underflow."""

@@ -68,7 +68,9 @@ class DamagedError(Exception):
 class Readable(Protocol):
     """An open binary file."""
 
-    def readinto(self, buffer: Any, /) -> int | None: ...
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Read into the buffer; return the number of bytes, 0 at the end."""
+        ...
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -167,7 +167,7 @@ class Separability:
         """Exchange each of two samples for another, in a batch of two and alone.
 
         With per-sample losses `f` at the first and `g` at the second place, `2 L(u, v) = f(u) + g(v)`. So `L(u, v)
-        - L(w, v)` does not depend on `v`, and twice that is `f(u) - f(w)`, which batches of one sample tell:
+        - L(w, v)` does not depend on `v`, and twice that is `f(u) - f(w)`, which batches of one sample also give:
         generators draw row by row, so the first row is drawn alike in batches of any size. Layers that draw in
         another order are compared in expectation.
         """

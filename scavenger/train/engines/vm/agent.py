@@ -178,8 +178,10 @@ class Agent:
         if self._leader.joined:
             self._watch_leader(now)
         if self._ends_at is not None:
-            told = not self._runner.busy and (self._leader.channel.backlog == 0 or not self._leader.joined)
-            if told or now > self._ends_at:
+            reported = not self._runner.busy and (
+                self._leader.channel.backlog == 0 or not self._leader.joined
+            )
+            if reported or now > self._ends_at:
                 self._status = 0 if self._status is None else self._status
 
     def _watch_leader(self, now: float) -> None:
@@ -187,7 +189,7 @@ class Agent:
         if silent_s > self._silent_s and self._runner.busy and not self._stopped:
             self._stopped = True
             self._show(f"the leader has been silent for {silent_s:.0f} s: what runs here ends")
-            self._runner.stop_all(_GRACE_S, now, "its VM had not heard of the leader for too long")
+            self._runner.stop_all(_GRACE_S, now, "its VM had no contact with the leader for too long")
         if silent_s > self._poweroff_s:
             self._show(f"the leader has been silent for {silent_s:.0f} s: this VM ends")
             self._power_off()

@@ -400,7 +400,7 @@ class AgentServer:
             except MisbehavedError as error:
                 self._shut_out(session, f"it {error}")
             except Exception as error:  # noqa: BLE001 - one VM must not end the server of all
-                self._shut_out(session, f"what it says cannot be handled: {type(error).__name__}: {error}")
+                self._shut_out(session, f"its message cannot be handled: {type(error).__name__}: {error}")
 
     def _handle_message(
         self, session: AgentSession, name: str, route: bytes, body: bytes, now: float
@@ -408,7 +408,9 @@ class AgentServer:
         try:
             message = m.decode(body)
         except MessageError as error:
-            self._alarms.add_from(session.intent, f"VM {session.intent}: what it says is no message: {error}")
+            self._alarms.add_from(
+                session.intent, f"VM {session.intent}: received an invalid message: {error}"
+            )
             return
         match name, message:
             case "join", m.Join():
@@ -449,7 +451,7 @@ class AgentServer:
         self._heard.add(session.intent)
         if (
             session.unread > _EVENTS_MAX or session.unread_bytes > _EVENTS_BYTES_MAX
-        ):  # they are said again when the engine has looked
+        ):  # the agent resends them after the engine has taken events
             packet = m.Packet(0, packet.heard)
         message = session.channel.take(packet, now)
         if message is not None:
@@ -490,7 +492,7 @@ class AgentServer:
                 if message.error:
                     self._alarms.add_from(
                         session.intent,
-                        f"VM {session.intent}: its time limit cannot be started anew: {message.error}",
+                        f"VM {session.intent}: its time limit cannot be restarted: {message.error}",
                     )
                 else:
                     session.renewed = max(session.renewed, message.number)
@@ -552,6 +554,6 @@ def _silent_for(session: AgentSession, now: float) -> str:
 
 
 _MISUSED = (
-    "VM {} was to be joined with its one-time key a second time, under another key: somebody has read its user data, "
+    "VM {}: its one-time key was used a second time, with another public key: another party has read its user data, "
     "or its agent was started again"
 )
