@@ -30,7 +30,7 @@ def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
     """Pass on what the cloud tells of this VM's end, until the agent has ended; for a thread of its own."""
     try:
         for notice in watch(provider, stopped=ended.is_set):
-            agent.doom(_in_s(notice), _WORDS[notice.kind])
+            agent.report_preemption(_in_s(notice), _WORDS[notice.kind])
     except (CloudError, ConfigurationError) as error:
         agent.warn(f"it will not hear of its end ahead: {error}")
 

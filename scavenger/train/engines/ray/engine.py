@@ -38,7 +38,7 @@ _LEASE_S = 300.0
 _CLOSING_S = 1.0
 _CONNECTING_S = 5.0
 _MARGIN_S = 30.0
-"""What `stop` waits beyond the host's own deadlines: Ray takes half of it to declare a host dead."""
+"""How long `stop` waits beyond the host's own deadlines; Ray needs half of it to declare a host dead."""
 _LOCAL_STORE_BYTES = 80 << 20
 """The smallest object store that Ray accepts: payloads are not sent through it."""
 _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
@@ -310,7 +310,7 @@ class _Connections:
             raise NotSupportedError(
                 "the engine `ray` needs Ray: `pip install 'scavenger-ml[ray]'` here and on every host"
             ) from None
-        # Ray has no public way to keep it from writing update of the cluster to standard output, which is not its own
+        # Ray has no public setting that stops it from writing cluster events to standard output
         setattr(sys.modules.get("ray._private.worker"), "_worker_logs_enabled", False)  # noqa: B010
         with self._lock:
             if not ray.is_initialized():

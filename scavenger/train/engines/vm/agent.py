@@ -92,7 +92,7 @@ def read_ticket(path: Path) -> Ticket:
 
 
 class Agent:
-    """The agent of one VM. Other threads and signal handlers may call `doom`, `warn` and `end` while `run` serves.
+    """The agent of one VM. Other threads and handlers may call `report_preemption`, `warn`, `end`.
 
     Args:
         ticket: What the agent needs to join.
@@ -131,7 +131,7 @@ class Agent:
 
     # ---- other threads -------------------------------------------------------------------------------------
 
-    def doom(self, in_s: float | None, reason: str) -> None:
+    def report_preemption(self, in_s: float | None, reason: str) -> None:
         """Pass on a preemption notice: the VM ends in `in_s` seconds; None if no time is set."""
         self._notices.put(m.Doom(None if in_s is None else max(0.0, in_s), reason))
 
