@@ -379,7 +379,7 @@ class Worker:
             self._batches.forget()
         if view.number > self._view:
             self._view = view.number
-            log.info("using view %d from step %d on", view.number, view.first_step)
+            log.info("view %d holds from step %d on", view.number, view.first_step)
         fail_here("worker.leased")
         plan = plan_step(view, step, len(self._program.train))
         for body in order.pieces:
