@@ -294,7 +294,7 @@ def test_a_vm_that_misbehaves_is_shut_out_with_one_alarm_and_no_other_vm_is_hurt
     rogue.say(*words)
 
     assert eventually(lambda: shut_out(stage, told))
-    ((number, lost),) = stage.hosts.news()
+    ((number, lost),) = stage.hosts.take_events()
     assert (number, type(lost)) == (launch, Gone)
     assert "its VM (192.0.2.6) was shut out" in lost.reason
     assert stage.hosts.renew("vm-0", 900.0), "the others are served as ever"
@@ -372,7 +372,7 @@ def test_news_that_nobody_takes_is_bounded_by_its_bytes_for_each_vm_by_itself(
     kept = []
 
     def both() -> bool:
-        kept.extend(stage.hosts.news())
+        kept.extend(stage.hosts.take_events())
         return any(number == other for number, _ in kept)
 
     assert eventually(lambda: stage.hosts._sessions["rogue"].unread_bytes > 8 << 20)
