@@ -51,7 +51,7 @@ print(sum(p.memory_full_info().uss for p in psutil.Process().children(recursive=
 def _agent(hosts: AgentServer, intent: str, role: str, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A VM's agent as a process of this machine."""
     secret = hosts.expect(
-        intent, role="worker" if role == "worker" else "aggregator", vm=intent, threads=1, places=1
+        intent, role="worker" if role == "worker" else "aggregator", vm=intent, threads=1, slots=1
     )
     ticket = Ticket(hosts.endpoint, hosts.server_key, intent, secret, "local", "true", "true")
     path = folder / f"{intent}.json"

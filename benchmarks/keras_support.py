@@ -152,6 +152,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
     "Pipeline": lambda: _L.Pipeline([_L.RandomFlip(), _L.RandomBrightness(0.3, value_range=(0, 1))]),
     "RNN": lambda: _L.RNN(_L.GRUCell(3, dropout=0.3)),
     "RandomPosterization": lambda: _L.RandomPosterization(4, value_range=(0, 1)),
+    "RandomCrop": lambda: _L.RandomCrop(8, 8),
     "Reshape": lambda: _L.Reshape((-1,)),
     "SpectralNormalization": lambda: _L.SpectralNormalization(_L.Dense(3)),
     "TimeDistributed": lambda: _L.TimeDistributed(_L.Dense(3)),

@@ -65,7 +65,7 @@ class SequencedJob:
         names = [worker_name(index) for index in range(self._workers)]
         members = tuple(m.MemberBody(name, worker_slot(name)) for name in names)
         batch = self._workers * _SAMPLES_PER_WORKER
-        self._sequencer.from_leader(m.Announcement(1, members, batch, (), (), 1, 1.0, "the first"))
+        self._sequencer.from_control(m.Announcement(1, members, batch, (), (), 1, 1.0, "the first"))
 
     def step(self) -> None:
         """Every worker contributes what it was ordered to."""

@@ -254,7 +254,7 @@ class EngineConformance:
         assert said(engine) == "up"
 
         for line in lines:
-            engine.tell("w0", line.encode())
+            engine.send_line("w0", line.encode())
 
         assert eventually(lambda: text(engine).splitlines() == ["up", *lines], within_s=PATIENCE_S)
 
@@ -263,11 +263,11 @@ class EngineConformance:
         said(engine)
 
         for _ in range(100):
-            engine.tell("w0", b"x" * LINE_BYTES_MAX)
+            engine.send_line("w0", b"x" * LINE_BYTES_MAX)
         engine.kill("w0")
         exits(engine)
 
-        engine.tell("w0", b"too late")
+        engine.send_line("w0", b"too late")
         engine.show_stack("w0")
 
     @pytest.mark.parametrize("line", [b"two\nlines", b"x" * (LINE_BYTES_MAX + 1)])
@@ -275,7 +275,7 @@ class EngineConformance:
         engine = start(SLEEP)
 
         with pytest.raises(ValueError, match="not one line"):
-            engine.tell("w0", line)
+            engine.send_line("w0", line)
 
     def test_a_stack_is_shown_in_the_log(self, start: Start) -> None:
         engine = start(
@@ -348,7 +348,7 @@ class EngineConformance:
             with pytest.raises(KeyError):
                 call("w9")
         with pytest.raises(KeyError):
-            engine.tell("w9", b"")
+            engine.send_line("w9", b"")
         with pytest.raises(KeyError):
             engine.stop(["w9"])
 

@@ -46,7 +46,7 @@ class StubEngine:
     def pid(self, name: str) -> int:
         return 1
 
-    def doomed(self) -> tuple[PreemptionNotice, ...]:
+    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
         return ()
 
     def host(self, name: str) -> str:

@@ -207,7 +207,7 @@ def test_a_role_hears_further_lines_and_survives_a_listener_that_fails(tmp_path:
     with contextlib.closing(ProcessEngine(tmp_path, -1, command=(sys.executable, "-c", _LISTENER))) as engine:
         engine.launch(boot("w0"))
         for line in (b"one", b"bad", b"last"):
-            engine.tell("w0", line)
+            engine.send_line("w0", line)
         (ended,) = exits(engine)
 
     assert ended.status == 0

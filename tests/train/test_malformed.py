@@ -326,10 +326,10 @@ def aggregator(context: Any) -> Iterator[Aggregator]:
     )
     control = _Hub(context)
     made = Aggregator(context, boot, control)
-    addresses = (made._at, m.AggregatorAddress("tcp://127.0.0.1:9", public.decode(), "there"))
-    made._from_leader(m.Initialise(manifest(), addresses, None, None, False, "", 0, 1, ()))
+    addresses = (made._address, m.AggregatorAddress("tcp://127.0.0.1:9", public.decode(), "there"))
+    made._from_control(m.Initialise(manifest(), addresses, None, None, False, "", 0, 1, ()))
     members = (m.MemberBody("w0", 0),)
-    made._from_leader(m.Announcement(1, members, 4, (), (), 1, 1.0, "the first"))
+    made._from_control(m.Announcement(1, members, 4, (), (), 1, 1.0, "the first"))
     assert any(isinstance(said, m.ViewInstalled) for said in control.said)
     yield made
     made.close()

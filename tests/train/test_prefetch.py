@@ -139,7 +139,7 @@ def test_a_stale_wish_is_never_read_once_a_later_one_is_taken(aside: ThreadPoolE
         prefetcher.want(key, _some(key))
     shelf.until_begun(1)
     taken = aside.submit(prefetcher.take, 3, _some(3))
-    while 3 in prefetcher._wishes:  # until the taker has claimed it
+    while 3 in prefetcher._requests:  # until the taker has claimed it
         threading.Event().wait(0.001)
     shelf.permit(2)
 
@@ -156,7 +156,7 @@ def test_a_taker_comes_before_what_is_wanted_later(aside: ThreadPoolExecutor) ->
         prefetcher.want(key, _some(key))
     shelf.until_begun(1)
     taken = aside.submit(prefetcher.take, 1, _some(1))
-    while 1 in prefetcher._wishes:
+    while 1 in prefetcher._requests:
         threading.Event().wait(0.001)
     shelf.permit(4)
 
@@ -172,7 +172,7 @@ def test_wishes_beyond_the_depth_push_out_the_oldest() -> None:
     for key in range(10):
         prefetcher.want(key, _some(key))
 
-    assert list(prefetcher._wishes) == [8, 9]
+    assert list(prefetcher._requests) == [8, 9]
     shelf.permit(10)
     assert list(prefetcher.take(8, _some(8))[1]) == [8]
     assert list(prefetcher.take(0, _some(0))[1]) == [0]
@@ -213,7 +213,7 @@ def test_only_time_spent_waiting_for_data_is_counted(aside: ThreadPoolExecutor) 
     prefetcher = Prefetcher(shelf)
     prefetcher.want("early", _some(1))
     shelf.permit()
-    while not prefetcher._wishes["early"].done:
+    while not prefetcher._requests["early"].done:
         threading.Event().wait(0.001)
     prefetcher.take("early", _some(1))
     ready_s = prefetcher.waited_s
@@ -299,7 +299,7 @@ def test_whatever_is_wanted_and_forgotten_what_is_taken_is_what_a_plain_read_giv
         else:
             for got, wanted in zip(prefetcher.take(key, indices), plain.batch(indices), strict=True):
                 np.testing.assert_array_equal(got, wanted)
-        assert len(prefetcher._wishes) <= depth
+        assert len(prefetcher._requests) <= depth
     prefetcher.close()
     if prefetcher._thread is not None:
         prefetcher._thread.join(_PATIENCE_S)

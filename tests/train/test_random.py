@@ -14,7 +14,7 @@ from driving import Run, assert_same_weights, replayed
 
 from scavenger.sdk import KerasJob
 from scavenger.train.worker.program import Program
-from scavenger.train.worker.worker import seed_apart
+from scavenger.train.worker.worker import seed_worker
 
 LAYERS = keras.layers
 SAMPLES, WIDTH, DRAWS = 64, 4000, 3
@@ -101,7 +101,7 @@ def test_layers_that_were_given_one_seed_draw_alike_as_in_keras() -> None:
 
 def test_workers_draw_apart_outside_of_keras_too() -> None:
     def draws(name: str) -> tuple[float, float, float]:
-        seed_apart(SEED, name)
+        seed_worker(SEED, name)
         return random.random(), float(np.random.random()), float(tf.random.uniform(()))
 
     first, second = draws("w0"), draws("w1")

@@ -168,7 +168,7 @@ while True: engine.poll()
             ended = exits(engine, 2)
 
             assert {told.name for told in ended} == {"w0", "w1"}
-            assert {told.cause for told in ended} == {"found no host with room for it"}
+            assert {told.cause for told in ended} == {"found no host with capacity for it"}
             assert engine.running == ()
 
     def test_a_host_that_is_avoided_gets_no_more_processes_unless_there_is_no_other(

@@ -113,12 +113,12 @@ class Host:
                 match message:
                     case m.Hello():
                         manifest = message.manifest
-                        hub.send("w0", m.Prepare(manifest, (aggregator._at,), False))
+                        hub.send("w0", m.Prepare(manifest, (aggregator._address,), False))
                     case m.Ready():
                         assert manifest is not None
                         hub.send(
                             "aggregator-0",
-                            m.Initialise(manifest, (aggregator._at,), None, None, False, "w0", 0, 1, ()),
+                            m.Initialise(manifest, (aggregator._address,), None, None, False, "w0", 0, 1, ()),
                         )
                     case m.Initialised():
                         members = (m.MemberBody("w0", 0),)

@@ -161,7 +161,7 @@ def test_a_checkpoint_of_the_form_that_confused_tensors_is_refused(
             older.setattr(checkpoint, "FORMAT_VERSION", 1)
             first.save(store, 0)
 
-        with pytest.raises(ScavengerError, match=r"format 1\).*begin it again"):
+        with pytest.raises(ScavengerError, match=r"format 1\).*start a new job"):
             aggregator._checkpoint(str(tmp_path), made)
         first.train(1, 1)
         first.save(store, 1)

@@ -53,13 +53,13 @@ def bootstraps(context: Any, **options: Any) -> ProcessConfigurations:
 
 def test_an_aggregator_leaves_an_order_alone_that_is_for_the_process_before(context: Any) -> None:
     made = Aggregator(context, bootstraps(context).of("aggregator", NAME), Control(context))
-    order = m.Initialise(manifest(), (made._at,), None, None, False, "", 0, 1, ())
-    before = m.AggregatorAddress(made._at.address, new_keys()[0].decode(), made._at.memory)
+    order = m.Initialise(manifest(), (made._address,), None, None, False, "", 0, 1, ())
+    before = m.AggregatorAddress(made._address.address, new_keys()[0].decode(), made._address.memory)
 
-    made._from_leader(msgspec.structs.replace(order, aggregators=(before,)))
-    assert made._part is None
-    made._from_leader(order)
-    assert made._part is not None
+    made._from_control(msgspec.structs.replace(order, aggregators=(before,)))
+    assert made._shard is None
+    made._from_control(order)
+    assert made._shard is not None
     made.close()
 
 
@@ -74,9 +74,9 @@ def test_a_worker_that_was_prepared_can_still_give_its_initial_weights_where_oth
     address = m.AggregatorAddress("tcp://127.0.0.1:9", new_keys()[0].decode(), memory_id(block))
     order = m.Prepare(worker._program.manifest, (address,), initial=False)
 
-    worker._from_leader(order)
+    worker._from_control(order)
     assert not any(isinstance(said, m.Seeded) for said in control.said)
-    worker._from_leader(msgspec.structs.replace(order, initial=True))
+    worker._from_control(msgspec.structs.replace(order, initial=True))
 
     assert [said for said in control.said if isinstance(said, m.Seeded)] == [m.Seeded(memory_id(block))]
     layout = Layout.of(worker._program.manifest, 1)

@@ -435,7 +435,7 @@ def test_a_step_without_samples_or_number_or_room_is_refused() -> None:
     update = Update(tensors(shapes={"a": (4, 4)}), serialised(_O.SGD(0.1)))
     old, gradient, new = ([np.zeros((4, 4), "float32")] for _ in range(3))
 
-    with pytest.raises(ValueError, match="nobody contributed"):
+    with pytest.raises(ValueError, match="no contribution has samples"):
         update.apply([(0, gradient)], old, [], new, [], step=1)
     with pytest.raises(ValueError, match="count from 1"):
         update.apply([(1, gradient)], old, [], new, [], step=0)

@@ -49,7 +49,7 @@ class Peer:
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
         self.socket.connect(hosts.endpoint)
 
-    def ask(self, message: m.Wire, within_ms: int = 5000) -> m.Wire | None:
+    def ask(self, message: m.SocketMessage, within_ms: int = 5000) -> m.SocketMessage | None:
         self.socket.send(m.encode(message))
         return m.decode(self.socket.recv()) if self.socket.poll(within_ms) else None
 
@@ -256,7 +256,7 @@ class Rogue:
         self.say(m.Hello("192.0.2.6"))
         stage.joined(intent)
 
-    def say(self, *words: m.Word) -> None:
+    def say(self, *words: m.AgentMessage) -> None:
         for word in words:
             self._number += 1
             self._line.send(m.encode(m.Packet(self._number, 0, word)))
@@ -284,7 +284,7 @@ def shut_out(stage: Stage, told: list[str]) -> bool:
     ids=["the-last-offset", "an-offset-behind-the-end", "all-at-once"],
 )
 def test_a_vm_that_misbehaves_is_shut_out_with_one_alarm_and_no_other_vm_is_hurt(
-    stage: Stage, peer: Callable[..., Peer], words: list[m.Word]
+    stage: Stage, peer: Callable[..., Peer], words: list[m.AgentMessage]
 ) -> None:
     stage.add("vm-0")
     stage.joined("vm-0")
@@ -294,15 +294,15 @@ def test_a_vm_that_misbehaves_is_shut_out_with_one_alarm_and_no_other_vm_is_hurt
     rogue.say(*words)
 
     assert eventually(lambda: shut_out(stage, told))
-    ((number, lost),) = stage.hosts.news()
+    ((number, lost),) = stage.hosts.take_events()
     assert (number, type(lost)) == (launch, Gone)
     assert "its VM (192.0.2.6) was shut out" in lost.reason
     assert stage.hosts.renew("vm-0", 900.0), "the others are served as ever"
     assert not stage.hosts.renew("rogue", 900.0)
     assert [vm.intent for vm in stage.hosts.free()] == ["vm-0"]
     (seen,) = (vm for vm in stage.hosts.vms() if vm.intent == "rogue")
-    assert seen.doomed is not None, "whoever rents VMs must see that this one is of no more use"
-    assert (seen.joined, seen.doomed.in_s, seen.processes) == (True, 0.0, ())
+    assert seen.preemption is not None, "whoever rents VMs must see that this one is of no more use"
+    assert (seen.joined, seen.preemption.in_s, seen.processes) == (True, 0.0, ())
     rogue.say(m.Warned("once more"))
     assert not peer(new_keys()).socket.poll(SILENCE_MS)
     assert sum("rogue" in one for one in (*told, *stage.hosts.alarms())) == 1
@@ -372,10 +372,10 @@ def test_news_that_nobody_takes_is_bounded_by_its_bytes_for_each_vm_by_itself(
     kept = []
 
     def both() -> bool:
-        kept.extend(stage.hosts.news())
+        kept.extend(stage.hosts.take_events())
         return any(number == other for number, _ in kept)
 
-    assert eventually(lambda: stage.hosts._hosts["rogue"].unread_bytes > 8 << 20)
+    assert eventually(lambda: stage.hosts._sessions["rogue"].unread_bytes > 8 << 20)
     assert eventually(both)
     total = sum(len(news.log) for _, news in kept if isinstance(news, m.Report))
     assert total <= (8 << 20) + 2 * m.LOG_PART_BYTES

@@ -5,16 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.train.engines.vm.channel import AGAIN_S, BEAT_S, Channel
-from scavenger.train.engines.vm.messages import Packet, Warned, Word
+from scavenger.train.engines.vm.channel import HEARTBEAT_S, RESEND_S, Channel
+from scavenger.train.engines.vm.messages import AgentMessage, Packet, Warned
 
 
 @given(st.data())
 def test_whatever_is_lost_doubled_or_late_words_arrive_once_and_in_order(data: st.DataObject) -> None:
     ends = (Channel(), Channel())
     ways: tuple[list[Packet], list[Packet]] = ([], [])  # towards each end
-    said: tuple[list[Word], list[Word]] = ([], [])
-    got: tuple[list[Word], list[Word]] = ([], [])
+    said: tuple[list[AgentMessage], list[AgentMessage]] = ([], [])
+    got: tuple[list[AgentMessage], list[AgentMessage]] = ([], [])
     now = 0.0
 
     def turn(who: int, *, fair: bool) -> None:
@@ -33,10 +33,10 @@ def test_whatever_is_lost_doubled_or_late_words_arrive_once_and_in_order(data: s
         if data.draw(st.booleans()):
             ends[who].put(Warned(str(number)))
             said[who].append(Warned(str(number)))
-        now += data.draw(st.sampled_from([0.0, 0.5, AGAIN_S]))
+        now += data.draw(st.sampled_from([0.0, 0.5, RESEND_S]))
         turn(data.draw(st.integers(0, 1)), fair=False)
     for _ in range(4):
-        now += AGAIN_S
+        now += RESEND_S
         for who in (0, 1, 0):
             turn(who, fair=True)
 
@@ -47,7 +47,7 @@ def test_whatever_is_lost_doubled_or_late_words_arrive_once_and_in_order(data: s
 def test_an_end_with_nothing_to_say_says_so_every_second_and_no_sooner() -> None:
     channel = Channel()
 
-    said = [channel.due(at / 10 * BEAT_S) for at in range(31)]
+    said = [channel.due(at / 10 * HEARTBEAT_S) for at in range(31)]
 
     assert [len(packets) for packets in said] == [int(at % 10 == 0) for at in range(31)]
 
@@ -56,10 +56,10 @@ def test_what_is_unheard_is_not_said_again_at_once() -> None:
     channel = Channel()
     channel.put(Warned("once"))
 
-    said = [packet for at in (0.0, 0.1, AGAIN_S - 0.1) for packet in channel.due(at) if packet.number]
+    said = [packet for at in (0.0, 0.1, RESEND_S - 0.1) for packet in channel.due(at) if packet.number]
 
     assert len(said) == 1
-    assert [packet.number for packet in channel.due(AGAIN_S)] == [1]
+    assert [packet.number for packet in channel.due(RESEND_S)] == [1]
 
 
 def test_an_acknowledgement_of_what_was_never_said_is_none() -> None:

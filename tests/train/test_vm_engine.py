@@ -173,7 +173,7 @@ while True:
     def test_what_was_told_before_a_process_had_a_vm_reaches_it(self, stage: Stage, tmp_path: Path) -> None:
         engine = VmEngine(tmp_path, stage.hosts, command=command("print(sys.stdin.readline())"))
         engine.launch(boot("w0"))
-        engine.tell("w0", b"early")
+        engine.send_line("w0", b"early")
         stage.add("vm-0")
 
         assert said(engine) == "early"
@@ -220,18 +220,18 @@ while True:
 
         def doomed() -> bool:
             engine.poll()
-            found.extend(engine.doomed())
+            found.extend(engine.preemption_notices())
             return bool(found)
 
         stage.agents["vm-0"].send_signal(signal.SIGUSR2)
         assert eventually(doomed, within_s=1.0)
 
         assert found == [PreemptionNotice("w0", 120.0, "the cloud takes its VM back")]
-        assert engine.doomed() == ()
+        assert engine.preemption_notices() == ()
         (vm,) = stage.hosts.vms()
-        assert vm.doomed is not None
-        assert vm.doomed.in_s is not None
-        assert 100.0 < vm.doomed.in_s <= 120.0
+        assert vm.preemption is not None
+        assert vm.preemption.in_s is not None
+        assert 100.0 < vm.preemption.in_s <= 120.0
         engine.launch(boot("w1"))
         engine.poll()
         assert engine.pid("w1") == 0

@@ -27,7 +27,7 @@ agent = Agent(
     read_ticket(Path(sys.argv[1])), Path(sys.argv[2]), silent_s=float(sys.argv[3]), poweroff_s=float(sys.argv[4])
 )
 signal.signal(signal.SIGTERM, lambda *_: agent.end("its VM is being shut down"))
-signal.signal(signal.SIGUSR2, lambda *_: agent.doom(120.0, "the cloud takes its VM back"))
+signal.signal(signal.SIGUSR2, lambda *_: agent.report_preemption(120.0, "the cloud takes its VM back"))
 sys.exit(agent.run())
 """
 SOME_TYPE = "c5.large"
@@ -100,7 +100,7 @@ class Stage:
         return path
 
     def expect(self, intent: str, role: Role = "worker", vm: str = SOME_TYPE, places: int = 8) -> str:
-        return self.hosts.expect(intent, role=role, vm=vm, threads=places, places=places)
+        return self.hosts.expect(intent, role=role, vm=vm, threads=places, slots=places)
 
     def add(
         self,

@@ -30,7 +30,7 @@ class FarLine:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.waiting: list[m.Word] = []
+        self.waiting: list[m.AgentMessage] = []
         self._answers: queue.SimpleQueue[m.FileAnswer] = queue.SimpleQueue()
         self.relay = FileProxy(folder, self.waiting.append)
         self.relay.open()

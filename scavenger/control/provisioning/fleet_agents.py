@@ -55,8 +55,8 @@ class FleetAgents:
                 processes=len(vm.processes),
                 silent_s=vm.heard_s_ago,
                 idle_s=now - self._idle_since.get(vm.intent, now),
-                is_ending=vm.doomed is not None,
-                ends_in_s=None if vm.doomed is None else vm.doomed.in_s,
+                is_ending=vm.preemption is not None,
+                ends_in_s=None if vm.preemption is None else vm.preemption.in_s,
                 is_avoided=vm.address in avoided,
             )
             for vm in self._vms.values()
@@ -78,7 +78,7 @@ class FleetAgents:
                 self._expect(intent, types[intent.slot])
                 continue
             vm = self._vms.get(intent.id)
-            taken = intent.ending in ("preempted", "died") and (vm is None or vm.doomed is None)
+            taken = intent.ending in ("preempted", "died") and (vm is None or vm.preemption is None)
             if (intent.state == "GONE" or taken) and intent.id not in self._ended:
                 self._ended.add(intent.id)
                 self._agent_server.gone(intent.id, intent.reason or "its VM has ended")
@@ -89,7 +89,7 @@ class FleetAgents:
             role="aggregator" if vm == AGGREGATORS else "worker",
             vm=vm,
             threads=self._spec.threads[intent.request.vm],
-            places=self._spec.room[vm],
+            slots=self._spec.room[vm],
         )
 
     def acknowledge(self, now: float) -> None:

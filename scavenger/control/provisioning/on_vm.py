@@ -30,7 +30,7 @@ def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
     """Forward the cloud's notices to this VM until the agent has ended; run in a thread of its own."""
     try:
         for notice in watch(provider, stopped=ended.is_set):
-            agent.doom(_in_s(notice), _WORDS[notice.kind])
+            agent.report_preemption(_in_s(notice), _WORDS[notice.kind])
     except (CloudError, ConfigurationError) as error:
         agent.warn(f"it will receive no preemption notices: {error}")
 
@@ -55,7 +55,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     log.info("joins %s", ticket.endpoint)
-    agent = Agent(ticket, Path(tempfile.gettempdir()), say=log.info)
+    agent = Agent(ticket, Path(tempfile.gettempdir()), show=log.info)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.end("its VM is being shut down"))
     ended = threading.Event()

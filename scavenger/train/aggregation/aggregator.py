@@ -1,7 +1,7 @@
-"""The aggregator process: holds parts of jobs' models, averages gradients, applies optimizers, publishes.
+"""The aggregator process: holds model shards, averages gradients, applies optimizers and publishes weights.
 
-The arithmetic of one shard of a model is `model_shard`; `sequencer` is what the first aggregator of a job does for
-all of them. One process can serve several jobs, each with keys, sockets and a block of its own.
+`model_shard` does the arithmetic of one shard; `sequencer` is the additional role of a job's first aggregator. One
+process can serve several jobs, each with its own keys, sockets and shared-memory block.
 """
 
 from __future__ import annotations
@@ -37,35 +37,36 @@ __all__ = ["Aggregator"]
 
 _TICK_MS = 100
 _QUARANTINED_SHARE = 100
-"""One sample of so many may be left out, and one at least: beyond, it is not the data that is at fault."""
+"""At most one sample in this many may be quarantined, but at least one: beyond that, data is not the cause."""
 _ASK_AGAIN_S = 1.0
 _OWNER_S = 2.0
-"""How often it is looked whether a part's job is still there, where others' parts live in the same process."""
+"""How often a pooled aggregator checks that its job still exists, seconds."""
 
 
 log = logging.getLogger(__name__)
 
 
 class Aggregator:
-    """One job's seat in an aggregator process.
+    """The aggregator of one job and one model shard.
 
     Args:
-        boot: Who it is.
-        control: To the supervisor's hub.
+        context: ZeroMQ context.
+        config: Identity of the aggregator.
+        control: Connection to the supervisor's hub.
     """
 
-    def __init__(self, context: Any, boot: m.ProcessConfiguration, control: Dealer) -> None:
-        self._context, self._boot, self._control = context, boot, control
-        self.index = boot.index
-        self._keys: Keys = (boot.data_public_key.encode(), boot.data_secret_key.encode())
-        self._fd = open_block(boot)
-        self._data = Router(context, self._keys, address_towards(boot.coordinator))
-        self._at = m.AggregatorAddress(self._data.address, boot.data_public_key, memory_id(self._fd))
+    def __init__(self, context: Any, config: m.ProcessConfiguration, control: Dealer) -> None:
+        self._context, self._config, self._control = context, config, control
+        self.index = config.index
+        self._keys: Keys = (config.data_public_key.encode(), config.data_secret_key.encode())
+        self._fd = open_block(config)
+        self._data = Router(context, self._keys, address_towards(config.coordinator))
+        self._address = m.AggregatorAddress(self._data.address, config.data_public_key, memory_id(self._fd))
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._poller.register(self._data.socket, zmq.POLLIN)
         self._upstream: Dealer | None = None
-        self._part: ModelShard | None = None
+        self._shard: ModelShard | None = None
         self._sequencer: Sequencer | None = None
         self._inbox: Inbox | None = None
         self._seeding: _Seeding | None = None
@@ -77,23 +78,23 @@ class Aggregator:
         self._quarantined: tuple[int, ...] = ()
         self._running = True
         self._owner_seen_at = time.monotonic()
-        self._pulse = Heartbeat(context, boot, self._beat)
+        self._heartbeat = Heartbeat(context, config, self._beat)
 
     def run(self) -> None:
-        """Serve until told to quit."""
-        self._pulse.start()
-        self._greet()
+        """Serve until asked to quit."""
+        self._heartbeat.start()
+        self._announce()
         try:
             while self._running:
-                self._turn()
+                self._serve_once()
         finally:
             self.close()
 
-    def _turn(self) -> None:
-        """Take what has arrived, waiting for a moment."""
+    def _serve_once(self) -> None:
+        """Process what has arrived, waiting for at most one tick."""
         self._poller.poll(_TICK_MS)
         for message, _ in self._control.receive():
-            self._from_leader(message)
+            self._from_control(message)
         for peer, message, payload in self._data.receive():
             self._from_peer(peer, message, payload)
         if self._upstream is not None:
@@ -104,44 +105,45 @@ class Aggregator:
         if self._sequencer is not None:
             self._sequencer.tick()
         self._ask_seeder()
-        self._look_for_owner()
+        self._check_owner()
 
-    def _look_for_owner(self) -> None:
-        """In a pool, a job may end, in whatever way, without the word to quit: nobody wants this part any more."""
-        if self._boot.memory and time.monotonic() - self._owner_seen_at > _OWNER_S:
+    def _check_owner(self) -> None:
+        """In a pool, quit when the job's owner is gone: a killed job sends no message to quit."""
+        if self._config.memory and time.monotonic() - self._owner_seen_at > _OWNER_S:
             self._owner_seen_at = time.monotonic()
-            self._running = self._running and same_block(self._boot.memory, self._fd)
+            self._running = self._running and same_block(self._config.memory, self._fd)
 
-    def _greet(self) -> None:
-        boot = self._boot
-        own = boot.memory_fd < 0 and not boot.memory
-        self._control.send(m.AggregatorReady(self.index, self._at, self._part is not None, own))
+    def _announce(self) -> None:
+        config = self._config
+        own = config.memory_fd < 0 and not config.memory
+        self._control.send(m.AggregatorReady(self.index, self._address, self._shard is not None, own))
 
     def close(self) -> None:
-        if self._part is not None:
-            self._part.wait_saved()
+        """Wait for a checkpoint that is being written, then release all resources."""
+        if self._shard is not None:
+            self._shard.wait_saved()
             while not self._posted.empty():
                 self._post_arrived(self._posted.get())
-        self._pulse.close()
+        self._heartbeat.close()
         self._data.close()
         if self._upstream is not None:
             self._upstream.close()
-        if self._boot.memory_fd < 0:
+        if self._config.memory_fd < 0:
             os.close(
                 self._fd
-            )  # a pool's process goes on, and must not hold the block of a job that has ended
+            )  # a pool's process lives on, and must release the memory of a job that has ended
 
     def _beat(self) -> m.Beat:
         return m.Beat(step=self._step) if self._sequencer is None else self._sequencer.beat
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def _from_leader(self, message: m.Message) -> None:
+    def _from_control(self, message: m.Message) -> None:
         match message:
             case m.Initialise():
                 self._initialise(message)
             case m.RollCall():
-                self._greet()
+                self._announce()
                 if self._sequencer is not None:
                     self._control.send(self._sequencer.inform(message.token))
                 elif self.index == 0:
@@ -151,12 +153,12 @@ class Aggregator:
             case m.Forget():
                 self._pulls.pop(message.worker, None)
                 self._outboxes.pop(message.worker, None)
-                if self._inbox is not None and self._boot.memory_fd < 0 and not self._boot.memory:
+                if self._inbox is not None and self._config.memory_fd < 0 and not self._config.memory:
                     self._inbox.forget(message.worker)
             case m.Quit():
                 self._running = False
             case _ if self._sequencer is not None:
-                self._sequencer.from_leader(message)
+                self._sequencer.from_control(message)
                 self._answer_pulls()
             case _:
                 pass
@@ -165,13 +167,13 @@ class Aggregator:
         match message:
             case m.Join():
                 self._data.send(peer, m.Joined())
-                if self._part is not None:
-                    with contextlib.suppress(ValueError):  # no worker
-                        self._part.expect(worker_slot(peer))
+                if self._shard is not None:
+                    with contextlib.suppress(ValueError):  # the peer is no worker
+                        self._shard.expect(worker_slot(peer))
                 if self._seeding is not None and peer == self._seeding.order.seeder:
                     self._seeding.asked_at = 0.0
                 if self._sequencer is not None:
-                    self._sequencer.repeat_to(peer)  # it may have been spoken to before it could hear
+                    self._sequencer.repeat_to(peer)  # it may have missed messages sent before it connected
             case m.Chunk() if self._seeding is not None and payload is not None:
                 self._take_initial(peer, message, payload)
             case m.Chunk() if self._inbox is not None and payload is not None:
@@ -182,10 +184,10 @@ class Aggregator:
             case m.Pull():
                 self._pulls[peer] = message
                 self._answer_pulls()
-            case m.Lacking() if self._part is not None and peer in self._outboxes:
+            case m.Lacking() if self._shard is not None and peer in self._outboxes:
                 pull = m.Pull(message.step, message.piece)
                 if self._is_served(pull):
-                    weights = weights_payload(self._part.block, self.index, pull)
+                    weights = weights_payload(self._shard.block, self.index, pull)
                     self._outboxes[peer].resend(message, weights, self._sender(peer))
             case _ if self._sequencer is None or self._inbox is None:
                 pass
@@ -203,22 +205,22 @@ class Aggregator:
                 pass
 
     def _from_sequencer(self, message: m.Message) -> None:
-        if self._part is None:
+        if self._shard is None:
             return
         match message:
             case m.ApplyPart() if message.step in (self._step, self._step + 1):
-                applied = self._part.apply(message)
+                applied = self._shard.apply(message)
                 self._step = message.step if applied.finite else self._step
                 self._to_sequencer(applied)
                 self._answer_pulls()
             case m.KeepBest():
-                self._part.keep_best(message.step)
+                self._shard.keep_best(message.step)
             case m.Finalise():
-                self._part.finalise(message.step, best=message.best)
+                self._shard.finalise(message.step, best=message.best)
                 self._to_sequencer(m.Finalised(self.index, message.step))
             case m.SavePart():
                 store = CheckpointStore(message.url)
-                self._part.save(
+                self._shard.save(
                     store, message.step, message.attempt, best=message.best, then=self._posted.put
                 )
             case _:
@@ -234,19 +236,19 @@ class Aggregator:
         assert self._upstream is not None
         self._upstream.send(message)
 
-    # ---- beginnings ----------------------------------------------------------------------------------------
+    # ---- start-up ------------------------------------------------------------------------------------------
 
     def _initialise(self, message: m.Initialise) -> None:
-        if message.aggregators[self.index : self.index + 1] != (self._at,):
-            return  # it is for the process that had this name before
-        if self._part is not None:
+        if message.aggregators[self.index : self.index + 1] != (self._address,):
+            return  # addressed to an earlier process of this name
+        if self._shard is not None:
             if self._ready is not None:
-                self._control.send(self._ready)  # it may not have been heard
+                self._control.send(self._ready)  # the first one may have been lost
             return
         layout = Layout.of(message.manifest, len(message.aggregators))
         try:
-            part = ModelShard(self._fd, layout, self.index)
-            record = self._begin(part, message)
+            shard = ModelShard(self._fd, layout, self.index)
+            record = self._begin(shard, message)
         except NotSupportedError as error:
             self._control.send(m.Failed("unsupported", str(error)))
             return
@@ -254,38 +256,38 @@ class Aggregator:
             self._control.send(m.Failed("restore", str(error)))
             return
         if record is None:
-            inbox = WeightsInbox(part.block, (self.index,))
+            inbox = WeightsInbox(shard.block, (self.index,))
             inbox.want(0)
-            self._seeding = _Seeding(message, part, inbox)
+            self._seeding = _Seeding(message, shard, inbox)
             return
-        self._serve(message, part, record)
+        self._serve(message, shard, record)
 
-    def _serve(self, message: m.Initialise, part: ModelShard, record: JobRecord) -> None:
-        """The part is there: take part in the job."""
+    def _serve(self, message: m.Initialise, shard: ModelShard, record: JobRecord) -> None:
+        """Start to serve, with the shard in its initial or restored state."""
         self._seeding = None
-        self._part, self._inbox, self._step = part, Inbox(part.block, self.index), record.step
+        self._shard, self._inbox, self._step = shard, Inbox(shard.block, self.index), record.step
         if self.index == 0:
-            self._sequence(part, message, record)
+            self._sequence(shard, message, record)
         else:
             self._connect_upstream(message.aggregators[0])
         position = record.position
-        log.info("holds its part of the model as it is after step %d", record.step)
+        log.info("holds its model shard as of step %d", record.step)
         self._ready = m.Initialised(self.index, record.step, position.epoch, position.consumed)
         self._control.send(self._ready)
         if self._upstream is not None:
             self._to_sequencer(self._ready)
         self._answer_pulls()
 
-    def _begin(self, part: ModelShard, message: m.Initialise) -> JobRecord | None:
-        """Where the part, and with the first one the job, stands; None where a worker has the initial weights."""
-        kept, job = part.block.read_part(self.index), part.block.read_job()
+    def _begin(self, shard: ModelShard, message: m.Initialise) -> JobRecord | None:
+        """Initialise or restore the shard; return the job's record, or None if a worker has to send the weights."""
+        kept, job = shard.block.read_part(self.index), shard.block.read_job()
         if message.recover and kept is not None and (self.index or job is not None):
             return job if job is not None and not self.index else JobRecord(step=kept.step)
-        part.block.forget(self.index)
+        shard.block.forget(self.index)
         if message.restore is None:
             if message.seeder:
                 return None
-            part.begin()
+            shard.begin()
             record = JobRecord()
         else:
             checkpoint = _checkpoint(message.restore.url, message.manifest)
@@ -293,24 +295,24 @@ class Aggregator:
             tensors: dict[str, Any] = {}
             for saved in manifest.parts:
                 tensors |= checkpoint.tensors(saved.name)
-            part.load(manifest.step, tensors)
+            shard.load(manifest.step, tensors)
             self._quarantined = tuple(int(index) for index in manifest.state.get("quarantined", ()))
-            # without the view's number: the coordinator of this life of the job counts its own
+            # without the view number: the coordinator of this attempt counts its own
             record = JobRecord(
                 manifest.step,
                 Position(manifest.epoch, manifest.consumed),
                 best_step=int(manifest.state.get("best_step", 0)),
             )
         if self.index == 0:
-            part.block.write_job(record)
+            shard.block.write_job(record)
         return record
 
-    def _sequence(self, part: ModelShard, message: m.Initialise, record: JobRecord) -> None:
+    def _sequence(self, shard: ModelShard, message: m.Initialise, record: JobRecord) -> None:
         manifest = message.manifest
         if message.checkpoint is not None and not message.recover:
             with contextlib.suppress(
                 ScavengerError, OSError
-            ):  # what an earlier attempt was killed in writing
+            ):  # remove a checkpoint that an earlier attempt left unfinished
                 CheckpointStore(message.checkpoint.url).discard_unfinished()
         barrier = Barrier(
             manifest.dataset_size,
@@ -323,7 +325,7 @@ class Aggregator:
         )
         barrier.token = message.token
         self._sequencer = Sequencer(
-            part,
+            shard,
             barrier,
             to_worker=self._data.send,
             to_aggregator=lambda index, order: self._data.send(aggregator_name(index), order),
@@ -331,15 +333,17 @@ class Aggregator:
             post=self._posted.put,
             checkpoint=message.checkpoint,
             best_step=record.best_step,
-            seed=self._boot.seed,
+            seed=self._config.seed,
             quarantined=tuple(sorted({*message.quarantined, *self._quarantined})),
         )
         if self._quarantined:
-            self._control.send(m.Quarantined(self._quarantined, "workers died of them before"))
-        if message.recover and (report := part.block.read_report(record.step)) is not None:
-            said = m.decode(report)
-            if isinstance(said, m.StepReport) and said.step == record.step:
-                self._control.send(said)  # it may not have been heard
+            self._control.send(
+                m.Quarantined(self._quarantined, "workers crashed on them in an earlier attempt")
+            )
+        if message.recover and (report := shard.block.read_report(record.step)) is not None:
+            step_report = m.decode(report)
+            if isinstance(step_report, m.StepReport) and step_report.step == record.step:
+                self._control.send(step_report)  # the first one may have been lost
 
     def _connect_upstream(self, first: m.AggregatorAddress) -> None:
         if self._upstream is not None:
@@ -354,7 +358,7 @@ class Aggregator:
     # ---- workers of other hosts ----------------------------------------------------------------------------
 
     def _ask_seeder(self) -> None:
-        """Ask for the initial weights until they are there."""
+        """Request the initial weights until all have arrived."""
         seeding = self._seeding
         if seeding is None:
             return
@@ -373,13 +377,13 @@ class Aggregator:
                 self._begin_seeded(seeding)
 
     def _begin_seeded(self, seeding: _Seeding) -> None:
-        seeding.part.begin()
+        seeding.shard.begin()
         if self.index == 0:
-            seeding.part.block.write_job(JobRecord())
-        self._serve(seeding.order, seeding.part, JobRecord())
+            seeding.shard.block.write_job(JobRecord())
+        self._serve(seeding.order, seeding.shard, JobRecord())
 
     def _check(self, peer: str, check: m.Check) -> None:
-        """Tell a worker what is missing of what it has sent, or the sequencer that all of it is there."""
+        """Report missing chunks to the worker, or to the sequencer that a contribution is complete."""
         if self._seeding is not None:
             if peer == self._seeding.order.seeder:
                 self._answer(peer, self._seeding.inbox.check(self.index, check))
@@ -401,15 +405,16 @@ class Aggregator:
         return self._sequencer.step if self._sequencer is not None else self._step
 
     def _is_served(self, pull: m.Pull) -> bool:
-        """The step before is still wanted where a restarted sequencer has it done again.
+        """Return whether the weights that a worker requests are available.
 
-        What is older is wanted by nobody who has not been left behind, and what is newer is not there yet.
+        The step before the last is still needed when a restarted sequencer repeats a step. Only workers that no
+        longer take part ask for older weights, and newer ones do not exist yet.
         """
         return self._applied - 1 <= pull.step <= self._applied
 
     def _answer_pulls(self) -> None:
-        """Send the weights to whoever waits for them, once they are there."""
-        if self._part is None or not self._pulls:
+        """Send the weights to the workers that wait for them, as soon as they exist."""
+        if self._shard is None or not self._pulls:
             return
         for peer, pull in list(self._pulls.items()):
             if pull.step > self._applied:
@@ -418,14 +423,14 @@ class Aggregator:
             if self._is_served(pull):
                 outbox = self._outboxes.setdefault(peer, Outbox())
                 outbox.forget_before(pull.step)
-                outbox.push(weights_payload(self._part.block, self.index, pull), self._sender(peer))
+                outbox.push(weights_payload(self._shard.block, self.index, pull), self._sender(peer))
 
 
 def _checkpoint(url: str, model: m.Manifest) -> Checkpoint:
-    """The newest checkpoint that a job can go on with.
+    """Return the newest checkpoint from which a job can resume.
 
     Raises:
-        ScavengerError: If there is none, or it is of another model or of an older form.
+        ScavengerError: If there is none, or it belongs to another model or has an older format.
     """
     checkpoint = CheckpointStore(url).latest(finite=True)
     if checkpoint is None:
@@ -433,22 +438,22 @@ def _checkpoint(url: str, model: m.Manifest) -> Checkpoint:
     manifest = checkpoint.manifest
     if manifest.fingerprint != model.digest:
         raise ScavengerError(
-            f"the checkpoint in {url} is of another model or data set than the training code gives now"
+            f"the checkpoint in {url} belongs to another model or data set than the training code defines now"
         )
     if manifest.version < FORMAT_VERSION:
         raise ScavengerError(
             f"the checkpoint in {url} was written by an older Scavenger (format {manifest.version}), which did not "
-            "always tell apart which tensor a part of the optimizer's state belongs to; resume the job with that "
-            "version, or begin it again"
+            "always record which tensor a part of the optimizer's state belongs to; resume the job with that "
+            "version, or start a new job"
         )
     return checkpoint
 
 
 @dataclass(slots=True)
 class _Seeding:
-    """Initial weights that are on their way from a worker."""
+    """Transfer of the initial weights from a worker."""
 
     order: m.Initialise
-    part: ModelShard
+    shard: ModelShard
     inbox: WeightsInbox
     asked_at: float = 0.0

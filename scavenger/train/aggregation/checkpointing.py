@@ -1,4 +1,4 @@
-"""The sequencer's checkpoints: when one is due, who has written which part of it, and when it is whole."""
+"""Checkpointing by the sequencer: when a checkpoint is due, which parts are written, and when it is complete."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ __all__ = ["Checkpointing"]
 
 _ASK_AGAIN_S = 1.0
 _PATIENCE_S = 600.0
-"""Until a checkpoint counts as lost that an aggregator does not answer for."""
+"""Time after which a checkpoint that an aggregator does not answer for counts as lost."""
 
 
 class Checkpointing:
-    """One job's checkpoints. Training goes on while one is written.
+    """Writes the checkpoints of one job, while training goes on.
 
-    One counts only after the leader has said that all steps up to it are on record: a job that is taken up there knows
-    how it came there, at whatever moment everybody was killed.
+    A checkpoint is committed only after the coordinator's side has confirmed that all steps up to it are recorded. A
+    job resumed from it therefore has its complete history, at whatever moment all processes were killed.
 
     Args:
-        part: The first part.
-        plan: Where and when; None for no checkpoints.
-        to_aggregator: Sends to one of the other aggregators, by its place.
-        report: Sends to whoever leads the job.
-        post: Has a message taken by the thread that serves; for other threads.
-        step: The last one that was applied when the job was taken up.
+        shard: The first aggregator's model shard.
+        plan: Where and when to write; None for no checkpoints.
+        to_aggregator: Sends a message to another aggregator, by index.
+        report: Sends a message to the coordinator and the supervisor.
+        post: Passes a message from another thread to the serving thread.
+        step: The last step that was applied when the job started or resumed.
     """
 
     def __init__(
         self,
-        part: ModelShard,
+        shard: ModelShard,
         plan: m.CheckpointPlan | None,
         *,
         to_aggregator: Callable[[int, m.Message], None],
@@ -51,7 +51,7 @@ class Checkpointing:
         post: Callable[[m.Message], None],
         step: int,
     ) -> None:
-        self._part, self._plan = part, plan
+        self._shard, self._plan = shard, plan
         self._to_aggregator, self._report, self._post = to_aggregator, report, post
         self._store = None if plan is None else CheckpointStore(plan.url)
         self._saving: _Saving | None = None
@@ -59,19 +59,19 @@ class Checkpointing:
 
     @property
     def busy(self) -> bool:
-        """One is being written."""
+        """Whether a checkpoint is being written."""
         return self._saving is not None
 
     def look(
         self, barrier: Barrier, *, best_step: int, quarantined: tuple[int, ...], now: bool = False
     ) -> None:
-        """Begin a checkpoint where one is due.
+        """Begin a checkpoint if one is due.
 
         Args:
-            barrier: Where the job stands, with a step applied just now.
-            best_step: After which the weights were best so far; 0 where none is known.
-            quarantined: Samples that are left out.
-            now: One is due in any case, unless there is one of this step.
+            barrier: State of the job, just after a step was applied.
+            best_step: Step after which the weights were best so far; 0 if unknown.
+            quarantined: Indices of samples that are left out.
+            now: Write one in any case, unless there is one of this step.
         """
         plan = self._plan
         if plan is None or self._saving is not None or self._store is None:
@@ -82,7 +82,7 @@ class Checkpointing:
             return
         self._saving = saving = _Saving(
             CheckpointManifest(
-                fingerprint=self._part.layout.manifest.digest,
+                fingerprint=self._shard.layout.manifest.digest,
                 step=barrier.step,
                 attempt=uuid.uuid4().hex[:12],
                 epoch=barrier.position.epoch,
@@ -95,12 +95,12 @@ class Checkpointing:
         )
         self._saved_at, self._saved_step = time.monotonic(), barrier.step
         order = m.SavePart(barrier.step, saving.manifest.attempt, plan.url, best_step > 0)
-        for aggregator in range(1, self._part.layout.aggregators):
+        for aggregator in range(1, self._shard.layout.aggregators):
             self._to_aggregator(aggregator, order)
-        self._part.save(self._store, order.step, order.attempt, best=order.best, then=self._post)
+        self._shard.save(self._store, order.step, order.attempt, best=order.best, then=self._post)
 
     def part_saved(self, message: m.PartSaved) -> None:
-        """A part of the checkpoint is written, or could not be."""
+        """Handle the report of an aggregator that has written its part, or failed to."""
         saving = self._saving
         if saving is None or self._store is None or message.attempt != saving.manifest.attempt:
             return
@@ -109,7 +109,7 @@ class Checkpointing:
         self._end(saving)
 
     def restarted(self, aggregator: int) -> None:
-        """An aggregator, by its place, has begun anew: what it was writing will never be whole."""
+        """Handle the restart of an aggregator, given by index: the part that it was writing is lost."""
         saving = self._saving
         if saving is not None and aggregator not in saving.parts:
             saving.parts[aggregator] = ()
@@ -117,7 +117,7 @@ class Checkpointing:
             self._end(saving)
 
     def tick(self) -> None:
-        """Give one up that somebody never answers for: the next must not wait for it for ever."""
+        """Give up a checkpoint that an aggregator never answers for, so that the next one can begin."""
         saving, now = self._saving, time.monotonic()
         if saving is None or saving.committing:
             return
@@ -128,18 +128,18 @@ class Checkpointing:
             self._report(m.CheckpointFailed(saving.manifest.step, f"not written within {_PATIENCE_S:.0f} s"))
 
     def recorded(self, step: int) -> None:
-        """All steps up to one are on record."""
+        """Handle the confirmation that all steps up to this one are recorded."""
         saving = self._saving
         if saving is not None and saving.asked_at is not None and saving.manifest.step == step:
             self._commit(saving)
 
     def committed(self) -> None:
-        """The last word of the thread that commits has been heard."""
+        """Handle the result of the thread that commits a checkpoint."""
         self._saving = None
 
     def _end(self, saving: _Saving) -> None:
-        """Once all have answered, so that nobody writes any more: have it recorded, or remove what there is of it."""
-        if len(saving.parts) < self._part.layout.aggregators:
+        """Once all aggregators have answered: request the confirmation, or remove the failed attempt."""
+        if len(saving.parts) < self._shard.layout.aggregators:
             return
         if saving.failure:
             self._commit(saving)
@@ -173,7 +173,7 @@ class _Saving:
     committing: bool = False
 
     def commit(self, store: CheckpointStore, post: Callable[[m.Message], None], began_at: float) -> None:
-        """Write the manifest, which makes the checkpoint one; where a part failed, make room for the next."""
+        """Commit the checkpoint by writing its manifest; if a part failed, delete the attempt to free space."""
         if self.failure:
             with contextlib.suppress(Exception):  # the failure itself is what matters
                 store.discard_unfinished()
@@ -183,7 +183,7 @@ class _Saving:
         manifest = msgspec.structs.replace(self.manifest, parts=parts)
         try:
             store.commit(manifest)
-        except Exception as error:  # noqa: BLE001 - whatever a file system says, training goes on
+        except Exception as error:  # noqa: BLE001 - training goes on after any error of a file system
             post(m.CheckpointFailed(manifest.step, str(error) or type(error).__name__))
             return
         size = sum(part.bytes for part in parts)

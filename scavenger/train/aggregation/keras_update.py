@@ -1,4 +1,4 @@
-"""Any optimizer of Keras, by Keras itself: what `scavenger.train.aggregation.update` falls back on.
+"""Fallback of `scavenger.train.aggregation.update` that applies any Keras optimizer with Keras itself.
 
 Importing this module imports TensorFlow.
 """
@@ -26,10 +26,10 @@ Array = npt.NDArray[Any]
 
 
 class KerasUpdate:
-    """One part's tensors and their optimizer as TensorFlow variables, which are filled anew for each step.
+    """A shard's tensors and their optimizer as TensorFlow variables, which are overwritten before each step.
 
     Args:
-        tensors: The trainable tensors of the part.
+        tensors: The trainable tensors of the shard.
         optimizer: Keras's serialised optimizer, JSON: a configuration, never code.
 
     Raises:
@@ -74,17 +74,17 @@ class KerasUpdate:
             owner = owners.get(id(variable), -1)
             if owner < 0 and math.prod(variable.shape) > 1:
                 raise NotSupportedError(
-                    f"the optimizer {self._optimizer.name} keeps {variable.path}, of which it cannot be told which "
-                    "tensor it belongs to"
+                    f"the optimizer {self._optimizer.name} keeps {variable.path}, but it is not known which "
+                    "tensor this belongs to"
                 )
             yield SlotSpec(variable.path, tuple(variable.shape), variable.dtype, "slot", owner, seen[owner])
             seen[owner] += 1
 
     def _owners(self) -> dict[int, int]:
-        """Which tensor each state variable belongs to, by its id.
+        """Map the id of each state variable to the index of its tensor.
 
-        Names do not tell: Adafactor gives all that belongs to layers of one kind the same. But in each of Keras's
-        optimizers a list with as many entries as there are tensors has one for each, in their order.
+        Names are not unique: Adafactor uses the same names for all layers of one kind. But in each Keras optimizer, a
+        list with as many entries as there are tensors has one entry per tensor, in their order.
         """
         places = {id(weight): place for place, weight in enumerate(self._weights)}
         owners: dict[int, int] = {}
@@ -101,14 +101,14 @@ class KerasUpdate:
 
     @staticmethod
     def _state_of(optimizer: Any) -> list[Any]:
-        """Its variables but for the number of updates and the learning rate, which no step changes."""
+        """Return an optimizer's variables except the update counter and the learning rate, which no step changes."""
         others = set()
         for one in (optimizer, *getattr(optimizer, "optimizers", ())):
             others |= {id(one._iterations), id(one._learning_rate)}
         return [variable for variable in optimizer.variables if id(variable) not in others]
 
     def initial_slots(self, weights: Sequence[Array]) -> list[Array]:
-        """The state that Keras gives an optimizer built on these weights."""
+        """Return the initial state of the optimizer, as Keras builds it on these weights."""
         optimizer, _ = self._built(weights)
         return [np.array(variable.numpy()) for variable in self._state_of(optimizer)]
 
@@ -123,7 +123,7 @@ class KerasUpdate:
         step: int,
         lr_scale: float,
     ) -> None:
-        """One step of the optimizer. `gradients` may be the arrays of `new_weights`."""
+        """Apply one step of the optimizer. `gradients` may be the arrays of `new_weights`."""
         self._fill(old_weights, old_slots)
         self._scale.assign(lr_scale)
         for variable, rate in self._rates:
@@ -137,7 +137,7 @@ class KerasUpdate:
             np.copyto(target, variable.numpy())
 
     def finalise(self, weights: Sequence[Array], slots: Sequence[Array], out: Sequence[Array]) -> None:
-        """What Keras does at the end of training: put averaged weights, if there are any, in place."""
+        """Write the final weights to `out`, with Keras's `finalize_variable_values`."""
         self._fill(weights, slots)
         self._optimizer.finalize_variable_values(self._weights)
         for variable, target in zip(self._weights, out, strict=True):
@@ -151,7 +151,7 @@ class KerasUpdate:
 
 
 def _deserialised(document: Any) -> Any:
-    """The optimizer of a configuration; Keras itself does not find all that it exports, as Lamb, by their names."""
+    """Build the optimizer of a configuration, also one (e.g. Lamb) that Keras's `deserialize` does not find."""
     kind: Any = getattr(keras.optimizers, str(document["class_name"]), None)
     exported = isinstance(kind, type) and issubclass(kind, keras.optimizers.Optimizer)
     if document.get("module") == "keras.optimizers" and exported:
@@ -160,7 +160,7 @@ def _deserialised(document: Any) -> Any:
 
 
 class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-    """A schedule times a variable."""
+    """A learning-rate schedule multiplied by a variable."""
 
     def __init__(self, schedule: Any, scale: Any) -> None:
         self._schedule, self._scale = schedule, scale
@@ -170,7 +170,7 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
 
 def _variable(tensor: TensorSpec, value: Array) -> Any:
-    """A variable under the path that it has in the model, by which some optimizers tell layers apart."""
+    """Create a variable with its path in the model, which some optimizers use to identify layers."""
     *scopes, name = tensor.path.split("/")
     with contextlib.ExitStack() as stack:
         for scope in scopes:

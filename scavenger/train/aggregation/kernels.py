@@ -1,8 +1,8 @@
 """Keras's common optimizers as arithmetic over one block of one tensor, for `scavenger.train.aggregation.update`.
 
-Notation, each a flat array of one block: g gradient, w weights, t room for what comes between. A kernel reads the
-old weights and slots, writes the new ones, and may overwrite g and t. Operations stand in Keras's order and
-in the tensor's own precision, so that the results are Keras's up to the last bits.
+Notation, each a flat array of one block: g gradient, w weights, t scratch space. A kernel reads the
+old weights and slots, writes the new ones, and may overwrite g and t. Operations follow Keras's order and
+use the tensor's own precision, so that results agree with Keras up to the last bits.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What all of Keras's optimizers have in common; the fields are those of its configurations.
+    """Base of all update rules, with the fields common to the configurations of Keras's optimizers.
 
-    `loss_scale_factor` and `gradient_accumulation_steps` are none of this module's business: a configuration
-    with them is left to Keras.
+    This module does not support `loss_scale_factor` and `gradient_accumulation_steps`: Keras itself handles a
+    configuration with them.
     """
 
     name: str | None = None
@@ -50,20 +50,20 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def own_slots(self) -> dict[str, float]:
-        """State arrays of each tensor by name, with what they are filled with at first."""
+        """Names of each tensor's state arrays, with their initial values."""
         raise NotImplementedError
 
     @property
     def slots(self) -> dict[str, float]:
-        """As `own_slots`, with the average of the weights last where one is kept."""
+        """As `own_slots`, followed by the average of the weights if the optimizer keeps one."""
         return self.own_slots | ({"average": 0.0} if self.use_ema else {})
 
     def own_kernel(self, dtype: np.dtype[Any], learning_rate: np.float32, step: int) -> Kernel:
-        """The update proper. `step` counts from 1."""
+        """Build the kernel of the update itself. `step` counts from 1."""
         raise NotImplementedError
 
     def kernel(self, dtype: np.dtype[Any], learning_rate: np.float32, step: int) -> Kernel:
-        """All that is done to a block of type `dtype` in a step, but for clipping by norms."""
+        """Build the kernel of a whole step for blocks of type `dtype`, except for clipping by norms."""
         own, of = self.own_kernel(dtype, learning_rate, step), dtype.type
         limit = of(self.clipvalue) if self.clipvalue and self.clipvalue > 0 else None
         decay = _cast(dtype, self.weight_decay) if self.weight_decay else None
@@ -95,7 +95,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 def _cast(dtype: np.dtype[Any], value: float) -> Any:
-    """As Keras casts a number of the configuration: by way of single precision, even to double precision."""
+    """Cast a number of the configuration as Keras does: via single precision, even to double precision."""
     return dtype.type(np.float32(value))
 
 
@@ -258,7 +258,7 @@ _RULES: dict[str, type[Rule]] = {
 
 
 def read_rule(optimizer: str) -> tuple[Rule, LearningRate] | None:
-    """Keras's serialised optimizer, JSON, as a rule of this module; None if only Keras itself can follow it."""
+    """Parse Keras's serialised optimizer (JSON) as a rule; None if only Keras itself can apply it."""
     try:
         class_name, config = read_named(json.loads(optimizer), "keras.optimizers")
         if class_name not in _RULES:

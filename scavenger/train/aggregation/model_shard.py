@@ -1,4 +1,4 @@
-"""One aggregator's part of one job: its tensors, their optimizer, and nothing of the protocol."""
+"""One aggregator's shard of a job's model: its tensors and their optimizer, without any protocol."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Array = npt.NDArray[Any]
 
 
 class ModelShard:
-    """The arithmetic on one part.
+    """The tensors of one shard, in shared memory, and the operations on them.
 
     Args:
-        fd: The job's block.
-        layout: Of the block.
-        index: Which part.
+        fd: File descriptor of the job's shared-memory block.
+        layout: Layout of the block.
+        index: Index of the shard, which is that of its aggregator.
 
     Raises:
         NotSupportedError: If the optimizer cannot be built from its configuration.
@@ -53,25 +53,25 @@ class ModelShard:
     def _section(self, step: int, indices: Sequence[int]) -> list[Array]:
         return self.block.tensors(self.layout.state_at(step), indices)
 
-    # ---- beginnings ----------------------------------------------------------------------------------------
+    # ---- start-up ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The initial weights are in the block; the optimizer starts from them."""
+        """Initialise the optimizer from the initial weights, which are in the block."""
         initial = self._update.initial_slots(self._weights[0])
         for target, value in zip(self._optimizer.slots(0), initial, strict=True):
             target[...] = value
         self.block.write_part(self.index, PartRecord())
 
     def load(self, step: int, tensors: dict[str, Array]) -> None:
-        """Begin with what a checkpoint holds, as it was after `step`.
+        """Restore the state after `step` from the tensors of a checkpoint.
 
         Raises:
-            ScavengerError: If it lacks a tensor, or has one of another form.
+            ScavengerError: If a tensor is missing, or has another shape or type.
         """
         for name, target in self._named(step):
             value = tensors.get(name)
             if value is None or value.shape != target.shape or value.dtype != target.dtype:
-                raise ScavengerError(f"the checkpoint has no fitting {name}: it is of another model")
+                raise ScavengerError(f"the checkpoint has no matching {name}: it belongs to another model")
             target[...] = value
         for index, target in zip(self._all, self.block.tensors(self.layout.best_at, self._all), strict=True):
             if (value := tensors.get(f"best.{index}")) is not None:
@@ -81,10 +81,11 @@ class ModelShard:
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def apply(self, order: ApplyPart) -> PartApplied:
-        """Average the pieces, update, and write what belongs to the step beside what belonged to the one before.
+        """Average the gradients, apply the optimizer, and write the new state next to that of the step before.
 
-        A view gives a step one list of pieces, so what was applied under it is not applied again: the step after
-        may be overwriting what it was made of. Under a newer view it is, since nothing came after it then.
+        A view gives a step exactly one list of pieces, so a repeated order under the same view is not applied again:
+        the following step may already be overwriting its inputs. Under a newer view the step is applied again, because
+        no later step has begun.
         """
         kept = self.block.read_part(self.index)
         if kept is not None and (kept.step, kept.view) == (order.step, order.view):
@@ -93,9 +94,9 @@ class ModelShard:
         fail_here("aggregator.applying")
         step = order.step
         if (step - self._saving_step) % 2 == 0:
-            self._copied.wait()  # a checkpoint may still be reading what is to be overwritten
+            self._copied.wait()  # a checkpoint may still be reading the state to be overwritten
         counted = [(samples, slot) for _, samples, slot in order.pieces if samples > 0]
-        if not counted:  # all of it is quarantined: the step changes nothing
+        if not counted:  # all samples are quarantined: the step changes nothing
             self._carry_over(step)
             self.block.write_part(self.index, PartRecord(step, order.view))
             return PartApplied(self.index, step, True, 0.0, 0.0, time.perf_counter() - started)
@@ -136,7 +137,7 @@ class ModelShard:
             target[...] = value
 
     def expect(self, slot: int) -> None:
-        """A worker will write to a slot: map its pages while nobody waits for them."""
+        """Map the pages of a slot in advance, before a new worker writes to it."""
         begin, end = self.layout.part_ranges[self.index]
         place = (self.layout.slot_at(slot) + begin, end - begin)
         threading.Thread(target=self.block.touch, args=place, name="touch", daemon=True).start()
@@ -148,38 +149,39 @@ class ModelShard:
         return self._slots[place]
 
     def _merge_states(self, step: int, counted: list[tuple[int, int]]) -> None:
-        """State that the forward pass updates: a mean over samples, or that of the first piece."""
+        """Merge state that the forward pass updates: the mean over samples, or the value of the first piece."""
         if not self._states:
             return
         total = sum(samples for samples, _ in counted)
-        said = [self.block.tensors(self.layout.slot_at(slot), self._states) for _, slot in counted]
+        contributed = [self.block.tensors(self.layout.slot_at(slot), self._states) for _, slot in counted]
         for place, (index, target) in enumerate(
             zip(self._states, self._section(step, self._states), strict=True)
         ):
-            first = said[0][place]
+            first = contributed[0][place]
             target[...] = first
             if self.layout.manifest.tensors[index].role == "mean":
-                # as differences, so that what no worker changed (frozen layers) keeps its every bit
-                for (samples, _), values in zip(counted[1:], said[1:], strict=True):
+                # computed from differences, so that values that no worker changed (frozen layers) stay bit-identical
+                for (samples, _), values in zip(counted[1:], contributed[1:], strict=True):
                     target += (samples / total) * (values[place] - first)
 
     def sum_metrics(self, step: int, slots: Sequence[int], *, begins_epoch: bool) -> None:
-        """The epoch's metric sums as they are after the step. They lie with the first part."""
+        """Update the epoch's metric sums after a step; only the first shard holds them."""
         old = self.block.metrics(self.layout.state_at(step - 1))
         new = self.block.metrics(self.layout.state_at(step))
-        said = [self.block.metrics(self.layout.slot_at(slot)) for slot in slots]
+        contributed = [self.block.metrics(self.layout.slot_at(slot)) for slot in slots]
         for place, target in enumerate(new):
             target[...] = 0 if begins_epoch else old[place]
-            for values in said:
+            for values in contributed:
                 target += values[place]
 
     def metric_sums(self, step: int) -> list[npt.NDArray[np.float64]]:
+        """Return the epoch's metric sums as of a step, one array per metric variable."""
         return self.block.metrics(self.layout.state_at(step))
 
-    # ---- ends ----------------------------------------------------------------------------------------------
+    # ---- end -----------------------------------------------------------------------------------------------
 
     def keep_best(self, step: int) -> None:
-        """The part's weights after `step` are the best so far."""
+        """Keep the shard's weights after `step` as the best so far."""
         self._copied.wait()
         begin, end = self.layout.part_ranges[self.index]
         source, target = self.layout.state_at(step), self.layout.best_at
@@ -187,7 +189,7 @@ class ModelShard:
         self.block.range(target + begin, size)[:] = self.block.range(source + begin, size)
 
     def finalise(self, step: int, *, best: bool) -> None:
-        """Put the weights that the model is to have in the place of those after `step`."""
+        """Replace the weights after `step` by the final ones: the best, or as the optimizer finalises them."""
         self._copied.wait()
         begin, end = self.layout.part_ranges[self.index]
         if best:
@@ -209,12 +211,12 @@ class ModelShard:
         best: bool,
         then: Callable[[PartSaved], None],
     ) -> None:
-        """Write the part as it is after `step`, in a thread, and tell `then` how that went.
+        """Write the shard as of `step` to a checkpoint, in a thread, and pass the result to `then`.
 
-        Training goes on meanwhile. It only waits where the step after the next comes before the copy is made.
+        Training goes on meanwhile. It waits only if the step after the next begins before the copy is made.
         """
         if self._saving is not None and self._saving.is_alive():
-            then(PartSaved(self.index, step, attempt, (), "the checkpoint before it is still being written"))
+            then(PartSaved(self.index, step, attempt, (), "the previous checkpoint is still being written"))
             return
         self._copied.clear()
         self._saving_step = step
@@ -241,18 +243,18 @@ class ModelShard:
         fail_here("aggregator.saving")
         try:
             part = store.write_part(step, attempt, str(self.index), tensors)
-        except Exception as error:  # noqa: BLE001 - whoever waits must be answered
+        except Exception as error:  # noqa: BLE001 - the sequencer must get an answer
             then(PartSaved(self.index, step, attempt, (), str(error) or type(error).__name__))
             return
         then(PartSaved(self.index, step, attempt, ((part.name, part.sha256, part.bytes, part.finite),), ""))
 
     def wait_saved(self) -> None:
-        """Until no checkpoint is being written any more."""
+        """Wait until no checkpoint is being written."""
         if self._saving is not None:
             self._saving.join()
 
     def _named(self, step: int) -> list[tuple[str, Array]]:
-        """Everything that the part is after a step, under the names that a checkpoint has for it."""
+        """Return all tensors of the shard as of a step, with their names in checkpoints."""
         named = [(f"weight.{i}", a) for i, a in zip(self._all, self._section(step, self._all), strict=True)]
         slots = zip(self._update.slots, self._optimizer.slots(step), strict=True)
         named += [(self._slot_name(spec), array) for spec, array in slots]
@@ -261,6 +263,6 @@ class ModelShard:
         return named
 
     def _slot_name(self, slot: SlotSpec) -> str:
-        """By the tensor's place in the manifest, which is the same however the tensors are shared out."""
+        """Name a slot by its tensor's index in the manifest, which does not depend on how tensors are sharded."""
         owner = "shared" if slot.tensor < 0 else self._trainable[slot.tensor]
         return f"slot.{owner}.{slot.number}"

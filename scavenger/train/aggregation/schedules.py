@@ -1,8 +1,7 @@
 """Keras's learning-rate schedules, evaluated from their configurations without TensorFlow.
 
-The formulas are those of `keras.optimizers.schedules`, in single precision and in the same order, so that a rate
-here is the rate there. `CosineDecayRestarts` is left to Keras: where a restart falls depends on the last bit of
-a logarithm.
+The formulas are those of `keras.optimizers.schedules`, in single precision and in the same order, so that the
+rates are identical. `CosineDecayRestarts` is left to Keras: its restarts depend on the last bit of a logarithm.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy as np
 __all__ = ["LearningRate", "read_learning_rate", "read_named"]
 
 LearningRate = Callable[[int], np.float32]
-"""The rate by the number of updates made before."""
+"""Function from the number of earlier updates to the learning rate."""
 
 _Steps = Annotated[float, msgspec.Meta(gt=0.0)]
 _f = np.float32
 
 
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An object as Keras serialises it."""
+    """An object in Keras's serialised form."""
 
     module: str
     class_name: str
@@ -131,11 +130,11 @@ _SCHEDULES: dict[str, type[_Schedule]] = {
 
 
 def read_named(document: object, module: str) -> tuple[str, dict[str, Any]]:
-    """Class name, in lower case, and configuration of one of Keras's own objects, from its serialised form.
+    """Return the class name, in lower case, and the configuration of a serialised Keras object.
 
     Raises:
-        msgspec.ValidationError: If it is no such form.
-        ValueError: If it is of another module.
+        msgspec.ValidationError: If the document does not have this form.
+        ValueError: If the object is of another module.
     """
     named = msgspec.convert(document, _Named)
     if named.module != module:
@@ -144,11 +143,11 @@ def read_named(document: object, module: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_learning_rate(document: object) -> LearningRate:
-    """The learning rate, a number or a schedule, of an optimizer's configuration.
+    """Parse the learning rate of an optimizer's configuration: a number or a schedule.
 
     Raises:
         msgspec.ValidationError: If it is neither.
-        ValueError: If it is none of the schedules known here.
+        ValueError: If the schedule is not supported here.
     """
     if isinstance(document, float):
         constant = _f(document)

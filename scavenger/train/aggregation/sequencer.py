@@ -1,4 +1,4 @@
-"""The first aggregator's second role: it sequences the job's steps, as `scavenger.elastic.barrier` decides."""
+"""The sequencer, a second role of the first aggregator: executes the steps that `scavenger.elastic.barrier` decides."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from scavenger.train.transport.shared_memory import JobRecord
 __all__ = ["Sequencer"]
 
 _REPEAT_S = 1.0
-"""Silence after which what is awaited is asked for again."""
+"""Time without progress after which pending requests are repeated."""
 
 
 class Sequencer:
-    """One job's sequencing.
+    """Sequencer of one job.
 
     Args:
-        part: The first part.
-        barrier: Where the job stands.
-        to_worker: Sends to a worker.
-        to_aggregator: Sends to one of the other aggregators, by its place.
-        report: Sends to whoever leads the job.
-        post: Has `from_aggregator` called with a message by the thread that serves; for other threads.
-        checkpoint: Where and when to write checkpoints; None for none.
-        seed: Of the job, which the order of an epoch follows from.
-        quarantined: Samples that are left out already.
+        shard: The first aggregator's model shard.
+        barrier: State machine of the job's steps.
+        to_worker: Sends a message to a worker.
+        to_aggregator: Sends a message to another aggregator, by index.
+        report: Sends a message to the coordinator and the supervisor.
+        post: Passes a message from another thread to `from_aggregator` on the serving thread.
+        checkpoint: Where and when to write checkpoints; None for no checkpoints.
+        best_step: Step after which the weights were best so far; 0 if unknown.
+        seed: The job's seed, which determines the sample order of each epoch.
+        quarantined: Indices of samples that are left out already.
     """
 
     def __init__(
         self,
-        part: ModelShard,
+        shard: ModelShard,
         barrier: b.Barrier,
         *,
         to_worker: Callable[[str, m.Message], None],
@@ -54,16 +55,16 @@ class Sequencer:
         seed: int,
         quarantined: tuple[int, ...],
     ) -> None:
-        self._part, self._barrier = part, barrier
+        self._shard, self._barrier = shard, barrier
         self._seed, self._quarantined = seed, quarantined
-        self._manifest = part.layout.manifest
-        self._others = range(1, part.layout.aggregators)
+        self._manifest = shard.layout.manifest
+        self._others = range(1, shard.layout.aggregators)
         self._to_worker, self._to_aggregator = to_worker, to_aggregator
         self._report = report
         self._checkpoints = Checkpointing(
-            part, checkpoint, to_aggregator=to_aggregator, report=report, post=post, step=barrier.step
+            shard, checkpoint, to_aggregator=to_aggregator, report=report, post=post, step=barrier.step
         )
-        self._said: dict[int, m.Contributed] = {}
+        self._contributions: dict[int, m.Contributed] = {}
         self._sums: dict[int, list[Any]] = {}
         self._summary: dict[str, float] = {}
         self._applied: dict[int, m.PartApplied] = {}
@@ -72,33 +73,34 @@ class Sequencer:
         self._best_step = best_step
         self._opened_at = 0.0
         self._evaluating_since = 0.0
-        self._moved_at = self._repeated_at = time.perf_counter()
+        self._progress_at = self._repeated_at = time.perf_counter()
         self._failed = False
         self._finishing: m.Finish | None = None
         self._finalising: set[int] = set()
         self._newest_piece = 0
         self._view: m.ViewBody | None = None
-        self._told: dict[str, int] = {}
+        self._views_sent: dict[str, int] = {}
         self.beat = m.Beat(barrier.step)
-        """What is awaited, and since when: a value, since another thread asks for it."""
+        """The current heartbeat message; an immutable value, because another thread reads it."""
 
-    # ---- what is -------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     @property
     def step(self) -> int:
+        """The last step that was applied."""
         return self._barrier.step
 
     def _new_beat(self) -> m.Beat:
-        """What is awaited, and since when."""
+        """Build a heartbeat: which workers and aggregators are awaited, and for how long."""
         barrier, view = self._barrier, self._barrier.view
         missing = barrier.missing
         behind = tuple(a for a in self._others if a not in self._applied) if self._order else ()
-        waiting = time.perf_counter() - self._moved_at if missing or behind else 0.0
+        waiting = time.perf_counter() - self._progress_at if missing or behind else 0.0
         evaluating = barrier.phase in (b.Phase.EVALUATE, b.Phase.SUMMARISE)
         return m.Beat(barrier.step, view.number if view else 0, missing, waiting, behind, evaluating)
 
     def inform(self, token: int) -> m.Inform:
-        """Where the job stands, for a coordinator that takes the lead."""
+        """Return the job's state for a coordinator that takes over."""
         self._carry_out(self._barrier.handle(b.Lead(token)))
         view = self._barrier.view
         return m.Inform(
@@ -107,12 +109,12 @@ class Sequencer:
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def from_leader(self, message: m.Message) -> None:
-        """From the coordinator or the supervisor."""
+    def from_control(self, message: m.Message) -> None:
+        """Handle a message from the coordinator or the supervisor."""
         match message:
             case m.Announcement():
                 members = tuple(Member(body.worker, body.slot) for body in message.members)
-                self._feed(
+                self._handle(
                     b.Announce(
                         number=message.number,
                         members=members,
@@ -130,11 +132,13 @@ class Sequencer:
             case m.VerdictGiven():
                 if message.keep_best and self._barrier.phase is b.Phase.VERDICT:
                     self._keep_best()
-                self._feed(b.Verdict(message.epoch, message.stop))
+                self._handle(b.Verdict(message.epoch, message.stop))
             case m.Finish() if self._finishing is None:
                 self._finishing = message
-                self._feed(b.Halt())
-                self._order = self._apply = None  # a step that some have not applied is never told of
+                self._handle(b.Halt())
+                self._order = self._apply = (
+                    None  # a step that only some aggregators have applied is never reported
+                )
                 self._finish()
             case m.Recorded():
                 self._checkpoints.recorded(message.step)
@@ -142,7 +146,13 @@ class Sequencer:
                 pass
 
     def from_worker(self, peer: str, message: m.Message, *, complete: bool) -> None:
-        """From a worker. `complete`: this aggregator has all of the piece that the message tells of."""
+        """Handle a message from a worker.
+
+        Args:
+            peer: Name of the worker.
+            message: The message.
+            complete: Whether this aggregator has received all of the piece that the message announces.
+        """
         if self._failed:
             return
         match message:
@@ -154,7 +164,7 @@ class Sequencer:
                 try:
                     sums = self._unpack(message.sums)
                 except ValueError as error:
-                    print(f"refused {peer}: metric sums of another form: {error}", flush=True)
+                    print(f"refused {peer}: metric sums of the wrong shape: {error}", flush=True)
                     return
                 follows = self._barrier.handle(b.Evaluated(peer, message.view, message.step, message.piece))
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
@@ -171,10 +181,10 @@ class Sequencer:
                 pass
 
     def from_aggregator(self, message: m.Message) -> None:
-        """From one of the other aggregators."""
+        """Handle a message from another aggregator."""
         match message:
             case m.Held():
-                self._feed(
+                self._handle(
                     b.Contribution(message.worker, message.view, message.step, message.piece, message.index)
                 )
             case m.PartApplied() if self._order is not None and message.step == self._order.step:
@@ -182,41 +192,41 @@ class Sequencer:
                 self._complete()
             case m.Finalised():
                 self._finalising.discard(message.index)
-                self._finished()
+                self._report_if_done()
             case m.Initialised():
                 self._checkpoints.restarted(message.index)
                 self.repeat()
             case m.PartSaved():
                 self._checkpoints.part_saved(message)
-                self._finished()
+                self._report_if_done()
             case m.CheckpointWritten() | m.CheckpointFailed():
                 self._checkpoints.committed()
                 self._report(message)
-                self._finished()
+                self._report_if_done()
             case _:
                 pass
 
     def tick(self) -> None:
-        """Called every moment: repeats what has had no answer."""
+        """Repeat what was not answered and update the heartbeat; called several times a second."""
         now = time.perf_counter()
-        if now - max(self._moved_at, self._repeated_at) > _REPEAT_S and not self._failed:
+        if now - max(self._progress_at, self._repeated_at) > _REPEAT_S and not self._failed:
             self.repeat()
         self._checkpoints.tick()
         self.beat = self._new_beat()
 
     def repeat(self) -> None:
-        """Ask again for all that is awaited."""
+        """Repeat the requests for everything that is awaited."""
         self._repeated_at = time.perf_counter()
-        waiting_since = self._moved_at
-        self._feed(b.Tick())
+        waiting_since = self._progress_at
+        self._handle(b.Tick())
         if self._order is not None or self._barrier.missing:
-            self._moved_at = waiting_since  # for whoever asks how long it has been
+            self._progress_at = waiting_since  # the heartbeat reports the time since the first request
         if self._finishing is not None and self._finalising:
             self._finalise()
 
     def repeat_to(self, worker: str) -> None:
-        """Send one worker, which has connected or lacks the view, the view and what it is awaited for."""
-        self._told.pop(worker, None)
+        """Send the view and all pending orders to one worker, which has just connected or lacks the view."""
+        self._views_sent.pop(worker, None)
         self._carry_out(
             [
                 instruction
@@ -230,11 +240,11 @@ class Sequencer:
             b.Contribution(peer, message.view, message.step, message.piece, aggregator)
         )
         if not any(isinstance(instruction, b.Refuse) for instruction in follows):
-            self._said[message.piece] = message
+            self._contributions[message.piece] = message
             fail_here("aggregator.received")
         self._carry_out(follows)
 
-    def _feed(self, event: b.Event) -> None:
+    def _handle(self, event: b.Event) -> None:
         self._carry_out(self._barrier.handle(event))
 
     def _carry_out(self, instructions: Sequence[b.Instruction]) -> None:
@@ -249,13 +259,13 @@ class Sequencer:
                 case b.Report():
                     self._report_epoch(instruction.plan)
                 case b.Installed():
-                    # before anybody hears of it: its number must not be given again
+                    # recorded before it is reported, because its number must not be used again
                     self._write_record()
                     self._report(m.ViewInstalled(m.view_body(instruction.view)))
                 case b.Inform():
                     pass
                 case b.Quarantine():
-                    self._leave_out(instruction)
+                    self._quarantine_samples(instruction)
                 case b.Despair():
                     self._failed = True
                     self._report(m.Failed("data", instruction.reason))
@@ -270,50 +280,53 @@ class Sequencer:
             view=instruction.view.number,
             lr_scale=instruction.view.lr_scale,
             pieces=tuple(
-                (piece.number, self._said[piece.number].samples, piece.slot) for piece in instruction.pieces
+                (piece.number, self._contributions[piece.number].samples, piece.slot)
+                for piece in instruction.pieces
             ),
         )
         if order != self._order:
             self._order, self._apply = order, instruction
             self._applied.clear()
-            self._moved_at = time.perf_counter()
+            self._progress_at = time.perf_counter()
         for aggregator in instruction.aggregators:
             if aggregator and aggregator not in self._applied:
                 self._to_aggregator(aggregator, order)
         if 0 not in self._applied:
-            self._applied[0] = self._part.apply(order)
+            self._applied[0] = self._shard.apply(order)
         self._complete()
 
     def _complete(self) -> None:
-        """Once every part is there: the step is applied, or, where it is not finite, refused by all."""
-        if self._order is None or self._apply is None or len(self._applied) < self._part.layout.aggregators:
+        """Finish the step once every shard is updated; refuse it if a value is not finite."""
+        if self._order is None or self._apply is None or len(self._applied) < self._shard.layout.aggregators:
             return
         order, instruction = self._order, self._apply
         plan, view, pieces = instruction.plan, instruction.view, instruction.pieces
-        said = [self._said[piece.number] for piece in pieces]
-        loss = sum(told.samples * told.loss for told in said) / max(1, sum(told.samples for told in said))
+        contributions = [self._contributions[piece.number] for piece in pieces]
+        loss = sum(each.samples * each.loss for each in contributions) / max(
+            1, sum(each.samples for each in contributions)
+        )
         norms = list(self._applied.values())
-        if not (math.isfinite(loss) and all(part.finite for part in norms)):
+        if not (math.isfinite(loss) and all(shard.finite for shard in norms)):
             self._refuse_step(plan, pieces, loss)
             return
         self._order = self._apply = None
-        self._part.sum_metrics(
+        self._shard.sum_metrics(
             plan.step,
-            [piece.slot for piece, told in zip(pieces, said, strict=True) if told.samples],
+            [piece.slot for piece, each in zip(pieces, contributions, strict=True) if each.samples],
             begins_epoch=plan.shares[0].start == 0,
         )
         report = self._step_report(
             plan, view.number, view.workers, view.global_batch_size, pieces, loss, norms
         )
-        self._part.block.write_report(plan.step, m.encode(report))
-        self._part.block.write_job(
+        self._shard.block.write_report(plan.step, m.encode(report))
+        self._shard.block.write_job(
             JobRecord(plan.step, plan.next_position, self._barrier.number, self._best_step)
         )
         fail_here("aggregator.published")
         self._report(report)
-        self._said.clear()
+        self._contributions.clear()
         follows: list[b.Instruction] = []
-        for aggregator in range(self._part.layout.aggregators):
+        for aggregator in range(self._shard.layout.aggregators):
             follows += self._barrier.handle(b.Applied(order.step, aggregator))
         if plan.ends_epoch:
             self._evaluating_since = self._opened_at
@@ -330,14 +343,14 @@ class Sequencer:
         loss: float,
         norms: list[m.PartApplied],
     ) -> m.StepReport:
-        said = [self._said[piece.number] for piece in pieces]
+        contributions = [self._contributions[piece.number] for piece in pieces]
         compute: dict[str, float] = {}
-        for piece, told in zip(pieces, said, strict=True):
-            # waiting for samples grows with the share as computing does, and is no synchronisation
-            spent = told.compute_s + told.data_wait_s
+        for piece, each in zip(pieces, contributions, strict=True):
+            # waiting for samples grows with the share, like computing, and is not synchronisation
+            spent = each.compute_s + each.data_wait_s
             compute[piece.worker] = compute.get(piece.worker, 0.0) + spent
-        counted = [told for told in said if told.samples]
-        parts, worker_sqnorm = len(counted), sum(part.mean_worker_sqnorm for part in norms)
+        counted = [each for each in contributions if each.samples]
+        parts, worker_sqnorm = len(counted), sum(shard.mean_worker_sqnorm for shard in norms)
         if parts == 1:
             worker_sqnorm = counted[0].half_sqnorm
             parts = 2 if worker_sqnorm > 0 else 0
@@ -348,23 +361,23 @@ class Sequencer:
             epoch=plan.epoch,
             workers=workers,
             global_batch_size=batch,
-            samples=sum(told.samples for told in said),
+            samples=sum(each.samples for each in contributions),
             step_time_s=now - self._opened_at,
             compute_s=max(compute.values(), default=0.0),
-            update_s=max(part.update_s for part in norms),
-            data_wait_s=max((told.data_wait_s for told in said), default=0.0),
+            update_s=max(shard.update_s for shard in norms),
+            data_wait_s=max((each.data_wait_s for each in contributions), default=0.0),
             loss=loss,
             mean_worker_sqnorm=worker_sqnorm,
-            mean_sqnorm=sum(part.mean_sqnorm for part in norms),
+            mean_sqnorm=sum(shard.mean_sqnorm for shard in norms),
             noise_parts=parts,
             worker_compute_s=compute,
             pieces=tuple((piece.worker, piece.share.start, piece.share.stop) for piece in pieces),
         )
-        self._opened_at = self._moved_at = now
+        self._opened_at = self._progress_at = now
         return report
 
-    def _leave_out(self, instruction: b.Quarantine) -> None:
-        """Workers died of these again and again: nobody computes them any more."""
+    def _quarantine_samples(self, instruction: b.Quarantine) -> None:
+        """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
         order = epoch_order(self._seed, piece.scope, self._manifest.dataset_size)
         samples = tuple(int(index) for index in order[piece.start : piece.stop])
@@ -372,11 +385,13 @@ class Sequencer:
         self._report(m.Quarantined(samples, instruction.reason))
 
     def _refuse_step(self, plan: StepPlan, pieces: tuple[Piece, ...], loss: float) -> None:
-        """A non-finite gradient is not applied: the weights of the step before stay the job's."""
+        """Fail the job at a non-finite loss or gradient, keeping the weights of the step before."""
         self._failed = True
         what = "loss" if not math.isfinite(loss) else "gradient"
         value = loss if what == "loss" else math.nan
-        names = dict.fromkeys(p.worker for p in pieces if not math.isfinite(self._said[p.number].loss))
+        names = dict.fromkeys(
+            p.worker for p in pieces if not math.isfinite(self._contributions[p.number].loss)
+        )
         where = f" (on {', '.join(names)})" if names else ""
         self._report(
             m.Failed(
@@ -393,9 +408,9 @@ class Sequencer:
         elif self._opened_at == 0.0:
             self._opened_at = now
         newest = max((piece.number for piece in instruction.pieces), default=0)
-        if newest > self._newest_piece:  # the wait for it begins now, whatever was before
-            self._newest_piece, self._moved_at = newest, now
-        self._tell_view(instruction.worker, instruction.view)
+        if newest > self._newest_piece:  # the wait for the new piece begins now
+            self._newest_piece, self._progress_at = newest, now
+        self._send_view(instruction.worker, instruction.view)
         self._to_worker(
             instruction.worker,
             m.Order(
@@ -408,14 +423,14 @@ class Sequencer:
             ),
         )
 
-    def _tell_view(self, worker: str, view: View) -> None:
-        """Send a worker the view that its orders name, unless it has been sent it before."""
+    def _send_view(self, worker: str, view: View) -> None:
+        """Send a worker the view that its orders refer to, unless it was sent before."""
         if self._view is None or self._view.number != view.number:
             self._view = m.view_body(view)
             members = {member.worker for member in view.members}
-            self._told = {name: number for name, number in self._told.items() if name in members}
-        if self._told.get(worker) != view.number:
-            self._told[worker] = view.number
+            self._views_sent = {name: number for name, number in self._views_sent.items() if name in members}
+        if self._views_sent.get(worker) != view.number:
+            self._views_sent[worker] = view.number
             self._to_worker(worker, m.TakeView(self._view))
 
     # ---- epochs --------------------------------------------------------------------------------------------
@@ -425,8 +440,8 @@ class Sequencer:
         return [np.frombuffer(data).reshape(shape) for data, shape in zip(sums, shapes, strict=True)]
 
     def _sum(self, instruction: b.Sum) -> None:
-        """Have one worker turn the epoch's sums into metrics."""
-        self._moved_at = time.perf_counter()
+        """Ask one worker to compute the epoch's metrics from their sums."""
+        self._progress_at = time.perf_counter()
         validation = [np.zeros(shape) for shape in self._manifest.metrics]
         for piece in instruction.pieces:
             for total, value in zip(validation, self._sums[piece.number], strict=True):
@@ -436,50 +451,52 @@ class Sequencer:
             m.Summarise(
                 instruction.view.number,
                 instruction.plan.step,
-                tuple(total.tobytes() for total in self._part.metric_sums(instruction.plan.step)),
+                tuple(total.tobytes() for total in self._shard.metric_sums(instruction.plan.step)),
                 tuple(total.tobytes() for total in validation),
             ),
         )
 
     def _report_epoch(self, plan: StepPlan) -> None:
         self._sums.clear()
-        self._moved_at = now = time.perf_counter()
+        self._progress_at = now = time.perf_counter()
         since = self._evaluating_since or now
         self._report(m.EpochReport(plan.epoch, plan.step, self._summary, now - since))
 
     def _write_record(self) -> None:
         barrier = self._barrier
-        self._part.block.write_job(JobRecord(barrier.step, barrier.position, barrier.number, self._best_step))
+        self._shard.block.write_job(
+            JobRecord(barrier.step, barrier.position, barrier.number, self._best_step)
+        )
 
     def _keep_best(self) -> None:
         step = self._best_step = self._barrier.step
-        self._part.keep_best(step)
+        self._shard.keep_best(step)
         for aggregator in self._others:
             self._to_aggregator(aggregator, m.KeepBest(step))
         self._write_record()
 
-    # ---- end -----------------------------------------------------------------------------------------------
+    # ---- shutdown ------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
         assert self._finishing is not None
         if self._finishing.checkpoint:
-            # of the state as training left it, which is copied before it is finalised
+            # a checkpoint of the state before `finalise`; the copy is made first
             self._checkpoints.look(
                 self._barrier, best_step=self._best_step, quarantined=self._quarantined, now=True
             )
         self._finalising = set(self._others)
         self._finalise()
-        self._finished()
+        self._report_if_done()
 
     def _finalise(self) -> None:
-        """Have the weights finalised; done again, it gives the same."""
+        """Finalise the weights on all aggregators; idempotent."""
         assert self._finishing is not None
         step, best = self._barrier.step, self._finishing.best and self._best_step > 0
-        self._part.finalise(step, best=best)
+        self._shard.finalise(step, best=best)
         for aggregator in sorted(self._finalising):
             self._to_aggregator(aggregator, m.Finalise(step, best))
 
-    def _finished(self) -> None:
+    def _report_if_done(self) -> None:
         if self._finishing is not None and not self._finalising and not self._checkpoints.busy:
             self._finishing = None
             self._report(m.Done(self._barrier.step))

@@ -1,7 +1,7 @@
 """The aggregator's arithmetic: mean gradient, norms and optimizer in one pass over memory, without TensorFlow.
 
 Every tensor is cut into blocks that stay in the processor's cache from the first read of the gradients to the
-write of the new weights, and the blocks are shared out to threads: NumPy lets go of the interpreter while it
+write of the new weights, and the blocks are distributed over threads: NumPy releases the interpreter lock while it
 computes. Optimizers that need a norm of the mean gradient first (clipping by norms) take a second pass.
 """
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 __all__ = ["Contribution", "Norms", "Update"]
 
 Contribution = tuple[int, Sequence[Array]]
-"""Samples, and one gradient per trainable tensor of the part."""
+"""Number of samples, and one gradient per trainable tensor of the shard."""
 
 _BLOCK_BYTES = 256 * 1024
-"""Of one array. Smaller blocks lose to NumPy's cost per call and to the threads' waiting for the interpreter,
-larger ones to the cache: Adam over 25 million parameters, two threads, took 114 ms with 32 KiB, 52 with 128, 41
-with 256, 43 with 512."""
+"""Block size of one array. Smaller blocks suffer from NumPy's cost per call and from contention for the interpreter
+lock, larger ones from cache misses: Adam over 25 million parameters, two threads, took 114 ms with 32 KiB, 52 with
+128, 41 with 256, 43 with 512."""
 
 _ROW = 4096
 """Elements whose squares are summed in single precision before double precision takes over; also short enough
 that the linear-algebra library starts no threads of its own."""
 
 _THREADS_MAX = 4
-"""Unless told otherwise. About a seventh of a block's time goes into NumPy's and Python's own steps, under the
+"""Default limit of threads. About a seventh of a block's time goes into NumPy's and Python's own steps, under the
 interpreter's lock (`python -m benchmarks aggregation`: one thread against the row of many small tensors), and
-memory has no more to give to many threads either."""
+the memory bandwidth is exhausted by a few threads too."""
 
 _TINY = 1e-30
 """Below it the squares of a single-precision sum may have been lost to underflow."""
@@ -49,12 +49,12 @@ _FUSED_TYPES = frozenset({"float16", "float32", "float64"})
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """What the gradient noise is told from, over the tensors of one part, in double precision.
+    """Norms for the gradient noise, over the tensors of one shard, in double precision.
 
     Attributes:
         mean_worker_sqnorm: Mean over the contributions of |g_k|², weighted by samples.
         mean_sqnorm: |g|² of the mean gradient.
-        finite: Whether every gradient was. If not, the new weights and slots are worth nothing.
+        finite: Whether every gradient was finite. If not, the new weights and slots are invalid.
     """
 
     mean_worker_sqnorm: float
@@ -68,28 +68,28 @@ class _Piece(NamedTuple):
 
 
 class _Mean:
-    """A step's mean gradient, formed piece by piece, and the norms.
+    """Computes a step's mean gradient, piece by piece, and the norms.
 
     Attributes:
-        squares: Of each piece (rows), |g_k|² of each contribution and last |g|² of the mean. Kept apart, so that
-            sums do not depend on which thread came first.
+        squares: For each piece (row), |g_k|² of each contribution, then |g|² of the mean. Kept separately, so that
+            sums do not depend on the order of the threads.
 
     Raises:
-        ValueError: If nobody contributed a sample.
+        ValueError: If no contribution has samples.
     """
 
     def __init__(self, pieces: Sequence[_Piece], contributions: Sequence[Contribution]) -> None:
         counted = [(samples, gradients) for samples, gradients in contributions if samples > 0]
         total = sum(samples for samples, _ in counted)
         if not total:
-            raise ValueError("nobody contributed a sample")
+            raise ValueError("no contribution has samples")
         self._pieces = pieces
         self._shares = np.array([samples / total for samples, _ in counted])
         self._gradients = [[gradient.reshape(-1) for gradient in gradients] for _, gradients in counted]
         self.squares = np.zeros((len(pieces), len(counted) + 1))
 
     def form(self, index: int, out: Array, t: Array) -> None:
-        """Write the mean over a piece to `out`; `t` is room."""
+        """Write the mean over a piece to `out`; `t` is scratch space."""
         tensor, span = self._pieces[index]
         for k, gradients in enumerate(self._gradients):
             block, share = gradients[tensor][span], out.dtype.type(self._shares[k])
@@ -102,26 +102,26 @@ class _Mean:
         self.squares[index, -1] = _sqnorm(out)
 
     def norms(self) -> Norms:
-        """Once every piece has been formed."""
+        """Return the norms; call this after `form` for every piece."""
         *workers, mean = self.squares.sum(axis=0)
         mean_worker = float(self._shares @ np.array(workers))
         return Norms(mean_worker, float(mean), bool(np.isfinite(mean_worker + mean)))
 
 
 class Update:
-    """The optimizer of one part of a job's trainable tensors.
+    """The optimizer for one shard of a job's trainable tensors.
 
-    It keeps no state of the job: a step is a function of the old weights and slots, the gradients and the step's
-    number, bit for bit, whatever the number of threads; so a step that was lost half way is done again.
+    An update keeps no state of the job: the result of a step depends, bit for bit, only on the old weights and slots,
+    the gradients and the step number, not on the number of threads. A step that was interrupted can be repeated.
 
     Args:
-        tensors: The part's tensors.
+        tensors: The shard's tensors.
         optimizer: Keras's serialised optimizer, JSON: a configuration, never code.
-        threads: That share the work; by default one for each processor that this process may use, at most four.
+        threads: Number of threads; by default one per processor that this process may use, at most four.
 
     Attributes:
-        slots: The optimizer's state arrays beyond the weights, those of a tensor one after the other; one that
-            belongs to no tensor is the same in every part.
+        slots: The optimizer's state arrays besides the weights, grouped by tensor; one that belongs to no tensor
+            is the same in every shard.
 
     Raises:
         NotSupportedError: If the configuration is not that of one of Keras's own optimizers.
@@ -133,18 +133,18 @@ class Update:
     def __init__(self, tensors: Sequence[TensorSpec], optimizer: str, *, threads: int | None = None) -> None:
         threads = min(_processors(), _THREADS_MAX) if threads is None else threads
         if threads < 1:
-            raise ValueError(f"{threads} threads can do nothing")
+            raise ValueError(f"the number of threads must be at least 1, not {threads}")
         self._tensors = tuple(tensors)
         self._types = tuple(np.dtype(tensor.dtype) for tensor in tensors)
         self._pieces = tuple(_pieces(tensors, self._types))
-        # a thread for less than a block is not worth waking
+        # a thread is not worth starting for less than one block
         size = sum(
             dtype.itemsize * math.prod(tensor.shape)
             for tensor, dtype in zip(self._tensors, self._types, strict=True)
         )
         self._threads = max(1, min(threads, size // _BLOCK_BYTES))
         self._pool = ThreadPoolExecutor(self._threads - 1, "update") if self._threads > 1 else None
-        self._rooms = [np.empty((2, _BLOCK_BYTES), dtype=np.uint8) for _ in range(self._threads)]
+        self._scratch = [np.empty((2, _BLOCK_BYTES), dtype=np.uint8) for _ in range(self._threads)]
 
         found = read_rule(optimizer) if _FUSED_TYPES.issuperset(t.dtype for t in tensors) else None
         self._keras: KerasUpdate | None = None
@@ -162,7 +162,7 @@ class Update:
         )
 
     def initial_slots(self, weights: Sequence[Array]) -> list[Array]:
-        """The slots before the first step, given the weights at that time."""
+        """Return the slots before the first step, given the initial weights."""
         if self._keras is not None:
             return self._keras.initial_slots(weights)
         return [
@@ -182,18 +182,18 @@ class Update:
         step: int,
         lr_scale: float = 1.0,
     ) -> Norms:
-        """One step: the mean gradient, weighted by samples, and the optimizer's update with it.
+        """Apply one step: compute the mean gradient, weighted by samples, and the optimizer's update.
 
         Args:
-            contributions: At least one with samples; those without any are passed over.
+            contributions: At least one with samples; those without samples are skipped.
             old_weights, old_slots: The state after the step before; only read.
             new_weights, new_slots: Where the state after this step goes: contiguous arrays which share no memory
-                with any other argument. The new weights also serve as room for the mean gradient.
+                with any other argument. The new weights are also used as scratch space for the mean gradient.
             step: Counts from 1.
-            lr_scale: Multiplies the learning rate of this step, and so what decays of the weights.
+            lr_scale: Factor of this step's learning rate, and so of its weight decay.
 
         Raises:
-            ValueError: If nobody contributed a sample, the step is below 1, or an array to be written is not
+            ValueError: If no contribution has samples, the step is below 1, or an array to be written is not
                 contiguous.
         """
         if step < 1:
@@ -237,7 +237,7 @@ class Update:
         return found
 
     def finalise(self, weights: Sequence[Array], slots: Sequence[Array], out: Sequence[Array]) -> None:
-        """What Keras does at the end of training: averaged weights, if there are any, take their place in `out`."""
+        """Write the final weights to `out`: the averaged weights if the optimizer keeps them, as Keras does."""
         if self._keras is not None:
             self._keras.finalise(weights, slots, out)
             return
@@ -286,7 +286,7 @@ class Update:
         return (self._rule.clipnorm or self._rule.global_clipnorm or 0.0) > 0.0
 
     def _clip_factors(self, squares: Array) -> Array:
-        """By what each tensor's mean gradient is multiplied: its own norm counts, or that of all."""
+        """Return the clipping factor of each tensor's mean gradient, from its own norm or the global norm."""
         limit = self._rule.clipnorm or self._rule.global_clipnorm or 0.0
         owners = np.array([piece.tensor for piece in self._pieces], dtype=np.intp)
         by_tensor = np.bincount(owners, weights=squares, minlength=len(self._tensors))
@@ -295,8 +295,8 @@ class Update:
         return limit / np.maximum(np.sqrt(by_tensor), limit)
 
     def _for_each_piece(self, task: Callable[[int, Array, Array], None]) -> None:
-        """Call `task(index, g, t)` for every piece, with room for two blocks of the piece's size and type."""
-        left = iter(range(len(self._pieces)))  # the interpreter's lock makes taking the next one atomic
+        """Call `task(index, g, t)` for every piece, with scratch space for two blocks of the piece's size and type."""
+        left = iter(range(len(self._pieces)))  # the interpreter lock makes taking the next item atomic
 
         def work(room: Array) -> None:
             with np.errstate(all="ignore"):
@@ -306,7 +306,7 @@ class Update:
                     g, t = room[:, : (span.stop - span.start) * dtype.itemsize].view(dtype)
                     task(index, g, t)
 
-        first, *others = self._rooms
+        first, *others = self._scratch
         waiting = [self._pool.submit(work, room) for room in others] if self._pool else []
         try:
             work(first)
@@ -330,21 +330,21 @@ def _pieces(tensors: Sequence[TensorSpec], types: Sequence[np.dtype[np.generic]]
 
 
 def _writable(array: Array) -> Array:
-    """A flat view. What is written to a flattened copy would be lost."""
+    """Return a flat view; refuse arrays that would have to be copied, because writes to a copy are lost."""
     if not array.flags.c_contiguous:
         raise ValueError("an array to be written is not contiguous")
     return array.reshape(-1)
 
 
 def _sqnorm(block: Array) -> float:
-    """|x|² of a flat block, right where single precision would overflow or underflow too."""
+    """Compute |x|² of a flat block, correct even if single precision would overflow or underflow."""
     if block.dtype.itemsize < np.dtype(np.float32).itemsize:
         block = block.astype(np.float32)
     square = _sum_of_squares(block)
     if block.dtype != np.float32 or _TINY < square < math.inf or math.isnan(square):
         return square
     if square == 0.0 and block.max() == 0.0 == block.min():
-        return 0.0  # seldom but in embeddings, of which a batch names few rows: there it is most blocks
+        return 0.0  # common in embeddings only, where a batch uses few rows and most blocks are zero
     return _sum_of_squares(block.astype(np.float64))
 
 
@@ -352,6 +352,6 @@ def _sum_of_squares(block: Array) -> float:
     whole = len(block) - len(block) % _ROW
     rows, rest = block[:whole].reshape(-1, _ROW), block[whole:]
     square = float(np.vecdot(rows, rows).sum(dtype=np.float64))
-    if len(rest):  # seldom: a call costs as much as a third of a block
+    if len(rest):  # rare; this call costs as much as a third of a block
         square += float(np.vecdot(rest, rest))
     return square

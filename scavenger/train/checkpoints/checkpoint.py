@@ -1,13 +1,13 @@
-"""Checkpoints of a job: written so that whatever happens, the newest complete one can be found and trusted.
+"""Checkpoints of a job, written so that the newest complete one can be found and verified after any failure.
 
-A store holds one folder per attempt to write a checkpoint; one job writes to a store at a time::
+A store holds one folder per attempt to write a checkpoint; only one job may write to a store at a time::
 
     URL/step-00001200-3f9c/part-0.safetensors       written by the first aggregator
                            part-1.safetensors       written by the second
                            manifest.json            written last, by the first: the commit
 
 The attempt's name is unique, so the parts of two attempts at one step never mix. The manifest holds the SHA-256
-of every part, and of itself. Nothing that was read is believed before that was compared; nothing is pickled.
+of every part, and of itself. Data is used only after its digest was verified; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from scavenger.train.checkpoints.format import Array, DamagedError, TensorStream
 __all__ = ["FORMAT_VERSION", "Checkpoint", "CheckpointStore", "Manifest", "Part"]
 
 FORMAT_VERSION = 2
-"""Rises when an older Scavenger would misread a checkpoint, or this one an older checkpoint.
+"""Incremented when an older Scavenger would misread a checkpoint, or this one an older checkpoint.
 
-1: optimizer state by paths, which several tensors may share. 2: by tensors.
+1: optimizer state named by paths, which several tensors may share. 2: named by tensor index.
 """
 
 _MANIFEST = "manifest.json"
 _MANIFEST_BYTES_MAX = 4 << 20
-"""A manifest has some hundred bytes and 120 per part; what is longer is not read into memory."""
+"""A manifest has some hundred bytes plus 120 per part; a longer file is not read into memory."""
 
 _ATTEMPT = r"[A-Za-z0-9_]{1,64}"
 _FOLDER = re.compile(rf"step-\d{{8,19}}-{_ATTEMPT}", re.ASCII)
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}"
 _DAMAGE = frozenset({errno.ENOENT, errno.EIO, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EINVAL})
-"""What a missing, unreadable or replaced file says. Any other error says nothing about the checkpoint."""
+"""Errors of a missing, unreadable or replaced file. Any other error does not mean that the file is damaged."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -60,19 +60,20 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a checkpoint is.
+    """Contents and identity of a checkpoint.
 
     Attributes:
-        fingerprint: Of the job, so that another one's checkpoint is not taken for its own.
-        step: The last step that is in it.
-        attempt: Names this writing; letters, digits and `_`.
-        epoch: Where the next step begins (0-based).
-        consumed: Samples of that epoch already used.
+        fingerprint: Fingerprint of the job, so that a job does not load another job's checkpoint.
+        step: The last step that the checkpoint includes.
+        attempt: Unique name of this attempt to write; letters, digits and `_`.
+        epoch: Epoch of the next step (0-based).
+        consumed: Number of samples of that epoch already used.
         view: The highest view number that the job has used.
-        parts: At least one; what `CheckpointStore.write_part` returned.
+        parts: At least one part, as returned by `CheckpointStore.write_part`.
+        created_at: Time of creation, with a time zone.
         state: Everything else that a resumed job needs, as JSON values.
-        created_at: With a time zone.
-        serial: Order of commits within the store; given by `CheckpointStore.commit`.
+        serial: Number of the commit within the store; set by `CheckpointStore.commit`.
+        version: Format version, see `FORMAT_VERSION`.
     """
 
     fingerprint: str
@@ -89,10 +90,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def finite(self) -> bool:
+        """Whether no part contains NaN or an infinity."""
         return all(part.finite for part in self.parts)
 
     @property
     def folder(self) -> str:
+        """Name of the checkpoint's folder in the store."""
         return _folder(self.step, self.attempt)
 
 
@@ -107,10 +110,11 @@ class _Version(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A committed checkpoint that verified.
+    """A committed checkpoint whose manifest and parts were verified.
 
     Attributes:
-        problems: What was passed over while it was looked for, one line each.
+        manifest: Its manifest.
+        problems: Checkpoints that were skipped during the search, with reasons, one line each.
     """
 
     manifest: Manifest
@@ -118,11 +122,11 @@ class Checkpoint:
     _files: Files
 
     def tensors(self, name: str) -> dict[str, Array]:
-        """The tensors of a part, verified while they are read, in memory that is theirs alone.
+        """Read the tensors of a part into new arrays, verifying them on the way.
 
         Raises:
             KeyError: If there is no such part.
-            TransientError: If the part was damaged since it was found; another look finds another checkpoint.
+            TransientError: If the part was damaged since the search; a new search finds another checkpoint.
         """
         part = {part.name: part for part in self.manifest.parts}[name]
         try:
@@ -135,20 +139,20 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one job at one place.
+    """The checkpoints of one job at one location.
 
-    Any process may write parts and look; `commit` and `discard_unfinished` are for the one that leads the job.
+    Any process may write parts and search; only the job's sequencer may call `commit` and `discard_unfinished`.
 
     Args:
-        url: A local path or any URL of fsspec's. Nothing is touched there before something is written.
-        keep: How many verified checkpoints to keep, at least 1.
+        url: A local path or any URL that fsspec supports. Nothing is created before the first write.
+        keep: Number of verified checkpoints to keep, at least 1.
 
     Attributes:
-        problems: What the last call passed over or could not tidy up, one line each.
+        problems: What the last call skipped or could not remove, one line each.
 
     Raises:
         ConfigurationError: If the URL's protocol is unknown.
-        NotSupportedError: If a package must be installed for it.
+        NotSupportedError: If a package must be installed for the protocol.
     """
 
     def __init__(self, url: str, *, keep: int = 2) -> None:
@@ -159,15 +163,15 @@ class CheckpointStore:
         self.problems: tuple[str, ...] = ()
 
     def write_part(self, step: int, attempt: str, name: str, tensors: Mapping[str, Array]) -> Part:
-        """Write one part; it counts only once a manifest that names it is committed.
+        """Write one part; it becomes valid when a manifest that lists it is committed.
 
-        Takes no memory beyond the tensors, except for one at a time that is not contiguous.
+        Needs no extra memory, except for a copy of one non-contiguous tensor at a time.
 
         Raises:
-            NotSupportedError: If a tensor's type is none that a checkpoint holds, as bfloat16.
-            TransientError: If it could not be written: disk full, device or network error. Nothing of it is left.
-            ConfigurationError: If the place may not be written to.
-            ValueError: If the step, the attempt or the name cannot be part of a file's name.
+            NotSupportedError: If checkpoints do not support a tensor's type, such as bfloat16.
+            TransientError: If it could not be written (disk full, device or network error); the rest is removed.
+            ConfigurationError: If the location is not writable.
+            ValueError: If the step, the attempt or the name cannot be part of a file name.
         """
         folder = _folder(step, attempt)
         if not re.fullmatch(_NAME, name):
@@ -177,16 +181,16 @@ class CheckpointStore:
         return Part(name, stream.sha256, stream.bytes, stream.finite)
 
     def commit(self, manifest: Manifest) -> None:
-        """Make a checkpoint of parts: read them back, write the manifest, then remove what is superseded.
+        """Commit a checkpoint: read its parts back, write the manifest, then remove superseded checkpoints.
 
-        Kept are the newest `keep` that verify, and the newest that is finite too. Removed are the others, and
-        unfinished attempts at this or an earlier step. What cannot be removed is named in `problems`.
+        The newest `keep` verified checkpoints are kept, and also the newest finite one. The others are removed, and
+        unfinished attempts at this or an earlier step. `problems` lists what cannot be removed.
 
         Raises:
-            TransientError: If a part is not as it was written, or the manifest could not be. What was the newest
-                checkpoint still is, except where only the last flush to the device failed.
-            ConfigurationError: If the place may not be written to.
-            ValueError: If the manifest would not be the same when read: `state` holds more than JSON values.
+            TransientError: If a part is damaged, or the manifest could not be written. The newest checkpoint is then
+                still the earlier one, unless only the last flush to the device failed.
+            ConfigurationError: If the location is not writable.
+            ValueError: If the manifest does not survive encoding: `state` holds more than JSON values.
         """
         for part in manifest.parts:
             if problem := self._check_part(manifest.folder, part):
@@ -199,18 +203,18 @@ class CheckpointStore:
         self._tidy_up(manifest)
 
     def latest(self, *, finite: bool = False) -> Checkpoint | None:
-        """The checkpoint committed last of those that verify: every part's size, header, shapes and SHA-256.
+        """Return the newest checkpoint that passes verification of all sizes, headers, shapes and SHA-256 digests.
 
         Args:
-            finite: Pass over those with a NaN or an infinity.
+            finite: Skip checkpoints that contain NaN or an infinity.
 
         Returns:
-            None where there is none; if `problems` is not empty then, there were some, all damaged.
+            The checkpoint, or None if there is none; a non-empty `problems` then lists damaged ones.
 
         Raises:
-            TransientError: If the place cannot be looked at, so that nothing can be said.
+            TransientError: If the location cannot be read now.
             NotSupportedError: If a checkpoint was written by a newer Scavenger.
-            ConfigurationError: If the place may not be read.
+            ConfigurationError: If reading the location is not permitted.
         """
         problems: list[str] = []
         found = None
@@ -226,9 +230,9 @@ class CheckpointStore:
         return None if found is None else Checkpoint(found, self.problems, self._files)
 
     def discard_unfinished(self) -> None:
-        """Remove every attempt without a manifest; only while nobody writes: at the start, or after a failure.
+        """Remove every attempt without a manifest; only while no process writes: at the start or after a failure.
 
-        Without it, a full disk would stay full of what did not fit.
+        Otherwise, incomplete attempts would keep a full disk full.
         """
         problems: list[str] = []
         for folder in self._folders():
@@ -255,17 +259,19 @@ class CheckpointStore:
             for folder in self._folders():
                 if folder not in known and int(folder.split("-")[1]) <= newest.step:
                     (superseded if self._is_unfinished(folder) else suspect).append(folder)
-            # a read error may pass: what cannot be read now goes only when nothing can depend on it
+            # a read error may be temporary: remove an unreadable checkpoint only if enough others are kept
             enough = len(kept) >= self._keep and any(manifest.finite for manifest in kept)
             for folder in superseded + (suspect if enough else []):
                 self._remove(folder, problems)
-        except (TransientError, ConfigurationError) as error:  # the commit stands; the next one tidies up
+        except (TransientError, ConfigurationError) as error:  # the commit succeeded; the next one cleans up
             problems.append(str(error))
         self.problems = tuple(problems)
 
     def _remove(self, folder: str, problems: list[str]) -> None:
         try:
-            self._files.remove(folder, first=_MANIFEST)  # so that half of one is never taken for a whole
+            self._files.remove(
+                folder, first=_MANIFEST
+            )  # first the manifest, so that a partly removed checkpoint is never valid
         except OSError as error:
             problems.append(f"{self._files.root}/{folder}: could not be removed: {_reason(error)}")
         self._verified.discard(folder)
@@ -277,7 +283,7 @@ class CheckpointStore:
             raise self._failure(self._files.root, "cannot be read", error) from error
 
     def _committed(self, problems: list[str]) -> list[Manifest]:
-        """Manifests that can be read, the one committed last first; those that cannot be are named."""
+        """Return the readable manifests, newest commit first; add the others to `problems`."""
         manifests = []
         for folder in self._folders():
             try:
@@ -324,7 +330,7 @@ class CheckpointStore:
         return None
 
     def _problem(self, folder: str, name: str, error: DamagedError | OSError) -> str:
-        """What is wrong with a file; raises where the error says nothing about the file itself."""
+        """Describe what is wrong with a file; raise if the error does not prove that the file is damaged."""
         place = f"{self._files.root}/{folder}/{name}"
         if (
             isinstance(error, OSError)
@@ -338,7 +344,7 @@ class CheckpointStore:
         try:
             self._files.write(folder, name, chunks)
         except OSError as error:
-            # without the attempt's own folder: one cause has the same words each time
+            # without the attempt's folder, so that one cause always has the same message
             raise self._failure(self._files.root, "the checkpoint could not be written", error) from error
 
     def _failure(self, place: str, what: str, error: OSError) -> ConfigurationError | TransientError:
@@ -358,7 +364,7 @@ def _file(name: str) -> str:
 
 
 def _reason(error: DamagedError | OSError) -> str:
-    """One line, without the path that an `OSError` repeats."""
+    """Return the reason in one line, without the path that an `OSError` repeats."""
     if isinstance(error, FileNotFoundError):
         return "it is missing"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

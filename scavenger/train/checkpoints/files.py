@@ -1,8 +1,8 @@
-"""Where checkpoints lie: a folder of folders of files, each file there completely or not at all.
+"""Storage of checkpoints: a folder of folders of files that are written atomically.
 
-On a local file system a file is written beside its place, synchronised and renamed. Elsewhere, at any URL that
-fsspec knows, nothing can be renamed cheaply, but an object appears only when it is complete; where even that
-does not hold (sftp), checksums find the torn ones. Every failure is an `OSError`.
+On a local file system, a file is written under a temporary name, synchronised and renamed. On other storage, at any
+URL that fsspec supports, renaming is expensive, but an object appears only when it is complete; where even that does
+not hold (sftp), checksums detect incomplete files. Every failure is an `OSError`.
 """
 
 from __future__ import annotations
@@ -24,43 +24,45 @@ __all__ = ["Files", "LocalFiles", "RemoteFiles", "local_path", "open_files"]
 
 
 class Files(Protocol):
-    """Files named `folder/name` under one root; neither holds a separator."""
+    """Files named `folder/name` under one root; neither name contains a separator."""
 
     root: str
 
     def folders(self) -> list[str]:
-        """Names of what lies under the root, in no order; none where there is no root yet."""
+        """Return the names of the entries under the root, in no order; empty if there is no root yet."""
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
-        """Make or replace a file; folders are made as needed. On failure, what was there before is intact."""
+        """Create or replace a file; folders are created as needed. On failure, the old file is intact."""
 
     def reading(self, folder: str, name: str) -> contextlib.AbstractContextManager[tuple[Readable, int]]:
-        """An open file and its size, bytes."""
+        """Open a file; the context value is the file and its size, bytes."""
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
-        """Read a part through where it lies; see `verify_tensors`.
+        """Verify a part by reading all of it at its storage; see `verify_tensors`.
 
         Raises:
             DamagedError: If it is not exactly what was written.
         """
 
     def remove(self, folder: str, first: str) -> None:
-        """Remove a folder, of its files `first` first; one that is gone already is no error."""
+        """Remove a folder, its file `first` first; no error if the folder does not exist."""
 
 
 class LocalFiles:
-    """On a local file system; what was written outlasts a loss of power."""
+    """Files on a local file system; completed writes survive a power failure."""
 
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
 
     def folders(self) -> list[str]:
+        """See `Files.folders`."""
         try:
             return os.listdir(self.root)
         except FileNotFoundError:
             return []
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
+        """See `Files.write`."""
         parent = os.path.join(self.root, folder)
         target = os.path.join(parent, name)
         temporary = f"{target}.tmp"
@@ -78,12 +80,13 @@ class LocalFiles:
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-            with contextlib.suppress(OSError):  # only if this was to be its first file
+            with contextlib.suppress(OSError):  # succeeds only if the folder is empty
                 os.rmdir(parent)
             raise
 
     @contextlib.contextmanager
     def reading(self, folder: str, name: str) -> Iterator[tuple[Readable, int]]:
+        """See `Files.reading`."""
         path = os.path.join(self.root, folder, name)
         with open(path, "rb", buffering=0, opener=_open_plain) as file:
             status = os.fstat(file.fileno())
@@ -92,11 +95,13 @@ class LocalFiles:
             yield file, status.st_size
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
+        """See `Files.verify`."""
         _read_through(self, folder, name, size, sha256)
 
     def remove(self, folder: str, first: str) -> None:
+        """See `Files.remove`."""
         path = os.path.join(self.root, folder)
-        if os.path.islink(path):  # what it leads to is not ours
+        if os.path.islink(path):  # do not follow the link
             os.unlink(path)
             return
         try:
@@ -111,7 +116,7 @@ class LocalFiles:
 
 
 def _open_plain(path: str, flags: int) -> int:
-    """Neither a link to elsewhere nor a pipe, at which opening would wait."""
+    """Open a file without following links, and without waiting if it is a pipe."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -124,7 +129,7 @@ def _make_folder(path: str) -> None:
     try:
         os.mkdir(path)
     except FileExistsError:
-        pass  # perhaps made by another process this moment, and not synchronised yet
+        pass  # possibly just created by another process, and not synchronised yet
     except FileNotFoundError:
         _make_folder(os.path.dirname(path))
         _make_folder(path)
@@ -137,18 +142,18 @@ def _sync_folder(path: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # what file systems say that cannot synchronise folders, as FUSE's
+        if error.errno != errno.EINVAL:  # error of file systems that cannot synchronise folders, such as FUSE
             raise
     finally:
         os.close(descriptor)
 
 
 class RemoteFiles:
-    """At a URL that fsspec knows. Others write there too, so no listing that it remembers is trusted.
+    """Files at a URL that fsspec supports. Cached listings are not used, because other processes write there too.
 
     Args:
         filesystem: An fsspec file system.
-        root: Path within it.
+        root: Path within the file system.
     """
 
     def __init__(self, filesystem: Any, root: str) -> None:
@@ -156,6 +161,7 @@ class RemoteFiles:
         self.root = str(filesystem.unstrip_protocol(root))  # without user and password, unlike the URL
 
     def folders(self) -> list[str]:
+        """See `Files.folders`."""
         with _as_os_errors():
             self._filesystem.invalidate_cache()
             try:
@@ -165,11 +171,12 @@ class RemoteFiles:
             return [str(path).rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
+        """See `Files.write`."""
         path = self._path(folder, name)
         with _as_os_errors():
             try:
                 file = self._filesystem.open(path, "wb")
-            except FileNotFoundError:  # unlike object stores, this one wants its folders made
+            except FileNotFoundError:  # unlike object stores, this one needs existing folders
                 self._filesystem.makedirs(self._path(folder), exist_ok=True)
                 file = self._filesystem.open(path, "wb")
             try:
@@ -177,12 +184,13 @@ class RemoteFiles:
                     for chunk in chunks:
                         file.write(chunk)
             except BaseException:
-                with contextlib.suppress(Exception):  # closing has stored the first half
+                with contextlib.suppress(Exception):  # closing has stored an incomplete file
                     self._filesystem.rm_file(path)
                 raise
 
     @contextlib.contextmanager
     def reading(self, folder: str, name: str) -> Iterator[tuple[Readable, int]]:
+        """See `Files.reading`."""
         path = self._path(folder, name)
         with _as_os_errors():
             self._filesystem.invalidate_cache()
@@ -190,9 +198,11 @@ class RemoteFiles:
                 yield file, int(self._filesystem.size(path))
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
+        """See `Files.verify`."""
         _read_through(self, folder, name, size, sha256)
 
     def remove(self, folder: str, first: str) -> None:
+        """See `Files.remove`."""
         with _as_os_errors():
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.rm_file(self._path(folder, first))
@@ -211,7 +221,7 @@ def _read_through(files: Files, folder: str, name: str, size: int, sha256: str) 
 
 @contextlib.contextmanager
 def _as_os_errors() -> Iterator[None]:
-    """Client libraries raise exceptions of their own beside `OSError`."""
+    """Convert exceptions of client libraries to `OSError`."""
     try:
         yield
     except (OSError, ScavengerError, DamagedError):
@@ -223,7 +233,7 @@ def _as_os_errors() -> Iterator[None]:
 
 
 def local_path(url: str) -> str | None:
-    """The absolute path that a URL means on a local file system; None where it means another place.
+    """Return the absolute path of a URL on the local file system; None for other locations.
 
     Raises:
         ConfigurationError: If it is empty, or a URL that names no absolute path.
@@ -241,9 +251,9 @@ def local_path(url: str) -> str | None:
 
 
 def open_files(url: str) -> Files:
-    """The files at a local path, a `file://` URL or any other URL of fsspec's; touches nothing there.
+    """Open the storage at a local path, a `file://` URL or any other URL that fsspec supports; creates nothing.
 
-    On a VM, `leader://PATH` is a folder of the leader's, who must have shared it.
+    On a VM, `leader://PATH` is a folder that the leader has shared.
 
     Raises:
         ConfigurationError: If the URL's protocol is unknown, or it names no absolute path.
@@ -257,7 +267,7 @@ def open_files(url: str) -> Files:
         return LeaderFiles(url)
     if "::" in url:
         raise NotSupportedError(f"{shown}: chained URLs cannot hold checkpoints; name one place")
-    import fsspec  # not needed for local paths, and it takes as long to import as NumPy
+    import fsspec  # imported late: local paths do not need it, and the import takes as long as NumPy's
 
     try:
         filesystem, root = fsspec.core.url_to_fs(url)

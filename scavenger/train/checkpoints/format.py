@@ -2,8 +2,8 @@
 
 The format [1]_ is eight bytes of header length (little endian), a JSON header `{name: {dtype, shape,
 data_offsets}}`, and the tensors' bytes. It is written and read here in chunks, hashed on the way: no part is
-ever held twice in memory, which the reference library's `save` and `load` would do. What is written, that
-library reads, and the other way round.
+ever held twice in memory, unlike with the reference library's `save` and `load`. The files are compatible with that
+library in both directions.
 
 References:
     .. [1] https://huggingface.co/docs/safetensors, "Format".
@@ -37,10 +37,10 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 _CHUNK_BYTES = 1 << 20
-"""What is checked, hashed and written at once: it stays in a processor's second-level cache between the three."""
+"""Size of the chunks that are checked, hashed and written: small enough to stay in the second-level cache."""
 
 _HEADER_BYTES_MAX = 16 << 20
-"""About 100,000 tensors; a header that claims more is refused before memory is taken for it."""
+"""Enough for about 100,000 tensors; a header that claims more is refused before memory is allocated."""
 
 _DTYPES = {
     "BOOL": "|b1",
@@ -62,18 +62,20 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class DamagedError(Exception):
-    """What was read is not what was written; the message says how, without the place."""
+    """The data read is not what was written; the message describes the difference, without the path."""
 
 
 class Readable(Protocol):
     """An open binary file."""
 
-    def readinto(self, buffer: Any, /) -> int | None: ...
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Read into the buffer; return the number of bytes, 0 at the end."""
+        ...
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["BOOL", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"]
-    # NumPy has at most 64 dimensions; nothing that is trained comes near
+    # NumPy allows at most 64 dimensions; no trained model comes near
     shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=32)]
     data_offsets: tuple[_Count, _Count]
 
@@ -86,26 +88,26 @@ _header_decoder = msgspec.json.Decoder(dict[str, _Entry])
 
 
 class TensorStream:
-    """The bytes of a part, chunk by chunk; what they amount to is known when the last one was taken.
+    """The bytes of a part, chunk by chunk; the attributes are final after the last chunk.
 
     Args:
-        tensors: Arrays of any shape and memory order, by name. They must not change while they are written: a
-            part that was torn in memory does not verify.
+        tensors: Arrays of any shape and memory order, by name. They must not change while they are written:
+            otherwise the part fails verification.
 
     Attributes:
         bytes: Size of the whole part.
-        sha256: Of the chunks taken so far, hex.
+        sha256: Digest of the chunks taken so far, hex.
         finite: Whether no floating-point number among them was NaN or infinite.
 
     Raises:
-        NotSupportedError: If a tensor's type is none that a checkpoint holds.
-        ValueError: If a name is that of the format's own metadata, or there are too many names.
+        NotSupportedError: If checkpoints do not support a tensor's type.
+        ValueError: If a tensor has the reserved name `__metadata__`, or there are too many names.
     """
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self._tensors = []
         header, at = {}, 0
-        # the widest types first, so that every tensor lies at a multiple of its item's size
+        # the widest types first, so that every tensor is aligned to its item size
         for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize):
             code = _CODES.get(tensor.dtype.name)
             if code is None:
@@ -131,13 +133,16 @@ class TensorStream:
 
     @property
     def sha256(self) -> str:
+        """Digest of the chunks taken so far, hex."""
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[memoryview]:
         self._digest.update(self._header)
         yield memoryview(self._header)
         for tensor, form in self._tensors:
-            flat = np.asarray(tensor, dtype=form, order="C").reshape(-1)  # copies only what lies otherwise
+            flat = np.asarray(tensor, dtype=form, order="C").reshape(
+                -1
+            )  # copies only if the memory order differs
             count = max(1, _CHUNK_BYTES // flat.itemsize)
             for start in range(0, flat.size, count):
                 chunk = flat[start : start + count]
@@ -149,7 +154,7 @@ class TensorStream:
 
 
 class _Hashed:
-    """Reads exactly what is asked for, and hashes it."""
+    """Reads exact byte counts from a file, and hashes them."""
 
     def __init__(self, file: Readable) -> None:
         self._file = file
@@ -172,7 +177,7 @@ class _Hashed:
 
 
 def _read_header(source: _Hashed, size: int) -> list[tuple[str, _Entry]]:
-    """The entries in the order of their data, which fills the part from the header on without gap or overlap."""
+    """Return the header's entries in data order; check that they fill the part without gap or overlap."""
     if size < 8:
         raise DamagedError("it has no header")
     length = bytearray(8)
@@ -192,29 +197,29 @@ def _read_header(source: _Hashed, size: int) -> list[tuple[str, _Entry]]:
         raise DamagedError("its tensors do not fill it exactly")
     for name, entry in ordered:
         start, end = entry.data_offsets
-        # NumPy multiplies the other dimensions even where one is 0
+        # NumPy multiplies the other dimensions even if one is 0
         if end - start != entry.bytes or math.prod(max(1, n) for n in entry.shape) > sys.maxsize // 8:
             raise DamagedError(f"tensor {name!r} of shape {list(entry.shape)} has {end - start} bytes")
     return ordered
 
 
 def check_size(size: int, expected: int) -> None:
-    """Bytes that a part has, and is to have.
+    """Compare the size of a part with the expected one, in bytes.
 
     Raises:
-        DamagedError: If they are not the same.
+        DamagedError: If they differ.
     """
     if size != expected:
         raise DamagedError(f"it has {size} bytes instead of {expected}")
 
 
 def verify_tensors(file: Readable, *, size: int, sha256: str) -> None:
-    """Read a part through, in constant memory.
+    """Verify a part by reading all of it, in constant memory.
 
     Args:
-        file: At its beginning.
-        size: Bytes that it is to have.
-        sha256: That it is to have, hex.
+        file: The file, positioned at its beginning.
+        size: Expected size, bytes.
+        sha256: Expected digest, hex.
 
     Raises:
         DamagedError: If it is not exactly what was written.
@@ -230,9 +235,9 @@ def verify_tensors(file: Readable, *, size: int, sha256: str) -> None:
 
 
 def read_tensors(file: Readable, *, size: int, sha256: str) -> dict[str, Array]:
-    """Read a part; see `verify_tensors`. No array is given out before all was verified.
+    """Read and verify a part; see `verify_tensors`. Returns arrays by name only after all data was verified.
 
-    `size` bounds the memory that is taken, so it must be the file's own size.
+    `size` limits the memory that is allocated, so it must be the actual size of the file.
     """
     source = _Hashed(file)
     tensors = {}

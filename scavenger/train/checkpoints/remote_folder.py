@@ -1,7 +1,7 @@
-"""Checkpoints in a folder of the leader's, as a process on a VM reaches it: by its agent, whose line leads there.
+"""Checkpoints in a folder of the leader, as a process on a VM accesses them: through its agent.
 
-One connection to the agent's Unix socket is one operation. What is asked for on it is answered in order, one answer
-for each question; a few may be unanswered at a time, and that bounds what is on its way.
+Each connection to the agent's Unix socket carries one operation. Questions are answered in order, with one answer per
+question. A limited number of questions may be unanswered, which bounds the data in flight.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ __all__ = [
     "Remove",
     "Verify",
     "Write",
-    "near",
+    "short_socket_path",
 ]
 
 SCHEME = "leader://"
 VARIABLE = "SCAVENGER_LEADER_FILES"
-"""`NUMBER@PATH`: the number by which the leader knows the process, and its agent's socket."""
+"""Environment variable with `NUMBER@PATH`: the process's launch number and its agent's socket."""
 CHUNK_BYTES = 256 << 10
 AHEAD = 8
-"""Questions of a VM that wait for an answer: two MiB, which leave a link of 10 Mbit/s within the two seconds that a
-renewal of the VM's time limit, which comes behind them, may take."""
+"""Largest number of unanswered questions of a VM: two MiB, which a link of 10 Mbit/s transmits within the two seconds
+that the renewal of the VM's time limit, which is queued after them, may take."""
 FRAME_BYTES_MAX = CHUNK_BYTES + 4096
 HEAD = struct.Struct("<I")
-"""Before each message on a Unix socket: its length."""
+"""Length prefix of each message on the Unix socket."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=128)]
 _Root = Annotated[str, msgspec.Meta(max_length=2048)]
@@ -67,14 +67,14 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Folders(Tagged, frozen=True):
-    """`Files.folders`: answered by `Names`."""
+    """Request for `Files.folders`; answered by `Names`."""
 
     launch: _Count
     root: _Root
 
 
 class Remove(Tagged, frozen=True):
-    """`Files.remove`: answered by `Ok`."""
+    """Request for `Files.remove`; answered by `Ok`."""
 
     launch: _Count
     root: _Root
@@ -83,7 +83,7 @@ class Remove(Tagged, frozen=True):
 
 
 class Verify(Tagged, frozen=True):
-    """`Files.verify`: answered by `Ok`."""
+    """Request for `Files.verify`; answered by `Ok`."""
 
     launch: _Count
     root: _Root
@@ -94,7 +94,7 @@ class Verify(Tagged, frozen=True):
 
 
 class Write(Tagged, frozen=True):
-    """`Files.write`: then any number of `Data`, each answered when it is written, and `Done`."""
+    """Request for `Files.write`; followed by `Data` messages, each answered when written, and `Done`."""
 
     launch: _Count
     root: _Root
@@ -103,7 +103,7 @@ class Write(Tagged, frozen=True):
 
 
 class Read(Tagged, frozen=True):
-    """`Files.reading`: answered by `Opened`; then any number of `More`."""
+    """Request for `Files.reading`; answered by `Opened`, and followed by `More` messages."""
 
     launch: _Count
     root: _Root
@@ -115,44 +115,45 @@ class Read(Tagged, frozen=True):
 
 
 class Data(Tagged, frozen=True):
-    """A part of a file, of at most `CHUNK_BYTES`; none behind its end."""
+    """A chunk of a file, at most `CHUNK_BYTES`; empty after the end of the file."""
 
     data: bytes
 
 
 class Done(Tagged, frozen=True):
-    """The file is whole: answered when it outlasts a loss of power."""
+    """End of a written file; answered when the file is stored durably."""
 
 
 class More(Tagged, frozen=True):
-    """Asks for the next part: answered by `Data`."""
+    """Request for the next chunk; answered by `Data`."""
 
 
 # ---- answers -----------------------------------------------------------------------------------------------
 
 
 class Ok(Tagged, frozen=True):
-    """It is done."""
+    """Success."""
 
 
 class Names(Tagged, frozen=True):
-    """Of folders."""
+    """Names of folders."""
 
     names: tuple[str, ...]
 
 
 class Opened(Tagged, frozen=True):
-    """A file is open, which has so many bytes."""
+    """The file is open; `size` is its size in bytes."""
 
     size: _Count
 
 
 class Failed(Tagged, frozen=True):
-    """It failed, and the operation with it.
+    """The operation has failed.
 
     Attributes:
-        code: An `errno`; 0 where there is none.
-        damaged: What was read is not what was written.
+        code: An `errno`; 0 if there is none.
+        text: Description of the failure.
+        damaged: Whether the data read is not what was written.
     """
 
     code: int
@@ -169,10 +170,10 @@ answers: Codec[Answer] = Codec(Answer)
 
 
 class LeaderFiles:
-    """The files in a folder of the leader's. Each method waits as long as the line to the leader is down.
+    """Files in a folder of the leader. Each method waits while the connection to the leader is down.
 
     Args:
-        url: `leader://PATH`, with the path as the leader has shared it.
+        url: `leader://PATH`, with exactly the path that the leader has shared.
 
     Raises:
         ConfigurationError: If this process was not started by the agent of a VM.
@@ -182,71 +183,74 @@ class LeaderFiles:
         self.root = url
         number, _, agent = os.environ.get(VARIABLE, "").partition("@")
         if not (number.isdecimal() and agent):
-            raise ConfigurationError(
-                f"{url}: only processes on VMs have a leader whose files they may ask for"
-            )
+            raise ConfigurationError(f"{url}: only processes on VMs can use the files of a leader")
         self._launch, self._agent = int(number), Path(agent)
         self._path = url.removeprefix(SCHEME)
 
     def folders(self) -> list[str]:
-        with self._line() as line:
-            return list(line.ask(Folders(self._launch, self._path), Names).names)
+        """See `Files.folders`."""
+        with self._connect() as operation:
+            return list(operation.ask(Folders(self._launch, self._path), Names).names)
 
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
-        with self._line() as line:
-            line.say(Write(self._launch, self._path, folder, name))
+        """See `Files.write`."""
+        with self._connect() as operation:
+            operation.send(Write(self._launch, self._path, folder, name))
             for chunk in chunks:
                 for start in range(0, len(chunk), CHUNK_BYTES):
-                    while line.unanswered >= AHEAD:
-                        line.take(Ok)
-                    line.say(Data(bytes(chunk[start : start + CHUNK_BYTES])))
-            line.say(Done())
-            while line.unanswered:
-                line.take(Ok)
+                    while operation.unanswered >= AHEAD:
+                        operation.receive(Ok)
+                    operation.send(Data(bytes(chunk[start : start + CHUNK_BYTES])))
+            operation.send(Done())
+            while operation.unanswered:
+                operation.receive(Ok)
 
     @contextlib.contextmanager
     def reading(self, folder: str, name: str) -> Iterator[tuple[Readable, int]]:
-        with self._line() as line:
-            size = line.ask(Read(self._launch, self._path, folder, name), Opened).size
-            yield _FarFile(line, size), size
+        """See `Files.reading`."""
+        with self._connect() as operation:
+            size = operation.ask(Read(self._launch, self._path, folder, name), Opened).size
+            yield _RemoteFile(operation, size), size
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
-        with self._line() as line:
-            line.ask(Verify(self._launch, self._path, folder, name, size, sha256), Ok)
+        """See `Files.verify`."""
+        with self._connect() as operation:
+            operation.ask(Verify(self._launch, self._path, folder, name, size, sha256), Ok)
 
     def remove(self, folder: str, first: str) -> None:
-        with self._line() as line:
-            line.ask(Remove(self._launch, self._path, folder, first), Ok)
+        """See `Files.remove`."""
+        with self._connect() as operation:
+            operation.ask(Remove(self._launch, self._path, folder, first), Ok)
 
     @contextlib.contextmanager
-    def _line(self) -> Iterator[_Line]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as way:
-            with near(self._agent) as path:
-                way.connect(path)
-            yield _Line(way)
+    def _connect(self) -> Iterator[_Operation]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            with short_socket_path(self._agent) as path:
+                connection.connect(path)
+            yield _Operation(connection)
 
 
-class _Line:
-    """One operation's."""
+class _Operation:
+    """Client of one operation: sends questions and receives answers, in order."""
 
-    def __init__(self, way: socket.socket) -> None:
-        self._way = way
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self.unanswered = 0
 
-    def say(self, question: Question) -> None:
+    def send(self, question: Question) -> None:
         body = questions.encode(question)
         try:
-            self._way.sendall(HEAD.pack(len(body)) + body)
+            self._connection.sendall(HEAD.pack(len(body)) + body)
         except (BrokenPipeError, ConnectionResetError):
-            raise _cut() from None
+            raise _connection_lost() from None
         self.unanswered += 1
 
-    def take(self, kind: type[_A]) -> _A:
-        (length,) = HEAD.unpack(self._receive(HEAD.size))
+    def receive(self, kind: type[_A]) -> _A:
+        (length,) = HEAD.unpack(self._read(HEAD.size))
         try:
-            answer = answers.decode(self._receive(length))
+            answer = answers.decode(self._read(length))
         except MessageError as error:
-            raise OSError(errno.EPROTO, f"what the leader answered is no message: {error}") from None
+            raise OSError(errno.EPROTO, f"the leader's answer is not a valid message: {error}") from None
         self.unanswered -= 1
         if isinstance(answer, Failed):
             if answer.damaged:
@@ -257,38 +261,38 @@ class _Line:
         return answer
 
     def ask(self, question: Question, kind: type[_A]) -> _A:
-        self.say(question)
-        return self.take(kind)
+        self.send(question)
+        return self.receive(kind)
 
-    def _receive(self, count: int) -> bytes:
+    def _read(self, count: int) -> bytes:
         data = bytearray(count)
         view, at = memoryview(data), 0
         while at < count:
             try:
-                got = self._way.recv_into(view[at:])
+                got = self._connection.recv_into(view[at:])
             except ConnectionResetError:
                 got = 0
             if not got:
-                raise _cut()
+                raise _connection_lost()
             at += got
         return bytes(data)
 
 
-class _FarFile:
-    """A file of the leader's, read from its beginning; as much is asked for ahead as it has."""
+class _RemoteFile:
+    """A file of the leader, read from its beginning; chunks are requested ahead, up to its size."""
 
-    def __init__(self, line: _Line, size: int) -> None:
-        self._line, self._unasked = line, size
+    def __init__(self, operation: _Operation, size: int) -> None:
+        self._operation, self._unrequested_bytes = operation, size
         self._data = memoryview(b"")
 
     def readinto(self, buffer: Any, /) -> int:
         if not self._data:
-            while self._unasked > 0 and self._line.unanswered < AHEAD:
-                self._line.say(More())
-                self._unasked -= CHUNK_BYTES
-            if not self._line.unanswered:
-                self._line.say(More())  # it may have grown
-            self._data = memoryview(self._line.take(Data).data)
+            while self._unrequested_bytes > 0 and self._operation.unanswered < AHEAD:
+                self._operation.send(More())
+                self._unrequested_bytes -= CHUNK_BYTES
+            if not self._operation.unanswered:
+                self._operation.send(More())  # the file may have grown
+            self._data = memoryview(self._operation.receive(Data).data)
         target = memoryview(buffer).cast("B")
         count = min(len(target), len(self._data))
         target[:count] = self._data[:count]
@@ -296,15 +300,15 @@ class _FarFile:
         return count
 
 
-def _cut() -> OSError:
+def _connection_lost() -> OSError:
     return ConnectionResetError(
         errno.ECONNRESET, "the agent of this VM has ended the connection to its leader"
     )
 
 
 @contextlib.contextmanager
-def near(path: Path) -> Iterator[str]:
-    """A name for a Unix socket that is short enough for one, wherever it lies."""
+def short_socket_path(path: Path) -> Iterator[str]:
+    """Yield a short path to a Unix socket, because the system limits the length of such paths."""
     folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

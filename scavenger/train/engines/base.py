@@ -1,6 +1,6 @@
-"""What starts, watches and ends the processes of a job: the contract of every engine.
+"""Contract of the engines, which start, watch and end the processes of a job.
 
-`tests/train/engine_conformance.py` holds every implementation to it.
+`tests/train/engine_conformance.py` checks every implementation against it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 __all__ = ["GRACE_S", "LINE_BYTES_MAX", "Engine", "Exit", "PreemptionNotice", "as_line"]
 
 GRACE_S = 5.0
-"""How long `stop` waits for each of its steps, unless told."""
+"""Default time, in seconds, that `stop` waits for each of its steps."""
 
 LINE_BYTES_MAX = select.PIPE_BUF - 1
-"""Longest line of `Engine.tell`: what the system writes to a pipe wholly or not at all, less the line's end."""
+"""Longest line of `Engine.send_line`: the largest write to a pipe that is atomic, minus the newline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Exit:
 
     Attributes:
         name: As in its `ProcessConfiguration`.
-        status: Its exit status; negative: the signal that killed it, or would have, where nobody is left to tell.
-        reason: What the engine knows beyond the status, e.g. that the host was lost; empty if nothing.
-        refused: It never ran, as there is no place for it.
-        out_of_memory: The kernel killed it because memory ran out, by its own count.
+        status: Exit status. Negative: the signal that killed the process (assumed if its end was not seen).
+        reason: What the engine knows beyond the status, e.g. that the host was lost; may be empty.
+        refused: The process never ran, because no host with capacity could be had.
+        out_of_memory: The kernel killed it because memory ran out, according to the kernel's own counter.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Exit:
 
     @property
     def cause(self) -> str:
-        """What happened, to stand behind the name in a sentence."""
+        """What happened, as the predicate of a sentence whose subject is the process name."""
         if self.reason:
             return self.reason
         if self.status >= 0:
@@ -57,12 +57,12 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """A process whose host has been told that it will end.
+    """Notice that the host of a process is going to be shut down.
 
     Attributes:
         name: As in its `ProcessConfiguration`.
-        in_s: Until then; None where no time is set, as at a mere risk.
-        reason: In words.
+        in_s: Seconds until then; None if no time is set, as for a mere risk of preemption.
+        reason: The cause, for people.
     """
 
     name: str
@@ -76,36 +76,36 @@ class Engine(Protocol):
     The process that holds the engine is the *leader*. An engine is used from one thread; `kill_all` and
     `running` may also be called from a signal handler. No method but `stop` and `close` waits for a process.
 
-    **When the leader ends**, in whatever way, even by SIGKILL, every process ends and whatever its code started
-    ends with it: at once on the leader's host, and on others within seconds of the moment when they notice.
-    A host that is cut off from the leader ends its processes when `poll` has not reached them for minutes; until
-    then they live, and it is for the protocol between them to refuse what they say.
+    **When the leader ends**, in whatever way, even by SIGKILL, every process ends together with everything that
+    its code started: at once on the leader's host, and on other hosts within seconds after they notice.
+    A host that is cut off from the leader ends its processes when `poll` has not reached them for minutes. Until
+    then they live, and the protocol between the processes must reject their messages.
 
-    **News comes by `poll`**: `pid`, `host`, `suspended`, `sample_memory` and the content of `log` are as of the
-    last one where the process runs on another host.
+    **State is updated by `poll`**: for a process on another host, `pid`, `host`, `suspended`, `sample_memory` and
+    the content of `log` are as of the last call.
 
-    A name that was never launched is a `KeyError` everywhere.
+    Every method raises `KeyError` for a name that was never launched.
     """
 
     def launch(
         self,
-        boot: ProcessConfiguration,
+        config: ProcessConfiguration,
         *,
         env: dict[str, str] | None = None,
         host: str | None = None,
         vm: str = "",
     ) -> int:
-        """Start a process, which finds its bootstrap as the first line of its standard input.
+        """Start a process, which reads its configuration from the first line of its standard input.
 
         Args:
-            boot: What the process is told. A name may be used again once `running` lacks it; its log goes on.
-            env: Variables beside those that it inherits.
-            host: The address, as `host` tells it, to run at; None: wherever there is room.
-            vm: The type of VM to run on; of no account to an engine whose hosts are all alike.
+            config: Configuration of the process. A name may be reused once `running` lacks it; its log is continued.
+            env: Environment variables in addition to the inherited ones.
+            host: Address to run at, as returned by `host`; None: any host with capacity.
+            vm: Type of VM to run on; ignored by an engine whose hosts are all alike.
 
         Returns:
-            Its id at its host, or 0 while it is still being placed: `pid` tells it later, and `poll` tells
-            if that came to nothing.
+            The process id on its host, or 0 while the process is still being placed: `pid` returns the id later,
+            and `poll` reports a failed placement.
 
         Raises:
             ValueError: If a process of that name runs, or the engine cannot run at that host.
@@ -115,126 +115,132 @@ class Engine(Protocol):
         ...
 
     def poll(self) -> list[Exit]:
-        """Processes that have ended since the last look, each once; what they started has ended with them.
+        """Return the processes that have ended since the last call; what they started has ended with them.
 
-        Those that `stop` ended are not among them. Never waits.
+        Each is returned once. Processes that `stop` ended are not included. Never waits.
         """
         ...
 
-    def doomed(self) -> tuple[PreemptionNotice, ...]:
-        """Processes whose host has been told that it will end, each told once."""
+    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
+        """Return notices for processes whose host is going to be shut down, each once."""
         ...
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Addresses of the hosts that workers can be put on; empty where a new one can be had for each."""
+        """Addresses of the hosts that workers can be placed on; empty if every worker can get a new host."""
         return ()
 
     def avoid(self, hosts: Collection[str]) -> None:
-        """Start no more workers on these hosts, by their addresses, as long as there is another; on all others, do.
+        """Start workers on these hosts (addresses) only if there is no other host.
 
-        Processes that run there stay. An engine that runs everything on one host does nothing.
+        Replaces the earlier set. Running processes stay. An engine that uses one host only does nothing.
         """
         ...
 
     def kill(self, name: str) -> None:
-        """End a process and all that it started, at once; `poll` reports it. Nothing if it has ended."""
+        """End a process and everything that it started, at once; `poll` reports it. No effect if it has ended."""
         ...
 
     def kill_all(self) -> None:
-        """`kill` to everything, without waiting; safe to call from a signal handler, and twice."""
+        """Kill every process, without waiting; idempotent and safe to call from a signal handler."""
         ...
 
     def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
-        """End processes that have been told to quit: wait, then SIGTERM, then SIGKILL to each group.
+        """End processes that have been asked to quit: wait, then SIGTERM, then SIGKILL to each group.
 
-        Idempotent: those that have ended are passed over.
+        Idempotent: processes that have ended are skipped.
 
         Args:
-            names: None: all.
+            names: Processes to end; None: all.
             grace_s: Seconds for each of the first two steps.
 
         Raises:
-            CleanupError: If one cannot be ended, or nobody can tell; the message names it.
+            CleanupError: If a process cannot be ended, or its end cannot be confirmed; the message names it.
         """
         ...
 
     def close(self) -> None:
-        """`stop` everything, briefly, and give back what the engine holds. Idempotent; logs stay.
+        """Stop every process with a short grace period and release all resources. Idempotent; logs stay.
 
         Raises:
-            CleanupError: As `stop`; what can be given back is given back all the same.
+            CleanupError: As `stop`; everything else is released nevertheless.
         """
         ...
 
     @property
     def in_doubt(self) -> bool:
-        """The leader hears too few of its other hosts to tell whether they live: silence proves nothing for now."""
+        """Whether too few hosts answer to tell if the silent ones are alive, so that silence proves nothing for now."""
         return False
 
     @property
     def leader_host(self) -> str:
-        """The address of the leader's own host, by which processes reach it."""
+        """Address by which processes reach the leader's own host."""
         ...
 
     @property
     def leader_port(self) -> int:
-        """Where the leader is to listen for its processes; 0: at any port."""
+        """Port at which the leader has to listen for its processes; 0: any."""
         return 0
 
     def reachable(self, url: str) -> str:
-        """By which URL processes reach what the leader reaches by this one: another where files are not shared."""
+        """Translate a URL of the leader into the URL of the same files for its processes.
+
+        The two differ where hosts do not share files.
+        """
         return url
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Names of those whose end has not been seen."""
+        """Names of the processes whose end has not been seen."""
         ...
 
     def pid(self, name: str) -> int:
-        """Its id at its host, also after its end; 0 if it has not been placed yet."""
+        """Return the process id on its host, also after its end; 0 if the process has not been placed yet."""
         ...
 
     def host(self, name: str) -> str:
-        """The address of its host; empty if it has not been placed yet."""
+        """Return the address of the process's host; empty if the process has not been placed yet."""
         ...
 
     def log(self, name: str) -> Path:
-        """The file on the leader's host that holds what the process writes to its output and error output."""
+        """Return the file on the leader's host that holds the process's standard output and error."""
         ...
 
     def suspended(self, name: str) -> bool:
-        """Whether it is stopped by SIGSTOP or its like (state T): alive, and silent until continued."""
+        """Return whether the process is stopped by SIGSTOP or the like (state T): alive, silent until continued."""
         ...
 
-    def tell(self, name: str, line: bytes) -> None:
-        """Put a further line on its standard input, in order; its end of line is added.
+    def send_line(self, name: str, line: bytes) -> None:
+        """Write a further line to the process's standard input, in order; the newline is added.
 
-        Not kept for a process that has ended or has left too much unread: what matters must be answered.
+        The line is dropped if the process has ended or has left too much unread: whatever matters needs a reply.
 
         Raises:
-            ValueError: If the line holds an end of line or is longer than `LINE_BYTES_MAX`.
+            ValueError: If the line contains a newline or is longer than `LINE_BYTES_MAX`.
         """
         ...
 
     def sample_memory(self) -> dict[str, int]:
-        """Largest resident memory seen so far of each running process, bytes; shared pages count for each."""
+        """Return the largest resident memory seen so far of each running process, bytes.
+
+        Shared pages count for each process.
+        """
         ...
 
     def cap_logs(self) -> None:
-        """Keep the end of logs that have grown beyond bounds, also while their processes write."""
+        """Truncate logs that have grown too long to their last part, also while their processes write."""
         ...
 
     def show_stack(self, name: str) -> None:
-        """Have a process write where it stands to its log (SIGUSR1). Nothing if it has ended."""
+        """Make a process write its stack traces to its log (SIGUSR1). No effect if it has ended."""
         ...
 
 
 def as_line(line: bytes) -> bytes:
-    """A line with its end, fit for one write to a pipe.
+    """Check a line and append the newline, for one atomic write to a pipe.
 
     Raises:
-        ValueError: See `Engine.tell`.
+        ValueError: See `Engine.send_line`.
     """
     if b"\n" in line or len(line) > LINE_BYTES_MAX:
         raise ValueError(f"not one line of at most {LINE_BYTES_MAX} bytes: {line[:40]!r}")

@@ -1,4 +1,4 @@
-"""The folder of an engine's temporary files, and what engines that were killed have left of theirs."""
+"""Temporary folders of engines, and the removal of folders that killed engines left behind."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ _LOCK, _NEW = "engine", "engine.new"
 
 
 def make_folder(tag: str) -> tuple[str, int]:
-    """A new folder for an engine.
+    """Create the temporary folder of an engine.
 
     Args:
-        tag: What the environment of the engine's processes tells them by.
+        tag: Marker of the engine's processes in their environment.
 
     Returns:
-        Its path, and a file descriptor: while anybody holds it or a copy of it, nobody sweeps the folder away.
+        The path, and a file descriptor that locks the folder: while any process holds it or a copy, `sweep` keeps
+        the folder.
     """
     folder = tempfile.mkdtemp(prefix=PREFIX)
     lock = os.open(os.path.join(folder, _NEW), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.write(lock, tag.encode())
-    # named only now: under its name, the file is held from its first moment on
+    # renamed only now, so that the file is locked from the moment when it has its final name
     os.rename(os.path.join(folder, _NEW), os.path.join(folder, _LOCK))
     return folder, lock
 
 
 def sweep(end: Callable[[str], object]) -> int:
-    """Remove the folders of this user's engines of which neither the leader nor the reaper lives.
+    """Remove the folders of this user's engines whose leader and reaper are both dead.
 
     Args:
-        end: Called with the tag of each: ends what is left of its processes.
+        end: Called with the tag of each engine, to kill its remaining processes.
 
     Returns:
-        How many folders went.
+        Number of removed folders.
     """
     swept = 0
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        # whatever cannot be looked at is not ours, or is being made or swept by somebody else
+        # a folder that cannot be read belongs to another user, or is being created or swept by another process
         with contextlib.suppress(OSError, ValueError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue

@@ -1,7 +1,7 @@
-"""Which processes the kernel killed because memory ran out: SIGKILL alone does not say who sent it.
+"""Detection of processes that the kernel killed because memory ran out; SIGKILL alone does not show its sender.
 
 The kernel counts such kills for each memory cgroup (`oom_kill`), and for the whole machine in `/proc/vmstat`. A process
-that ended by SIGKILL was one of them only where the counter of its cgroup has risen by then.
+that ended by SIGKILL was one of them only if the counter of its cgroup has risen by then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["MemoryKills", "find_counter"]
 
 _RECENT_S = 10.0
-"""A large process may take seconds to end after it was killed, and so long its kill waits to be explained."""
+"""How long a counted kill waits for the end of its process: a large process may take seconds to end."""
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _MACHINE = Path("/proc/vmstat")
@@ -22,12 +22,12 @@ _MACHINE = Path("/proc/vmstat")
 def find_counter(
     membership: Path = _MEMBERSHIP, cgroups: Path = _CGROUPS, machine: Path = _MACHINE
 ) -> Path | None:
-    """The file that counts the kills of this process's memory cgroup; None where the kernel tells of none.
+    """Find the file that counts the kills of this process's memory cgroup; None if the kernel has no counter.
 
     Args:
-        membership: Which cgroups this process is in.
-        cgroups: Where cgroups are mounted.
-        machine: The counters of the whole machine, for a process in no memory cgroup.
+        membership: File that lists the cgroups of this process.
+        cgroups: Mount point of the cgroup file system.
+        machine: File with the counters of the whole machine, for a process in no memory cgroup.
     """
     found: list[Path] = []
     try:
@@ -37,7 +37,7 @@ def find_counter(
     for line in lines:
         _, controllers, path = line.split(":", 2)
         below = path.lstrip("/")
-        # within a container the path may be that of the host, where the container's own cgroup is the mount itself
+        # in a container the path may be the host's, while the mount point itself is the container's cgroup
         if "memory" in controllers.split(","):  # version 1
             found += [cgroups / "memory" / part / "memory.oom_control" for part in (below, "")]
         elif not controllers:  # version 2
@@ -46,10 +46,10 @@ def find_counter(
 
 
 class MemoryKills:
-    """Tells which of a host's processes were killed for want of memory.
+    """Identifies the processes of a host that were killed because memory ran out.
 
     Args:
-        counter: See `find_counter`; None tells of none.
+        counter: See `find_counter`; None: no process is identified.
     """
 
     def __init__(self, counter: Path | None) -> None:
@@ -58,12 +58,13 @@ class MemoryKills:
         self._unexplained: deque[float] = deque()
 
     def among(self, killed: Sequence[str], now_s: float) -> frozenset[str]:
-        """Of processes that have ended by a SIGKILL that nobody here sent, those that memory ran out for.
+        """Return which of the given processes were killed because memory ran out.
 
-        To be asked often, also without any. Where fewer kills were counted than processes have ended, it is not known
-        which of them were meant, and none is named.
+        Call this often, also without processes. If fewer kills were counted than processes have ended, it is unknown
+        which of them the kernel killed, and none is returned.
 
         Args:
+            killed: Names of processes that ended by a SIGKILL that this program did not send.
             now_s: Monotonic seconds.
         """
         count = None if self._counter is None else _read(self._counter)
@@ -80,7 +81,7 @@ class MemoryKills:
 
 
 def _read(counter: Path) -> int | None:
-    """Kills so far; None where the file does not tell."""
+    """Read the number of kills so far; None if the file has no such counter."""
     try:
         for line in counter.read_text().splitlines():
             name, _, value = line.partition(" ")

@@ -1,4 +1,4 @@
-"""Starting and ending the processes of a job on this machine, so that none is ever left behind."""
+"""Engine that runs a job's processes on this machine, and never leaves one behind."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _CLOSING_S = 1.0
 _KILL_S = 5.0  # the kernel may take a moment to free a large process
 _HOST = "127.0.0.1"
 LOG_BYTES_MAX = 16 << 20
-"""What is kept of a log."""
+"""Size to which a log is truncated."""
 _REAPER_S = 1.0
-"""Between two starts of the reaper."""
+"""Shortest time between two starts of the reaper."""
 _SWEEPS_MAX = 40
 _SWEEP_S = 0.05
 
@@ -49,7 +49,7 @@ class _Process:
 
 
 def _thread_limits(threads: int) -> dict[str, str]:
-    """What keeps a process to some threads. Libraries read it on import, so it must be there from the start."""
+    """Environment variables that limit a process to some threads; libraries read them on import."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
     return {**dict.fromkeys(names, str(threads)), "TF_NUM_INTEROP_THREADS": "1"}
 
@@ -58,9 +58,9 @@ class ProcessEngine(Engine):
     """Runs each role of a job as a process group of its own on this machine.
 
     Args:
-        log_dir: Where each process's output goes, one file each; None: to a folder that ends with the engine.
-        memory_fd: The job's shared block, which every process inherits; -1 if there is none.
-        command: What a process runs; it reads its `ProcessConfiguration` from standard input.
+        log_dir: Folder for the logs, one file per process; None: a temporary folder that ends with the engine.
+        memory_fd: File descriptor of the job's shared-memory block, which processes inherit; -1 if there is none.
+        command: Command of each process, which reads its `ProcessConfiguration` from standard input.
     """
 
     def __init__(self, log_dir: Path | None, memory_fd: int, *, command: Sequence[str] = _COMMAND) -> None:
@@ -71,7 +71,7 @@ class ProcessEngine(Engine):
         self._closed = False
         self._memory_kills = MemoryKills(find_counter())
         sweep(lambda tag: reaper.kill_marked(f"{tag}.", prefix=True))
-        # killed processes cannot tidy up: TensorFlow alone leaves a file for each function that it rewrote
+        # killed processes cannot delete their files: TensorFlow alone leaves one for each function that it rewrote
         self._temporary, self._lock = make_folder(self._tag)
         self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
         self._log_dir.mkdir(parents=True, exist_ok=True)
@@ -87,8 +87,8 @@ class ProcessEngine(Engine):
             pass_fds=(self._lock,),
         )
 
-    def _watch_reaper(self) -> None:
-        """Start another where it has died, which knows of all that run."""
+    def _restart_dead_reaper(self) -> None:
+        """If the reaper has died, start another one that knows all running processes."""
         now = time.monotonic()
         if self._closed or self._reaper.poll() is None or now - self._reaped_at < _REAPER_S:
             return
@@ -100,20 +100,20 @@ class ProcessEngine(Engine):
 
     def launch(
         self,
-        boot: ProcessConfiguration,
+        config: ProcessConfiguration,
         *,
         env: dict[str, str] | None = None,
         host: str | None = None,
         vm: str = "",
     ) -> int:
-        """See `Engine.launch`; a process is up, with its id, when this returns."""
+        """See `Engine.launch`; the process runs, with its id, when this returns."""
         if self._closed:
             raise RuntimeError("the engine is closed")
-        if boot.name in self.running:
-            raise ValueError(f"a process {boot.name!r} runs already")
+        if config.name in self.running:
+            raise ValueError(f"a process {config.name!r} runs already")
         if host not in (None, _HOST):
             raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
-        log = self._log_dir / f"{boot.name}.log"
+        log = self._log_dir / f"{config.name}.log"
         with log.open("ab") as output:
             popen = subprocess.Popen(
                 list(self._command),
@@ -124,26 +124,26 @@ class ProcessEngine(Engine):
                 start_new_session=True,
                 env={
                     **os.environ,
-                    **_thread_limits(boot.threads),
+                    **_thread_limits(config.threads),
                     "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
                     "KERAS_BACKEND": "tensorflow",
                     "PYTHONUNBUFFERED": "1",
                     "TMPDIR": self._temporary,
                     **(env or {}),
-                    reaper.VARIABLE: self._mark(boot.name),
+                    reaper.VARIABLE: self._mark(config.name),
                 },
             )
-        self._tell_reaper("+", popen.pid)
-        self._processes[boot.name] = _Process(popen, log)
+        self._update_reaper("+", popen.pid)
+        self._processes[config.name] = _Process(popen, log)
         assert popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            popen.stdin.write(msgspec.json.encode(boot) + b"\n")
-            popen.stdin.flush()  # and kept open: its end tells the process that this one is gone
-        os.set_blocking(popen.stdin.fileno(), False)  # who does not read must not hold up the leader
+            popen.stdin.write(msgspec.json.encode(config) + b"\n")
+            popen.stdin.flush()  # kept open: end of file shows the process that this one is gone
+        os.set_blocking(popen.stdin.fileno(), False)  # a process that does not read must not block the leader
         return popen.pid
 
-    def tell(self, name: str, line: bytes) -> None:
-        """See `Engine.tell`."""
+    def send_line(self, name: str, line: bytes) -> None:
+        """See `Engine.send_line`."""
         whole = as_line(line)
         process = self._processes[name]
         assert process.popen.stdin is not None
@@ -152,8 +152,8 @@ class ProcessEngine(Engine):
                 os.write(process.popen.stdin.fileno(), whole)
 
     def poll(self) -> list[Exit]:
-        """Processes that have ended since the last look; what they started is ended with them."""
-        self._watch_reaper()
+        """See `Engine.poll`; whatever the ended processes started is killed too."""
+        self._restart_dead_reaper()
         ended = {
             name: process
             for name, process in self._processes.items()
@@ -168,18 +168,20 @@ class ProcessEngine(Engine):
         exits = []
         for name, process in ended.items():
             exits.append(Exit(name, process.popen.returncode, out_of_memory=name in out_of_memory))
-            self._bury(name, process)
+            self._clean_up_after(name, process)
         return exits
 
-    def doomed(self) -> tuple[PreemptionNotice, ...]:
-        """See `Engine.doomed`: nobody tells of this machine's end."""
+    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
+        """See `Engine.preemption_notices`: there is no notice for this machine."""
         return ()
 
     def pid(self, name: str) -> int:
+        """See `Engine.pid`."""
         return self._processes[name].popen.pid
 
     def host(self, name: str) -> str:
-        self._processes[name]  # an unknown name has no host either
+        """See `Engine.host`."""
+        self._processes[name]  # raises KeyError for an unknown name
         return _HOST
 
     def avoid(self, hosts: Collection[str]) -> None:
@@ -196,6 +198,7 @@ class ProcessEngine(Engine):
         return _HOST
 
     def suspended(self, name: str) -> bool:
+        """See `Engine.suspended`."""
         process = self._processes[name]
         if process.ended:
             return False
@@ -205,15 +208,17 @@ class ProcessEngine(Engine):
             return False
 
     def log(self, name: str) -> Path:
+        """See `Engine.log`."""
         return self._processes[name].log
 
     @property
     def running(self) -> tuple[str, ...]:
-        # a copy, since a signal handler may ask while another thread starts a process
+        """See `Engine.running`."""
+        # a copy, because a signal handler may call this while another thread starts a process
         return tuple(name for name, process in self._processes.copy().items() if not process.ended)
 
     def sample_memory(self) -> dict[str, int]:
-        """Largest resident memory seen so far of each running process, bytes; shared pages count for each."""
+        """See `Engine.sample_memory`."""
         sizes = {}
         for name, process in self._processes.items():
             if process.ended:
@@ -225,27 +230,27 @@ class ProcessEngine(Engine):
         return sizes
 
     def cap_logs(self) -> None:
-        """Keep the end of logs that have grown beyond bounds, also while their processes write."""
+        """See `Engine.cap_logs`."""
         for process in self._processes.values():
             if not process.ended:
                 cap_log(process.log)
 
     def show_stack(self, name: str) -> None:
-        """Have a process write where it stands to its log."""
+        """See `Engine.show_stack`."""
         process = self._processes[name]
         if not process.ended:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process.popen.pid, signal.SIGUSR1)
 
     def kill(self, name: str) -> None:
-        """End a process and all that it started, at once."""
+        """See `Engine.kill`."""
         process = self._processes[name]
         if not process.ended:
             process.killed = True
             self._kill_group(process.popen.pid)
 
     def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
-        """End processes that have been told to quit: wait, then SIGTERM, then SIGKILL to each group.
+        """See `Engine.stop`.
 
         Raises:
             CleanupError: If one cannot be ended; the message names it.
@@ -262,7 +267,7 @@ class ProcessEngine(Engine):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.popen.wait(timeout=max(0.0, deadline - time.monotonic()))
                 if process.popen.poll() is not None:
-                    self._bury(name, process)
+                    self._clean_up_after(name, process)
         left = [process.popen.pid for process in chosen.values() if not process.ended]
         if left:
             raise CleanupError(
@@ -270,12 +275,12 @@ class ProcessEngine(Engine):
             )
 
     def kill_all(self) -> None:
-        """SIGKILL to everything, without waiting; safe to call from a signal handler."""
+        """See `Engine.kill_all`."""
         for name in self.running:
             self.kill(name)
 
     def close(self) -> None:
-        """End what still runs, then the reaper."""
+        """See `Engine.close`; the reaper ends last."""
         self._closed = True
         try:
             self.stop(grace_s=_CLOSING_S)
@@ -293,18 +298,18 @@ class ProcessEngine(Engine):
     def _mark(self, name: str) -> str:
         return f"{self._tag}.{name}"
 
-    def _bury(self, name: str, process: _Process) -> None:
+    def _clean_up_after(self, name: str, process: _Process) -> None:
         process.ended = True
         with contextlib.suppress(BrokenPipeError):
             assert process.popen.stdin is not None
             process.popen.stdin.close()
-        # what its code started and left: in its group, or else told by the mark that it inherited
+        # kill what the process started: members of its group, and others by the marker that they inherited
         self._kill_group(process.popen.pid)
         for _ in range(_SWEEPS_MAX):
             if not reaper.kill_marked(self._mark(name)):
                 break
             time.sleep(_SWEEP_S)
-        self._tell_reaper("-", process.popen.pid)
+        self._update_reaper("-", process.popen.pid)
         cap_log(process.log)
 
     @staticmethod
@@ -312,7 +317,7 @@ class ProcessEngine(Engine):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
 
-    def _tell_reaper(self, sign: str, group: int) -> None:
+    def _update_reaper(self, sign: str, group: int) -> None:
         pipe: IO[bytes] | None = self._reaper.stdin
         assert pipe is not None
         with contextlib.suppress(BrokenPipeError):
@@ -321,7 +326,7 @@ class ProcessEngine(Engine):
 
 
 def cap_log(log: Path) -> None:
-    """Keep a log's end where the training code writes without end; it appends, so it goes on behind it."""
+    """Truncate a log to its last `LOG_BYTES_MAX` bytes; its writer appends, so it goes on after them."""
     with contextlib.suppress(OSError):
         size = log.stat().st_size
         if size > LOG_BYTES_MAX:

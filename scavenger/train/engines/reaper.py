@@ -1,9 +1,9 @@
-"""A tiny process that outlives the one that leads a job, and ends what that one left: `reaper.py TAG FOLDER GROUP...`.
+"""Small process that outlives a job's leader and kills what it left running: `reaper.py TAG FOLDER GROUP...`.
 
-It begins with the process groups that it is given, and reads `+GROUP` and `-GROUP` from standard input. At the end
-of the input, which comes when the leader ends in whatever way, even by SIGKILL, it kills every process group still on
-its list, and then whatever carries the engine's tag in its environment: workers, and what their code started, even
-where that left its group. Last, it removes the folder, which holds their temporary files.
+Lines `+GROUP` and `-GROUP` on standard input add to and remove from the process groups that the arguments list. The
+input ends when the leader ends in whatever way, even by SIGKILL. Then this process kills every group on its list, and
+every process that carries the engine's tag in its environment: workers, and what their code started, even if that
+left the group. Last, it removes the folder with their temporary files.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SWEEP_S = 0.2
 
 
 def kill_marked(mark: str, *, prefix: bool = False) -> int:
-    """SIGKILL to every process whose mark is (with `prefix`: begins with) this one; returns how many.
+    """Kill every process whose marker equals (with `prefix`: begins with) this one; return their number.
 
-    Does nothing where the system has no `/proc`: there, process groups must do.
+    Does nothing on systems without `/proc`, where only process groups are killed.
     """
     wanted = f"{VARIABLE}={mark}".encode()
     killed = 0
@@ -45,6 +45,7 @@ def kill_marked(mark: str, *, prefix: bool = False) -> int:
 
 
 def main() -> None:
+    """Run the reaper with the arguments of the command line."""
     groups = {int(group) for group in sys.argv[3:]}
     for line in sys.stdin:
         group = int(line[1:])
@@ -55,7 +56,9 @@ def main() -> None:
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-    for _ in range(_SWEEPS if groups else 0):  # one that was being started has its mark only a moment later
+    for _ in range(
+        _SWEEPS if groups else 0
+    ):  # a process that is just starting has its marker only a moment later
         kill_marked(f"{sys.argv[1]}.", prefix=True)
         time.sleep(_SWEEP_S)
     shutil.rmtree(sys.argv[2], ignore_errors=True)

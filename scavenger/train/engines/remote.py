@@ -1,4 +1,4 @@
-"""What the engines have in common whose processes run on other hosts: the book of what is known of each process."""
+"""Base of the engines whose processes run on other hosts: keeps the last known state of each process."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ __all__ = ["RemoteEngine", "RemoteProcess"]
 
 @dataclass(slots=True)
 class RemoteProcess:
-    """A process on another host, as of the last news of it.
+    """Last known state of a process on another host.
 
     Attributes:
-        boot: What it is told at its start.
-        log: Where its output is brought to.
-        place_by: When it counts as ended if it has found no host by then, monotonic seconds.
-        pid: Its id at its host; 0 until it is placed.
-        host: The address of its host; empty until it is placed.
-        memory_bytes: The largest that was seen.
-        suspended: It is stopped (state T).
-        ended: Its end is known.
+        config: Configuration of the process.
+        log: Local file to which its output is copied.
+        place_by: Deadline for its placement, after which it counts as ended, monotonic seconds.
+        pid: Process id on its host; 0 until it is placed.
+        host: Address of its host; empty until it is placed.
+        memory_bytes: Largest resident memory seen.
+        suspended: Whether it is stopped (state T).
+        ended: Whether its end is known.
     """
 
-    boot: ProcessConfiguration
+    config: ProcessConfiguration
     log: Path
     place_by: float
     pid: int = 0
@@ -43,19 +43,19 @@ class RemoteProcess:
 
     @property
     def where(self) -> str:
-        """Name, id and host, for a person who has to look there."""
-        return f"{self.boot.name} (process {self.pid} on {self.host})"
+        """Name, process id and host, for messages to users."""
+        return f"{self.config.name} (process {self.pid} on {self.host})"
 
 
 P = TypeVar("P", bound=RemoteProcess)
 
 
 class RemoteEngine(Engine, Generic[P]):
-    """Keeps the book; a subclass places processes, passes orders on and takes in their news.
+    """Keeps the state of all processes; a subclass places them, forwards commands and receives reports.
 
     Args:
-        log_dir: Where each process's output is brought to, one file each, on this host.
-        clock: Seconds, monotonic.
+        log_dir: Local folder to which output is copied, one file per process.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, log_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,7 +103,7 @@ class RemoteEngine(Engine, Generic[P]):
         }
 
     def cap_logs(self) -> None:
-        """See `Engine.cap_logs`; the hosts cap theirs by themselves."""
+        """See `Engine.cap_logs`; the hosts truncate their own logs."""
         for process in self._processes.values():
             if not process.ended:
                 cap_log(process.log)
@@ -111,7 +111,7 @@ class RemoteEngine(Engine, Generic[P]):
     # ---- for subclasses ------------------------------------------------------------------------------------
 
     def _check_launch(self, name: str) -> None:
-        """Whether a process of this name may be launched.
+        """Check that a process of this name may be launched.
 
         Raises:
             RuntimeError, ValueError: See `Engine.launch`.
@@ -127,7 +127,7 @@ class RemoteEngine(Engine, Generic[P]):
         return log
 
     def _report(self, process: P, log: bytes, memory_bytes: int, *, suspended: bool) -> None:
-        """Note what a host has said of a process."""
+        """Record a host's report about a process."""
         if log:
             with process.log.open("ab") as file:
                 file.write(log)
@@ -135,13 +135,13 @@ class RemoteEngine(Engine, Generic[P]):
         process.memory_bytes = max(process.memory_bytes, memory_bytes)
 
     def _end(self, process: P, status: int, reason: str = "", *, refused: bool = False) -> None:
-        """Note that a process has ended, for `poll` to tell."""
+        """Record the end of a process, for `poll` to return."""
         process.ended, process.suspended = True, False
         cap_log(process.log)
-        self._exits.append(Exit(process.boot.name, status, reason, refused))
+        self._exits.append(Exit(process.config.name, status, reason, refused))
 
     def _lose(self, process: P, reason: str) -> None:
-        """Note that a process is lost, or never ran."""
+        """Record that a process is lost, or never ran."""
         self._end(process, -signal.SIGKILL, reason)
 
     def _take_exits(self) -> list[Exit]:
@@ -149,7 +149,7 @@ class RemoteEngine(Engine, Generic[P]):
         return exits
 
     def _waited_too_long(self) -> list[P]:
-        """Processes that have found no host in time."""
+        """Return the processes that were not placed in time."""
         now = self._clock()
         return [one for one in self._processes.values() if not one.ended and self._waits(one, now)]
 

@@ -422,7 +422,7 @@ class Supervisor:
         for ended in self.engine.poll():
             self._recoveries.ended(ended)
         self._announce_placed()
-        for notice in self.engine.doomed():
+        for notice in self.engine.preemption_notices():
             if self._registry.worker(notice.name) is not None:
                 self._events.append(notice)
             else:

@@ -1,4 +1,4 @@
-"""What cannot be split over workers exactly is refused: nothing is approximated silently."""
+"""Checks that refuse models whose training cannot be split over workers exactly; nothing is approximated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_model(model: Any) -> None:
     """Refuse models, optimizers and losses whose training cannot be split over workers.
 
     Raises:
-        NotSupportedError: With what it is and, where there is one, the way out.
+        NotSupportedError: Names the cause and, if there is one, a workaround.
     """
     if not isinstance(model, keras.Model):
         raise NotSupportedError(f"the job's model is a {type(model).__name__}, not a keras.Model")
@@ -115,10 +115,10 @@ def _check_layers(model: Any) -> None:
 
 
 def check_variables(trainable: Sequence[Any], states: Sequence[Any]) -> None:
-    """Refuse variables whose update the aggregator, which sees nothing but tensors, would get wrong.
+    """Refuse variables that the aggregator, which sees only tensors, would update incorrectly.
 
     Raises:
-        NotSupportedError: With the variable's path.
+        NotSupportedError: Names the variable's path.
     """
     if not trainable:
         raise NotSupportedError("the model has no trainable weights")

@@ -1,4 +1,4 @@
-"""Reading batches out of what a user calls data."""
+"""Sources that read batches from the user's data: arrays or map-style data sets."""
 
 from __future__ import annotations
 
@@ -15,16 +15,20 @@ __all__ = ["Source", "open_source"]
 
 
 class Source(Protocol):
-    """Samples by index."""
+    """Random access to samples by index."""
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
-        """`(x, y)` or `(x, y, sample_weight)` of the samples, stacked along the first axis."""
+        """Return `(x, y)` or `(x, y, sample_weight)` of the samples, stacked along the first axis.
+
+        Args:
+            indices: Sample indices, shape `(n,)`.
+        """
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    """An array as Keras would feed it: floats in the default float type, everything else as it is."""
+    """Convert to an array as Keras does: floats to the default float type, everything else unchanged."""
     try:
         array = np.asarray(value)
     except ValueError:
@@ -107,7 +111,7 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 def _refuse_batches(data: Any) -> None:
-    """Name what gives whole batches, or samples in an order of its own, and say what to give instead."""
+    """Refuse data that yields whole batches, or samples in its own order, and name the alternative."""
     instead = "give arrays (x, y), or an object whose [i] is one sample (x, y) and whose len() counts samples"
     if isinstance(data, keras.utils.PyDataset) or any(
         kind.__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras")
@@ -139,14 +143,14 @@ def _refuse_batches(data: Any) -> None:
 
 
 def open_source(data: Any, name: str) -> Source:
-    """A source over a user's data.
+    """Open the user's data as a source.
 
     Args:
         data: See `scavenger.sdk.KerasJob`.
-        name: For messages: `train` or `validation`.
+        name: `train` or `validation`, for error messages.
 
     Raises:
-        DataError: If the data has another form, or no sample.
+        DataError: If the data has an unsupported form, or no sample.
     """
     try:
         _refuse_batches(data)

@@ -1,4 +1,4 @@
-"""What the sequencer wants of a worker that may be busy for long: each thing once, however often it was repeated."""
+"""Queue of the sequencer's orders to a worker, without duplicates: orders repeat while the worker is busy."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _VIEWS_KEPT = 2
 
 
 class Orders:
-    """The orders that wait, at most one for each action, and the views that they name.
+    """Pending orders, at most one per action, and the views that they refer to.
 
-    A repeated order joins the one that waits, and an order of a later step or view takes the place of all before it:
-    the sequencer has gone on without them.
+    A repeated order is merged with the pending one. An order of a later step or view replaces all earlier ones,
+    because the sequencer has gone on without them.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Orders:
         return len(self._waiting)
 
     def add(self, message: Order | Summarise | TakeView) -> None:
-        """Take what has arrived."""
+        """Add a message that has arrived."""
         if isinstance(message, TakeView):
             self._views[message.view.number] = view_of(message.view)
             for number in sorted(self._views)[:-_VIEWS_KEPT]:
@@ -51,13 +51,13 @@ class Orders:
         self._waiting[action] = message
 
     def next(self) -> Order | Summarise | None:
-        """Take out the one that has waited longest; None where none waits."""
+        """Remove and return the oldest pending order; None if there is none."""
         return self._waiting.popitem(last=False)[1] if self._waiting else None
 
     def superseded(self, order: Order) -> bool:
-        """Whether an order of a later step or view has come since."""
+        """Return whether an order of a later step or view has arrived since."""
         return self._newest > (order.view, order.step)
 
     def view(self, number: int) -> View | None:
-        """The view of that number; None where it has not arrived."""
+        """Return the view of that number; None if it has not arrived."""
         return self._views.get(number)

@@ -1,8 +1,8 @@
 """The user's Keras model as three pure functions of (weights, samples): gradient, evaluation, metrics.
 
-A worker keeps nothing between steps that it could not fetch again: weights come in, gradients go out, dropout
-draws from streams that name the samples, metric variables are zeroed before each step and summed by the
-aggregator.
+A worker keeps no state between steps that it could not fetch again: weights come in, gradients go out, dropout
+draws from random streams that depend on the sample positions, and metric variables are zeroed before each step and
+summed by the aggregator.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = ["Gradient", "Program"]
 
 Array = npt.NDArray[Any]
 
-_ALIGNMENT = 64  # TensorFlow's kernels end the process where a tensor's memory begins elsewhere
-_TARGETS = 16  # at most so many tell one data set from another: quickly read, and seldom equal by chance
+_ALIGNMENT = 64  # bytes; TensorFlow's kernels crash on tensors whose memory is not aligned
+_TARGETS = 16  # number of targets that identify a data set: quick to read, rarely equal by chance
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What one share of a step yields.
+    """Results of one share of a step.
 
     Attributes:
         gradients: One per trainable tensor.
         states: One per other tensor, as the forward pass left it.
         metrics: One per metric variable, over these samples alone.
         loss: Mean over these samples.
-        half_sqnorm: Mean of |g|^2 over the two halves of the samples; 0 where they were not computed apart.
+        half_sqnorm: Mean of |g|^2 over the two halves of the samples; 0 if the halves were not computed separately.
     """
 
     gradients: Sequence[Array]
@@ -60,7 +60,7 @@ class Program:
     """A job's model and data inside a worker.
 
     Args:
-        job: What the user's module gave.
+        job: The job that the user's module defines.
 
     Raises:
         NotSupportedError: If the model trains in a way that cannot be split over workers.
@@ -80,7 +80,7 @@ class Program:
         self._trainable = list(model.trainable_variables)
         self._states = [v for v in model.non_trainable_variables if id(v) in weights]
         self._generators = [v for v in model.non_trainable_variables if id(v) not in weights]
-        # generators that were given one seed draw alike, as in Keras; the last is for who has none of its own
+        # generators with the same seed draw the same numbers, as in Keras; the last stream is the global generator's
         first = [int(v.numpy()[0]) for v in self._generators]
         self._stream_of = [first.index(seed) for seed in first] + [len(first)]
         self._metrics = [v for metric in model.metrics for v in metric.variables]
@@ -106,30 +106,30 @@ class Program:
         self._load = tf.function(self._assign, input_signature=[state])
 
     def initial_state(self) -> list[Array]:
-        """The weights that the user's module built, in the manifest's order."""
+        """Return the initial weights of the user's model, in the manifest's order."""
         return [v.numpy() for v in self._trainable + self._states]
 
     def alias(self, arrays: Sequence[Array]) -> list[Any]:
-        """Tensors over the memory of these arrays, to be given as weights without copying them.
+        """Return tensors that share memory with these arrays, to pass them as weights without a copy.
 
-        They are as the arrays are when they are used: whoever changes those must not do so meanwhile. The
-        model's variables go on pointing there until other weights are given.
+        The tensors see every change of the arrays, so the arrays must not change while the tensors are in use. The
+        model's variables refer to this memory until other weights are passed.
         """
         return [_shared(array) for array in arrays]
 
     def gradient(
         self, weights: Sequence[Array], batch: tuple[Any, ...], *, seed: int, position: int, halves: bool
     ) -> Gradient:
-        """The gradient of the mean loss over some samples at given weights.
+        """Compute the gradient of the mean loss over some samples at given weights.
 
         Args:
             weights: In the manifest's order; arrays, or tensors from `alias`.
             batch: The samples, as `train.batch` gives them; at least 1, and at least 2 with `halves`.
-            seed: Of the job.
-            position: How many samples the job has had before the first of these: what dropout draws for them
-                follows from seed and position.
-            halves: Compute the two halves apart, so that their norms tell the gradient noise; their
-                sample-weighted mean is the gradient. The second half draws what it would as a share of its own.
+            seed: The job's seed.
+            position: Number of samples that the job has used before the first of these; seed and position
+                determine the random numbers that dropout draws.
+            halves: Compute the two halves separately, so that their norms give the gradient noise; their
+                sample-weighted mean is the gradient. The second half draws the same numbers as a separate share.
         """
         streams = [self._streams(seed, position)]
         if halves:
@@ -155,9 +155,9 @@ class Program:
         seed: int = 0,
         step: int = 0,
     ) -> list[Array]:
-        """Metric variables over samples `start` to `stop` of the validation data at given weights.
+        """Compute metric variables over samples `start` to `stop` of the validation data at given weights.
 
-        What a model draws at random in inference follows from the job's seed, the step and the samples' position.
+        Random numbers that a model draws in inference depend on the job's seed, the step and the sample positions.
         """
         self.model.reset_metrics()
         if self.validation is not None and stop > start:
@@ -168,19 +168,19 @@ class Program:
         return [v.numpy() for v in self._metrics]
 
     def summarise(self, training: Sequence[Array], validation: Sequence[Array]) -> dict[str, float]:
-        """Metrics by Keras's names from the sums of their variables over workers and steps."""
+        """Compute metrics, by Keras's names, from the sums of their variables over workers and steps."""
         results = self._result(training)
         if self.validation is not None:
             results |= {f"val_{name}": value for name, value in self._result(validation).items()}
         return results
 
     def save(self, weights: Sequence[Array], path: Path) -> None:
-        """Write the model with given weights as a `.keras` file, whole or not at all."""
+        """Write the model with given weights atomically as a `.keras` file."""
         for variable, value in zip(self._trainable + self._states, weights, strict=True):
             variable.assign(value)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = partial_model(path)
-        # the optimizer's state is the aggregator's; here it is new, but whole, so that the file loads as it is
+        # the aggregator holds the optimizer state; a new state is written so that the file can be loaded
         self.model.optimizer.build(self._trainable)
         try:
             self.model.save(partial)
@@ -194,11 +194,11 @@ class Program:
         return bool(self._generators)
 
     def draw_from(self, seed: int, position: int) -> None:
-        """Have the model draw next what it draws for samples from a position on."""
+        """Set the model's random generators to the streams of the samples from a position on."""
         self._draw_from(self._streams(seed, position))
 
     def _streams(self, seed: int, position: int, *, evaluation: int = 0) -> Array:
-        """The state in which each random generator begins with samples from a position on."""
+        """Return the initial state of each random generator for samples from a position on."""
         states = random_streams(seed, position, len(self._stream_of), evaluation=evaluation)
         return states[self._stream_of]
 
@@ -215,13 +215,13 @@ class Program:
             metric.reset_state()
 
     def _draw_from(self, streams: Any) -> None:
-        with tf.init_scope():  # it is made when somebody first needs it
+        with tf.init_scope():  # Keras creates it on first use
             last = global_seed_generator().state
         for index, variable in enumerate([*self._generators, last]):
             variable.assign(tf.cast(streams[index], variable.dtype))
 
     def _half(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        """Loss and gradients of a batch, counting it in the metrics, as Keras's own training step does."""
+        """Compute loss and gradients of a batch and update the metrics, as Keras's own training step does."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         model = self.model
         with tf.GradientTape() as tape:
@@ -248,7 +248,7 @@ class Program:
         share = tf.cast(middle, tf.float64) / tf.cast(samples, tf.float64)
         first_loss, first = self._half(tf.nest.map_structure(lambda leaf: leaf[:middle], batch))
         between = [tf.identity(v.value) for v in self._states]
-        # the second half starts where the first did, as it would on another worker
+        # the second half starts from the same state as the first, as it would on another worker
         for variable, value in zip(self._states, weights[len(self._trainable) :], strict=True):
             variable.assign(value)
         self._draw_from(second_streams)
@@ -286,7 +286,7 @@ class Program:
     # ---- set-up --------------------------------------------------------------------------------------------
 
     def _prepare(self, sample: tuple[Any, ...]) -> None:
-        """Build what Keras builds lazily (layers, metrics), leaving weights and metrics as they were."""
+        """Build the layers and metrics that Keras builds lazily, without changing weights and metrics."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(sample)
         predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
         if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(predicted)):
@@ -346,7 +346,7 @@ def _is_float(variable: Any) -> bool:
 
 
 def _specs(sample: tuple[Any, ...]) -> Any:
-    """The form of a batch of samples like this one, of any size."""
+    """Return the tensor specs of a batch, of any size, of samples like this one."""
     return tf.nest.map_structure(
         lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)), sample
     )
@@ -359,7 +359,7 @@ def _sqnorm(gradients: Sequence[Any]) -> Any:
 def _architecture(model: Any, train: Source) -> str:
     """SHA-256 of layers (classes, configurations, weight shapes) and loss, without names, and some targets.
 
-    Workers must agree on it, so it also tells of one that shuffled its data in another way than the others.
+    All workers must compute the same digest, which also detects a worker that shuffled its data differently.
     """
     layers = [[*_described(layer), [list(v.shape) for v in layer.weights]] for layer in model.layers]
     losses = [_described(loss) for loss in keras.tree.flatten(model.loss)]
@@ -372,13 +372,13 @@ def _architecture(model: Any, train: Source) -> str:
 
 
 def _described(part: Any) -> list[Any]:
-    """Class and configuration of a layer or loss; the name alone of what has none."""
+    """Return class and configuration of a layer or loss; its name alone if it has no configuration."""
     if not hasattr(part, "get_config"):
         return [getattr(part, "__name__", part), None]
     try:
         return [type(part).__name__, _nameless(part.get_config())]
     except (NotImplementedError, TypeError, ValueError):
-        return [type(part).__name__, None]  # a subclass without one: its class must do
+        return [type(part).__name__, None]  # a subclass without a configuration: the class name must suffice
 
 
 def _nameless(value: Any) -> Any:
@@ -391,7 +391,7 @@ def _nameless(value: Any) -> Any:
 
 
 def _shared(array: Array) -> Any:
-    """A tensor over an array's memory, or a copy where TensorFlow can share none."""
+    """Return a tensor that shares the array's memory, or the array if TensorFlow cannot share it."""
     if array.ctypes.data % _ALIGNMENT or array.size == 0:
         return array
     try:
@@ -401,7 +401,7 @@ def _shared(array: Array) -> Any:
 
 
 def _seen(tensor: Any) -> Array:
-    """A tensor's values, without a copy where it lies in the processor's memory."""
+    """Return a tensor's values, without a copy if they are in main memory."""
     try:
         return np.from_dlpack(tensor)
     except (BufferError, TypeError, RuntimeError, ValueError, AttributeError, tf.errors.OpError):

@@ -1,4 +1,4 @@
-"""What a worker has computed, for as long as it may be asked for it again, and what each aggregator was sent."""
+"""Recent results of a worker, kept for repeated orders, and what was sent to each aggregator."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Results"]
 
 
 class Results:
-    """The results of one worker.
+    """Cache of one worker's recent results.
 
     Args:
-        block: The worker's, in which its gradients lie.
+        block: The worker's shared-memory block, which holds its gradients.
     """
 
     def __init__(self, block: Block) -> None:
@@ -27,11 +27,11 @@ class Results:
         self._outboxes: dict[int, Outbox] = {}
 
     def begin(self, action: str, step: int, piece: Piece) -> Contributed | Evaluation | None:
-        """What was computed already; None where it is to be computed.
+        """Return the result if it was computed already, else None; drop results of older steps.
 
         Args:
             action: `train` or `evaluate`.
-            step: The step that is computed, or after which is evaluated.
+            step: The step to compute, or the step after which to evaluate.
         """
         self._computed = {key: result for key, result in self._computed.items() if key[1] >= step - 1}
         for outbox in self._outboxes.values():
@@ -39,19 +39,20 @@ class Results:
         return self._computed.get((action, step, piece.number))
 
     def add_gradient(self, step: int, piece: Piece, result: Contributed) -> None:
-        """The piece's gradient lies in its slot."""
+        """Record that the piece's gradient is in its slot."""
         self._computed["train", step, piece.number] = result
         self._in_slot[piece.slot] = (step, piece)
 
     def add_evaluation(self, step: int, piece: Piece, result: Evaluation) -> None:
-        """The piece of the validation data is evaluated."""
+        """Record the evaluation of a piece of the validation data."""
         self._computed["evaluate", step, piece.number] = result
 
     def push(self, result: Contributed, senders: Mapping[int, Send]) -> None:
-        """Send a piece's gradient to the aggregators that cannot read it; whoever was sent it is asked what it lacks.
+        """Send a piece's gradient to the aggregators on other hosts, then ask each what is missing.
 
         Args:
-            senders: For the place of each of those aggregators.
+            result: The contribution that announces the gradient.
+            senders: Send function of each such aggregator, by index.
         """
         step, piece = self._in_slot_of(result.piece)
         for index, send in senders.items():
@@ -61,10 +62,10 @@ class Results:
             fail_here("worker.pushed_some")
 
     def resend(self, index: int, answer: Lacking, send: Send) -> Contributed | None:
-        """Send what an aggregator lacks of a gradient that still lies in its slot.
+        """Send the missing chunks of a gradient that is still in its slot.
 
         Returns:
-            What to tell the sequencer again once it has arrived; None where nothing was sent.
+            The contribution to repeat to the sequencer after the chunks; None if nothing was sent.
         """
         step, piece = self._in_slot_of(answer.piece)
         result = self._computed.get(("train", step, answer.piece))
@@ -75,7 +76,7 @@ class Results:
         return result if outbox.resend(answer, payload, send) else None
 
     def _in_slot_of(self, number: int) -> tuple[int, Piece | None]:
-        """Step and piece of a number, where its gradient has not been overwritten by another's."""
+        """Return step and piece for a piece number; `(0, None)` if its gradient was overwritten."""
         for step, piece in self._in_slot.values():
             if piece.number == number:
                 return step, piece

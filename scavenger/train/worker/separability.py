@@ -1,12 +1,12 @@
-"""Whether the loss, metrics and states of a batch follow from those of its parts, tried on a few samples.
+"""Check, on a few samples, that loss, metrics and states of a batch follow from those of its parts.
 
-Workers compute parts of a batch, so a model that is trained must treat a batch as the sum of its samples. Without
-randomness that is tried directly: a batch against its parts. With it (dropout, noise), the same seeds give the
-same draws at the same places of batches of one size, so samples are exchanged instead: in a sum over samples, what
-the first sample changes does not depend on the second.
+Workers compute parts of a batch, so the model must treat a batch as the sum of its samples. For deterministic
+models the check compares a batch with its parts. With randomness (dropout, noise), equal seeds give equal draws at
+the same positions of batches of one size, so the check exchanges samples instead: in a sum over samples, the change
+caused by the first sample does not depend on the second.
 
 `BatchNormalization` alone may look across the batch in training: each worker normalises its own part, as in any
-data-parallel training. It is held still here, so that it hides nothing else.
+data-parallel training. This check freezes it, so that it hides nothing else.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Array = npt.NDArray[Any]
 _SAMPLES = 4  # enough to be cut into unequal parts
 _TOLERANCE = 1e-3  # far above rounding in single precision, far below any change of meaning
 _TOLERANCE_HALF = 3e-2  # the same for a model that computes with 16 bits
-_DRAWS = 16  # for what is known in expectation alone
-_ERRORS = 8.0  # standard errors; by chance once in a million models
+_DRAWS = 16  # number of draws, for models that can be checked in expectation only
+_ERRORS = 8.0  # standard errors; a false alarm about once in a million models
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Separability:
-    """What is needed to try a model.
+    """Check of one model.
 
     Attributes:
         model: Compiled and built.
         source: Its training data.
         trainable, states, metrics: The model's variables of each kind.
-        draw_from: Puts the model's random generators to the beginning of the streams of a number.
+        draw_from: Sets the model's random generators to the beginning of the streams with a given number.
     """
 
     model: Any
@@ -63,7 +63,7 @@ class Separability:
     def check(self) -> None:
         """Refuse a model whose batches are not sums of samples, in inference or in training.
 
-        Weights, states and metrics are left as they were.
+        Weights, states and metrics are restored afterwards.
 
         Raises:
             NotSupportedError: If the loss, a metric or a state of a batch does not follow from those of its parts,
@@ -72,7 +72,7 @@ class Separability:
         count = min(_SAMPLES, len(self.source))
         if count < 2:
             return
-        # from all over the data, which may be sorted by class
+        # from all parts of the data, which may be sorted by class
         batch = self.source.batch(np.linspace(0, len(self.source) - 1, count).astype(np.int64))
         begin = [tf.convert_to_tensor(v.value) for v in (*self.trainable, *self.states)]
         try:
@@ -100,7 +100,7 @@ class Separability:
             self._check_expectation(run, everything, training=training)
 
     def _run(self, batch: Any, begin: list[Any], *, training: bool, stream: int = 0) -> _Outcome:
-        """Loss, metrics and states after one forward pass from the beginning, as Keras's own steps compute them."""
+        """Return loss, metrics and states after one forward pass from the initial state, computed as Keras does."""
         model = self.model
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         self._restore(begin)
@@ -167,7 +167,7 @@ class Separability:
         """Exchange each of two samples for another, in a batch of two and alone.
 
         With per-sample losses `f` at the first and `g` at the second place, `2 L(u, v) = f(u) + g(v)`. So `L(u, v)
-        - L(w, v)` does not depend on `v`, and twice that is `f(u) - f(w)`, which batches of one sample tell:
+        - L(w, v)` does not depend on `v`, and twice that is `f(u) - f(w)`, which batches of one sample also give:
         generators draw row by row, so the first row is drawn alike in batches of any size. Layers that draw in
         another order are compared in expectation.
         """
@@ -191,7 +191,7 @@ class Separability:
     def _check_expectation(
         self, run: Callable[..., _Outcome], samples: tuple[int, ...], *, training: bool
     ) -> None:
-        """The mean over draws of the loss of a batch against that of its samples' losses."""
+        """Compare the mean over draws of a batch's loss with that of its samples' losses."""
         apart = np.array(
             [
                 run(*samples, stream=draw).loss

@@ -1,6 +1,6 @@
-"""The worker process: computes gradients of its share of every step at the published weights.
+"""The worker process: computes gradients on its share of the samples of every step.
 
-It holds nothing that cannot be fetched again, so it may join, leave or die at any time.
+A worker holds no state that it cannot fetch again, so it may join, leave or die at any time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.program import Gradient, Program
 from scavenger.train.worker.results import Results
 
-__all__ = ["Worker", "load_program", "seed_apart"]
+__all__ = ["Worker", "load_program", "seed_worker"]
 
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
@@ -56,10 +56,10 @@ log = logging.getLogger(__name__)
 
 
 def load_program(train: str, job_dir: str, seed: int) -> Program:
-    """Build the job that `module:object` names, after setting every seed that Keras knows.
+    """Build the job that `module:object` names, after seeding every random generator that Keras controls.
 
     Raises:
-        TrainingCodeError: If the module has no such object, or it is not a job.
+        TrainingCodeError: If the module has no such object, or the object is not a job.
         NotSupportedError: If the module asks for another backend of Keras.
     """
     module_name, _, attribute = train.partition(":")
@@ -84,79 +84,81 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
     return Program(job)
 
 
-def seed_apart(seed: int, name: str) -> None:
-    """Seed what draws at random outside of Keras's generators: NumPy, Python, and TensorFlow's own operations.
+def seed_worker(seed: int, name: str) -> None:
+    """Seed NumPy, Python and TensorFlow's own random operations differently for each worker.
 
-    After `load_program` all workers stand at the same place there; from here on each draws for itself.
+    `load_program` gives all workers the same seeds; from this call on, each worker draws other numbers. The
+    generators of Keras layers are not affected.
     """
     digest = hashlib.blake2b(name.encode(), digest_size=4, key=(seed % (1 << 64)).to_bytes(8, "little"))
     keras.utils.set_random_seed(int.from_bytes(digest.digest(), "little"))
 
 
-class _ToldToQuit(Exception):  # noqa: N818 - it is no error
-    """The job needs this worker no more."""
+class _QuitRequested(Exception):  # noqa: N818 - it is no error
+    """The coordinator has ended this worker."""
 
 
 class _Superseded(Exception):  # noqa: N818 - it is no error
-    """The job has gone on, or back, while this worker waited: its order counts no more."""
+    """The job moved to another step while this worker waited, so its current order is obsolete."""
 
 
 class Worker:
     """One worker of one job.
 
     Args:
-        boot: Who it is, and where the training code lies.
-        control: To the supervisor's hub.
-        keys: Its own, for the data channel.
+        context: ZeroMQ context.
+        config: Identity of the worker, and location of the training code.
+        control: Connection to the supervisor's hub.
+        keys: The worker's own key pair for the data channel.
     """
 
-    def __init__(self, context: Any, boot: m.ProcessConfiguration, control: Dealer, keys: Keys) -> None:
-        self._context, self._boot, self._control, self._keys = context, boot, control, keys
-        self._name = boot.name
-        self._program = load_program(boot.train, boot.job_dir, boot.seed)
-        seed_apart(boot.seed, boot.name)
+    def __init__(self, context: Any, config: m.ProcessConfiguration, control: Dealer, keys: Keys) -> None:
+        self._context, self._config, self._control, self._keys = context, config, control, keys
+        self._name = config.name
+        self._program = load_program(config.train, config.job_dir, config.seed)
+        seed_worker(config.seed, config.name)
         self._batches = Prefetcher(self._program.train)
-        self._fd = open_block(boot)
+        self._fd = open_block(config)
         self._memory = memory_id(self._fd)
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._aggregators: list[Dealer] = []
         self._remote: tuple[int, ...] = ()
         self._inbox: WeightsInbox | None = None
-        self._initial: memoryview | None = None
-        self._seeds: list[Outbox] = []
+        self._packed_initial: memoryview | None = None
+        self._seed_outboxes: list[Outbox] = []
         self._orders = Orders()
-        self._kept: list[Any] | None = None
+        self._initial_weights: list[Any] | None = None
         self._joined: set[int] = set()
         self._epoch: tuple[int, Any] | None = None
-        self._places: dict[int, list[Any]] = {}
+        self._slot_arrays: dict[int, list[Any]] = {}
         self._quarantined: tuple[int, ...] = ()
         self._prepared = self._seeded = self._ready = False
         self._step = self._view = 0
         self._running = True
-        self._pulse = Heartbeat(context, boot, lambda: m.Beat(step=self._step, view=self._view))
+        self._heartbeat = Heartbeat(context, config, lambda: m.Beat(step=self._step, view=self._view))
 
     def run(self) -> None:
-        """Greet the coordinator, and serve until told to quit."""
-        self._pulse.start()
+        """Register with the coordinator, and work until asked to quit."""
+        self._heartbeat.start()
         fail_here("worker.joining")
         self._control.send(m.Hello(self._program.manifest))
-        with contextlib.suppress(_ToldToQuit):
+        with contextlib.suppress(_QuitRequested):
             while self._running:
                 self._poller.poll()
                 for message, _ in self._control.receive():
-                    self._from_leader(message)
-                self._hear_aggregators()
+                    self._from_control(message)
+                self._receive_from_aggregators()
                 while self._running and (order := self._orders.next()) is not None:
                     with contextlib.suppress(_Superseded):
                         self._from_sequencer(order)
-                    self._hear_aggregators()
+                    self._receive_from_aggregators()
         self._batches.close()
-        self._pulse.close()
+        self._heartbeat.close()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def _from_leader(self, message: m.Message) -> None:
+    def _from_control(self, message: m.Message) -> None:
         match message:
             case m.Prepare():
                 self._prepare(message)
@@ -174,8 +176,8 @@ class Worker:
             case _:
                 pass
 
-    def _hear_aggregators(self) -> None:
-        """Take what has arrived: weights at once, orders in their turn."""
+    def _receive_from_aggregators(self) -> None:
+        """Process what has arrived from the aggregators: weights at once; orders are queued."""
         for index, dealer in enumerate(self._aggregators):
             for message, payload in dealer.receive():
                 match message:
@@ -184,8 +186,8 @@ class Worker:
                     case m.Check() if self._inbox is not None:
                         if (lacking := self._inbox.check(index, message)) is not None:
                             dealer.send(lacking)
-                    case m.Seed() if self._initial is not None:
-                        self._seeds[index].push(self._seed(index, message.number), dealer.send)
+                    case m.Seed() if self._packed_initial is not None:
+                        self._seed_outboxes[index].push(self._seed(index, message.number), dealer.send)
                     case m.Lacking():
                         self._resend(index, message)
                     case m.Joined():
@@ -199,24 +201,26 @@ class Worker:
                         pass
 
     def _resend(self, index: int, answer: m.Lacking) -> None:
-        """Send what an aggregator says that it lacks."""
+        """Send the chunks that an aggregator reports as missing."""
         dealer = self._aggregators[index]
         if answer.step == 0:
-            if self._initial is not None:
-                self._seeds[index].resend(answer, self._seed(index, answer.piece), dealer.send)
+            if self._packed_initial is not None:
+                self._seed_outboxes[index].resend(answer, self._seed(index, answer.piece), dealer.send)
         elif (result := self._results.resend(index, answer, dealer.send)) is not None and index == 0:
-            self._say(result)
+            self._send_to_sequencer(result)
 
     def _seed(self, index: int, number: int) -> Payload:
-        assert self._initial is not None
-        return initial_payload(self._layout, index, self._initial, number)
+        assert self._packed_initial is not None
+        return initial_payload(self._layout, index, self._packed_initial, number)
 
     def _from_sequencer(self, message: m.Order | m.Summarise) -> None:
         match message:
             case m.Order():
                 view = self._orders.view(message.view)
                 if view is None:
-                    self._say(m.AskView(message.view))  # the order is repeated with it
+                    self._send_to_sequencer(
+                        m.AskView(message.view)
+                    )  # the sequencer repeats the order with the view
                 elif message.action == "train":
                     self._train(message, view)
                 elif message.action == "evaluate":
@@ -230,35 +234,37 @@ class Worker:
                     for sums in (message.training, message.validation)
                 )
                 metrics = self._program.summarise(training, validation)
-                self._say(m.Summary(message.view, message.step, metrics))
+                self._send_to_sequencer(m.Summary(message.view, message.step, metrics))
 
-    def _say(self, message: m.Message) -> None:
+    def _send_to_sequencer(self, message: m.Message) -> None:
         self._aggregators[0].send(message)
 
-    # ---- beginnings ----------------------------------------------------------------------------------------
+    # ---- start-up ------------------------------------------------------------------------------------------
 
     def _prepare(self, message: m.Prepare) -> None:
         if self._prepared:
-            if message.initial and self._kept is not None:  # the worker that was asked before is gone
-                self._publish(self._kept)
-            return  # said again
+            if (
+                message.initial and self._initial_weights is not None
+            ):  # the worker that was asked first is gone
+                self._publish(self._initial_weights)
+            return  # contribution again
         self._prepared = True
         self._layout = Layout.of(message.manifest, len(message.aggregators))
         self._block = Block(self._fd, self._layout)
         self._results = Results(self._block)
-        self._seeds = [Outbox() for _ in message.aggregators]
+        self._seed_outboxes = [Outbox() for _ in message.aggregators]
         arrays = [self._block.tensors(self._layout.state_at(turn)) for turn in (0, 1)]
         self._views = [self._program.alias(turn) for turn in arrays]
-        self._kept = initial = self._program.initial_state()
+        self._initial_weights = initial = self._program.initial_state()
         if message.initial:
             self._publish(initial)
         if any(at.memory != self._memory for at in message.aggregators):
-            # memory that nobody shares may be lost, and the job then begins anew with somebody's initial weights
-            self._initial = pack(self._layout, initial)
-        # trace, and use the memory of a first step, before the others wait for us; what comes out is thrown away
+            # an aggregator on another host has its own memory, and needs some worker's initial weights
+            self._packed_initial = pack(self._layout, initial)
+        # trace the functions and allocate memory before other workers wait for this one; results are discarded
         some = self._program.train.batch(np.arange(min(_WARM_UP_SAMPLES, len(self._program.train))))
         for halves in (False, True) if len(self._program.train) > 1 else (False,):
-            self._put(
+            self._write_result(
                 self._program.gradient(initial, some, seed=0, position=0, halves=halves),
                 worker_slot(self._name),
             )
@@ -270,22 +276,22 @@ class Worker:
         self._connect(message.aggregators)
 
     def _publish(self, initial: list[Any]) -> None:
-        """Put the initial weights where, in this memory, the job's weights begin."""
+        """Write the initial weights to this host's shared memory, as the weights of step 0."""
         for target, value in zip(self._block.tensors(self._layout.state_at(0)), initial, strict=True):
             target[...] = value
-        self._kept, self._seeded = None, True
+        self._initial_weights, self._seeded = None, True
         self._control.send(m.Seeded(self._memory))
 
     def _connect(self, aggregators: tuple[m.AggregatorAddress, ...]) -> None:
         if self._aggregators:
-            log.info("connects to the aggregators again")
+            log.info("reconnecting to the aggregators")
         for dealer in self._aggregators:
             self._poller.unregister(dealer.socket)
             dealer.close()
         self._joined.clear()
         self._orders = (
             Orders()
-        )  # the sequencer may be another one, and repeats what it wants to whom it hears
+        )  # the sequencer may be a new process; it repeats its orders to a worker that joins
         self._remote = tuple(i for i, at in enumerate(aggregators) if at.memory != self._memory)
         self._inbox = WeightsInbox(self._block, self._remote)
         self._aggregators = [
@@ -298,13 +304,14 @@ class Worker:
     # ---- work ----------------------------------------------------------------------------------------------
 
     def _weights(self, step: int, order: m.Order | None = None) -> list[Any]:
-        """The weights after a step, fetched where they lie on another host.
+        """Return the weights after a step, fetched from aggregators on other hosts where necessary.
 
         Args:
-            order: What they are wanted for; None: the end, where they may have changed since they were fetched.
+            order: The order that needs the weights; None at the end of the job, when the weights may have changed
+                since they were fetched.
 
         Raises:
-            _Superseded: If a later order has come meanwhile.
+            _Superseded: If a later order arrives meanwhile.
         """
         assert self._inbox is not None
         self._inbox.want(step, changed=order is None)
@@ -318,15 +325,15 @@ class Worker:
                     self._aggregators[index].send(m.Pull(step, self._inbox.number))
                 fail_here("worker.pulling")
             self._poller.poll(int(_ASK_AGAIN_S * 1000))
-            self._hear_aggregators()
+            self._receive_from_aggregators()
             inbox = self._inbox
             for message, _ in self._control.receive():
-                self._from_leader(message)
+                self._from_control(message)
             if not self._running:
-                raise _ToldToQuit
+                raise _QuitRequested
             if order is not None and self._orders.superseded(order):
                 raise _Superseded
-            if self._inbox is not inbox:  # connected anew
+            if self._inbox is not inbox:  # reconnected
                 if order is not None:
                     raise _Superseded
                 moved_at, received = -math.inf, 0
@@ -334,7 +341,7 @@ class Worker:
         return self._views[step % 2]
 
     def _save(self, message: m.Save) -> None:
-        """Write the model where the supervisor wants it, or send the file where that is another host's."""
+        """Write the model to the requested path, or send the file if the supervisor is on another host."""
         try:
             self._write_model(message)
         except Exception as error:
@@ -356,18 +363,18 @@ class Worker:
                     while data := file.read(CHUNK_BYTES):
                         self._control.send(m.SavedPart(file.tell() - len(data), data))
 
-    def _order_of(self, epoch: int) -> Any:
+    def _epoch_order(self, epoch: int) -> Any:
         if self._epoch is None or self._epoch[0] != epoch:
-            self._epoch = (epoch, epoch_order(self._boot.seed, epoch, len(self._program.train)))
+            self._epoch = (epoch, epoch_order(self._config.seed, epoch, len(self._program.train)))
         return self._epoch[1]
 
     def _samples(self, epoch: int, start: int, stop: int) -> Any:
-        """Which samples stand at these places of the epoch's order, but for those in quarantine."""
-        return without(self._order_of(epoch)[start:stop], self._quarantined)
+        """Return the samples at these positions of the epoch's order, without quarantined ones."""
+        return without(self._epoch_order(epoch)[start:stop], self._quarantined)
 
     def _train(self, order: m.Order, view: View) -> None:
         step = order.step + 1
-        self._quarantined, self._kept = order.quarantined, None
+        self._quarantined, self._initial_weights = order.quarantined, None
         if order.cautious:
             self._batches.forget()
         if view.number > self._view:
@@ -388,26 +395,26 @@ class Worker:
         share = piece.share
         indices = self._samples(epoch, share.start, share.stop)
         weights = self._weights(order.step, order) if len(indices) else []
-        # fetching weights from other hosts is no computing
+        # the time to fetch weights from other hosts is not compute time
         started, waited_before = time.perf_counter(), self._batches.waited_s
         loss = half_sqnorm = 0.0
         if len(indices):
             batch = self._batches.take((epoch, share.start, share.stop), indices)
             if not order.cautious:
-                self._look_ahead(step + 1, view)
+                self._prefetch(step + 1, view)
             result = self._program.gradient(
                 weights,
                 batch,
-                seed=self._boot.seed,
+                seed=self._config.seed,
                 position=epoch * len(self._program.train) + share.start,
-                # alone, a worker tells the noise from the two halves of its batch
+                # a single worker estimates the gradient noise from the two halves of its batch
                 halves=view.workers == 1 and len(indices) > 1,
             )
-            self._put(result, piece.slot)
+            self._write_result(result, piece.slot)
             loss, half_sqnorm = result.loss, result.half_sqnorm
         waited = self._batches.waited_s - waited_before
         fail_here("worker.computed")
-        said = m.Contributed(
+        contribution = m.Contributed(
             view=view.number,
             step=step,
             piece=piece.number,
@@ -418,21 +425,21 @@ class Worker:
             loss=loss,
             half_sqnorm=half_sqnorm,
         )
-        self._results.add_gradient(step, piece, said)
-        return said
+        self._results.add_gradient(step, piece, contribution)
+        return contribution
 
-    def _put(self, result: Gradient, slot: int) -> None:
-        """Write what a piece yields where the aggregators read it."""
-        if slot not in self._places:
+    def _write_result(self, result: Gradient, slot: int) -> None:
+        """Write the results for a piece to its slot, where the aggregators read them."""
+        if slot not in self._slot_arrays:
             at = self._layout.slot_at(slot)
-            self._places[slot] = [*self._block.tensors(at), *self._block.metrics(at)]
+            self._slot_arrays[slot] = [*self._block.tensors(at), *self._block.metrics(at)]
         values = (*result.gradients, *result.states, *result.metrics)
-        for target, value in zip(self._places[slot], values, strict=True):
+        for target, value in zip(self._slot_arrays[slot], values, strict=True):
             np.copyto(target, value)
 
     def _push(self, result: m.Contributed) -> None:
         self._results.push(result, {index: self._aggregators[index].send for index in self._remote})
-        self._say(result)
+        self._send_to_sequencer(result)
         fail_here("worker.pushed")
 
     def _evaluate(self, order: m.Order, view: View) -> None:
@@ -446,19 +453,19 @@ class Worker:
                     share.start,
                     share.stop,
                     view.local_batch_size,
-                    seed=self._boot.seed,
+                    seed=self._config.seed,
                     step=order.step,
                 )
                 packed = tuple(np.asarray(value, dtype=np.float64).tobytes() for value in sums)
                 result = m.Evaluation(view.number, order.step, piece.number, packed)
                 self._results.add_evaluation(order.step, piece, result)
                 fail_here("worker.evaluated")
-            self._say(result)
+            self._send_to_sequencer(result)
         if not order.cautious:
-            self._look_ahead(order.step + 1, view)
+            self._prefetch(order.step + 1, view)
 
-    def _look_ahead(self, step: int, view: View) -> None:
-        """Have the samples read that the next step takes, as far as this view tells."""
+    def _prefetch(self, step: int, view: View) -> None:
+        """Request the samples that the next step needs according to this view."""
         rank = view.rank(self._name)
         if rank is None:
             return

@@ -1,8 +1,8 @@
-"""The processes of a job on the hosts of a Ray cluster.
+"""Engine that runs a job's processes on the hosts of a Ray cluster.
 
-Ray places an actor for each process and tells when a host is gone. The actor runs the process by a
-`ProcessEngine` of its own, so that groups, marks, life line and logs work there as they do locally. Reasons
-and measurements: docs/adr/0007-ray-engine.md.
+Ray places an actor for each process and reports lost hosts. The actor runs the process with its own `ProcessEngine`,
+so that process groups, markers, the reaper and logs work there as they do locally. Reasons and measurements:
+docs/adr/0007-ray-engine.md.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ import msgspec
 from scavenger.errors import CleanupError, NotSupportedError, TransientError
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.process import cap_log
-from scavenger.train.engines.ray.host import Host, Placed, Report
+from scavenger.train.engines.ray.host import Placed, ProcessActor, Report
 from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
 __all__ = ["RayEngine", "engine_maker"]
 
 _PLACING_S = 60.0
-"""How long a process may wait for a host with room before it counts as ended."""
+"""How long a process may wait for a host with capacity before it counts as ended."""
 _TICK_S = 0.05
 _LEASE_S = 300.0
-"""Longer than any pause of a healthy leader; Ray itself lets the processes of a host that is cut off live on."""
+"""Longer than any pause of a healthy leader. Ray itself does not end the processes of a host that is cut off."""
 _CLOSING_S = 1.0
 _CONNECTING_S = 5.0
 _MARGIN_S = 30.0
-"""What `stop` waits beyond the host's own deadlines: Ray takes half of it to declare a host dead."""
+"""How long `stop` waits beyond the host's own deadlines; Ray needs half of it to declare a host dead."""
 _LOCAL_STORE_BYTES = 80 << 20
-"""The smallest object store that Ray starts with: payloads do not travel through it."""
+"""The smallest object store that Ray accepts: payloads are not sent through it."""
 _KEEP_CHILDREN = {"RAY_kill_child_processes_on_worker_exit": "0"}
-"""Ray would kill the reaper before it could end what the training code started in sessions of its own."""
+"""Otherwise Ray kills the reaper before it can end what the training code started in other sessions."""
 
 
 @dataclass(slots=True)
 class _Process(RemoteProcess):
-    """Beside the rest: Ray's handles, which are untyped.
+    """A remote process with its Ray handles, which are untyped.
 
     Attributes:
-        actor: Runs the process.
-        answer: What the leader waits for: the answer of `start`, then that of `watch`, again and again.
-        again: Calls for the next answer.
+        actor: Actor that runs the process.
+        answer: Future that the leader waits for: the result of `start`, then repeatedly that of `watch`.
+        again: Makes the call for the next answer.
     """
 
     actor: Any = None
@@ -64,17 +64,17 @@ class _Process(RemoteProcess):
 class RayEngine(RemoteEngine[_Process]):
     """Runs each role of a job in a process of its own on some host of a Ray cluster.
 
-    A process takes as many CPUs of its host as its bootstrap says threads, and Ray spreads them over the hosts.
-    What takes longer than a minute to place, or is lost with its host, is reported by `poll` with a reason.
+    A process reserves as many CPUs of its host as its configuration has threads, and Ray spreads processes over the
+    hosts. `poll` reports, with a reason, a process that takes longer than a minute to place or is lost with its host.
 
     Args:
-        log_dir: Where each process's output is brought to, one file each, on this host.
-        address: Of the cluster, `HOST:PORT`; `auto`: the one that this host belongs to; `local`: a new one, on
+        log_dir: Local folder to which output is copied, one file per process.
+        address: Address of the cluster, `HOST:PORT`; `auto`: the one that this host belongs to; `local`: a new one, on
             this host only, which ends with this engine.
-        command: What a process runs; None: the training process, by the host's own Python.
-        lease_s: How long a process lives on when `poll` (or `stop`) has not asked for it, because the leader
-            hangs or the host is cut off from it.
-        clock: Seconds, monotonic.
+        command: Command of each process; None: the training process, with the host's own Python.
+        lease_s: How long a process lives without a call of `poll` or `stop`, because the leader hangs or the host
+            is cut off from it.
+        clock: Returns monotonic seconds.
 
     Raises:
         NotSupportedError: If Ray is not installed.
@@ -97,56 +97,58 @@ class RayEngine(RemoteEngine[_Process]):
         self._lease_s = lease_s
         self._avoided: frozenset[str] = frozenset()
         log_dir.mkdir(parents=True, exist_ok=True)
-        self._host = self._ray.remote(
+        self._actor_class = self._ray.remote(
             concurrency_groups={"watch": 1, "stop": 1},
             max_restarts=0,
             max_task_retries=0,
             runtime_env={"env_vars": _KEEP_CHILDREN},
-        )(Host)
+        )(ProcessActor)
 
     def launch(
         self,
-        boot: ProcessConfiguration,
+        config: ProcessConfiguration,
         *,
         env: dict[str, str] | None = None,
         host: str | None = None,
         vm: str = "",
     ) -> int:
         """See `Engine.launch`; always 0."""
-        self._check_launch(boot.name)
-        # a resource that Ray gives every host, of which next to nothing is asked
+        self._check_launch(config.name)
+        # a resource that Ray defines for every host; a tiny amount pins the actor there
         pin = (
             {"resources": {f"node:{host}": 0.001}}
             if host is not None
             else {"scheduling_strategy": self._spread()}
         )
-        actor = self._host.options(num_cpus=boot.threads, **pin).remote(self._command, self._lease_s)
+        actor = self._actor_class.options(num_cpus=config.threads, **pin).remote(self._command, self._lease_s)
 
-        boot = msgspec.structs.replace(boot, memory_fd=-1)  # nobody inherits descriptors across hosts
+        config = msgspec.structs.replace(config, memory_fd=-1)  # descriptors are not inherited across hosts
 
-        def start() -> Any:  # not the constructor: its arguments, here keys, would stay in Ray's tables
-            return actor.start.remote(boot, env)
+        def start() -> Any:  # not the constructor, because Ray stores its arguments, which contain keys
+            return actor.start.remote(config, env)
 
-        log, place_by = self._new_log(boot.name), self._clock() + _PLACING_S
-        self._processes[boot.name] = _Process(boot, log, place_by, actor=actor, answer=start(), again=start)
+        log, place_by = self._new_log(config.name), self._clock() + _PLACING_S
+        self._processes[config.name] = _Process(
+            config, log, place_by, actor=actor, answer=start(), again=start
+        )
         return 0
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`."""
-        self._hear(0.0)
+        self._receive(0.0)
         for process in self._waited_too_long():
             self._ray.kill(process.actor)
-            self._lose(process, "found no host with room for it")
+            self._lose(process, "found no host with capacity for it")
         return self._take_exits()
 
-    def doomed(self) -> tuple[PreemptionNotice, ...]:
-        """See `Engine.doomed`: Ray tells of none."""
+    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
+        """See `Engine.preemption_notices`: Ray gives none."""
         return ()
 
     @property
     def hosts(self) -> tuple[str, ...]:
         """See `Engine.hosts`."""
-        return tuple(dict.fromkeys(node["NodeManagerAddress"] for node in self._able()))
+        return tuple(dict.fromkeys(node["NodeManagerAddress"] for node in self._usable_nodes()))
 
     def avoid(self, hosts: Collection[str]) -> None:
         """See `Engine.avoid`."""
@@ -174,11 +176,13 @@ class RayEngine(RemoteEngine[_Process]):
                 self._ray.kill(process.actor)
         deadline = self._clock() + 3 * grace_s + _MARGIN_S
         while (left := [name for name in chosen if not chosen[name].ended]) and self._clock() < deadline:
-            self._hear(_TICK_S)
+            self._receive(_TICK_S)
         self._exits = [ended for ended in self._exits if ended.name not in chosen]
         if left:
             where = ", ".join(chosen[name].where for name in left)
-            raise CleanupError(f"nobody tells whether these have ended: {where}; look there and kill them")
+            raise CleanupError(
+                f"the end of these processes cannot be confirmed: {where}; check there and kill them"
+            )
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -189,7 +193,7 @@ class RayEngine(RemoteEngine[_Process]):
             self.stop(grace_s=_CLOSING_S)
         finally:
             for process in self._processes.values():
-                self._bury(process)
+                self._release(process)
             _connections.leave()
 
     @property
@@ -197,12 +201,12 @@ class RayEngine(RemoteEngine[_Process]):
         """See `Engine.leader_host`."""
         return self._here
 
-    def tell(self, name: str, line: bytes) -> None:
-        """See `Engine.tell`."""
+    def send_line(self, name: str, line: bytes) -> None:
+        """See `Engine.send_line`."""
         as_line(line)
         process = self._processes[name]
         if not process.ended:
-            process.actor.tell.remote(line)
+            process.actor.send_line.remote(line)
 
     def show_stack(self, name: str) -> None:
         """See `Engine.show_stack`."""
@@ -211,22 +215,22 @@ class RayEngine(RemoteEngine[_Process]):
             process.actor.show_stack.remote()
 
     def _spread(self) -> Any:
-        """How Ray chooses a host: of those that are not avoided, unless no other has processors at all."""
+        """Return Ray's scheduling strategy: use hosts that are not avoided, unless there are no others with CPUs."""
         if not self._avoided:
             return "SPREAD"
-        able = self._able()
-        avoided = [node["NodeID"] for node in able if node["NodeManagerAddress"] in self._avoided]
-        if not avoided or len(avoided) == len(able):
+        usable = self._usable_nodes()
+        avoided = [node["NodeID"] for node in usable if node["NodeManagerAddress"] in self._avoided]
+        if not avoided or len(avoided) == len(usable):
             return "SPREAD"
         labels = self._ray.util.scheduling_strategies
         return labels.NodeLabelSchedulingStrategy(hard={"ray.io/node-id": labels.NotIn(*avoided)})
 
-    def _able(self) -> list[dict[str, Any]]:
-        """The cluster's hosts that have processors."""
+    def _usable_nodes(self) -> list[dict[str, Any]]:
+        """Return the cluster's live nodes that have CPUs."""
         return [node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
-    def _hear(self, timeout_s: float) -> None:
-        """Take the answers that are here, waiting at most so long for the first."""
+    def _receive(self, timeout_s: float) -> None:
+        """Handle the answers that have arrived, waiting at most `timeout_s` for the first."""
         waiting = {process.answer: process for process in self._processes.values() if not process.ended}
         if not waiting:
             return
@@ -234,13 +238,13 @@ class RayEngine(RemoteEngine[_Process]):
         if ready:
             ready, _ = self._ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
         for answer in ready:
-            self._take(waiting[answer])
+            self._handle_answer(waiting[answer])
 
-    def _take(self, process: _Process) -> None:
+    def _handle_answer(self, process: _Process) -> None:
         errors = self._ray.exceptions
         try:
-            news = self._ray.get(process.answer)
-        except errors.ActorUnavailableError:  # out of reach, not dead yet
+            update = self._ray.get(process.answer)
+        except errors.ActorUnavailableError:  # unreachable, but not known to be dead
             process.answer = process.again()
             return
         except errors.RayTaskError as error:
@@ -251,11 +255,11 @@ class RayEngine(RemoteEngine[_Process]):
             where = f"on {process.host}" if process.host else "where it was being started"
             self._lose(process, "" if process.killed else f"was lost: Ray cannot reach it any more {where}")
             return
-        if isinstance(news, Placed):
-            process.pid, process.host = news.pid, news.host
+        if isinstance(update, Placed):
+            process.pid, process.host = update.pid, update.host
             process.again = process.actor.watch.options(concurrency_group="watch").remote
         else:
-            self._note(process, news)
+            self._note(process, update)
         if not process.ended:
             process.answer = process.again()
 
@@ -265,21 +269,23 @@ class RayEngine(RemoteEngine[_Process]):
             self._end(process, report.status, report.reason)
 
     def _end(self, process: _Process, status: int, reason: str = "", *, refused: bool = False) -> None:
-        self._bury(process)
+        self._release(process)
         super()._end(process, status, reason, refused=refused)
 
     @staticmethod
-    def _bury(process: _Process) -> None:
+    def _release(process: _Process) -> None:
         process.ended, process.suspended = True, False
-        process.actor = process.answer = process.again = None  # with its last handle, Ray ends an actor
+        process.actor = process.answer = process.again = (
+            None  # Ray ends an actor when its last handle is dropped
+        )
         cap_log(process.log)
 
 
 def engine_maker(choice: str) -> Callable[[Path, int], Engine] | None:
-    """The maker of a supervisor's engine, from what a job file says: `process`, or `ray` with or without an address.
+    """Return a function that makes a supervisor's engine, given the job file's `process`, `ray` or `ray/ADDRESS`.
 
     Returns:
-        None for `process`, which is the supervisor's own choice.
+        None for `process`, which is the supervisor's default.
     """
     name, _, address = choice.partition("/")
     if name == "process":
@@ -288,7 +294,7 @@ def engine_maker(choice: str) -> Callable[[Path, int], Engine] | None:
 
 
 class _Connections:
-    """The engines of this process share its one connection to Ray, which the last one closes."""
+    """The one connection to Ray per process, shared by all engines and closed by the last one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -297,14 +303,14 @@ class _Connections:
 
     def join(self, address: str) -> ModuleType:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # read by Ray on import
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody has been asked
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the user has not agreed to it
         try:
             import ray
         except ImportError:
             raise NotSupportedError(
                 "the engine `ray` needs Ray: `pip install 'scavenger-ml[ray]'` here and on every host"
             ) from None
-        # Ray has no public way to keep it from writing news of the cluster to standard output, which is not its own
+        # Ray has no public setting that stops it from writing cluster events to standard output
         setattr(sys.modules.get("ray._private.worker"), "_worker_logs_enabled", False)  # noqa: B010
         with self._lock:
             if not ray.is_initialized():
@@ -329,7 +335,7 @@ class _Connections:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             host, _, port = address.rpartition(":")
-            if host:  # Ray tries for minutes
+            if host:  # fail fast: Ray itself retries for minutes
                 socket.create_connection((host, int(port)), timeout=_CONNECTING_S).close()
             ray.init(
                 address=address,
@@ -341,7 +347,7 @@ class _Connections:
             raise TransientError(f"no Ray cluster answers at {address!r}: {error}") from error
         finally:
             if threading.current_thread() is threading.main_thread():
-                for number, handler in handlers.items():  # Ray puts its own in their place
+                for number, handler in handlers.items():  # restore them: Ray installs its own
                     if handler is not None:
                         signal.signal(number, handler)
 

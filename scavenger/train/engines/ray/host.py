@@ -1,4 +1,4 @@
-"""What `scavenger.train.engines.ray.engine` runs on a host: a Ray actor that keeps one process."""
+"""The Ray actor that `scavenger.train.engines.ray.engine` starts on a host to run one process."""
 
 from __future__ import annotations
 
@@ -12,26 +12,33 @@ from dataclasses import dataclass
 from scavenger.train.engines.process import LOG_BYTES_MAX, ProcessEngine
 from scavenger.train.transport.messages.values import ProcessConfiguration
 
-__all__ = ["Host", "Placed", "Report"]
+__all__ = ["Placed", "ProcessActor", "Report"]
 
 _ANSWER_S = 0.5
-"""How long a host lets the leader wait for news."""
+"""Longest time that `watch` waits for a change."""
 _TICK_S = 0.05
 _LOG_PART_BYTES = 64 << 10
-"""Ray sends up to 100 kB within an answer; more would go through its object store."""
+"""Ray sends up to 100 kB inline; larger results go through its object store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
+    """Process id and host address of a process that was started."""
+
     pid: int
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What has come up at the host since the last report; `status` is None as long as the process runs.
+    """Changes of a process since the last report.
 
-    `reason`: what the host knows beyond the status; empty if nothing.
+    Attributes:
+        log: New output.
+        suspended: Whether the process is stopped (state T).
+        memory_bytes: Its resident memory.
+        status: Its exit status; None as long as it runs.
+        reason: What the host knows beyond the status; may be empty.
     """
 
     log: bytes
@@ -41,10 +48,10 @@ class Report:
     reason: str = ""
 
 
-class Host:
-    """The actor: one process on this host.
+class ProcessActor:
+    """Ray actor that runs one process on this host.
 
-    Ray calls `watch` and `stop` in a thread each, and everything else, in order, in a third.
+    Ray calls `watch` and `stop` in one thread each, and all other methods, in order, in a third.
     """
 
     def __init__(self, command: Sequence[str] | None, lease_s: float) -> None:
@@ -55,25 +62,25 @@ class Host:
         self._sent = 0
         self._suspended = False
         self._last: Report | None = None
-        self._lock = threading.Lock()  # only one of `watch` and `stop` may bury the process
+        self._lock = threading.Lock()  # only one of `watch` and `stop` may clean up after the process
         self._asked_at = time.monotonic()
         guard = threading.Thread(target=self._guard, args=(os.getppid(), lease_s), name="scavenger-guard")
         guard.daemon = True
         guard.start()
 
-    def start(self, boot: ProcessConfiguration, env: dict[str, str] | None) -> Placed:
-        """Idempotent, since its answer may be lost."""
+    def start(self, config: ProcessConfiguration, env: dict[str, str] | None) -> Placed:
+        """Start the process. Idempotent, because the answer may be lost."""
         import ray
 
         if not self._name:
-            # the training code must not command the cluster that it runs on
+            # the training code must not control the cluster that it runs on
             os.environ.pop("RAY_AUTH_TOKEN", None)
-            self._engine.launch(boot, env=env)
-            self._name = boot.name
+            self._engine.launch(config, env=env)
+            self._name = config.name
         return Placed(self._engine.pid(self._name), ray.util.get_node_ip_address())
 
     def watch(self) -> Report:
-        """Answers as soon as there is news, and after a while in any case."""
+        """Return a report as soon as something has changed, at the latest after `_ANSWER_S`."""
         self._asked_at = time.monotonic()
         deadline = self._asked_at + _ANSWER_S
         while True:
@@ -85,26 +92,29 @@ class Host:
             time.sleep(_TICK_S)
 
     def stop(self, grace_s: float) -> None:
-        """Ends the process; `watch` tells of it."""
+        """End the process; `watch` reports the end."""
         with self._lock:
             if self._last is None:
                 self._engine.stop(grace_s=grace_s)
                 self._end(-signal.SIGTERM)
 
     def kill(self) -> None:
+        """Kill the process."""
         self._engine.kill(self._name)
 
-    def tell(self, line: bytes) -> None:
-        self._engine.tell(self._name, line)
+    def send_line(self, line: bytes) -> None:
+        """See `Engine.send_line`."""
+        self._engine.send_line(self._name, line)
 
     def show_stack(self) -> None:
+        """See `Engine.show_stack`."""
         self._engine.show_stack(self._name)
 
     def _guard(self, raylet: int, lease_s: float) -> None:
-        """End with the raylet, which Ray takes for alive until it is collected, or when nobody asks any more."""
+        """Exit when the raylet has ended, which Ray itself notices late, or when the leader stops calling `watch`."""
         while os.getppid() == raylet and time.monotonic() - self._asked_at < lease_s:
             time.sleep(_TICK_S)
-        os._exit(1)  # the reaper ends the rest
+        os._exit(1)  # the reaper kills the process
 
     def _look(self) -> Report:
         for ended in self._engine.poll():
@@ -120,9 +130,9 @@ class Host:
     def _read(self, bytes_max: int) -> bytes:
         with self._engine.log(self._name).open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
-            if size > LOG_BYTES_MAX:  # if written faster than it is fetched, its middle is lost
+            if size > LOG_BYTES_MAX:  # a log that grows faster than it is fetched loses its middle
                 self._sent = max(self._sent, size - bytes_max)
-            if self._sent > size:  # shortened at its end
+            if self._sent > size:  # the log was truncated
                 self._sent = max(0, size - bytes_max)
             file.seek(self._sent)
             part = file.read(bytes_max)

@@ -1,7 +1,7 @@
-"""What runs on a VM: joins the leader, runs the processes that it orders, and ends them when the leader is gone.
+"""The agent on a VM: joins the leader, runs processes on its order, and ends them when the leader is gone.
 
-Every connection goes out from here. Nothing that the agent holds lasts: its keys are made at its start and never
-written down, and the key that it joins with is good for nothing afterwards.
+The agent opens all connections itself. It stores nothing: it generates its keys at its start and never writes them to
+a file, and the one-time key for joining is useless afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scavenger.train.checkpoints.remote_folder import VARIABLE
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.file_proxy import FileProxy
 from scavenger.train.engines.vm.job_folder import JobFolder
-from scavenger.train.engines.vm.leader_line import LeaderLine
+from scavenger.train.engines.vm.leader_line import LeaderConnection
 from scavenger.train.engines.vm.process_runner import ProcessRunner
 from scavenger.train.engines.vm.values import LEADER_SILENT_S
 from scavenger.train.transport.sockets import address_towards
@@ -33,10 +33,10 @@ from scavenger.train.transport.sockets import address_towards
 __all__ = ["Agent", "Ticket", "read_ticket"]
 
 POWEROFF_S = 300.0
-"""Silence after which the VM is given up: its leader will not come back, or has replaced it."""
+"""Silence of the leader after which the VM ends: the leader will not come back, or has replaced the VM."""
 _TICK_MS = 50
 _PAUSE_S = 5.0
-"""Between two looks; if more, the VM stood still, and nobody was silent."""
+"""Longest time between two polls; after a longer pause of the VM, silence is not held against the leader."""
 _COMMAND_S = 30.0
 _GRACE_S = 3.0
 _LAST_WORDS_S = 5.0
@@ -47,16 +47,16 @@ _Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 
 class Ticket(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How to join.
+    """What an agent needs to join its leader.
 
     Attributes:
-        endpoint: Of the leader, `tcp://host:port`.
+        endpoint: Endpoint of the leader, `tcp://host:port`.
         server_key: The leader's public key, Z85.
-        intent: The id of the VM's intent.
+        intent: Id of the VM's intent.
         secret: The secret one-time key, Z85.
-        provider: Whose VM this is.
-        renew: What starts the VM's time limit anew; finds the seconds in `SCAVENGER_LIFE_S`.
-        poweroff: What ends the VM.
+        provider: Cloud provider of the VM.
+        renew: Command that restarts the VM's time limit; it gets the seconds in `SCAVENGER_LIFE_S`.
+        poweroff: Command that shuts down the VM.
     """
 
     endpoint: Annotated[str, msgspec.Meta(pattern=r"^tcp://[^\s/]+:\d{1,5}\Z")]
@@ -75,7 +75,7 @@ def read_ticket(path: Path) -> Ticket:
     """Read a join file, then remove it.
 
     Raises:
-        ConfigurationError: If it is none; it says nothing of what stands in it.
+        ConfigurationError: If the file is invalid; the message does not quote its content.
     """
     try:
         data = path.read_bytes()
@@ -86,21 +86,21 @@ def read_ticket(path: Path) -> Ticket:
             raise ValueError("an empty command")
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
-    except (ValueError, zmq.ZMQError) as error:  # msgspec's among them, which name the field alone
+    except (ValueError, zmq.ZMQError) as error:  # including msgspec's errors, which name only the field
         raise ConfigurationError(f"{path}: not how to join a leader: {error}") from None
     return ticket
 
 
 class Agent:
-    """One VM's. `run` owns the thread; `doom`, `warn` and `end` may be called from any other, and from handlers.
+    """The agent of one VM. Other threads and handlers may call `report_preemption`, `warn`, `end`.
 
     Args:
-        ticket: How to join.
-        folder: A private one, which the agent empties at its end.
-        say: Where lines for a person go.
+        ticket: What the agent needs to join.
+        folder: A private folder, in which the agent leaves nothing behind.
+        show: Called with lines for users.
         silent_s: Silence of the leader after which processes end.
-        poweroff_s: Silence of the leader after which the VM does.
-        clock: Seconds, monotonic.
+        poweroff_s: Silence of the leader after which the VM ends.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -108,157 +108,161 @@ class Agent:
         ticket: Ticket,
         folder: Path,
         *,
-        say: Callable[[str], None] = lambda line: print(line, flush=True),
+        show: Callable[[str], None] = lambda line: print(line, flush=True),
         silent_s: float = LEADER_SILENT_S,
         poweroff_s: float = POWEROFF_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ticket, self._say, self._clock = ticket, say, clock
+        self._ticket, self._show, self._clock = ticket, show, clock
         self._silent_s, self._poweroff_s = silent_s, poweroff_s
-        self._place = Path(tempfile.mkdtemp(prefix="scavenger-vm-", dir=folder))
-        self._line = LeaderLine(ticket.endpoint, ticket.server_key, ticket.secret, say=say, now=clock())
-        self._work = ProcessRunner(self._line.channel.put)
-        self._relay = FileProxy(self._place, self._line.channel.put)
-        self._folder = JobFolder(self._place, self._work, self._line.channel.put)
-        self._outside: queue.SimpleQueue[m.Doom | m.Warned | m.Ending] = queue.SimpleQueue()
+        self._directory = Path(tempfile.mkdtemp(prefix="scavenger-vm-", dir=folder))
+        self._leader = LeaderConnection(
+            ticket.endpoint, ticket.server_key, ticket.secret, show=show, now=clock()
+        )
+        self._runner = ProcessRunner(self._leader.channel.put)
+        self._file_proxy = FileProxy(self._directory, self._leader.channel.put)
+        self._folder = JobFolder(self._directory, self._runner, self._leader.channel.put)
+        self._notices: queue.SimpleQueue[m.Doom | m.Warned | m.Ending] = queue.SimpleQueue()
         self._renewals: list[tuple[int, float, subprocess.Popen[bytes]]] = []
         self._turned_at = clock()
-        self._gave_up = False
+        self._stopped = False
         self._ends_at: float | None = None
         self._status: int | None = None
 
-    # ---- from outside --------------------------------------------------------------------------------------
+    # ---- other threads -------------------------------------------------------------------------------------
 
-    def doom(self, in_s: float | None, reason: str) -> None:
-        """The cloud has told of the VM's end, in so many seconds; None where no time is set."""
-        self._outside.put(m.Doom(None if in_s is None else max(0.0, in_s), reason))
+    def report_preemption(self, in_s: float | None, reason: str) -> None:
+        """Pass on a preemption notice: the VM ends in `in_s` seconds; None if no time is set."""
+        self._notices.put(m.Doom(None if in_s is None else max(0.0, in_s), reason))
 
     def warn(self, text: str) -> None:
-        """Tell the leader what a person should know."""
-        self._outside.put(m.Warned(text[:2000]))
+        """Send the leader a warning for users."""
+        self._notices.put(m.Warned(text[:2000]))
 
     def end(self, reason: str) -> None:
-        """Tell the leader of the end, and come to it."""
-        self._outside.put(m.Ending(reason))
+        """Report the end to the leader, end all processes and return from `run`."""
+        self._notices.put(m.Ending(reason))
 
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Serve until told to end, or the leader is gone; the exit status."""
+        """Serve until asked to end or the leader is gone; return the exit status."""
         try:
-            self._relay.open()
-            self._line.open(self._clock())
+            self._file_proxy.open()
+            self._leader.open(self._clock())
             while self._status is None:
-                self._turn()
+                self._serve_once()
         finally:
-            self._work.close()
-            self._relay.close()
+            self._runner.close()
+            self._file_proxy.close()
             for _, _, process in self._renewals:
                 process.kill()
                 process.wait()
-            self._line.close()
-            shutil.rmtree(self._place, ignore_errors=True)
+            self._leader.close()
+            shutil.rmtree(self._directory, ignore_errors=True)
         return self._status
 
-    def _turn(self) -> None:
-        self._line.wait(self._relay, timeout_s=_TICK_MS / 1000)
+    def _serve_once(self) -> None:
+        self._leader.wait(self._file_proxy, timeout_s=_TICK_MS / 1000)
         now = self._clock()
         if now - self._turned_at > _PAUSE_S:
-            self._line.heard_at += now - self._turned_at
+            self._leader.heard_at += now - self._turned_at
         self._turned_at = now
-        self._take(now)
-        while not self._outside.empty():
-            self._from_outside(self._outside.get(), now)
-        self._relay.step()
-        self._work.step(now, room=self._line.channel.backlog < _BACKLOG_MAX)
+        self._receive(now)
+        while not self._notices.empty():
+            self._pass_on(self._notices.get(), now)
+        self._file_proxy.step()
+        self._runner.step(now, room=self._leader.channel.backlog < _BACKLOG_MAX)
         self._look_at_renewals(now)
-        self._line.speak(now)
-        if self._line.joined:
+        self._leader.send_due(now)
+        if self._leader.joined:
             self._watch_leader(now)
         if self._ends_at is not None:
-            told = not self._work.busy and (self._line.channel.backlog == 0 or not self._line.joined)
-            if told or now > self._ends_at:
+            reported = not self._runner.busy and (
+                self._leader.channel.backlog == 0 or not self._leader.joined
+            )
+            if reported or now > self._ends_at:
                 self._status = 0 if self._status is None else self._status
 
     def _watch_leader(self, now: float) -> None:
-        silent_s = now - self._line.heard_at
-        if silent_s > self._silent_s and self._work.busy and not self._gave_up:
-            self._gave_up = True
-            self._say(f"the leader has been silent for {silent_s:.0f} s: what runs here ends")
-            self._work.stop_all(_GRACE_S, now, "its VM had not heard of the leader for too long")
+        silent_s = now - self._leader.heard_at
+        if silent_s > self._silent_s and self._runner.busy and not self._stopped:
+            self._stopped = True
+            self._show(f"the leader has been silent for {silent_s:.0f} s: what runs here ends")
+            self._runner.stop_all(_GRACE_S, now, "its VM had no contact with the leader for too long")
         if silent_s > self._poweroff_s:
-            self._say(f"the leader has been silent for {silent_s:.0f} s: this VM ends")
+            self._show(f"the leader has been silent for {silent_s:.0f} s: this VM ends")
             self._power_off()
 
     # ---- what the leader orders ----------------------------------------------------------------------------
 
-    def _take(self, now: float) -> None:
+    def _receive(self, now: float) -> None:
         while self._status is None:
-            message = self._line.receive()
+            message = self._leader.receive()
             match message:
                 case None:
                     return
-                case m.Admitted() if not self._line.joined:
-                    self._line.enter(now)
-                    self._line.channel.put(m.Hello(address_towards(self._ticket.endpoint)))
-                    self._say(f"joined {self._ticket.endpoint}")
-                case m.Refused() if not self._line.joined:
-                    self._say(f"refused: {message.reason}")
+                case m.Admitted() if not self._leader.joined:
+                    self._leader.enter(now)
+                    self._leader.channel.put(m.Hello(address_towards(self._ticket.endpoint)))
+                    self._show(f"joined {self._ticket.endpoint}")
+                case m.Refused() if not self._leader.joined:
+                    self._show(f"refused: {message.reason}")
                     self._power_off(1)
-                case m.Packet() if self._line.joined:
-                    self._gave_up = False
-                    word = self._line.take(message, now)
-                    if word is not None:
-                        self._obey(word, now)
+                case m.Packet() if self._leader.joined:
+                    self._stopped = False
+                    inner = self._leader.take(message, now)
+                    if inner is not None:
+                        self._handle(inner, now)
                 case _:
                     pass
 
-    def _obey(self, word: m.Word, now: float) -> None:
-        match word:
+    def _handle(self, message: m.AgentMessage, now: float) -> None:
+        match message:
             case m.Start():
-                self._start(word)
+                self._start(message)
             case m.Kill():
-                self._folder.forget(word.launch)
-                self._work.kill(word.launch)
+                self._folder.forget(message.launch)
+                self._runner.kill(message.launch)
             case m.Stop():
-                self._folder.forget(word.launch)
-                self._work.stop(word.launch, word.grace_s, now)
+                self._folder.forget(message.launch)
+                self._runner.stop(message.launch, message.grace_s, now)
             case m.Tell() if self._folder.is_on_its_way:
-                self._folder.tell(word)
+                self._folder.send_line(message)
             case m.Tell():
-                self._work.tell(word.launch, word.line)
+                self._runner.send_line(message.launch, message.line)
             case m.ShowStack():
-                self._work.show_stack(word.launch)
+                self._runner.show_stack(message.launch)
             case m.Chunk():
-                self._folder.receive(word)
+                self._folder.receive(message)
             case m.FileAnswer():
-                self._relay.answer(word)
+                self._file_proxy.answer(message)
             case m.Renew():
-                self._renew(word, now)
+                self._renew(message, now)
             case m.Farewell():
-                self._say("the leader has ended: this VM ends")
+                self._show("the leader has ended: this VM ends")
                 self._power_off()
             case _:
                 pass
 
     def _start(self, order: m.Start) -> None:
-        env = {**order.env, VARIABLE: f"{order.launch}@{self._relay.path}"}
+        env = {**order.env, VARIABLE: f"{order.launch}@{self._file_proxy.path}"}
         order = msgspec.structs.replace(order, env=env)
         if self._ends_at is not None:
-            self._work.refuse(order.launch, "its VM is ending")
+            self._runner.refuse(order.launch, "its VM is ending")
         elif not order.folder:
-            self._work.start(order, None)
+            self._runner.start(order, None)
         else:
             self._folder.start(order)
 
     # ---- the VM --------------------------------------------------------------------------------------------
 
-    def _from_outside(self, word: m.Doom | m.Warned | m.Ending, now: float) -> None:
-        self._say(msgspec.json.encode(word).decode())
-        self._line.channel.put(word)
-        if isinstance(word, m.Ending) and self._ends_at is None:
+    def _pass_on(self, message: m.Doom | m.Warned | m.Ending, now: float) -> None:
+        self._show(msgspec.json.encode(message).decode())
+        self._leader.channel.put(message)
+        if isinstance(message, m.Ending) and self._ends_at is None:
             self._ends_at = now + _GRACE_S + _LAST_WORDS_S
-            self._work.stop_all(_GRACE_S, now, word.reason)
+            self._runner.stop_all(_GRACE_S, now, message.reason)
 
     def _renew(self, order: m.Renew, now: float) -> None:
         try:
@@ -270,7 +274,7 @@ class Agent:
                 env={**os.environ, "SCAVENGER_LIFE_S": f"{order.life_s:.0f}"},
             )
         except OSError as error:
-            self._line.channel.put(m.Renewed(order.number, str(error)))
+            self._leader.channel.put(m.Renewed(order.number, str(error)))
             return
         self._renewals.append((order.number, now, process))
 
@@ -282,13 +286,13 @@ class Agent:
             process.kill()
             status = process.wait()
             error = "" if status == 0 else f"`{self._ticket.renew}` ended with status {status}"
-            self._line.channel.put(m.Renewed(number, error))
+            self._leader.channel.put(m.Renewed(number, error))
             self._renewals.remove(renewal)
 
     def _power_off(self, status: int = 0) -> None:
-        """End the VM, by its own command; whoever started the agent does so too when it has ended."""
+        """Shut down the VM by its own command; the service that started the agent does the same afterwards."""
         self._status = status
-        self._work.close()  # at once: training must not outlive the order if the VM does
+        self._runner.close()  # at once: training must end even if the VM does not
         try:
             subprocess.run(
                 shlex.split(self._ticket.poweroff),
@@ -297,4 +301,4 @@ class Agent:
                 timeout=_COMMAND_S,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            self._say(f"this VM cannot be ended from here: {error}")
+            self._show(f"this VM cannot be ended from here: {error}")

@@ -1,9 +1,9 @@
-"""The leader's end of the agents on its VMs: lets each in once, and keeps a line to it.
+"""The leader's server for the agents on its VMs: admits each agent once, and keeps a channel to it.
 
-A VM's user data holds a key that is good for joining once. Its agent makes keys of its own, and sends the public one
-by that line; from when it is first heard under them, whatever is said with the one-time key is an alarm, since
-somebody else has read the user data. Peers are told apart by the key that each message came by, never by the name
-that a peer gives itself: who holds a key that is good for little must not be taken for another.
+A VM's user data holds a one-time key for joining. The agent generates its own keys, and sends the public one under the
+one-time key. After the first message under the agent's own key, every use of the one-time key raises an alarm, because
+another party must have read the user data. The server identifies a peer by the key of each message, never by the name
+that a peer claims, so that the holder of a one-time key cannot impersonate another peer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from scavenger.train.engines.vm.values import (
     Alarms,
     Gone,
     MisbehavedError,
-    News,
+    ProcessEvent,
     Role,
     one_time_keys,
 )
@@ -44,42 +44,42 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 __all__ = ["LOST_S", "AgentServer", "AgentStatus", "one_time_keys"]
 
 LOST_S = 15.0
-"""Silence after which what runs on a VM counts as lost, unless most VMs are silent."""
+"""Silence after which the processes of a VM count as lost, unless most VMs are silent."""
 LATELY_S = 3.0
-"""An agent speaks every second: one that was not heard for so long gets no new process, and nobody waits for it."""
+"""Silence after which a VM gets no new process and `renew` does not wait for it; agents send every second."""
 KEEP_S = LEADER_SILENT_S + LOST_S
-"""Silence after which what runs on a VM counts as lost whatever the network does: its agent has ended it by then."""
+"""Silence after which processes count as lost even in an outage: the VM's agent has ended them by then."""
 RENEW_S = 2.0
 """How long `renew` waits for the VM's answer."""
 LEASE_S = 300.0
-"""A leader whose engine does not look for so long hangs: its agents are no longer told that it lives."""
+"""Time without a call of `take_events` after which the leader counts as hung, and sends no more heartbeats."""
 _TICK_MS = 20
 _PAUSE_S = 1.0
-"""Between two looks; if more, this process stood still, and what it did not hear is nobody's silence."""
-_NEWS_MAX, _NEWS_BYTES_MAX = 1000, 8 << 20
-"""Of a VM, that the engine has not taken; an agent has at most two MiB on its way."""
+"""Longest time between two polls; after a longer pause of this process, silence is not held against VMs."""
+_EVENTS_MAX, _EVENTS_BYTES_MAX = 1000, 8 << 20
+"""Limits of the events of one VM that wait for the engine; an agent has at most two MiB in flight."""
 _CHUNKS_MAX = 2
-"""Of the job's folder, on their way to a VM: an agent asks for the next one when it has one."""
+"""Chunks of the job's folder in flight to a VM; an agent requests the next one when it has received one."""
 _BACKLOG_MAX = 2000
-"""Words that a VM has not taken while it goes on asking: far more than its operations on files can be owed."""
+"""Unacknowledged messages to a VM that sends requests: far more than its file operations can cause."""
 _TURN_MAX = 1000
-"""Messages of all VMs before what the leader has to say gets its turn."""
+"""Largest number of messages received from all VMs before the leader sends."""
 
 
 class AgentServer:
-    """Every VM of one job. From `start` on, a thread of its own serves them; methods may be called from any other.
+    """Server for the agents of one job. `start` starts its thread; methods may be called from any other thread.
 
     Args:
-        address: By which VMs reach this machine: a host name or address.
-        job_dir: The folder of the training code, which workers' VMs get.
-        port: To listen at; 0 for any.
-        boot_key: From which one-time keys are derived; None for a new one.
-        leave_out: What of the folder VMs do not get, see `Archive`.
-        lost_s: Silence after which what runs on a VM counts as lost.
-        clock: Seconds, monotonic.
+        address: Host name or address by which VMs reach this machine.
+        job_dir: Folder of the training code, which is sent to the workers' VMs.
+        port: Port to listen at; 0 for any.
+        boot_key: Secret from which one-time keys are derived; None for a new one.
+        leave_out: Paths in the folder that are not sent, see `Archive`.
+        lost_s: Silence after which the processes of a VM count as lost.
+        clock: Returns monotonic seconds.
 
     Attributes:
-        boot_key: As given or made; secret.
+        boot_key: The secret, as given or generated.
 
     Raises:
         ConfigurationError: If the folder cannot be packed.
@@ -102,19 +102,21 @@ class AgentServer:
         self.boot_key = boot_key or secrets.token_bytes(32)
         self._archive = Archive(job_dir, leave_out=leave_out)
         self._socket = AgentSocket(address, port)
-        self._hosts: dict[str, AgentSession] = {}
+        self._sessions: dict[str, AgentSession] = {}
         self._gone: set[str] = set()
         self._heard: set[str] = set()
         self._launches = 0
-        self._news: deque[tuple[int, News]] = deque()
+        self._events: deque[tuple[int, ProcessEvent]] = deque()
         self._alarms = Alarms(
             f"{link}, a link that leads out of the folder of the training code, is not sent to VMs"
             for link in self._archive.left_out
         )
         self._attended_at: float | None = None
         self._turned_at = clock()
-        self._lock = threading.Condition(threading.RLock())  # a signal handler may come in again
-        self._bell = -1
+        self._lock = threading.Condition(
+            threading.RLock()
+        )  # re-entrant, because a signal handler may interrupt a method
+        self._wakeup = -1
         self._files = FileServer(self._answer, self._may_have_files)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scavenger-hosts", daemon=True)
@@ -123,198 +125,207 @@ class AgentServer:
         """Listen for agents, and serve them.
 
         Raises:
-            ConfigurationError: If the port cannot be had; then this is closed.
+            ConfigurationError: If the port is not available; the server is then closed.
         """
         try:
             self._socket.open()
         except ConfigurationError:
             self.close()
             raise
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._turned_at = self._clock()
         self._thread.start()
 
     @property
     def address(self) -> str:
-        """By which VMs reach this machine."""
+        """Address by which VMs reach this machine."""
         return self._socket.address
 
     @property
     def port(self) -> int:
-        """At which VMs join, as it was asked for; 0: any."""
+        """The requested port for VMs; 0: any."""
         return self._socket.port
 
     @property
     def endpoint(self) -> str:
-        """Where VMs join, `tcp://host:port`."""
+        """Endpoint at which VMs join, `tcp://host:port`."""
         return self._socket.endpoint
 
     @property
     def server_key(self) -> str:
-        """The public key by which agents know this leader, Z85."""
+        """Public key by which agents authenticate this leader, Z85."""
         return self._socket.server_key
 
     @property
     def in_doubt(self) -> bool:
-        """The network is, as most VMs are silent or were until a moment ago: their silence says nothing of them."""
+        """Whether most VMs are silent, or were until recently, so that the network is the likely cause."""
         return not self._network.is_sound
 
     # ---- for the fleet -------------------------------------------------------------------------------------
 
-    def expect(self, intent: str, *, role: Role, vm: str, threads: int, places: int = 1) -> str:
-        """Let the VM of an intent join, once. Idempotent.
+    def expect(self, intent: str, *, role: Role, vm: str, threads: int, slots: int = 1) -> str:
+        """Allow the VM of an intent to join, once. Idempotent.
 
         Args:
-            intent: The intent's id.
-            role: What it may run.
-            vm: Its type.
-            threads: Its processors.
-            places: How many processes it may run.
+            intent: Id of the intent.
+            role: Role of the processes that the VM may run.
+            vm: VM type.
+            threads: Number of processors.
+            slots: Number of processes that the VM may run.
 
         Returns:
-            The secret one-time key for its user data, Z85.
+            The secret one-time key for the VM's user data, Z85.
         """
         public, secret = one_time_keys(self.boot_key, intent)
         with self._lock:
-            if intent not in self._hosts and intent not in self._gone:
-                self._hosts[intent] = AgentSession(intent, vm, role, threads, places)
+            if intent not in self._sessions and intent not in self._gone:
+                self._sessions[intent] = AgentSession(intent, vm, role, threads, slots)
                 self._socket.admit(f"join.{intent}", public)
         return secret
 
     def gone(self, intent: str, reason: str) -> None:
-        """The VM has been seen to end: what ran there is lost, and nobody joins for it any more."""
+        """Record the end of a VM: its processes are lost, and its keys are revoked."""
         with self._lock:
             self._gone.add(intent)
-            host = self._hosts.pop(intent, None)
-            if host is not None:
-                self._lose(host, reason)
-                self._shut_doors(intent)
+            session = self._sessions.pop(intent, None)
+            if session is not None:
+                self._lose(session, reason)
+                self._revoke_keys(intent)
             self._alarms.forget(intent)
 
     def heard(self) -> frozenset[str]:
-        """Intents whose agents were heard since the last call."""
+        """Return the intents whose agents sent a message since the last call."""
         with self._lock:
             heard, self._heard = frozenset(self._heard), set()
         return heard
 
     def renew(self, intent: str, life_s: float) -> bool:
-        """Have a VM's time limit start anew.
+        """Restart a VM's time limit.
 
         Args:
-            life_s: How long it may live from then on.
+            intent: Id of the VM's intent.
+            life_s: New limit, seconds from now.
 
         Returns:
-            Whether it has; False at once where the VM was not heard lately.
+            Whether the VM has confirmed; False at once if the VM is silent.
         """
         with self._lock:
-            host = self._hosts.get(intent)
-            if host is None or not (host.address and host.route):
+            session = self._sessions.get(intent)
+            if session is None or not (session.address and session.route):
                 return False
-            if self._clock() - host.heard_at >= self._limits.doubt_s:
+            if self._clock() - session.heard_at >= self._limits.doubt_s:
                 return False
-            host.renewals += 1
-            number = host.renewals
-            host.channel.put(m.Renew(number, life_s))
-            return self._lock.wait_for(lambda: host.renewed >= number, RENEW_S)
+            session.renewals += 1
+            number = session.renewals
+            session.channel.put(m.Renew(number, life_s))
+            return self._lock.wait_for(lambda: session.renewed >= number, RENEW_S)
 
     def vms(self) -> tuple[AgentStatus, ...]:
-        """Every VM that is expected or has joined, until it is gone."""
+        """Return every VM that is expected or has joined, until it is gone."""
         with self._lock:
             now = self._clock()
-            return tuple(host.seen(now) for host in self._hosts.values())
+            return tuple(session.status_at(now) for session in self._sessions.values())
 
     def alarms(self) -> tuple[str, ...]:
-        """What a person should know, since the last call."""
+        """Return the alarms for users since the last call."""
         with self._lock:
             return self._alarms.take()
 
     def close(self) -> None:
-        """Tell every agent that it is over, and end. Idempotent."""
+        """Send every agent a farewell, and stop. Idempotent."""
         if self._closing.is_set():
             return
         with self._lock:
-            for host in self._hosts.values():
-                host.channel.put(m.Farewell())
+            for session in self._sessions.values():
+                session.channel.put(m.Farewell())
         self._closing.set()
         if self._thread.ident:
             self._thread.join()
         self._files.close()
         with self._lock:
-            if self._bell >= 0:
-                os.close(self._bell)
-            self._bell = -1
+            if self._wakeup >= 0:
+                os.close(self._wakeup)
+            self._wakeup = -1
         self._socket.close()
         self._archive.close()
 
     # ---- for the engine ------------------------------------------------------------------------------------
 
     def free(self) -> tuple[AgentStatus, ...]:
-        """VMs that may be given a process now: with room, heard lately, and told nothing of their end."""
+        """Return the VMs that can run another process now: responsive, with a free slot and no preemption notice."""
         return tuple(vm for vm in self.vms() if self._is_free(vm))
 
     def _is_free(self, vm: AgentStatus) -> bool:
-        able = vm.joined and vm.doomed is None and vm.heard_s_ago < self._limits.doubt_s
-        return able and len(vm.processes) < vm.places
+        able = vm.joined and vm.preemption is None and vm.heard_s_ago < self._limits.doubt_s
+        return able and len(vm.processes) < vm.slots
 
     def launch(
         self,
         intent: str,
-        boot: ProcessConfiguration,
+        config: ProcessConfiguration,
         env: dict[str, str],
         command: tuple[str, ...],
         *,
         folder: bool,
     ) -> int:
-        """Have a VM run a process.
+        """Start a process on a VM.
 
         Args:
-            folder: Whether it needs that of the training code.
+            intent: Id of the VM's intent.
+            config: Configuration of the process.
+            env: Variables in addition to the agent's own.
+            command: Command to run; empty: the training process.
+            folder: Whether the process needs the folder of the training code.
 
         Returns:
-            The number that news of it come under; 0 if the VM is not there any more.
+            The launch number, which its events carry; 0 if the VM is no longer available.
         """
         with self._lock:
-            host = self._hosts.get(intent)
-            if host is None or not self._is_free(host.seen(self._clock())):
+            session = self._sessions.get(intent)
+            if session is None or not self._is_free(session.status_at(self._clock())):
                 return 0
             self._launches += 1
-            host.launches[self._launches] = boot.name
+            session.launches[self._launches] = config.name
             sha256 = self._archive.sha256 if folder else ""
-            host.channel.put(m.Start(self._launches, boot, env, sha256, command))
+            session.channel.put(m.Start(self._launches, config, env, sha256, command))
             return self._launches
 
     def give_up(self, intent: str, launch: int) -> None:
-        """Take a process that is to end for lost if its VM is silent, also where it is this side that hears nothing."""
+        """Count a process that should end as lost if its VM is silent, even in an outage of the network."""
         with self._lock:
-            host, now = self._hosts.get(intent), self._clock()
-            if host is None or launch not in host.launches or now - host.heard_at < self._limits.lost_s:
+            session, now = self._sessions.get(intent), self._clock()
+            if (
+                session is None
+                or launch not in session.launches
+                or now - session.heard_at < self._limits.lost_s
+            ):
                 return
-            self._note(host, launch, Gone(_silent_for(host, now)))
-            host.channel.put(m.Kill(launch))  # should it come back
-            del host.launches[launch]
+            self._record(session, launch, Gone(_silent_for(session, now)))
+            session.channel.put(m.Kill(launch))  # in case the VM comes back
+            del session.launches[launch]
 
-    def say(self, intent: str, word: m.Word) -> None:
-        """Say something to an agent; nothing where its VM is gone."""
+    def send(self, intent: str, message: m.AgentMessage) -> None:
+        """Send a message to an agent; no effect if its VM is gone."""
         with self._lock:
-            if intent in self._hosts:
-                self._hosts[intent].channel.put(word)
+            if intent in self._sessions:
+                self._sessions[intent].channel.put(message)
 
     def share(self, folder: str) -> None:
-        """Let aggregators have a folder of this machine for checkpoints, by its absolute path; thread-safe."""
+        """Share a folder of this machine, given by absolute path, with aggregators for checkpoints; thread-safe."""
         self._files.share(folder)
 
-    def news(self) -> list[tuple[int, News]]:
-        """What has come of processes since the last call, by their launch; it shows that the engine looks."""
+    def take_events(self) -> list[tuple[int, ProcessEvent]]:
+        """Return events of processes since the last call, with launch numbers; shows that the engine is alive."""
         with self._lock:
             self._attended_at = self._clock()
-            news = list(self._news)
-            self._news.clear()
-            for host in self._hosts.values():
-                host.unread = host.unread_bytes = 0
-        return news
+            events = list(self._events)
+            self._events.clear()
+            for session in self._sessions.values():
+                session.unread = session.unread_bytes = 0
+        return events
 
     def unattended(self) -> None:
-        """There is no engine any more whose looks would be missed."""
+        """Record that no engine calls `take_events` any more."""
         with self._lock:
             self._attended_at = None
 
@@ -323,20 +334,20 @@ class AgentServer:
     def _run(self) -> None:
         poller = zmq.Poller()
         self._socket.register(poller)
-        poller.register(self._bell, zmq.POLLIN)
+        poller.register(self._wakeup, zmq.POLLIN)
         while True:
             last = self._closing.is_set()
             poller.poll(_TICK_MS)
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+                os.eventfd_read(self._wakeup)
             with self._lock:
                 now = self._clock()
                 self._allow_for_pause(now)
                 self._socket.answer_connections()
-                self._take(now)
+                self._receive(now)
                 self._judge_silence(now)
-                for host in self._hosts.values():
-                    self._send(host, now)
+                for session in self._sessions.values():
+                    self._send(session, now)
                 self._lock.notify_all()
             if last:
                 return
@@ -345,19 +356,21 @@ class AgentServer:
         pause = now - self._turned_at
         self._turned_at = now
         if pause > _PAUSE_S:
-            for host in self._hosts.values():
-                host.heard_at += pause
+            for session in self._sessions.values():
+                session.heard_at += pause
 
     def _judge_silence(self, now: float) -> None:
-        """Give up what runs on VMs that have fallen silent; nothing while it is likelier this side that is deaf."""
+        """Give up the processes of silent VMs, unless the leader's own network is the likelier cause."""
         silent_s, ending = dict[str, float](), list[AgentSession]()
-        for host in self._hosts.values():
-            seconds = now - host.heard_at
-            if host.ending or host.shut_out or host.doomed is not None:
+        for session in self._sessions.values():
+            seconds = now - session.heard_at
+            if session.ending or session.shut_out or session.preemption is not None:
                 if seconds >= self._limits.lost_s:
-                    ending.append(host)  # its silence was to be expected
-            elif host.route and (host.launches or seconds < self._limits.doubt_s):
-                silent_s[host.intent] = seconds  # a VM with nothing to do may have been given back
+                    ending.append(session)  # an agent that was about to end is expected to be silent
+            elif session.route and (session.launches or seconds < self._limits.doubt_s):
+                silent_s[session.intent] = (
+                    seconds  # a VM without processes may have been returned to the cloud
+                )
         before = self._network
         self._network, lost = judge_silence(before, silent_s, self._limits, now)
         if self._network.is_broken and before.is_sound:
@@ -368,175 +381,179 @@ class AgentServer:
             )
         elif before.broken_since_s is not None and before.is_broken and not self._network.is_broken:
             self._alarms.add(f"hearing the VMs again, after {now - before.broken_since_s:.0f} s")
-        for host in (*(self._hosts[intent] for intent in lost), *ending):
-            if host.launches:
-                self._lose(host, _silent_for(host, now))
+        for session in (*(self._sessions[intent] for intent in lost), *ending):
+            if session.launches:
+                self._lose(session, _silent_for(session, now))
 
-    def _take(self, now: float) -> None:
+    def _receive(self, now: float) -> None:
         for _ in range(_TURN_MAX):
             received = self._socket.receive()
             if received is None:
                 return
             name, route, body = received
             name, _, intent = name.partition(".")
-            host = self._hosts.get(intent)
-            if host is None:
+            session = self._sessions.get(intent)
+            if session is None:
                 continue
             try:
-                self._open(host, name, route, body, now)
+                self._handle_message(session, name, route, body, now)
             except MisbehavedError as error:
-                self._shut_out(host, f"it {error}")
-            except Exception as error:  # noqa: BLE001 - one VM must not end what serves all
-                self._shut_out(host, f"what it says cannot be handled: {type(error).__name__}: {error}")
+                self._shut_out(session, f"it {error}")
+            except Exception as error:  # noqa: BLE001 - one VM must not end the server of all
+                self._shut_out(session, f"its message cannot be handled: {type(error).__name__}: {error}")
 
-    def _open(self, host: AgentSession, name: str, route: bytes, body: bytes, now: float) -> None:
+    def _handle_message(
+        self, session: AgentSession, name: str, route: bytes, body: bytes, now: float
+    ) -> None:
         try:
             message = m.decode(body)
         except MessageError as error:
-            self._alarms.add_of(host.intent, f"VM {host.intent}: what it says is no message: {error}")
+            self._alarms.add_from(
+                session.intent, f"VM {session.intent}: received an invalid message: {error}"
+            )
             return
         match name, message:
             case "join", m.Join():
-                self._join(host, route, message)
-            case "spent", m.Join() if message.public_key == host.key:
-                pass  # it was still on its way
+                self._join(session, route, message)
+            case "spent", m.Join() if message.public_key == session.key:
+                pass  # the message was still in flight
             case "spent", _:
-                self._alarms.add(_MISUSED.format(host.intent))
-                self._socket.shut(f"spent.{host.intent}")
+                self._alarms.add(_MISUSED.format(session.intent))
+                self._socket.shut(f"spent.{session.intent}")
             case "vm", m.Packet():
-                self._hear(host, route, message, now)
+                self._handle_packet(session, route, message, now)
             case _:
                 pass
 
-    def _join(self, host: AgentSession, route: bytes, message: m.Join) -> None:
+    def _join(self, session: AgentSession, route: bytes, message: m.Join) -> None:
         refusal = ""
         if (message.protocol, message.version) != (m.PROTOCOL, __version__):
             refusal = (
-                f"VM {host.intent} cannot join: it has Scavenger {message.version} (protocol {message.protocol}), "
+                f"VM {session.intent} cannot join: it has Scavenger {message.version} (protocol {message.protocol}), "
                 f"and this is {__version__} (protocol {m.PROTOCOL})"
             )
-        elif host.key not in ("", message.public_key):
-            refusal = _MISUSED.format(host.intent)
+        elif session.key not in ("", message.public_key):
+            refusal = _MISUSED.format(session.intent)
         if refusal:
-            self._alarms.add_of(host.intent, refusal)
+            self._alarms.add_from(session.intent, refusal)
             self._socket.send(route, m.Refused(refusal))
             return
-        if not host.key:
-            host.key = message.public_key
-            self._socket.admit(f"vm.{host.intent}", host.key)
+        if not session.key:
+            session.key = message.public_key
+            self._socket.admit(f"vm.{session.intent}", session.key)
         self._socket.send(route, m.Admitted())
 
-    def _hear(self, host: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
-        if host.heard_at == float("-inf"):
-            # the same key under another name: nothing that is said by it is heard, but it is told
-            self._socket.admit(f"spent.{host.intent}", one_time_keys(self.boot_key, host.intent)[0])
-        host.route, host.heard_at = route, now
-        self._heard.add(host.intent)
+    def _handle_packet(self, session: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
+        if session.heard_at == float("-inf"):
+            # admit the one-time key under another name: its messages are ignored, but raise an alarm
+            self._socket.admit(f"spent.{session.intent}", one_time_keys(self.boot_key, session.intent)[0])
+        session.route, session.heard_at = route, now
+        self._heard.add(session.intent)
         if (
-            host.unread > _NEWS_MAX or host.unread_bytes > _NEWS_BYTES_MAX
-        ):  # they are said again when the engine has looked
+            session.unread > _EVENTS_MAX or session.unread_bytes > _EVENTS_BYTES_MAX
+        ):  # the agent resends them after the engine has taken events
             packet = m.Packet(0, packet.heard)
-        word = host.channel.take(packet, now)
-        if word is not None:
-            self._told(host, word, now)
+        message = session.channel.take(packet, now)
+        if message is not None:
+            self._handle(session, message, now)
 
-    def _told(self, host: AgentSession, word: m.Word, now: float) -> None:
-        """Act on a word.
+    def _handle(self, session: AgentSession, message: m.AgentMessage, now: float) -> None:
+        """Handle an agent's message.
 
         Raises:
-            MisbehavedError: If no agent of ours would say it.
+            MisbehavedError: If the message breaks the protocol.
         """
-        if host.channel.backlog > _BACKLOG_MAX:
+        if session.channel.backlog > _BACKLOG_MAX:
             raise MisbehavedError("asks for more than it takes")
-        match word:
-            case m.Hello() if not host.address:
+        match message:
+            case m.Hello() if not session.address:
                 with contextlib.suppress(ValueError):
-                    host.address = str(ipaddress.ip_address(word.address))
-            case m.Placed() | m.Report() if word.launch in host.launches:
-                self._note(host, word.launch, word)
-                if isinstance(word, m.Report) and word.status is not None:
-                    del host.launches[word.launch]
+                    session.address = str(ipaddress.ip_address(message.address))
+            case m.Placed() | m.Report() if message.launch in session.launches:
+                self._record(session, message.launch, message)
+                if isinstance(message, m.Report) and message.status is not None:
+                    del session.launches[message.launch]
             case m.Fetch():
-                if word.offset >= self._archive.bytes:
+                if message.offset >= self._archive.bytes:
                     raise MisbehavedError("asks for what is not in the folder of the training code")
-                if host.channel.unheard(m.Chunk) >= _CHUNKS_MAX:
+                if session.channel.unacknowledged(m.Chunk) >= _CHUNKS_MAX:
                     raise MisbehavedError("asks for the folder of the training code faster than it takes it")
-                data = self._archive.read(word.offset, m.CHUNK_BYTES)
-                host.channel.put(m.Chunk(word.offset, self._archive.bytes, data))
+                data = self._archive.read(message.offset, m.CHUNK_BYTES)
+                session.channel.put(m.Chunk(message.offset, self._archive.bytes, data))
             case m.FileAsk():
-                self._files.ask(host.intent, word.number, word.body)
+                self._files.ask(session.intent, message.number, message.body)
             case m.FileEnd():
-                self._files.end(host.intent, word.number)
+                self._files.end(session.intent, message.number)
             case m.Doom():
-                host.doomed, host.doomed_at = word, now
-                for launch in host.launches:
-                    self._note(host, launch, word)
+                session.preemption, session.preempted_at = message, now
+                for launch in session.launches:
+                    self._record(session, launch, message)
             case m.Renewed():
-                if word.error:
-                    self._alarms.add_of(
-                        host.intent,
-                        f"VM {host.intent}: its time limit cannot be started anew: {word.error}",
+                if message.error:
+                    self._alarms.add_from(
+                        session.intent,
+                        f"VM {session.intent}: its time limit cannot be restarted: {message.error}",
                     )
                 else:
-                    host.renewed = max(host.renewed, word.number)
+                    session.renewed = max(session.renewed, message.number)
             case m.Ending():
-                host.ending = word.reason
+                session.ending = message.reason
             case m.Warned():
-                self._alarms.add_of(host.intent, f"VM {host.intent}: {word.text}")
+                self._alarms.add_from(session.intent, f"VM {session.intent}: {message.text}")
             case _:
                 pass
 
-    def _note(self, host: AgentSession, launch: int, news: News) -> None:
-        self._news.append((launch, news))
-        host.unread += 1
-        if isinstance(news, m.Report):
-            host.unread_bytes += len(news.log)
+    def _record(self, session: AgentSession, launch: int, event: ProcessEvent) -> None:
+        self._events.append((launch, event))
+        session.unread += 1
+        if isinstance(event, m.Report):
+            session.unread_bytes += len(event.log)
 
-    def _send(self, host: AgentSession, now: float) -> None:
+    def _send(self, session: AgentSession, now: float) -> None:
         hung = self._attended_at is not None and now - self._attended_at > LEASE_S
-        if host.route and not hung and now - host.heard_at <= self._limits.lost_s:
-            for packet in host.channel.due(now):
-                self._socket.send(host.route, packet)
+        if session.route and not hung and now - session.heard_at <= self._limits.lost_s:
+            for packet in session.channel.due(now):
+                self._socket.send(session.route, packet)
 
-    def _lose(self, host: AgentSession, reason: str) -> None:
-        for launch in host.launches:
-            self._note(host, launch, Gone(host.ending or reason))
-            host.channel.put(m.Kill(launch))  # should it come back
-        host.launches.clear()
-        self._files.lose(host.intent)
+    def _lose(self, session: AgentSession, reason: str) -> None:
+        for launch in session.launches:
+            self._record(session, launch, Gone(session.ending or reason))
+            session.channel.put(m.Kill(launch))  # in case the VM comes back
+        session.launches.clear()
+        self._files.lose(session.intent)
 
-    def _shut_out(self, host: AgentSession, why: str) -> None:
-        """Have no more to do with a VM: what ran there is lost, nobody answers it, and it counts as about to end."""
-        self._alarms.add(f"VM {host.intent} ({host.address}) is shut out: {why}")
-        host.ending, host.shut_out = "", True
-        host.doomed, host.doomed_at = m.Doom(0.0, f"its VM was shut out: {why}"), self._clock()
-        self._lose(host, f"was lost: its VM ({host.address}) was shut out: {why}")
-        self._shut_doors(host.intent)
-        host.route, host.channel = b"", Channel()
+    def _shut_out(self, session: AgentSession, why: str) -> None:
+        """Exclude a VM: its processes are lost, it gets no answers, and it counts as about to end."""
+        self._alarms.add(f"VM {session.intent} ({session.address}) is shut out: {why}")
+        session.ending, session.shut_out = "", True
+        session.preemption, session.preempted_at = m.Doom(0.0, f"its VM was shut out: {why}"), self._clock()
+        self._lose(session, f"was lost: its VM ({session.address}) was shut out: {why}")
+        self._revoke_keys(session.intent)
+        session.route, session.channel = b"", Channel()
 
     # ---- for the leader's files ----------------------------------------------------------------------------
 
     def _may_have_files(self, intent: str, launch: int) -> bool:
         with self._lock:
-            host = self._hosts.get(intent)
-            return host is not None and host.role == "aggregator" and launch in host.launches
+            session = self._sessions.get(intent)
+            return session is not None and session.role == "aggregator" and launch in session.launches
 
     def _answer(self, intent: str, number: int, body: bytes) -> None:
         with self._lock:
-            self.say(intent, m.FileAnswer(number, body))
-            if self._bell >= 0:
-                os.eventfd_write(self._bell, 1)
+            self.send(intent, m.FileAnswer(number, body))
+            if self._wakeup >= 0:
+                os.eventfd_write(self._wakeup, 1)
 
-    def _shut_doors(self, intent: str) -> None:
+    def _revoke_keys(self, intent: str) -> None:
         for name in ("join", "spent", "vm"):
             self._socket.shut(f"{name}.{intent}")
 
 
-def _silent_for(host: AgentSession, now: float) -> str:
-    return f"was lost: its VM ({host.address}) has been silent for {now - host.heard_at:.0f} s"
+def _silent_for(session: AgentSession, now: float) -> str:
+    return f"was lost: its VM ({session.address}) has been silent for {now - session.heard_at:.0f} s"
 
 
 _MISUSED = (
-    "VM {} was to be joined with its one-time key a second time, under another key: somebody has read its user data, "
+    "VM {}: its one-time key was used a second time, with another public key: another party has read its user data, "
     "or its agent was started again"
 )

@@ -1,4 +1,4 @@
-"""Where the agents on VMs connect: one socket that only admitted keys get through, and the key of each message."""
+"""The leader's socket for agents, which accepts only admitted keys and identifies each message by its key."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from scavenger.train.transport.sockets import listen, new_keys
 __all__ = ["AgentSocket"]
 
 _QUEUE_MAX = 2 * WINDOW
-"""Messages of, and to, one VM that ZeroMQ keeps; what does not fit is sent again."""
+"""Messages from, and to, one VM that ZeroMQ queues; messages that do not fit are resent."""
 _LINGER_MS = 500
 
 
 class AgentSocket:
-    """The leader's. It serves from `open` to `close`; used by one thread at a time.
+    """The leader's socket, usable from `open` to `close`, by one thread at a time.
 
     Args:
-        address: By which VMs reach this machine: a host name or address.
-        port: To listen at; 0 for any.
+        address: Host name or address by which VMs reach this machine.
+        port: Port to listen at; 0 for any.
 
     Attributes:
         address: As given.
         port: As given.
         endpoint: `tcp://host:port`, for VMs; empty before it is open.
-        server_key: The public key by which agents know this leader, Z85.
+        server_key: Public key by which agents authenticate this leader, Z85.
     """
 
     def __init__(self, address: str, port: int = 0) -> None:
@@ -40,16 +40,16 @@ class AgentSocket:
         self.server_key = self._public.decode()
         self._context: Any = None
         self._socket: Any = None
-        self._door: Authenticator | None = None
+        self._authenticator_or_none: Authenticator | None = None
 
     def open(self) -> None:
         """Listen.
 
         Raises:
-            ConfigurationError: If the port cannot be had.
+            ConfigurationError: If the port is not available.
         """
         self._context = zmq.Context()
-        self._door = Authenticator(self._context)
+        self._authenticator_or_none = Authenticator(self._context)
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, m.AGENT_BYTES_MAX)
@@ -64,7 +64,7 @@ class AgentSocket:
             raise
 
     def close(self) -> None:
-        """Listen no more. Idempotent; nothing where it was never open."""
+        """Stop listening. Idempotent; no effect if the socket was never open."""
         if self._context is None:
             return
         self._socket.close()
@@ -74,29 +74,29 @@ class AgentSocket:
 
     @property
     def _authenticator(self) -> Authenticator:
-        if self._door is None:
+        if self._authenticator_or_none is None:
             raise RuntimeError("the socket is not open")
-        return self._door
+        return self._authenticator_or_none
 
     def register(self, poller: zmq.Poller) -> None:
-        """Have a poller wake up when something has arrived, or an agent connects."""
+        """Make a poller wake up when a message arrives or an agent connects."""
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._authenticator.socket, zmq.POLLIN)
 
     def admit(self, name: str, key: str) -> None:
-        """Let in the holder of a public key (Z85) under a name; the holder of the name before is shut out."""
+        """Admit the holder of a public key (Z85) under a name; the earlier key of that name is revoked."""
         self._authenticator.admit(name, key)
 
     def shut(self, name: str) -> None:
-        """Give a name to a key that nobody holds."""
+        """Revoke the key of a name, by replacing it with an unused key."""
         self._authenticator.admit(name, new_keys()[0].decode())
 
     def answer_connections(self) -> None:
-        """Let in, or turn away, every agent that connects."""
+        """Accept or reject every agent that connects."""
         self._authenticator.answer()
 
     def receive(self) -> tuple[str, bytes, bytes] | None:
-        """The next message that has arrived: the name that its key was admitted under, its route and its body."""
+        """Return the next message: the name under which its key was admitted, its route and its body."""
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -104,7 +104,7 @@ class AgentSocket:
         name = self._authenticator.name_of(str(frames[-1].get("User-Id"))) or ""
         return name, frames[0].bytes, frames[-1].bytes
 
-    def send(self, route: bytes, message: m.Wire) -> None:
-        """Send to where an agent was heard; an agent that is gone is missed elsewhere."""
+    def send(self, route: bytes, message: m.SocketMessage) -> None:
+        """Send to an agent's route; no error if the agent is gone, which is detected by its silence."""
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([route, m.encode(message)], zmq.NOBLOCK)

@@ -1,79 +1,83 @@
-"""Words that arrive once and in order, over a connection that may lose what is on its way when it breaks.
+"""Delivers messages exactly once and in order, over a connection that may break and lose messages.
 
-ZeroMQ connects anew by itself, and what was underway is gone. So words have numbers, a receiver takes the next one
-alone and says how far it has come, and a sender says again what was not heard of for a while (go-back-N).
+ZeroMQ reconnects by itself, but messages in flight are lost. So messages have numbers, a receiver accepts only the
+next one and acknowledges the last one, and a sender resends what was not acknowledged for a while (go-back-N).
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from scavenger.train.engines.vm.messages import Packet, Word
+from scavenger.train.engines.vm.messages import AgentMessage, Packet
 
-__all__ = ["AGAIN_S", "BEAT_S", "Channel"]
+__all__ = ["HEARTBEAT_S", "RESEND_S", "Channel"]
 
-BEAT_S = 1.0
-"""How often an end says that it is there, if it has nothing else to say."""
-AGAIN_S = 3.0
-"""After so long without a step forward, what is unheard is said again; longer than a chunk takes on a slow link."""
+HEARTBEAT_S = 1.0
+"""How often an end sends an empty packet if it has nothing else to send."""
+RESEND_S = 3.0
+"""Time without an acknowledgement after which messages are resent; longer than a chunk takes on a slow link."""
 WINDOW = 64
-"""Words on their way at a time."""
+"""Largest number of messages in flight."""
 
 
 class Channel:
-    """One end. It owns no socket and no clock: `due` tells what to send, `take` what has arrived."""
+    """One end of a channel, without socket and clock: `due` returns packets to send, `take` accepts received ones."""
 
     def __init__(self) -> None:
-        self._unheard: deque[tuple[int, Word]] = deque()
-        self._said = self._sent = self._heard = 0
-        self._moved_at = self._spoke_at = float("-inf")
-        self._owes = False
+        self._unacknowledged: deque[tuple[int, AgentMessage]] = deque()
+        self._last_put = self._sent = self._last_taken = 0
+        self._moved_at = self._sent_at = float("-inf")
+        self._owes_answer = False
 
     @property
     def backlog(self) -> int:
-        """Words that the other end is not known to have."""
-        return len(self._unheard)
+        """Number of unacknowledged messages."""
+        return len(self._unacknowledged)
 
-    def unheard(self, kind: type[Word]) -> int:
-        """Words of a kind that the other end is not known to have."""
-        return sum(isinstance(word, kind) for _, word in self._unheard)
+    def unacknowledged(self, kind: type[AgentMessage]) -> int:
+        """Return the number of unacknowledged messages of a type."""
+        return sum(isinstance(message, kind) for _, message in self._unacknowledged)
 
-    def put(self, word: Word) -> None:
-        """Have a word said."""
-        self._said += 1
-        self._unheard.append((self._said, word))
+    def put(self, message: AgentMessage) -> None:
+        """Queue a message."""
+        self._last_put += 1
+        self._unacknowledged.append((self._last_put, message))
 
-    def take(self, packet: Packet, now: float) -> Word | None:
-        """The word of a packet that has arrived, if it is the next one."""
-        while packet.heard <= self._said and self._unheard and self._unheard[0][0] <= packet.heard:
-            self._unheard.popleft()
+    def take(self, packet: Packet, now: float) -> AgentMessage | None:
+        """Accept a packet; return its message if it is the next one, else None."""
+        while (
+            packet.heard <= self._last_put
+            and self._unacknowledged
+            and self._unacknowledged[0][0] <= packet.heard
+        ):
+            self._unacknowledged.popleft()
             self._moved_at = now
-        self._sent = max(self._sent, self._said - len(self._unheard))
+        self._sent = max(self._sent, self._last_put - len(self._unacknowledged))
         if packet.number == 0 or packet.word is None:
             return None
-        self._owes = True
-        if packet.number != self._heard + 1:
+        self._owes_answer = True
+        if packet.number != self._last_taken + 1:
             return None
-        self._heard += 1
+        self._last_taken += 1
         return packet.word
 
     def due(self, now: float) -> list[Packet]:
-        """What is to be sent now."""
-        first = self._said - len(self._unheard)
-        if self._sent > first and now - self._moved_at >= AGAIN_S:
+        """Return the packets to send now."""
+        first = self._last_put - len(self._unacknowledged)
+        if self._sent > first and now - self._moved_at >= RESEND_S:
             self._sent = first
         packets = []
-        for number, word in self._unheard:
+        for number, message in self._unacknowledged:
             if number > first + WINDOW:
                 break
             if number > self._sent:
-                packets.append(Packet(number, self._heard, word))
+                packets.append(Packet(number, self._last_taken, message))
         if packets:
             if self._sent == first:
                 self._moved_at = now
             self._sent = packets[-1].number
-        elif self._owes or now - self._spoke_at >= BEAT_S:
-            packets.append(Packet(0, self._heard))
+        elif self._owes_answer or now - self._sent_at >= HEARTBEAT_S:
+            packets.append(Packet(0, self._last_taken))
         if packets:
-            self._spoke_at, self._owes = now, False
+            self._sent_at, self._owes_answer = now, False
         return packets

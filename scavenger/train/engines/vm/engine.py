@@ -1,7 +1,7 @@
-"""The processes of a job on VMs whose agents have joined (`scavenger.train.engines.vm.agent_server`).
+"""Engine that runs a job's processes on VMs whose agents have joined (`scavenger.train.engines.vm.agent_server`).
 
-The coordinator runs beside the leader, on whose machine nothing is taken away. Aggregators and workers run on VMs of
-their role. While there is none with room a process waits, and `needs` tells how many are wanted.
+The coordinator runs on the leader's machine, which is not preempted. Aggregators and workers run on VMs of their role.
+A process waits until a VM has capacity for it, and `needs` returns how many VMs are needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_server import LOST_S, AgentServer
-from scavenger.train.engines.vm.values import AgentStatus, Gone, News
+from scavenger.train.engines.vm.values import AgentStatus, Gone, ProcessEvent
 from scavenger.train.transport.messages.values import ProcessConfiguration
 from scavenger.train.transport.sockets import is_own
 
@@ -32,17 +32,17 @@ __all__ = ["Needs", "VmEngine"]
 _PLACE_MAX_S = 900.0
 _CLOSING_S = 1.0
 _MARGIN_S = LOST_S + 5.0
-"""What `stop` waits beyond the agents' own deadlines: until one that has fallen silent counts as lost."""
+"""How long `stop` waits beyond the agents' own deadlines: until a silent agent counts as lost."""
 _TICK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Processes that have not ended, placed or waiting.
+    """Numbers of processes that have not ended, whether placed or waiting.
 
     Attributes:
-        workers: How many on VMs of each type.
-        aggregators: How many.
+        workers: Number of workers by VM type.
+        aggregators: Number of aggregators.
     """
 
     workers: Mapping[str, int]
@@ -56,12 +56,12 @@ class _Process(RemoteProcess):
     vm: str = ""
     launch: int = 0
     intent: str = ""
-    place: str = ""
-    told: list[bytes] | None = field(default_factory=list)
+    placed_at: str = ""
+    pending_lines: list[bytes] | None = field(default_factory=list)
 
     @property
     def waits(self) -> bool:
-        """It has no VM yet."""
+        """Whether the process has no VM yet."""
         return not (self.ended or self.launch)
 
 
@@ -69,91 +69,93 @@ class VmEngine(RemoteEngine[_Process]):
     """Runs each role of a job in a process of its own, workers and aggregators on VMs.
 
     Args:
-        log_dir: Where each process's output is brought to, one file each, on this machine.
-        hosts: The VMs; they outlive the engine. One engine at a time uses them.
-        place_max_s: How long a process may wait for a VM with room before it counts as ended.
-        command: What a process runs; None: the training process, by the Python of its machine.
-        clock: Seconds, monotonic.
+        log_dir: Local folder to which output is copied, one file per process.
+        agents: Connections to the VMs, which outlive the engine. Only one engine at a time may use them.
+        place_max_s: How long a process may wait for a VM with capacity before it counts as ended.
+        command: Command of each process; None: the training process, with the Python of its machine.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
         self,
         log_dir: Path,
-        hosts: AgentServer,
+        agents: AgentServer,
         *,
         place_max_s: float = _PLACE_MAX_S,
         command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(log_dir, clock)
-        self._hosts, self._place_max_s = hosts, place_max_s
+        self._agents, self._place_max_s = agents, place_max_s
         self._command = () if command is None else tuple(command)
         self._local = (
             ProcessEngine(log_dir, -1) if command is None else ProcessEngine(log_dir, -1, command=command)
         )
         self._locals: set[str] = set()
-        self._doomed: list[PreemptionNotice] = []
+        self._notices: list[PreemptionNotice] = []
         self._avoided: frozenset[str] = frozenset()
 
     def launch(
         self,
-        boot: ProcessConfiguration,
+        config: ProcessConfiguration,
         *,
         env: dict[str, str] | None = None,
         host: str | None = None,
         vm: str = "",
     ) -> int:
         """See `Engine.launch`; the leader's own address as `host` means no place in particular."""
-        self._check_launch(boot.name)
-        if boot.role == "coordinator":
-            if not is_own(self._hosts.address):  # nobody promises a way out of this machine and in again
-                port = boot.coordinator.rpartition(":")[2]
-                boot = msgspec.structs.replace(boot, coordinator=f"tcp://127.0.0.1:{port}")
-            pid = self._local.launch(boot, env=env)
-            self._processes.pop(boot.name, None)
-            self._locals.add(boot.name)
+        self._check_launch(config.name)
+        if config.role == "coordinator":
+            if not is_own(
+                self._agents.address
+            ):  # this machine may be unable to reach itself by its public address
+                port = config.coordinator.rpartition(":")[2]
+                config = msgspec.structs.replace(config, coordinator=f"tcp://127.0.0.1:{port}")
+            pid = self._local.launch(config, env=env)
+            self._processes.pop(config.name, None)
+            self._locals.add(config.name)
             return pid
-        if host is not None and not any(seen.address == host for seen in self._hosts.vms()):
+        if host is not None and not any(seen.address == host for seen in self._agents.vms()):
             raise ValueError(f"there is no VM at {host!r}")
-        self._locals.discard(boot.name)
-        self._processes[boot.name] = _Process(
-            boot,
-            self._new_log(boot.name),
+        self._locals.discard(config.name)
+        self._processes[config.name] = _Process(
+            config,
+            self._new_log(config.name),
             self._clock() + self._place_max_s,
             env=dict(env or {}),
             address=host,
             vm=vm,
         )
-        self._place()
+        self._place_waiting()
         return 0
 
     def needs(self) -> Needs:
-        """What VMs are wanted for: by a process until its end is seen."""
+        """Return the processes that need VMs: all whose end has not been seen."""
         living = [process for process in self._processes.values() if not process.ended]
-        workers = Counter(process.vm for process in living if process.boot.role != "aggregator")
+        workers = Counter(process.vm for process in living if process.config.role != "aggregator")
         return Needs(dict(workers), len(living) - workers.total())
 
     def refuse_waiting(self, vm: str, count: int, reason: str) -> None:
-        """No more VMs of a type will be had: of the workers that wait for one, so many end, the newest first."""
+        """End `count` of the workers that wait for a VM of a type, newest first: no more VMs will be started."""
         waiting = self._waiting(vm)
         for process in waiting[len(waiting) - min(count, len(waiting)) :]:
             self._end(process, -signal.SIGKILL, reason, refused=True)
 
     def waiting(self, vm: str) -> int:
-        """Workers that wait for a VM of a type."""
+        """Return the number of workers that wait for a VM of a type."""
         return len(self._waiting(vm))
 
     def _waiting(self, vm: str) -> list[_Process]:
         return [
             process
             for process in self._processes.values()
-            if process.waits and process.vm == vm and process.boot.role != "aggregator"
+            if process.waits and process.vm == vm and process.config.role != "aggregator"
         ]
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`."""
-        self._hear()
-        self._place()
+        self._receive()
+        self._place_waiting()
         for process in self._waited_too_long():
             self._lose(process, f"no VM could be had for it within {self._place_max_s:g} s")
         return self._take_exits() + self._local.poll()
@@ -161,18 +163,18 @@ class VmEngine(RemoteEngine[_Process]):
     def _waits(self, process: _Process, now: float) -> bool:
         return process.waits and now > process.place_by
 
-    def doomed(self) -> tuple[PreemptionNotice, ...]:
-        """See `Engine.doomed`; a time that is set later is told again."""
-        doomed, self._doomed = self._doomed, []
-        return tuple(one for one in doomed if not self._processes[one.name].ended)
+    def preemption_notices(self) -> tuple[PreemptionNotice, ...]:
+        """See `Engine.preemption_notices`; a time that is set later is pending_lines again."""
+        notices, self._notices = self._notices, []
+        return tuple(one for one in notices if not self._processes[one.name].ended)
 
     def avoid(self, hosts: Collection[str]) -> None:
-        """See `Engine.avoid`; a VM that has no other work is given back, and another is started instead."""
+        """See `Engine.avoid`; an avoided VM without processes is replaced by another one."""
         self._avoided = frozenset(hosts)
 
     @property
     def avoided(self) -> frozenset[str]:
-        """Addresses of VMs that get no more workers."""
+        """Addresses of the VMs that get no more workers."""
         return self._avoided
 
     def kill(self, name: str) -> None:
@@ -184,7 +186,7 @@ class VmEngine(RemoteEngine[_Process]):
         if process.ended:
             return
         if process.launch:
-            self._hosts.say(process.intent, m.Kill(process.launch))
+            self._agents.send(process.intent, m.Kill(process.launch))
         else:
             self._end(process, -signal.SIGKILL)
 
@@ -192,28 +194,28 @@ class VmEngine(RemoteEngine[_Process]):
         """See `Engine.stop`; a process whose VM counts as lost counts as ended."""
         chosen = names if names is not None else self.running
         local = [name for name in chosen if name in self._locals]
-        far = {name: self._processes[name] for name in chosen if name not in self._locals}
-        for process in far.values():
+        remote = {name: self._processes[name] for name in chosen if name not in self._locals}
+        for process in remote.values():
             if process.launch and not process.ended:
-                self._hosts.say(process.intent, m.Stop(process.launch, grace_s))
+                self._agents.send(process.intent, m.Stop(process.launch, grace_s))
             elif not process.ended:
                 self._end(process, -signal.SIGTERM)
         deadline = self._clock() + 2 * grace_s + _MARGIN_S
         try:
             self._local.stop(local, grace_s=grace_s)
         finally:
-            while (left := [one for one in far.values() if not one.ended]) and self._clock() < deadline:
+            while (left := [one for one in remote.values() if not one.ended]) and self._clock() < deadline:
                 for process in left:
-                    self._hosts.give_up(process.intent, process.launch)
-                self._hear()
+                    self._agents.give_up(process.intent, process.launch)
+                self._receive()
                 time.sleep(_TICK_S)
-        self._exits = [ended for ended in self._exits if ended.name not in far]
+        self._exits = [ended for ended in self._exits if ended.name not in remote]
         if left:
             where = ", ".join(one.where for one in left)
-            raise CleanupError(f"nobody tells whether these have ended: {where}; end their VMs")
+            raise CleanupError(f"the end of these processes cannot be confirmed: {where}; end their VMs")
 
     def close(self) -> None:
-        """See `Engine.close`; the VMs stay."""
+        """See `Engine.close`; the VMs keep running."""
         if self._closed:
             return
         self._closed = True
@@ -221,29 +223,29 @@ class VmEngine(RemoteEngine[_Process]):
             self.stop(grace_s=_CLOSING_S)
         finally:
             self._local.close()
-            self._hosts.unattended()
+            self._agents.unattended()
 
     @property
     def in_doubt(self) -> bool:
-        """See `Engine.in_doubt`: most VMs are silent, or were until a moment ago."""
-        return self._hosts.in_doubt
+        """See `Engine.in_doubt`: most VMs are silent, or were until recently."""
+        return self._agents.in_doubt
 
     @property
     def leader_host(self) -> str:
         """See `Engine.leader_host`."""
-        return self._hosts.address
+        return self._agents.address
 
     @property
     def leader_port(self) -> int:
-        """See `Engine.leader_port`: the one after that which VMs join by, where that was chosen."""
-        return self._hosts.port + 1 if self._hosts.port else 0
+        """See `Engine.leader_port`: the port after the one by which VMs join, if that was chosen."""
+        return self._agents.port + 1 if self._agents.port else 0
 
     def reachable(self, url: str) -> str:
-        """See `Engine.reachable`: a folder of this machine is shared with aggregators, by way of their agents."""
+        """See `Engine.reachable`: a folder of this machine is shared with aggregators through their agents."""
         path = local_path(url)
         if path is None:
             return url
-        self._hosts.share(path)
+        self._agents.share(path)
         return f"{SCHEME}{path}"
 
     @property
@@ -257,7 +259,7 @@ class VmEngine(RemoteEngine[_Process]):
 
     def host(self, name: str) -> str:
         """See `Engine.host`."""
-        return self._hosts.address if name in self._locals else super().host(name)
+        return self._agents.address if name in self._locals else super().host(name)
 
     def log(self, name: str) -> Path:
         """See `Engine.log`."""
@@ -267,17 +269,17 @@ class VmEngine(RemoteEngine[_Process]):
         """See `Engine.suspended`."""
         return self._local.suspended(name) if name in self._locals else super().suspended(name)
 
-    def tell(self, name: str, line: bytes) -> None:
-        """See `Engine.tell`."""
+    def send_line(self, name: str, line: bytes) -> None:
+        """See `Engine.send_line`."""
         as_line(line)
         if name in self._locals:
-            self._local.tell(name, line)
+            self._local.send_line(name, line)
             return
         process = self._processes[name]
         if process.launch and not process.ended:
-            self._hosts.say(process.intent, m.Tell(process.launch, line))
-        elif process.told is not None:
-            process.told.append(line)
+            self._agents.send(process.intent, m.Tell(process.launch, line))
+        elif process.pending_lines is not None:
+            process.pending_lines.append(line)
 
     def sample_memory(self) -> dict[str, int]:
         """See `Engine.sample_memory`."""
@@ -295,61 +297,61 @@ class VmEngine(RemoteEngine[_Process]):
             return
         process = self._processes[name]
         if process.launch and not process.ended:
-            self._hosts.say(process.intent, m.ShowStack(process.launch))
+            self._agents.send(process.intent, m.ShowStack(process.launch))
 
-    # ---- places --------------------------------------------------------------------------------------------
+    # ---- placement -----------------------------------------------------------------------------------------
 
-    def _place(self) -> None:
-        """Give VMs with room to those who wait, in their order."""
+    def _place_waiting(self) -> None:
+        """Start waiting processes, in their order, on VMs with capacity."""
         for process in [one for one in self._processes.values() if one.waits]:
-            role = "aggregator" if process.boot.role == "aggregator" else "worker"
+            role = "aggregator" if process.config.role == "aggregator" else "worker"
             able = [
                 vm
-                for vm in self._hosts.free()
+                for vm in self._agents.free()
                 if vm.role == role
                 and not (role == "worker" and process.address is None and vm.address in self._avoided)
                 and process.address in (None, vm.address)
-                # of aggregators' VMs there is one kind
+                # all aggregators use one VM type
                 and (role == "aggregator" or process.vm in ("", vm.vm))
             ]
             if able:
-                self._put(process, min(able, key=lambda vm: len(vm.processes)))
+                self._start_on(process, min(able, key=lambda vm: len(vm.processes)))
 
-    def _put(self, process: _Process, vm: AgentStatus) -> None:
-        boot = process.boot
-        sharing = vm.places if vm.role == "worker" else max(1, self.needs().aggregators)
-        boot = msgspec.structs.replace(boot, memory_fd=-1, threads=max(1, vm.threads // sharing))
-        needs_code = boot.role != "aggregator"
-        process.launch = self._hosts.launch(vm.intent, boot, process.env, self._command, folder=needs_code)
+    def _start_on(self, process: _Process, vm: AgentStatus) -> None:
+        config = process.config
+        sharing = vm.slots if vm.role == "worker" else max(1, self.needs().aggregators)
+        config = msgspec.structs.replace(config, memory_fd=-1, threads=max(1, vm.threads // sharing))
+        needs_code = config.role != "aggregator"
+        process.launch = self._agents.launch(vm.intent, config, process.env, self._command, folder=needs_code)
         if not process.launch:
             return
-        process.intent, process.place = vm.intent, vm.address
-        for line in process.told or ():
-            self._hosts.say(vm.intent, m.Tell(process.launch, line))
-        process.told = None
+        process.intent, process.placed_at = vm.intent, vm.address
+        for line in process.pending_lines or ():
+            self._agents.send(vm.intent, m.Tell(process.launch, line))
+        process.pending_lines = None
 
-    # ---- news ----------------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         processes = {process.launch: process for process in self._processes.values() if process.launch}
-        for launch, news in self._hosts.news():
+        for launch, event in self._agents.take_events():
             process = processes.get(launch)
             if process is not None and not process.ended:
-                self._note(process, news)
+                self._note(process, event)
 
-    def _note(self, process: _Process, news: News) -> None:
-        match news:
+    def _note(self, process: _Process, event: ProcessEvent) -> None:
+        match event:
             case m.Placed():
-                process.pid, process.host = news.pid, process.place
+                process.pid, process.host = event.pid, process.placed_at
             case m.Report():
-                self._report(process, news.log, news.memory_bytes, suspended=news.suspended)
-                if news.status is not None:
-                    self._end(process, news.status, news.reason)
+                self._report(process, event.log, event.memory_bytes, suspended=event.suspended)
+                if event.status is not None:
+                    self._end(process, event.status, event.reason)
             case m.Doom():
-                self._doomed.append(PreemptionNotice(process.boot.name, news.in_s, news.reason))
+                self._notices.append(PreemptionNotice(process.config.name, event.in_s, event.reason))
             case Gone():
-                self._lose(process, news.reason)
+                self._lose(process, event.reason)
 
     def _end(self, process: _Process, status: int, reason: str = "", *, refused: bool = False) -> None:
-        process.told = None
+        process.pending_lines = None
         super()._end(process, status, reason, refused=refused)

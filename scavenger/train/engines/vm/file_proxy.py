@@ -1,7 +1,7 @@
-"""Where processes on a VM ask for files of the leader's: a Unix socket of the agent's, which passes everything on.
+"""Proxy on a VM through which processes use the leader's files: a Unix socket of the agent that forwards requests.
 
-It understands nothing of what is asked. It reads no further while as many questions are unanswered as may be on the
-line at a time, so that whoever writes faster than the line carries waits in the kernel, and logs and beats find room.
+The proxy does not interpret requests. It stops reading while the limit of unanswered requests is reached, so that a
+process that writes faster than the network waits in the kernel, and logs and heartbeats are not delayed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scavenger.train.checkpoints.remote_folder import AHEAD, FRAME_BYTES_MAX, HEAD, near
+from scavenger.train.checkpoints.remote_folder import AHEAD, FRAME_BYTES_MAX, HEAD, short_socket_path
 from scavenger.train.engines.vm import messages as m
 
 __all__ = ["FileProxy"]
 
 _CONNECTIONS_MAX = 32
-"""At a time; who comes then waits until one has ended."""
+"""Largest number of connections; further ones wait until one has ended."""
 _NAME = "files"
 
 
 @dataclass(slots=True)
 class _Connection:
-    way: socket.socket
+    sock: socket.socket
     incoming: bytearray = field(default_factory=bytearray)
     outgoing: bytearray = field(default_factory=bytearray)
     unanswered: int = 0
@@ -33,44 +33,44 @@ class _Connection:
 
 
 class FileProxy:
-    """For the agent's one thread; nothing here waits.
+    """The proxy. Used by the agent's one thread; no method waits.
 
     Args:
-        folder: A private one, for the socket.
-        say: Tells the leader.
+        folder: A private folder, for the socket.
+        send: Sends a message to the leader.
 
     Attributes:
-        path: Of the socket.
+        path: Path of the socket.
     """
 
-    def __init__(self, folder: Path, say: Callable[[m.Word], None]) -> None:
-        self.path, self._say = folder / _NAME, say
+    def __init__(self, folder: Path, send: Callable[[m.AgentMessage], None]) -> None:
+        self.path, self._send = folder / _NAME, send
         self._connections: dict[int, _Connection] = {}
         self._number = 0
         self._poll = select.epoll()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
 
     def open(self) -> None:
-        """Listen."""
-        with near(self.path) as path:
+        """Start to listen."""
+        with short_socket_path(self.path) as path:
             self._listener.bind(path)
         self._listener.listen(_CONNECTIONS_MAX)
         self._poll.register(self._listener, select.EPOLLIN)
 
     def fileno(self) -> int:
-        """Can be read from when `step` has something to do."""
+        """Return a file descriptor that is readable when `step` has something to do."""
         return self._poll.fileno()
 
     @property
     def _full(self) -> bool:
-        """As much is on the line as may be: answers must come before more is taken."""
+        """Whether the limit of unanswered requests is reached."""
         return sum(one.unanswered for one in self._connections.values()) >= AHEAD
 
     def step(self) -> None:
-        """Take what has come, as far as there is room on the line, and hand on what waits."""
+        """Forward requests up to the limit, and write pending answers."""
         left = {place for place, event in self._poll.poll(0) if event & (select.EPOLLHUP | select.EPOLLERR)}
         for number, connection in list(self._connections.items()):
-            gone = connection.way.fileno() in left  # what it still asks for, nobody waits for
+            gone = connection.sock.fileno() in left  # its pending requests are obsolete
             if gone or not self._flush(connection) or not self._take(number, connection):
                 self._end(number)
         with contextlib.suppress(BlockingIOError):
@@ -78,19 +78,19 @@ class FileProxy:
                 self._add(self._listener.accept()[0])
         self._wait_for_what_can_be_done()
 
-    def answer(self, word: m.FileAnswer) -> None:
-        """What the leader says; nothing where nobody waits for it any more."""
-        connection = self._connections.get(word.number)
+    def answer(self, message: m.FileAnswer) -> None:
+        """Pass an answer of the leader to its connection; dropped if the connection has ended."""
+        connection = self._connections.get(message.number)
         if connection is not None and connection.unanswered:
             connection.unanswered -= 1
-            connection.outgoing += HEAD.pack(len(word.body)) + word.body
+            connection.outgoing += HEAD.pack(len(message.body)) + message.body
             if not self._flush(connection):
-                self._end(word.number)
+                self._end(message.number)
 
     def close(self) -> None:
         """End every connection."""
         for connection in self._connections.values():
-            connection.way.close()
+            connection.sock.close()
         self._listener.close()
         self._poll.close()
 
@@ -101,26 +101,26 @@ class FileProxy:
             wanted = (0 if self._full else select.EPOLLIN) | (select.EPOLLOUT if connection.outgoing else 0)
             if wanted != connection.wanted:
                 connection.wanted = wanted
-                self._poll.modify(connection.way, wanted)
+                self._poll.modify(connection.sock, wanted)
 
-    def _add(self, way: socket.socket) -> None:
-        way.setblocking(False)
+    def _add(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
         self._number += 1
-        self._connections[self._number] = _Connection(way)
-        self._poll.register(way, 0)
+        self._connections[self._number] = _Connection(sock)
+        self._poll.register(sock, 0)
 
     def _take(self, number: int, connection: _Connection) -> bool:
-        """Pass on what is whole, until there is no more or no more room; False at the end."""
+        """Forward complete requests until none is left or the limit is reached; False if the connection has ended."""
         while not self._full:
-            body, wanted = _first(connection.incoming)
+            body, wanted = _take_first(connection.incoming)
             if body is not None:
                 connection.unanswered += 1
-                self._say(m.FileAsk(number, body))
+                self._send(m.FileAsk(number, body))
                 continue
             if wanted > FRAME_BYTES_MAX:
                 return False
             try:
-                data = connection.way.recv(wanted)
+                data = connection.sock.recv(wanted)
             except BlockingIOError:
                 return True
             except OSError:
@@ -132,10 +132,10 @@ class FileProxy:
 
     @staticmethod
     def _flush(connection: _Connection) -> bool:
-        """Hand on as much as is taken; False where nobody takes it any more."""
+        """Write as much as the socket accepts; False if the connection has ended."""
         try:
             while connection.outgoing:
-                del connection.outgoing[: connection.way.send(connection.outgoing)]
+                del connection.outgoing[: connection.sock.send(connection.outgoing)]
         except BlockingIOError:
             pass
         except OSError:
@@ -143,12 +143,12 @@ class FileProxy:
         return True
 
     def _end(self, number: int) -> None:
-        self._connections.pop(number).way.close()
-        self._say(m.FileEnd(number))
+        self._connections.pop(number).sock.close()
+        self._send(m.FileEnd(number))
 
 
-def _first(incoming: bytearray) -> tuple[bytes | None, int]:
-    """Takes out the first whole message; None, and how many bytes to wait for, where there is none."""
+def _take_first(incoming: bytearray) -> tuple[bytes | None, int]:
+    """Remove and return the first complete message; else None, and the number of bytes to wait for."""
     if len(incoming) < HEAD.size:
         return None, HEAD.size - len(incoming)
     (length,) = HEAD.unpack_from(incoming)

@@ -1,6 +1,6 @@
-"""The leader's folders that processes on its VMs may write checkpoints to and read them from; those and nothing else.
+"""Server through which processes on VMs read and write checkpoints in shared folders of the leader, and only there.
 
-Every operation has a thread of its own: a disk that is slow, or stands still, holds up nobody but who waits for it.
+Every operation has its own thread, so a slow or hanging disk delays only the process that waits for it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from scavenger.train.checkpoints.format import DamagedError, Readable
 __all__ = ["FileServer"]
 
 _OPERATIONS_MAX = 32
-"""Of a VM, at a time: a checkpoint is one of each aggregator."""
+"""Largest number of concurrent operations of a VM; a checkpoint needs one per aggregator."""
 _ANSWER_BYTES_MAX = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 _CLOSE_S = 5.0
-"""How long operations that are broken off may take to leave nothing behind."""
+"""How long cancelled operations may take to clean up."""
 
 
 class _BrokenOffError(Exception):
-    """Whoever asked has gone, or counts as lost."""
+    """The process that asked has gone, or counts as lost."""
 
 
 @dataclass(slots=True)
@@ -37,24 +37,26 @@ class _Operation:
 
 
 class FileServer:
-    """Serves operations, each known by the VM's intent and a number. No method but `close` waits.
+    """Serves operations, each identified by the VM's intent and a number. No method but `close` waits.
 
     Args:
         answer: Called with intent, number and answer, by the operations' threads.
-        may: Whether an intent's VM runs a process of this number that may have files, see `Hosts.launch`.
+        is_allowed: Returns whether a process, given by intent and launch number, may use files.
     """
 
-    def __init__(self, answer: Callable[[str, int, bytes], None], may: Callable[[str, int], bool]) -> None:
-        self._answer, self._may = answer, may
+    def __init__(
+        self, answer: Callable[[str, int, bytes], None], is_allowed: Callable[[str, int], bool]
+    ) -> None:
+        self._answer, self._is_allowed = answer, is_allowed
         self._roots: frozenset[str] = frozenset()
         self._operations: dict[tuple[str, int], _Operation] = {}
 
     def share(self, root: str) -> None:
-        """Let VMs have a folder, by exactly this absolute path."""
+        """Share a folder with VMs, under exactly this absolute path."""
         self._roots |= {root}
 
     def ask(self, intent: str, number: int, question: bytes) -> None:
-        """A question, or a part of one, of an operation that is under way or begins with it."""
+        """Handle a request, which belongs to a running operation or begins a new one."""
         key = (intent, number)
         operation = self._operations.get(key)
         if operation is None:
@@ -66,7 +68,7 @@ class FileServer:
                 target=self._run, args=(key, operation), name="scavenger-files", daemon=True
             )
             operation.thread.start()
-        # whoever asks ahead of the answers by more than it may is no client of ours
+        # a client with more unanswered requests than allowed breaks the protocol
         waiting = operation.asked.qsize()
         if waiting <= f.AHEAD:
             operation.asked.put(question)
@@ -74,18 +76,18 @@ class FileServer:
             operation.asked.put(None)
 
     def end(self, intent: str, number: int) -> None:
-        """An operation is over: broken off, if it was under way."""
+        """End an operation; it is cancelled if it is still running."""
         operation = self._operations.pop((intent, number), None)
         if operation is not None:
             operation.asked.put(None)
 
     def lose(self, intent: str) -> None:
-        """A VM is gone, or counts as lost: what it was writing is not written."""
+        """Cancel all operations of a VM that is gone or counts as lost."""
         for key in [key for key in self._operations if key[0] == intent]:
             self.end(*key)
 
     def close(self) -> None:
-        """Break everything off, and wait until nothing half-written is left. Idempotent."""
+        """Cancel all operations, and wait until incomplete files are removed. Idempotent."""
         threads = [operation.thread for operation in self._operations.values()]
         for key in list(self._operations):
             self.end(*key)
@@ -96,34 +98,36 @@ class FileServer:
     # ---- an operation, in its thread -----------------------------------------------------------------------
 
     def _run(self, key: tuple[str, int], operation: _Operation) -> None:
-        def say(answer: f.Answer) -> None:
+        def send(answer: f.Answer) -> None:
             self._answer(*key, f.answers.encode(answer))
 
-        def hear() -> f.Question:
-            said = operation.asked.get()
-            if said is None:
+        def receive() -> f.Question:
+            question = operation.asked.get()
+            if question is None:
                 raise _BrokenOffError
-            return f.questions.decode(said)
+            return f.questions.decode(question)
 
         try:
-            self._serve(key[0], hear, say)
+            self._serve(key[0], receive, send)
         except _BrokenOffError:
             return
-        except Exception as error:  # noqa: BLE001 - whoever waits must be answered
+        except Exception as error:  # noqa: BLE001 - the waiting process must get an answer
             self._answer(*key, _failure(error))
 
-    def _serve(self, intent: str, hear: Callable[[], f.Question], say: Callable[[f.Answer], None]) -> None:
-        """One operation.
+    def _serve(
+        self, intent: str, receive: Callable[[], f.Question], send: Callable[[f.Answer], None]
+    ) -> None:
+        """Run one operation.
 
         Raises:
             OSError, DamagedError: As `LocalFiles`.
-            ValueError, MessageError: At a question that is none, or does not belong there.
-            _BrokenOffError: If it was.
+            ValueError, MessageError: If a request is invalid or unexpected.
+            _BrokenOffError: If the operation was cancelled.
         """
-        first = hear()
+        first = receive()
         if isinstance(first, f.Data | f.Done | f.More):
             raise OSError(errno.ECONNABORTED, "the leader has broken this off")
-        if not self._may(intent, first.launch):
+        if not self._is_allowed(intent, first.launch):
             raise PermissionError(errno.EACCES, "the leader counts this process as lost")
         if first.root not in self._roots:
             raise PermissionError(errno.EACCES, "the leader does not share this folder")
@@ -133,51 +137,51 @@ class FileServer:
                 names = tuple(name for name in files.folders() if _NAME.fullmatch(name))
                 if sum(map(len, names)) + 8 * len(names) > _ANSWER_BYTES_MAX:
                     raise OSError(errno.EFBIG, "there is too much in it")
-                say(f.Names(names))
+                send(f.Names(names))
             case f.Remove():
                 files.remove(_name(first.folder), _name(first.first))
-                say(f.Ok())
+                send(f.Ok())
             case f.Verify():
                 files.verify(_name(first.folder), _name(first.name), size=first.size, sha256=first.sha256)
-                say(f.Ok())
+                send(f.Ok())
             case f.Write():
                 folder, name = _name(first.folder), _name(first.name)
-                files.write(folder, name, _chunks(hear, say))
-                say(f.Ok())
+                files.write(folder, name, _chunks(receive, send))
+                send(f.Ok())
             case f.Read():
                 with files.reading(_name(first.folder), _name(first.name)) as (file, size):
-                    say(f.Opened(size))
-                    _send(file, hear, say)
+                    send(f.Opened(size))
+                    _send_file(file, receive, send)
 
 
-def _chunks(hear: Callable[[], f.Question], say: Callable[[f.Answer], None]) -> Iterator[memoryview]:
-    """What is to be written, up to its end; each part is answered when the next is asked for: it is written then."""
+def _chunks(receive: Callable[[], f.Question], send: Callable[[f.Answer], None]) -> Iterator[memoryview]:
+    """Yield the chunks to write until the end; each chunk is acknowledged once it has been written."""
     while True:
-        say(f.Ok())
-        match hear():
+        send(f.Ok())
+        match receive():
             case f.Data(data=data):
                 yield memoryview(data)
             case f.Done():
                 return
             case _:
-                raise ValueError("a file does not go on like that")
+                raise ValueError("unexpected message while a file is written")
 
 
-def _send(file: Readable, hear: Callable[[], f.Question], say: Callable[[f.Answer], None]) -> None:
-    """A file, part by part, until nobody asks any more."""
+def _send_file(file: Readable, receive: Callable[[], f.Question], send: Callable[[f.Answer], None]) -> None:
+    """Send a file, chunk by chunk, as long as chunks are requested."""
     buffer = bytearray(f.CHUNK_BYTES)
     while True:
-        if not isinstance(hear(), f.More):
-            raise ValueError("a file is not read like that")
+        if not isinstance(receive(), f.More):
+            raise ValueError("unexpected message while a file is read")
         count = file.readinto(buffer) or 0
-        say(f.Data(bytes(memoryview(buffer)[:count])))
+        send(f.Data(bytes(memoryview(buffer)[:count])))
 
 
 def _name(name: str) -> str:
-    """A name of a folder or file that leads nowhere else.
+    """Check that a name of a folder or file cannot lead outside the shared folder.
 
     Raises:
-        PermissionError: If it might.
+        PermissionError: If it could.
     """
     if not _NAME.fullmatch(name):
         raise PermissionError(errno.EACCES, f"{name!r} is no name of a checkpoint's")

@@ -1,4 +1,4 @@
-"""The folder of a job on its way to VMs: one archive that is the same to the byte wherever it is made."""
+"""Archive of a job's folder that is sent to VMs; equal folders give byte-identical archives."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from scavenger.errors import ConfigurationError
 __all__ = ["BYTES_MAX", "Archive", "unpack"]
 
 BYTES_MAX = 512 << 20
-"""Of the files in a folder: every VM fetches them before it trains; larger data belongs where VMs can read it."""
+"""Largest total size of the files: every VM fetches them before it trains, so large data belongs elsewhere."""
 _NAMED_MAX = 3
 _LEFT_OUT = frozenset({"__pycache__", "runs", "checkpoints"})
-"""What Python, and jobs beside their training code, write."""
+"""Folders that Python and jobs write next to the training code."""
 
 
 class Archive:
-    """A job's folder, packed.
+    """Archive of a job's folder.
 
     Left out are hidden files, folders named `__pycache__`, `runs` and `checkpoints`, and links that lead out of the
-    folder, which `left_out` names. The rest has neither times nor owners.
+    folder, which `left_out` lists. The archive stores neither times nor owners.
 
     Args:
-        folder: What is packed.
-        leave_out: Further folders and files, as paths.
-        bytes_max: Of all files.
+        folder: The folder to pack.
+        leave_out: Paths of further folders and files to leave out.
+        bytes_max: Largest total size of the files.
 
     Attributes:
-        sha256: Of the archive, hexadecimal.
-        bytes: Its size.
-        left_out: Links that lead elsewhere, relative to the folder.
+        sha256: Digest of the archive, hexadecimal.
+        bytes: Size of the archive.
+        left_out: Links that lead out of the folder, relative to the folder.
 
     Raises:
         ConfigurationError: If the files are too large (the largest are named), or one cannot be read.
@@ -62,11 +62,12 @@ class Archive:
         self.sha256 = hashlib.file_digest(self._file, "sha256").hexdigest()
 
     def read(self, offset: int, size: int) -> bytes:
-        """A part of the archive; empty behind its end."""
+        """Read a part of the archive; empty after its end."""
         self._file.seek(offset)
         return self._file.read(size)
 
     def close(self) -> None:
+        """Delete the archive."""
         self._file.close()
 
     def _walk(self, folder: Path, left_out: list[str]) -> Iterator[Path]:
@@ -87,7 +88,7 @@ class Archive:
     def _inside(self, link: Path) -> bool:
         try:
             target = link.resolve(strict=True)
-        except (OSError, RuntimeError):  # a link to nowhere, or in a circle
+        except (OSError, RuntimeError):  # a dangling or circular link
             return False
         return target.is_relative_to(self._folder) and target != self._folder
 
@@ -121,11 +122,11 @@ class Archive:
 
 
 def unpack(archive: Path, sha256: str, folder: Path) -> None:
-    """Unpack what `Archive` packed, into an existing folder; nothing is written outside of it.
+    """Unpack an archive made by `Archive` into an existing folder; writes nothing outside of it.
 
     Raises:
-        ValueError: If it is not what it should be, and then nothing is unpacked.
-        OSError, tarfile.TarError: If it cannot be.
+        ValueError: If the digest does not match; nothing is unpacked then.
+        OSError, tarfile.TarError: If it cannot be unpacked.
     """
     with archive.open("rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != sha256:

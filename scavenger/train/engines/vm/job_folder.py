@@ -1,4 +1,4 @@
-"""The job's folder on its way to a VM: fetched once, when the first process needs it; processes wait for it."""
+"""The agent's copy of the job's folder, fetched once when the first process needs it; processes wait for it."""
 
 from __future__ import annotations
 
@@ -16,81 +16,81 @@ __all__ = ["JobFolder"]
 
 @dataclass(slots=True)
 class JobFolder:
-    """One agent's.
+    """The job's folder on one VM, and the processes that wait for it.
 
     Attributes:
-        place: A private folder, where the job's folder comes to lie.
-        work: What runs processes.
-        say: Has a word sent to the leader.
+        directory: A private folder that will contain the job's folder.
+        runner: Runs the processes.
+        send: Sends a message to the leader.
     """
 
-    place: Path
-    work: ProcessRunner
-    say: Callable[[m.Word], None]
+    directory: Path
+    runner: ProcessRunner
+    send: Callable[[m.AgentMessage], None]
     _sha256: str = ""
     _waiting: list[m.Start] = field(default_factory=list)
-    _told: list[m.Tell] = field(default_factory=list)
+    _lines: list[m.Tell] = field(default_factory=list)
     _ready: Path | None = None
 
     @property
     def is_on_its_way(self) -> bool:
-        """Processes wait for it."""
+        """Whether the folder is being fetched, so that processes wait for it."""
         return bool(self._sha256) and self._ready is None
 
     def start(self, order: m.Start) -> None:
-        """Run a process in the folder, as soon as it is here."""
+        """Run a process in the folder, as soon as the folder has arrived."""
         if self._ready is not None:
-            self.work.start(order, self._ready)
+            self.runner.start(order, self._ready)
             return
         self._waiting.append(order)
         if not self._sha256:
             self._sha256 = order.folder
             self._archive.touch()
-            self.say(m.Fetch(0))
+            self.send(m.Fetch(0))
 
-    def tell(self, word: m.Tell) -> None:
-        """Keep a line for a process that may wait."""
-        self._told.append(word)
+    def send_line(self, message: m.Tell) -> None:
+        """Keep an input line for a process that may be waiting."""
+        self._lines.append(message)
 
     def forget(self, launch: int) -> None:
-        """A process that still waits is not started."""
+        """Cancel a process that is still waiting."""
         for order in [order for order in self._waiting if order.launch == launch]:
             self._waiting.remove(order)
-            self.work.refuse(launch, "")
+            self.runner.refuse(launch, "")
 
     def receive(self, chunk: m.Chunk) -> None:
-        """Take a part of the folder; with the last one, processes start."""
+        """Store a chunk of the folder; after the last one, start the waiting processes."""
         if not self.is_on_its_way:
             return
         try:
             folder = self._take(chunk)
         except (OSError, ValueError, tarfile.TarError) as error:
-            self._sha256 = ""  # the next process has it fetched again
+            self._sha256 = ""  # the next process fetches it again
             for order in self._waiting:
-                self.work.refuse(order.launch, f"the job's folder did not come to its VM: {error}")
+                self.runner.refuse(order.launch, f"the job's folder could not be copied to its VM: {error}")
             self._waiting.clear()
-            self._told.clear()
+            self._lines.clear()
             return
         if folder is None:
             return
         self._ready = folder
         for order in self._waiting:
-            self.work.start(order, folder)
-        for word in self._told:
-            self.work.tell(word.launch, word.line)
+            self.runner.start(order, folder)
+        for message in self._lines:
+            self.runner.send_line(message.launch, message.line)
         self._waiting.clear()
-        self._told.clear()
+        self._lines.clear()
 
     def _take(self, chunk: m.Chunk) -> Path | None:
-        """Write a part to the archive; the unpacked folder once that was the last."""
+        """Write a chunk to the archive; return the unpacked folder after the last chunk, else None."""
         with self._archive.open("rb+") as file:
             file.seek(chunk.offset)
             file.write(chunk.data)
         end = chunk.offset + len(chunk.data)
         if end < chunk.total and chunk.data:
-            self.say(m.Fetch(end))
+            self.send(m.Fetch(end))
             return None
-        target = self.place / "job"
+        target = self.directory / "job"
         target.mkdir(exist_ok=True)
         unpack(self._archive, self._sha256, target)
         self._archive.unlink()
@@ -98,4 +98,4 @@ class JobFolder:
 
     @property
     def _archive(self) -> Path:
-        return self.place / "job.tar"
+        return self.directory / "job.tar"

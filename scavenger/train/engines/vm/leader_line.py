@@ -1,6 +1,6 @@
-"""An agent's connection to its leader: joins with the key that is good once, then goes on under keys of its own.
+"""An agent's connection to its leader: joins with the one-time key, then continues with the agent's own keys.
 
-A connection that breaks is made again for as long as it takes, and what was not heard is sent again.
+The agent reconnects until it succeeds, and resends messages that were not acknowledged.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.channel import Channel
 from scavenger.train.transport.sockets import new_keys
 
-__all__ = ["LeaderLine"]
+__all__ = ["LeaderConnection"]
 
 _JOIN_S, _JOIN_MAX_S = 1.0, 15.0
-"""Between two times of asking to be let in, at first and at most."""
+"""Interval between requests to join, at first and at most, seconds."""
 _CONNECT_S = 10.0
-"""Silence after which a connection is made again: it may have broken without a word."""
+"""Silence after which the agent reconnects, because a broken connection may go unnoticed."""
 
 
-class LeaderLine:
-    """One agent's; for one thread.
+class LeaderConnection:
+    """The connection of one agent; used by one thread.
 
     Args:
-        endpoint: Of the leader, `tcp://host:port`.
+        endpoint: Endpoint of the leader, `tcp://host:port`.
         server_key: The leader's public key, Z85.
         secret: The secret one-time key, Z85.
-        say: Shows a line to a person.
+        show: Called with lines for users.
         now: Monotonic seconds.
 
     Attributes:
-        channel: What is to be sent, in order.
-        joined: The leader has let the agent in.
-        heard_at: When the leader was last heard; before that, when this began.
+        channel: Channel for messages to the leader.
+        joined: Whether the leader has admitted the agent.
+        heard_at: Time of the leader's last message; before the first one, the time of creation.
     """
 
     def __init__(
-        self, endpoint: str, server_key: str, secret: str, *, say: Callable[[str], None], now: float
+        self, endpoint: str, server_key: str, secret: str, *, show: Callable[[str], None], now: float
     ) -> None:
-        self._endpoint, self._server_key, self._say = endpoint, server_key.encode(), say
+        self._endpoint, self._server_key, self._show = endpoint, server_key.encode(), show
         self._one_time = (zmq.curve_public(secret.encode()), secret.encode())
         self._own = new_keys()
         self._context: Any = None
@@ -66,31 +66,31 @@ class LeaderLine:
             self._context.term()
 
     def wait(self, *others: Any, timeout_s: float) -> None:
-        """Until something has arrived, here or at other sockets, or time is up."""
+        """Wait until this or another socket is readable, at most `timeout_s`."""
         zmq.select([self._socket, *others], [], [], timeout_s)
 
     def enter(self, now: float) -> None:
-        """The leader has let the agent in: go on under its own keys."""
+        """Reconnect with the agent's own keys, after the leader has admitted it."""
         self.joined, self.heard_at = True, now
         self._connect(now)
 
-    def receive(self) -> m.Wire | None:
-        """The next message that has arrived; what is no message is passed over."""
+    def receive(self) -> m.SocketMessage | None:
+        """Return the next message; invalid ones are dropped. None if there is none."""
         while True:
             try:
                 return m.decode(self._socket.recv(zmq.NOBLOCK))
             except zmq.Again:
                 return None
             except MessageError as error:
-                self._say(f"dropped what is no message: {error}")
+                self._show(f"dropped an invalid message: {error}")
 
-    def take(self, packet: m.Packet, now: float) -> m.Word | None:
-        """The word of a packet that has arrived, if it is the next one."""
+    def take(self, packet: m.Packet, now: float) -> m.AgentMessage | None:
+        """Accept a packet; return its message if it is the next one, else None."""
         self.heard_at = now
         return self.channel.take(packet, now)
 
-    def speak(self, now: float) -> None:
-        """Send what is due, and connect again where nothing was heard for long."""
+    def send_due(self, now: float) -> None:
+        """Send what is due, and reconnect after a long silence of the leader."""
         quiet_since = max(self.heard_at, self._connected_at) if self.joined else self._connected_at
         if now - quiet_since > _CONNECT_S:
             self._connect(now)
@@ -114,6 +114,6 @@ class LeaderLine:
         self._socket.connect(self._endpoint)
         self._connected_at = now
 
-    def _send(self, message: m.Wire) -> None:
-        with contextlib.suppress(zmq.Again):  # there is no connection: it is sent again
+    def _send(self, message: m.SocketMessage) -> None:
+        with contextlib.suppress(zmq.Again):  # not connected: the message is resent later
             self._socket.send(m.encode(message), zmq.NOBLOCK)

@@ -1,7 +1,7 @@
-"""What the leader and the agents on its VMs say to each other: msgpack structs, validated on arrival.
+"""Messages between the leader and the agents on its VMs: msgpack structs, validated on arrival.
 
-Two ways in by one port: with a one-time key, by which an agent may do nothing but tell its own public key (`Join`),
-and with that key, by which everything else travels as the words of numbered packets (see `channel`).
+One port accepts two kinds of keys. With a one-time key, an agent can only send its own public key (`Join`). With its
+own key, all other messages travel in numbered packets (see `channel`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = [
     "MESSAGE_BYTES_MAX",
     "PROTOCOL",
     "Admitted",
+    "AgentMessage",
     "Chunk",
     "Doom",
     "Ending",
@@ -39,25 +40,24 @@ __all__ = [
     "Renewed",
     "Report",
     "ShowStack",
+    "SocketMessage",
     "Start",
     "Stop",
     "Tell",
     "Warned",
-    "Wire",
-    "Word",
     "decode",
     "encode",
 ]
 
 PROTOCOL = 2
-"""Rises when an older agent, or an older leader, would misread what is said."""
+"""Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
-"""Of the job's folder, at a time: on its way for less than a packet waits before it is said again."""
+"""Chunk size of the job's folder: small enough to arrive before the packet would be resent."""
 LOG_PART_BYTES = 64 << 10
 MESSAGE_BYTES_MAX = 4 << 20
-"""What is longer is not taken in: a chunk and a bootstrap are far below."""
+"""Longest accepted message; a chunk and a process configuration are much shorter."""
 AGENT_BYTES_MAX = FRAME_BYTES_MAX + (64 << 10)
-"""What is longer does not come from an agent: its longest word is a `FileAsk`."""
+"""Longest message accepted from an agent, whose longest message is a `FileAsk`."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
@@ -70,7 +70,7 @@ _Status = Annotated[int, msgspec.Meta(ge=-128, le=255)]
 
 
 class Join(Tagged, frozen=True):
-    """An agent asks to be let in under a key that it has made itself; said until it is answered."""
+    """Request of an agent to be admitted with a key that it has generated; repeated until it is answered."""
 
     protocol: _Count
     version: _Text
@@ -78,11 +78,11 @@ class Join(Tagged, frozen=True):
 
 
 class Admitted(Tagged, frozen=True):
-    """It is: by that key from now on."""
+    """The agent is admitted, and uses its own key from now on."""
 
 
 class Refused(Tagged, frozen=True):
-    """It is not, and will not be."""
+    """The agent is refused for good."""
 
     reason: str
 
@@ -91,22 +91,22 @@ class Refused(Tagged, frozen=True):
 
 
 class Hello(Tagged, frozen=True):
-    """The first word under the agent's own key: by which address other VMs reach it."""
+    """First message under the agent's own key: the address by which other VMs reach it."""
 
     address: _Text
 
 
 class Placed(Tagged, frozen=True):
-    """A process runs."""
+    """A process was started."""
 
     launch: _Count
     pid: _Count
 
 
 class Report(Tagged, frozen=True):
-    """What has come up since the last report of a process; `status` is None as long as it runs.
+    """Changes of a process since its last report; `status` is None as long as it runs.
 
-    `reason`: what the agent knows beyond the status; empty if nothing.
+    `reason`: what the agent knows beyond the status; may be empty.
     """
 
     launch: _Count
@@ -118,16 +118,17 @@ class Report(Tagged, frozen=True):
 
 
 class Fetch(Tagged, frozen=True):
-    """Asks for a part of the job's folder."""
+    """Requests a chunk of the job's folder."""
 
     offset: _Count
 
 
 class FileAsk(Tagged, frozen=True):
-    """What a process asks of the leader's files, as `scavenger.train.checkpoints.remote_folder` says it.
+    """A process's question about the leader's files, encoded by `scavenger.train.checkpoints.remote_folder`.
 
     Attributes:
-        number: Of the operation; never given twice.
+        number: Number of the operation; never reused.
+        body: The encoded question.
     """
 
     number: _Count
@@ -135,33 +136,33 @@ class FileAsk(Tagged, frozen=True):
 
 
 class FileEnd(Tagged, frozen=True):
-    """Nobody waits for this operation any more."""
+    """The process no longer waits for this operation."""
 
     number: _Count
 
 
 class Doom(Tagged, frozen=True):
-    """The cloud has told the VM that it will end, in so many seconds; None where no time is set."""
+    """Preemption notice: the cloud will end the VM in `in_s` seconds; None if no time is set."""
 
     in_s: _Seconds | None
     reason: _Text
 
 
 class Renewed(Tagged, frozen=True):
-    """The answer to `Renew`; `error` is empty where the VM's timer began anew."""
+    """The answer to `Renew`; `error` is empty if the VM's timer was restarted."""
 
     number: _Count
     error: _Text
 
 
 class Ending(Tagged, frozen=True):
-    """The agent ends, and its processes with it."""
+    """The agent is about to exit and end its processes."""
 
     reason: _Text
 
 
 class Warned(Tagged, frozen=True):
-    """What a person should know."""
+    """A warning for users."""
 
     text: _Text
 
@@ -173,10 +174,11 @@ class Start(Tagged, frozen=True):
     """Run a process.
 
     Attributes:
-        launch: Names it from now on; never given twice.
-        env: Variables beside the agent's own.
-        folder: SHA-256 of the job's folder, which must be there first; empty where it is not needed.
-        command: What it runs; empty: the training process, by the agent's own Python.
+        launch: Number that identifies the process; never reused.
+        boot: Configuration of the process.
+        env: Variables in addition to the agent's own.
+        folder: SHA-256 of the job's folder, which must be fetched first; empty if it is not needed.
+        command: Command to run; empty: the training process, with the agent's own Python.
     """
 
     launch: _Count
@@ -187,7 +189,7 @@ class Start(Tagged, frozen=True):
 
 
 class Kill(Tagged, frozen=True):
-    """End a process at once; nothing if it has ended."""
+    """End a process at once; no effect if it has ended."""
 
     launch: _Count
 
@@ -200,7 +202,7 @@ class Stop(Tagged, frozen=True):
 
 
 class Tell(Tagged, frozen=True):
-    """See `Engine.tell`."""
+    """See `Engine.send_line`."""
 
     launch: _Count
     line: bytes
@@ -213,7 +215,7 @@ class ShowStack(Tagged, frozen=True):
 
 
 class Chunk(Tagged, frozen=True):
-    """A part of the job's folder, of `total` bytes."""
+    """A chunk of the job's folder, whose archive has `total` bytes."""
 
     offset: _Count
     total: _Count
@@ -221,24 +223,24 @@ class Chunk(Tagged, frozen=True):
 
 
 class FileAnswer(Tagged, frozen=True):
-    """The answer to one `FileAsk`, in their order; none where the operation was broken off."""
+    """The answer to one `FileAsk`, in their order; there is none if the operation was cancelled."""
 
     number: _Count
     body: bytes
 
 
 class Renew(Tagged, frozen=True):
-    """Start the VM's timer anew, for `life_s` seconds."""
+    """Restart the VM's timer with `life_s` seconds."""
 
     number: _Count
     life_s: _Seconds
 
 
 class Farewell(Tagged, frozen=True):
-    """The leader ends: the VM is of no more use."""
+    """The leader ends, and the VM is no longer needed."""
 
 
-Word = (
+AgentMessage = (
     Hello
     | Placed
     | Report
@@ -262,19 +264,20 @@ Word = (
 
 
 class Packet(Tagged, frozen=True):
-    """What travels.
+    """Envelope of a numbered message, with an acknowledgement.
 
     Attributes:
-        number: Of the word; 0 where there is none.
-        heard: The last number, in order, that the sender has taken of the other's words.
+        number: Number of the message; 0 if there is none.
+        heard: Number of the last message that the sender has received in order.
+        word: The message; None in a heartbeat.
     """
 
     number: _Count
     heard: _Count
-    word: Word | None = None
+    word: AgentMessage | None = None
 
 
-Wire = Join | Admitted | Refused | Packet
+SocketMessage = Join | Admitted | Refused | Packet
 
-_codec: Codec[Wire] = Codec(Wire)
+_codec: Codec[SocketMessage] = Codec(SocketMessage)
 encode, decode = _codec.encode, _codec.decode
