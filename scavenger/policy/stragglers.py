@@ -1,4 +1,4 @@
-"""Workers that are slow beside their peers: told by one of two rules, and replaced.
+"""The straggler policy: detects workers slower than their peers by one of two rules, and replaces them.
 
 Of every step, each training worker's gradient computation is compared with the median worker's, per sample,
 so that shares which differ by a sample are equal. Time on the network is not looked at: a synchronous step
@@ -36,7 +36,7 @@ Step = Mapping[str, float]
 
 
 class StragglerRule(Protocol):
-    """Tells which workers are slow."""
+    """Detects slow workers."""
 
     def slow(self, steps: Sequence[Step]) -> dict[str, float]:
         """The slow workers, each with how many times slower than the median it is.
@@ -57,7 +57,7 @@ class SlowOnAverage:
     Attributes:
         fraction_min: 0.8 tolerates steps that take 1.25 times as long [1]_.
         alpha: Weight of the newest step [1]_; the average spans some 2 / alpha - 1 = 19 steps.
-        steps_min: Before so many steps of a worker, one slow step would weigh too much.
+        steps_min: Fewest steps of a worker; with fewer, one slow step would weigh too much.
     """
 
     fraction_min: float = 0.8
@@ -159,7 +159,7 @@ class ReplaceStragglers:
 
 
 def _steps(job: JobSnapshot) -> list[Step]:
-    """The steps that the snapshot remembers, aligned at the newest, without those that compare too few."""
+    """The steps in the snapshot, aligned at the newest, without those of fewer than `PEERS_MIN` workers."""
     training = job.training
     steps: list[Step] = []
     for back in range(max(len(worker.compute_s) for worker in training), 0, -1):
