@@ -159,7 +159,7 @@ class Jobs(Part):
             raise ConfigurationError(begin + _NOT_RESUMED[job.state].format(file=job.job_file))
         if job.checkpoint is None:
             raise ConfigurationError(
-                f"{begin}it ended before its first checkpoint; `scavenger optimize {job.job_file}` begins anew"
+                f"{begin}it ended before its first checkpoint; `scavenger optimize {job.job_file}` starts again"
             )
 
     def resume_job(self, job_id: str) -> JobRecord:
