@@ -1,4 +1,4 @@
-"""Gradient noise: how far gradients stray from their mean, and from which batch size on that stops mattering.
+"""Gradient noise: how far gradients deviate from their mean, and the batch size above which this is negligible.
 
 ========  =============================================================  =================
 K         gradients that are compared: workers, or 2 halves at 1 worker  `noise_parts`
@@ -124,8 +124,8 @@ SMOOTHING = 0.05
 class NoiseTracker:
     """Smoothed γ and φ over the steps of a job; immutable.
 
-    S and G² are properties of the model and carry over when (K, B) changes; γ belongs to a configuration and
-    starts anew. γ, as in eq. 2 of [1]_, is a ratio of expectations, so numerator and denominator are
+    S and G² are properties of the model and carry over when (K, B) changes; γ belongs to a configuration and is
+    reset. γ, as in eq. 2 of [1]_, is a ratio of expectations, so numerator and denominator are
     smoothed.
     """
 
@@ -138,7 +138,7 @@ class NoiseTracker:
     true_sqnorm: Ewma = field(default=Ewma(SMOOTHING))
 
     def update(self, record: StepRecord) -> NoiseTracker:
-        """Take in one step; one that cannot tell (`noise_parts` below 2, no finite norms) changes nothing."""
+        """Add one step; a step without information (`noise_parts` below 2, no finite norms) changes nothing."""
         parts, samples = record.noise_parts, record.samples
         if parts < 2 or samples < parts or not _usable(record):
             return self
@@ -159,7 +159,7 @@ class NoiseTracker:
 
     @property
     def count(self) -> int:
-        """Steps taken in, over all configurations."""
+        """Number of steps added, over all configurations."""
         return self.covariance_trace.count
 
     @property
@@ -185,7 +185,7 @@ def _usable(record: StepRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NoiseStability:
-    """Has the gradient noise settled, so that the cold start may end? Immutable.
+    """Decides whether the gradient noise has settled, so that the cold start may end. Immutable.
 
     The steps so far are cut in three. The first third is burn-in; the mean of ln γ over the last third must
     lie within `tolerance` of that over the middle third, or within the standard error of their difference
@@ -228,7 +228,7 @@ class NoiseStability:
 
     @property
     def settled(self) -> bool:
-        """By the criterion, after at least `steps_min` steps."""
+        """Whether the criterion holds, after at least `steps_min` steps."""
         if self.steps < self.steps_min or self.drift is None:
             return False
         change, error = self.drift
@@ -236,12 +236,12 @@ class NoiseStability:
 
     @property
     def ended(self) -> bool:
-        """Settled, or out of steps."""
+        """Whether the noise has settled, or `steps_max` is reached."""
         return self.settled or self.steps >= self.steps_max
 
     @property
     def reason(self) -> str:
-        """One sentence for a person."""
+        """The verdict as a sentence for the user."""
         if self.drift is None:
             return f"{self.steps} steps, of which {len(self.log_noise)} carry gradient noise: too few to tell"
         change, error = self.drift
@@ -301,7 +301,7 @@ class NoiseReading:
     global_batch_size: float
 
     def usable(self) -> bool:
-        """Whether all of it can be true."""
+        """Whether all values are plausible."""
         known = self.progress is None or 0.0 < self.progress <= 1.0
         positive = (self.noise_scale, self.steps, self.global_batch_size)
         return known and all(0.0 < value < math.inf for value in positive)

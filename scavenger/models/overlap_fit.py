@@ -24,7 +24,7 @@ STEP_MAX = 1.5
 """No unknown moves by more at once: the logarithms are linear over about a factor e."""
 
 LEVELS = np.array([1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0], dtype=np.float64)
-"""Unknowns that are logarithms of seconds."""
+"""Mask of the unknowns that are logarithms of seconds."""
 
 UNTOLD = 0.95
 """An unknown is told by the points if they take its deviation below this share of the prior's."""

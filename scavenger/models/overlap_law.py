@@ -1,4 +1,4 @@
-"""Step time where a step's synchronisation hides behind its computing; the notation is that of `parallel`.
+"""The overlap law: step time if synchronisation overlaps with computing; the notation is that of `parallel`.
 
 =========  ==================================================================================================
 n, w       machines, ceil(K / workers per node); workers on each, at most K
@@ -45,7 +45,7 @@ COEFFICIENTS = (
     "sharpness of overlap",
     "share of computing that hides synchronisation",
 )
-"""What the notes call the unknowns, in the order of `OverlapLaw.unknowns`."""
+"""Names of the unknowns in notes, in the order of `OverlapLaw.unknowns`."""
 
 SIZE = len(COEFFICIENTS)
 
@@ -198,7 +198,7 @@ class OverlapLaw:
         return np.asarray((features[:, 3] + features[:, 4]) / step_time_s)
 
     def scaled(self, compute: float, sync: float) -> OverlapLaw:
-        """With computing and synchronisation that take so many times as long."""
+        """The law with the times of computing and of synchronisation multiplied by these factors."""
         return replace(
             self,
             compute_base_s=self.compute_base_s * compute,

@@ -1,4 +1,4 @@
-"""Epochs to the target by global batch size, with what is not known of them.
+"""The statistical model: epochs to the target by global batch size, with their uncertainty.
 
 =============  ==========================================================  ====================
 B              global batch size, samples
@@ -61,7 +61,7 @@ RUN_LOG_SD_WEIGHT = 4.0
 the job's own spread count for at each of its batch sizes, so that five equal runs do not pass for exact."""
 
 HINT_LOG_SD = 0.3
-"""A user's own number of epochs is trusted within a third."""
+"""Standard deviation of ln of the user's own number of epochs: trusted within a third."""
 
 BOUND_LOG_SD = 0.7
 """An upper bound on the epochs says little of their number: a factor of two."""
@@ -76,7 +76,7 @@ DISTANCES = np.concatenate(([0.0], 2.0 ** np.arange(-2.0, 6.0)))
 
 @dataclass(frozen=True, slots=True)
 class StatisticalModel:
-    """A fitted law and what is not known of it; made by `fit_statistical`.
+    """A fitted law and its uncertainty; created by `fit_statistical`.
 
     Attributes:
         law: The most probable law at its mean parameters: what a person is told. Predictions are over all of them,
@@ -85,7 +85,7 @@ class StatisticalModel:
         law_log_sd: What a law leaves at one batch size even if u were known.
         batch_min, batch_max: Range in which B was profiled or trained.
         relative_only: The level is a mere upper bound: ratios mean something, epochs do not.
-        evidence: What the laws were weighed by.
+        evidence: The data by which the laws were weighted.
         run_log_sd: How far one run lies from the mean of many at the same batch size.
         law_weights: Posterior probability of each law, the largest first.
     """
