@@ -9,7 +9,7 @@ A shard's states (rows) and events (columns)::
     state        Ask            Proposed         Committed                       Lost
     FREE         -> LEASED      refused          -                               -
     LEASED       its holder:    all parts hold:  -                               -> FREE at the committed
-                 told again     -> SEALED                                        offset, or QUARANTINED
+                 granted again  -> SEALED                                        offset, or QUARANTINED
     SEALED       as LEASED      its own again:   offset moves; then LEASED,      kept until Committed,
                                 Apply; another:  FREE (end of the piece) or      then as LEASED
                                 refused          COMMITTED

@@ -148,7 +148,7 @@ class Membership:
             self._target = self._target or (view.workers, view.global_batch_size)
             self._lr_scale = view.lr_scale
             for member in view.members:
-                if member.worker not in self._workers:  # it died while nobody led
+                if member.worker not in self._workers:  # it died while there was no coordinator
                     self._workers[member.worker] = _Worker(
                         WorkerState.GONE, lost=True, awaited_until=number + 1
                     )
@@ -211,12 +211,12 @@ class Membership:
         self._installed = max(self._installed, number)
         self._forget_some()
         for name in members if number == self._number else ():
-            # another coordinator's view may have one that has not yet told this one that it is ready
+            # another coordinator's view may have a worker that has not yet reported to this one
             if name in self._workers and self._workers[name].state is not WorkerState.GONE:
                 self._workers[name].state = WorkerState.TRAINING
         if number != self._installed:
             return None
-        # another coordinator's view, with somebody who died while nobody led or nobody else was ready
+        # another coordinator's view with a worker that died when there was no coordinator or replacement
         newest = self._announced
         said = () if newest is None or newest.number <= number else newest.lost
         dead = [name for name in members if self._gone(name) and name not in said]
@@ -255,7 +255,7 @@ class Membership:
         standby = self.workers(WorkerState.STANDBY)
         leaving = tuple(name for name in standby if self._workers[name].leaving)
         others = tuple(name for name in standby if name not in leaving)
-        # one that is to leave, and trains until somebody else is there, counts no more
+        # a worker that is to leave, and trains only until another is ready, does not count
         staying = sum(not self._workers[name].leaving for name in self.alive)
         excess = max(0, min(staying - keep, len(others)))
         return leaving + others[len(others) - excess :]
@@ -274,7 +274,7 @@ class Membership:
         workers, batch = self._target
         able = self.workers(WorkerState.TRAINING) + self.workers(WorkerState.STANDBY)
         staying = tuple(name for name in able if not self._workers[name].leaving)
-        # one that is to leave stays for as long as nobody else is there
+        # a worker that is to leave stays until another is ready
         members = dict.fromkeys((staying or able)[: min(workers, batch)])
         if not members:
             self._announced = None

@@ -12,7 +12,7 @@ of data which that worker was computing. What becomes of a piece::
     quarantined -                                                -                           -
 
 Who died of one of several pieces is evidence against none of them: each is watched, and tried alone. A piece is
-retried apart from its neighbours (`cut`), so that whoever dies on it dies of it. Halving a piece that was found
+retried apart from its neighbours (`cut`), so that a worker that dies on it dies of it. Halving a piece that was found
 guilty takes one death a level, not three: a chance death there merely sends the search into an innocent half,
 which then passes. The verdict itself always takes `deaths_min` deaths on the one piece alone, which makes at most
 `2 deaths_min + log2(n)` for a piece of n samples with one that kills.

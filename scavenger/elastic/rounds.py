@@ -9,7 +9,7 @@ There is no master copy: every worker holds a replica, and all apply the same me
 and a round, the step after the `step` that the ledger has committed::
 
     open     each current member reads what it was granted and pushes its part, or is idle: it asked in vain
-    sealed   every member has pushed or is idle, and somebody has pushed: the ledger may apply it -> Average
+    sealed   every member has pushed or is idle, at least one has pushed: the ledger may apply it -> Average
     open     Averaged: the ledger commits, the newest view takes effect, and all that are left get the mean (Publish)
 
 Between two rounds lies the boundary: only there do workers join, by the state of a current one (`Donate`, then

@@ -116,10 +116,10 @@ def _average_statistical(models: Sequence[StatisticalModel]) -> StatisticalModel
     """Critical-batch law through the mean log epochs at the middle batch size, with the mean log B*."""
     # Neither a bound nor the length of a run without a target is evidence of the epochs to a target.
     absolute = [m for m in models if not (m.relative_only or isinstance(m.law, FixedEpochs))]
-    told = absolute or list(models)
+    fitted = absolute or list(models)
     low, high = min(m.batch_min for m in models), max(m.batch_max for m in models)
     middle = math.sqrt(low * high)
-    levels = np.log([float(m.predict(np.array([middle]))[0][0]) for m in told])
+    levels = np.log([float(m.predict(np.array([middle]))[0][0]) for m in fitted])
     scales = np.log([m.law.critical_batch_size for m in models if isinstance(m.law, CriticalBatch)])
     log_scale = float(scales.mean()) if len(scales) else math.log(high)
     shape = float(_between_variance(scales)) if len(scales) else CRITICAL_BATCH_LOG_SD**2
@@ -138,5 +138,5 @@ def _average_statistical(models: Sequence[StatisticalModel]) -> StatisticalModel
         batch_min=low,
         batch_max=high,
         relative_only=not absolute,
-        notes=(f"epochs are the geometric mean of other jobs ({len(told)})",),
+        notes=(f"epochs are the geometric mean of other jobs ({len(fitted)})",),
     )

@@ -286,7 +286,7 @@ def ledger(
 ) -> Ledger:
     """Compute the cost of VMs up to a time, by the cloud's own timestamps.
 
-    Billed are the seconds from launch to end, or to `at` for a VM whose end the cloud has not told; at least
+    Billed are the seconds from launch to end, or to `at` for a VM whose end the cloud has not reported; at least
     `billed_min_s`. Never too little: a VM is paid for from its launch (clouds begin when it runs), and what clouds
     waive (EC2 a spot VM that it takes within its first hour) is not taken off.
 

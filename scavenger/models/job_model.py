@@ -77,7 +77,7 @@ LOCAL_BATCH_MAX = 2**53
 """Largest local batch, samples; if more would fit, memory does not grow with the batch."""
 
 MEMORY_SLOPE_MIN = 1e-3
-"""Growth over the profiled local batches, relative to the base, that is not told from rounding to pages."""
+"""Least growth over the profiled local batches, relative to the base; less may be rounding to pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +248,8 @@ class JobModel:
         Args:
             workers, global_batch_size: K and B, shape `(n,)`, with `1 <= K <= B`.
             epochs: Result of `statistical.predict` at each B, if already computed.
-            costs: What is paid and lost beside the workers' training; None: nothing. Its intervals hold how the
-                number of interruptions scatters, and not how far the rate that it is told may be off.
+            costs: Costs and delays other than the workers' training; None for none. The intervals include how the
+                number of interruptions varies, but not the error of the given interruption rate.
 
         Raises:
             ValueError: If the shapes differ or a configuration gives nothing to some workers.

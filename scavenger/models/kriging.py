@@ -152,13 +152,13 @@ class Kriging:
             part = places.part(start, start + CHUNK)
             step_time_s, features, sync = _relative(self.law, part)
             cross = self._smooth(sync, *_coordinates(part))
-            told = cross @ whiten
+            explained = cross @ whiten
             spread = features @ root - cross @ trend
             prior = self._smooth_variance(sync) + self._scatter_variance(sync)
             stop = start + len(sync)
             log_time[start:stop] = np.log(step_time_s) + cross @ weights
             variance[start:stop] = np.einsum("ij,ij->i", spread, spread) + np.maximum(
-                prior - np.einsum("ij,ij->i", told, told), 0.0
+                prior - np.einsum("ij,ij->i", explained, explained), 0.0
             )
         return log_time, variance
 

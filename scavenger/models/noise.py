@@ -189,7 +189,7 @@ class NoiseStability:
 
     The steps so far are cut in three. The first third is burn-in; the mean of ln γ over the last third must
     lie within `tolerance` of that over the middle third, or within the standard error of their difference
-    (what the steps cannot tell from noise is no drift yet). The thirds grow with the steps, so the error
+    (a difference within the error is not yet a drift). The thirds grow with the steps, so the error
     shrinks and a true drift is found out. Steps that carry no noise count only towards `steps_max`.
 
     Attributes:
@@ -272,7 +272,7 @@ EARLY_PROGRESS, EARLY_LOG_SD = 0.03, 1.0
 """Share of the run that lies behind a reading of which that is not known: profiles are made at the beginning."""
 
 READING_LOG_SD, BEND_LOG_SD = 0.3, 0.8
-"""How far one reading of φ strays from its power law, where several tell of g, and how far the g of what is behind
+"""How far one reading of φ deviates from its power law, if several determine g, and how far the g of what is behind
 may differ from that of what lies ahead: on the public runs the logarithmic curves bend, both ways."""
 
 AVERAGE_LOG_SD = 0.6
@@ -291,7 +291,7 @@ class NoiseReading:
         progress: Share of the run that was behind then, in (0, 1]: epochs done over epochs expected; None where
             unknown, and then taken as early.
         noise_scale: φ, samples.
-        steps: How many it was measured over: its weight beside others.
+        steps: Number of steps it was measured over: its weight among the readings.
         global_batch_size: That the run trains with.
     """
 

@@ -50,7 +50,7 @@ COEFFICIENTS = (
 SIZE = len(COEFFICIENTS)
 
 STRAIGHT_MIN = 1e-3
-"""A bend nearer to 0 is told from the logarithm in no digit that matters, and would be 0 / 0."""
+"""Least bend; a smaller one is numerically equal to the logarithm, and would give 0 / 0."""
 
 UNKNOWN_MAX = 80.0
 """Of a logarithm: seconds from 1e-35 to 1e35, far beyond any step, and powers of them still finite."""
@@ -88,7 +88,7 @@ class OverlapLaw:
     overlap: Annotated[float, Field(gt=1.0, allow_inf_nan=False)]
     hidden: Annotated[float, Field(gt=0.0, lt=1.0)]
     free: tuple[bool, ...] = (True,) * SIZE
-    """Which unknowns the points could tell; the others stand at their prior."""
+    """Which unknowns the points determine; the others are held at their prior."""
     kind: Literal["overlap"] = "overlap"
 
     def __post_init__(self) -> None:

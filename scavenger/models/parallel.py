@@ -73,7 +73,7 @@ ADDITIVE_LOG_SD = 0.03
 hidden synchronisation, which shrinks as the batch grows, shows as much more than that."""
 
 HELD_OUT_MIN = 5
-"""Points from which a leave-out error can tell the laws apart."""
+"""Fewest points from which a leave-out error can distinguish the laws."""
 
 HELD_OUT_GROUPS = 5
 """Points are left out in so many groups at most, so that a fit stays quick where everything was profiled."""

@@ -34,7 +34,7 @@ def choose(
         objective: `time`, `cost`, `knee` or `utility`.
         worth: Worth of the result, dollars, as a function of its time in seconds; for `utility` only.
         global_batch_size: Choose among points of this batch size, where one is allowed: at another, the same number of
-            epochs may give a worse model, and nothing would tell.
+            epochs may give a worse model without any sign of it.
 
     Returns:
         The choice; or, if no point is allowed, the point that exceeds deadline and budget by the least, and by how

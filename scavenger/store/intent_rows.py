@@ -59,7 +59,7 @@ def past_of(session: Session, job_id: str, attempt: int, provider: str, region: 
         .where(of_job)
         .group_by(IntentRow.state, IntentRow.provider, IntentRow.region)
     )
-    told = (
+    latest = (
         select(IntentRow.acks)
         .where(of_job, IntentRow.attempt == attempt)
         .where((IntentRow.acks > 0) | IntentRow.ending.in_(_UNHEALTHY))
@@ -79,7 +79,7 @@ def past_of(session: Session, job_id: str, attempt: int, provider: str, region: 
             for row in session.execute(sums)
             if row.state == "GONE" or (row.provider, row.region) != (provider, region)
         ),
-        health=tuple(acks > 0 for acks in session.scalars(told)),
+        health=tuple(acks > 0 for acks in session.scalars(latest)),
         pulse=str(pulse),
         drained=session.scalar(drained) is not None,
     )

@@ -264,7 +264,7 @@ class Decider:
                 yield Sweep(vm, reason)
             if self._memory.times(("terminate", vm.instance_id)) >= self._terms.alarm_after:
                 message = (
-                    f"VM {vm.instance_id} in {vm.zone} belongs to nobody and cannot be ended; still trying"
+                    f"VM {vm.instance_id} in {vm.zone} belongs to no job and cannot be ended; still trying"
                 )
                 yield Alarm("undeletable", vm.instance_id, message)
 
@@ -295,13 +295,13 @@ class Decider:
             return
         left_usd = desired.budget_usd - self._accounts[job_id].committed_usd
         room = desired.vms_max - len(living)
-        told: set[tuple[Place, ...]] = set()
+        reported: set[tuple[Place, ...]] = set()
         for wish in vacant[: max(0, room)]:
             places = desired.places_of(wish)
             place = next((one for one in places if memory.is_open(one, self._now_s)), None)
             # also while one of them is tried again: until a launch succeeds, there is none to be had
-            if places not in told and all(memory.bars(one) or memory.is_sold_out(one) for one in places):
-                told.add(places)
+            if places not in reported and all(memory.bars(one) or memory.is_sold_out(one) for one in places):
+                reported.add(places)
                 yield self._no_place(job_id, places)
             if place is None:
                 continue

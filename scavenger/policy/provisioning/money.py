@@ -55,8 +55,8 @@ def charges(
 ) -> dict[str, tuple[float, float]]:
     """Cost of every billable VM since it was last charged: (seconds, dollars) to add, by intent.
 
-    Between two looks of one process the monotonic clock tells. For the time when nobody looked, the clock on the wall
-    does, unless it says what cannot be: nobody renewed the VM, so it lived at most `life_s`; that is charged then.
+    The time between two looks of one process is taken from the monotonic clock, the time without a process from the
+    wall clock. If the latter is implausible, `life_s` is charged: a VM that was not renewed ran at most that long.
     The price is the present one where the job names it.
     """
     prices = {

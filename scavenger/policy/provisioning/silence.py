@@ -1,7 +1,7 @@
 """Whether silent VMs have failed, or the coordinator's own network has: silences in, a verdict out.
 
 One VM that falls silent has failed. Where most fall silent within moments, it is likelier this side that hears
-nothing, and what runs on them goes on without it. So a network that breaks is told from VMs that fail, and nothing is
+nothing, and what runs on them goes on without it. So a broken network is distinguished from failed VMs, and nothing is
 given up for it:
 
 ============================================  ======================  ==========================================
