@@ -118,7 +118,7 @@ class ElasticSpec(FrozenModel):
     policy: ScalingPolicy = Field(
         default="model",
         description="Who decides the number of workers: the model that was fitted (model), the measured gain "
-        "of each added worker (throughput), its worth against its cost (utility), or nobody (fixed).",
+        "of each added worker (throughput), its worth against its cost (utility), or none of them (fixed).",
     )
     efficiency: float = Field(
         default=0.1,
@@ -146,7 +146,7 @@ class ElasticSpec(FrozenModel):
         PlainValidator(_parse_straggler),
         PlainSerializer(_write_straggler),
         WithJsonSchema({"anyOf": [{"enum": list(_STRAGGLER_WORDS)}, StragglerSpec.model_json_schema()]}),
-    ] = Field(default="none", description="What to do about a worker that is slow beside its peers.")
+    ] = Field(default="none", description="What to do about a worker that is slower than its peers.")
     lr_scaling: LrScaling = Field(
         default="none", description="How the learning rate follows a change of the batch size."
     )

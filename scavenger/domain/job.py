@@ -273,7 +273,7 @@ class JobSpec(FrozenModel):
     version: Version = Field(description="Version of this format.", examples=[1])
     name: JobName = Field(description="The job's name.", examples=["digits-cnn"])
     train: EntryPointText = Field(
-        description="The training code, as module:object, the module beside the job file.",
+        description="The training code, as module:object, the module in the job file's folder.",
         examples=["train:job"],
     )
     infra: InfraText = Field(
