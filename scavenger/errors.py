@@ -1,36 +1,36 @@
-"""Every error that Scavenger raises on purpose, and the exit code that each ends a command with.
+"""Scavenger's exceptions, and the exit code of a command that ends with each.
 
 ::
 
-    ScavengerError                      1   a fault of Scavenger itself
-    ├── ConfigurationError              2   the user's words cannot be followed
+    ScavengerError                      1   an error in Scavenger itself
+    ├── ConfigurationError              2   the user's input is invalid
     │   ├── JobFileError                    the job file; carries path, line, column and a suggestion
-    │   └── NotSupportedError               asked for something that this version does not do
-    ├── TransientError                  3   may succeed when tried again
+    │   └── NotSupportedError               the request needs something that this version cannot do
+    ├── TransientError                  3   may succeed if tried again
     │   ├── StoreBusyError                  another process holds the database
-    │   ├── ModelNotSavedError              there is no room for the model's file
-    │   └── WorkersLostError                every worker died, or more than may be replaced
+    │   ├── ModelNotSavedError              the model's file could not be written
+    │   └── WorkersLostError                every worker died, or too many to replace
     ├── NoFeasiblePlanError             4   no configuration meets the constraints
     ├── LimitReachedError               5   stopped by budget or deadline
     ├── TrainingError                   6   the user's training code failed
-    │   ├── TrainingCodeError               it raised
+    │   ├── TrainingCodeError               it raised an exception
     │   ├── NonFiniteError                  it produced NaN or infinity
     │   └── TrainingHungError               it made no progress
     ├── CloudError                      7   a cloud refused, or gave no answer
-    │   ├── CredentialsError                it does not know us, or does not let us
+    │   ├── CredentialsError                the credentials are invalid or lack a permission
     │   ├── QuotaError                      a limit of the account; names quota and region
-    │   ├── StockOutError                   the place has no such VM now; another place may
-    │   ├── ThrottledError                  asked too often
-    │   ├── GoneError                       there is no such VM (any more)
-    │   └── CloudUnavailableError           no answer, or its own fault: what was asked may have been done
-    ├── MessageError                    1   what a process received is no message; never ends a command
+    │   ├── StockOutError                   no such VM available in this zone now; another zone may have one
+    │   ├── ThrottledError                  too many requests
+    │   ├── GoneError                       the VM does not exist (any more)
+    │   └── CloudUnavailableError           no answer, or an internal error: the request may have been executed
+    ├── MessageError                    1   a process received an invalid message; never ends a command
     ├── CleanupError                    8   something may have been left behind
     └── StoreError                      1   the database cannot be used
         ├── StoreTooNewError                written by a newer Scavenger
         ├── StoreReadOnlyError              cannot be written to
-        └── StoreUnavailableError           out of service, full, deleted or damaged
+        └── StoreUnavailableError           not available, full, deleted or damaged
 
-An `Interrupted` is no error: it is the user's wish, and ends with 130.
+`Interrupted` is not an error but the user's request, and ends with 130.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ __all__ = [
 
 
 class ScavengerError(Exception):
-    """Base of all; the message is one line for a person, with the place and the fix."""
+    """Base of all errors; the message is one line for the user that names the location and the remedy."""
 
     exit_code = 1
 
 
 class ConfigurationError(ScavengerError):
-    """What the user wrote cannot be followed."""
+    """The user's input is invalid."""
 
     exit_code = 2
 
 
 class JobFileError(ConfigurationError):
-    """The job file is malformed, or says something absurd.
+    """The job file is malformed, or has an invalid value.
 
     Args:
-        message: What is wrong and what would be right, without the place.
+        message: What is wrong and what would be right, without the location.
         path: The file, as the user named it.
-        line: 1-based; None where the fault has no line (a missing file).
+        line: 1-based; None if the fault has no line (a missing file).
         column: 1-based.
     """
 
@@ -98,11 +98,11 @@ class JobFileError(ConfigurationError):
 
 
 class NotSupportedError(ConfigurationError):
-    """The request is well-formed, but this version does not do it."""
+    """The request is valid, but this version does not support it."""
 
 
 class TransientError(ScavengerError):
-    """May succeed when tried again."""
+    """The operation may succeed if tried again."""
 
     exit_code = 3
 
@@ -120,7 +120,7 @@ class WorkersLostError(TransientError):
 
 
 class MessageError(ScavengerError):
-    """What arrived from another process is no message, or not a valid one."""
+    """Data received from another process is not a valid message."""
 
 
 class NoFeasiblePlanError(ScavengerError):
@@ -154,21 +154,21 @@ class TrainingHungError(TrainingError):
 
 
 class CloudError(ScavengerError):
-    """A cloud refused what was asked, or gave no answer."""
+    """A cloud refused a request, or gave no answer."""
 
     exit_code = 7
 
 
 class CredentialsError(CloudError):
-    """The cloud does not know who asks, or does not let them."""
+    """The credentials are invalid, or lack a permission."""
 
 
 class QuotaError(CloudError):
-    """A limit of the account; asking again does not help.
+    """A limit of the account is reached; repeating the request does not help.
 
     Args:
-        quota: Its name, in the cloud's words.
-        region: Where it holds.
+        quota: The cloud's name of the limit.
+        region: The region that it applies to.
     """
 
     def __init__(self, message: str, *, quota: str, region: str) -> None:
@@ -177,19 +177,19 @@ class QuotaError(CloudError):
 
 
 class StockOutError(CloudError):
-    """The place has no such VM now: another zone or type may, or this one later."""
+    """The zone has no such VM available now; another zone or type may, or this one later."""
 
 
 class ThrottledError(CloudError):
-    """Asked too often; the same may be asked again after a while."""
+    """Too many requests; the request may be repeated after a while."""
 
 
 class GoneError(CloudError):
-    """There is no such VM, or not any more."""
+    """The VM does not exist, or no longer exists."""
 
 
 class CloudUnavailableError(CloudError):
-    """No answer, or a fault of the cloud's own: what was asked for may have been done all the same."""
+    """No answer, or an internal error of the cloud; the request may have been executed all the same."""
 
 
 class CleanupError(ScavengerError):
@@ -211,13 +211,13 @@ class StoreReadOnlyError(StoreError):
 
 
 class StoreUnavailableError(StoreError):
-    """The database does not serve now: its server is down, its disk is full, or its file is gone or damaged.
+    """The database is not available: its server is down, its disk is full, or its file is missing or damaged.
 
-    Somebody can put that right, so a running job waits for it.
+    An administrator can repair that, so a running job waits for it.
     """
 
 
 class Interrupted(BaseException):
-    """Ctrl-C."""
+    """The user interrupted the command with Ctrl-C."""
 
     exit_code = 130

@@ -1,7 +1,7 @@
-"""Log records of every process: where they go, from which level on, and as what.
+"""Logging set-up of every process: destination, level and format of its records.
 
-A module logs to `logging.getLogger(__name__)`; a process calls `set_up` once, at its beginning. Packages that decide
-with values do not log: what they have to say is in what they return.
+A module logs to `logging.getLogger(__name__)`; a process calls `set_up` once, when it starts. The pure packages do
+not log: they return the reasons of their decisions instead.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FORMATS = ("text", "json")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user has chosen.
+    """The user's choice of log level and format.
 
     Attributes:
-        level: Of the least important records that are written; empty: as the process thinks fit.
+        level: Lowest level that is written; empty for the default of the process.
         format: `text` or `json`.
     """
 
@@ -40,10 +40,10 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
-    """What the environment says.
+    """Read the settings from the environment.
 
     Raises:
-        ConfigurationError: If it names a level or a format that there is not.
+        ConfigurationError: If it names an unknown level or format.
     """
     level = environ.get(LEVEL_VARIABLE, "").strip().upper()
     if level and level not in _LEVELS:
@@ -62,15 +62,15 @@ def set_up(
     level: str = "INFO",
     stream: TextIO | None = None,
 ) -> None:
-    """Write the records of Scavenger's modules to a stream; called again, in place of what was set up before.
+    """Write the records of Scavenger's modules to a stream; a later call replaces the set-up of an earlier one.
 
     Records of other libraries are left as they are.
 
     Args:
         process: The name of this process in its job, or its role.
-        settings: What the user has chosen.
-        job_id: Of the job that it is part of; empty where there is none, or none yet.
-        level: Where the user has not chosen one.
+        settings: The user's choice.
+        job_id: Id of the job that the process belongs to; empty if there is none, or none yet.
+        level: Level if the user has not chosen one.
         stream: None for the standard error output.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
@@ -83,14 +83,14 @@ def set_up(
 
 
 def set_job(job_id: str) -> None:
-    """Name the job in what this process logs from now on, where `set_up` was called before the job had an id."""
+    """Add the job's id to all later records of this process, if `set_up` was called before the job had one."""
     for handler in logging.getLogger("scavenger").handlers:
         if isinstance(handler.formatter, _Formatter):
             handler.formatter.job_id = job_id
 
 
 class _Formatter(logging.Formatter):
-    """Knows whose records it formats."""
+    """Base of the formatters; holds the names of process and job."""
 
     def __init__(self, process: str, job_id: str) -> None:
         super().__init__()
@@ -98,13 +98,13 @@ class _Formatter(logging.Formatter):
 
     @staticmethod
     def _time(record: logging.LogRecord) -> str:
-        """ISO 8601, UTC, with milliseconds."""
+        """Time of a record, ISO 8601, UTC, with milliseconds."""
         at = datetime.fromtimestamp(record.created, UTC)
         return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class _TextFormatter(_Formatter):
-    """One line for a person: time, level, job, process, message."""
+    """Formats a record as one line of text: time, level, job, process, message."""
 
     def format(self, record: logging.LogRecord) -> str:
         who = f"{self.job_id} {self.process}" if self.job_id else self.process
@@ -113,7 +113,7 @@ class _TextFormatter(_Formatter):
 
 
 class _JsonFormatter(_Formatter):
-    """One JSON object a line, for collectors of logs."""
+    """Formats a record as one JSON object per line, for log collectors."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {

@@ -1,4 +1,4 @@
-"""Operations from outside, resuming, the host of each process, and what a program needs of an event."""
+"""Adds operations, resumption, the host of each process, and the data of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VMs: who they belong to, who acts, what is wanted, and what was asked for."""
+"""Adds the tables of VMs: the installation, leases, wishes and intents."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Values that every layer shares: they hold facts, decide nothing, and import nothing of Scavenger but its errors."""
+"""Values that every layer shares. They hold data, decide nothing, and import only Scavenger's errors."""

@@ -20,12 +20,12 @@ class Configuration:
             raise ValueError(f"a configuration needs at least one worker, not {self.workers}")
         if self.global_batch_size < self.workers:
             raise ValueError(
-                f"a global batch of {self.global_batch_size} gives nothing to some of {self.workers} workers"
+                f"a global batch of {self.global_batch_size} leaves some of {self.workers} workers without samples"
             )
 
     @property
     def local_batch_size(self) -> int:
-        """The largest local batch: local batches differ by at most one sample, and the largest sets the pace."""
+        """The largest local batch, in samples. Local batches differ by at most one; the largest takes longest."""
         return -(-self.global_batch_size // self.workers)
 
     def __str__(self) -> str:
@@ -34,18 +34,18 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A priced VM type in a place.
+    """A VM type in a region, with its price.
 
     Attributes:
         provider: `local`, `gcp`, `aws` or `kubernetes`.
-        region: Where it is; empty for this machine.
-        price_usd_per_hour: Of one VM. Unknown prices are errors, never 0; 0 means free.
+        region: The provider's region; empty for the local machine.
+        price_usd_per_hour: Price of one VM. An unknown price is an error, never 0; 0 means free.
         price_source: Where the price comes from, for the report.
-        cpus: Of one VM, as the training threads may use them.
-        memory_bytes: Of one VM.
+        cpus: Processors of one VM that training threads may use.
+        memory_bytes: Memory of one VM.
         shared_cpus: The processors that *all* workers of this offer share, where the VMs are not machines of
             their own (the local cloud); None where each worker has its own machine.
-        workers_per_vm: Most workers that one VM holds, one per accelerator.
+        workers_per_vm: Largest number of workers on one VM, one per accelerator.
     """
 
     provider: str
@@ -64,7 +64,7 @@ class Offer:
             raise ValueError(f"a VM holds at least one worker, not {self.workers_per_vm}")
 
     def contention(self, workers: int) -> float:
-        """How many times more computing the workers ask for than the machine has: 1 with machines of their own.
+        """Ratio of the processors that the workers ask for to those of the machine; 1 if each has its own machine.
 
         K workers of c threads each on N shared processors each run at `min(1, N / (K c))` of their speed.
         """
@@ -75,7 +75,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """Every configuration that the user allows: the product of the three, less those with B < K."""
+    """Every configuration that the user allows: all combinations of offer, K and B, except those with B < K."""
 
     offers: tuple[Offer, ...]
     workers: tuple[int, ...]
@@ -91,7 +91,7 @@ class SearchSpace:
             raise ValueError(f"batch sizes must be positive and strictly increasing, not {sizes}")
 
     def configurations(self) -> tuple[Configuration, ...]:
-        """All of them, by offer, then K, then B."""
+        """All configurations, ordered by offer, then K, then B."""
         return tuple(
             Configuration(offer.vm, workers, batch)
             for offer in self.offers

@@ -1,4 +1,4 @@
-"""Prices, itemised estimates, and what was paid."""
+"""Prices, itemised cost estimates, and the ledger of what was paid."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def _require(name: str, value: float, *, above: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What is asked for a VM, or for one unit of a resource, in an hour.
+    """Hourly price of a VM or of one unit of a resource.
 
-    An unknown price is no `Price`; 0, negative numbers, NaN and infinity are refused.
+    An unknown price is represented by None, not by a `Price`; 0, negative numbers, NaN and infinity are refused.
 
     Attributes:
         usd_per_hour: US dollars.
-        source: Who says so, for the report.
-        dated: When they said it.
+        source: Where the price comes from, for the report.
+        dated: Date of the price.
     """
 
     usd_per_hour: float
@@ -49,7 +49,7 @@ class Price:
         _require("a price", self.usd_per_hour, above=True)
 
     def age_days(self, today: date) -> int:
-        """Whole days since it was valid."""
+        """Age of the price, whole days."""
         return (today - self.dated).days
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class ResourceRates:
-    """Price of a VM of any size: so much for each vCPU and for each GiB of memory, in an hour."""
+    """Hourly prices of one vCPU and of one GiB of memory, from which a VM of any size is priced."""
 
     usd_per_cpu_hour: float
     usd_per_gib_hour: float
@@ -70,14 +70,14 @@ class ResourceRates:
 
 @dataclass(frozen=True, slots=True)
 class SpotRisk:
-    """How often the cloud takes a VM, and what that costs the job.
+    """How often spot VMs are preempted, and how much time each preemption costs the job.
 
     Attributes:
-        interruptions_per_hour: Of one VM.
-        pause_s: All workers stand still that long: the measured time of a change of the cluster.
-        redo_s: Of the whole cluster's work is done again: none where recovery is exact and no aggregator is lost, else
-            half the time between checkpoints.
-        replace_s: Until a lost worker's successor works; until then the others go on without it.
+        interruptions_per_hour: Expected preemptions of one VM.
+        pause_s: How long all workers pause: the measured time of a change of the cluster.
+        redo_s: How much of the whole cluster's work is repeated: 0 if recovery is exact and no aggregator is lost,
+            else half the time between checkpoints.
+        replace_s: Time until the replacement of a lost worker trains; until then the others continue without it.
     """
 
     interruptions_per_hour: float
@@ -92,17 +92,17 @@ class SpotRisk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTerms:
-    """What a job pays beside the training of its workers, and what holds it up; by default nothing.
+    """Costs and delays of a job other than its workers' training; none by default.
 
     Attributes:
         aggregators: VMs that hold the master copy; on demand, all the time.
-        usd_per_aggregator_hour: Of one of them; None only where there is none.
-        disk_gib: Of the boot disk of each VM.
-        usd_per_gib_hour: Of disk; None where it is not known, which is then said.
-        setup_s: From the launch of a VM to the first step of its worker; it is paid for.
-        risks: By VM type, of those whose workers are spot VMs; one that is missing is not known, which is then said.
-        ready: VMs of each type whose set-up is behind.
-        reserve_s: Of the budget, what all VMs cost for so long is kept for their end, and cannot be planned with.
+        usd_per_aggregator_hour: Price of one aggregator VM; None only if there are no aggregators.
+        disk_gib: Size of each VM's boot disk.
+        usd_per_gib_hour: Price of disk; None if unknown, which the estimate then notes.
+        setup_s: Time from the launch of a VM to the first step of its worker; it is paid for.
+        risks: Preemption risk by VM type, for types used as spot VMs; the estimate notes a missing one as unknown.
+        ready: Number of VMs of each type that are already set up.
+        reserve_s: The cost of all VMs for this time is kept back from the budget, to shut them down.
     """
 
     aggregators: int = 0
@@ -130,33 +130,33 @@ class CostTerms:
 
     @property
     def disk_usd_per_hour(self) -> float:
-        """Of one VM; 0 where it is not known."""
+        """Hourly price of one VM's disk; 0 if unknown."""
         return self.disk_gib * (self.usd_per_gib_hour or 0.0)
 
     @property
     def fixed_usd_per_hour(self) -> float:
-        """However many workers there are: the aggregators, with their disks."""
+        """Hourly cost that does not depend on the number of workers: the aggregators and their disks."""
         return self.aggregators * ((self.usd_per_aggregator_hour or 0.0) + self.disk_usd_per_hour)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
-    """What a job rents, and for how long it works.
+    """The VMs that a job rents and its training time: the input of a cost estimate.
 
     Attributes:
         workers: K.
-        train_s: Of undisturbed training.
-        usd_per_vm_hour: Of one of the workers' VMs.
-        workers_per_vm: Most workers on one VM.
-        spot: Whether the workers' VMs may be taken.
-        risk: How often, and what it costs; None where it is not known.
-        setup_s: From launch to the first step; paid for, on every VM.
-        changes: Changes of the cluster that are planned: profiled configurations and the move to the choice.
-        change_s: All workers stand still that long at each.
+        train_s: Time of undisturbed training.
+        usd_per_vm_hour: Price of one of the workers' VMs.
+        workers_per_vm: Largest number of workers on one VM.
+        spot: Whether the workers' VMs may be preempted.
+        risk: Frequency and cost of preemptions; None if unknown.
+        setup_s: Time from launch to the first step; paid for, on every VM.
+        changes: Number of planned cluster changes: profiled configurations and the move to the chosen one.
+        change_s: How long all workers pause at each change.
         aggregators: VMs that hold the master copy; on demand, all the time.
-        usd_per_aggregator_hour: Of one of them; None only where there is none.
-        disk_gib: Of each VM's boot disk.
-        usd_per_gib_hour: Of disk; None where it is not known.
+        usd_per_aggregator_hour: Price of one aggregator VM; None only if there are no aggregators.
+        disk_gib: Size of each VM's boot disk.
+        usd_per_gib_hour: Price of disk; None if unknown.
     """
 
     workers: int
@@ -194,13 +194,13 @@ class Rental:
 
     @property
     def vms(self) -> int:
-        """Of the workers."""
+        """Number of VMs that the workers need."""
         return -(-self.workers // self.workers_per_vm)
 
 
 @dataclass(frozen=True, slots=True)
 class CostItem:
-    """One line of an estimate; `how` is its arithmetic, in words."""
+    """One item of an estimate; `how` explains its arithmetic."""
 
     name: str
     usd: float
@@ -209,12 +209,12 @@ class CostItem:
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
-    """What a job is expected to take.
+    """The expected time and cost of a job.
 
     Attributes:
-        time_s: From the first launch to the end.
-        items: What is counted.
-        not_counted: What is paid for and not in it, or not known.
+        time_s: Time from the first launch to the end.
+        items: The costs that are counted.
+        not_counted: Costs that the estimate leaves out or that are unknown.
     """
 
     time_s: float
@@ -229,7 +229,7 @@ class CostEstimate:
 
 @dataclass(frozen=True, slots=True)
 class PricedPoint:
-    """A configuration with its time and what that costs under one way of pricing."""
+    """A configuration with its time and its cost under one pricing scheme."""
 
     configuration: Configuration
     time_s: float
@@ -238,7 +238,7 @@ class PricedPoint:
 
 @dataclass(frozen=True, slots=True)
 class PricingCurves:
-    """The same configurations, in the same order, priced by the VM and by vCPU and GiB."""
+    """The same configurations, in the same order, under two pricing schemes: per VM, and per vCPU and GiB."""
 
     by_vm: tuple[PricedPoint, ...]
     by_size: tuple[PricedPoint, ...]
@@ -246,11 +246,11 @@ class PricingCurves:
 
 @dataclass(frozen=True, slots=True)
 class BilledVm:
-    """What one VM was paid for.
+    """Billed time and cost of one VM.
 
     Attributes:
-        billed_s: By the cloud's own timestamps, at least the minimum.
-        ended: Whether the cloud has said when it ended; else it is billed up to the time of asking.
+        billed_s: Billed time by the cloud's own timestamps; never below the minimum charge.
+        ended: Whether the cloud reports an end time; if not, the VM is billed up to the time of the query.
     """
 
     instance_id: str
@@ -264,11 +264,11 @@ class BilledVm:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What was paid for VMs.
+    """The cost of VMs so far.
 
     Attributes:
-        vms: By instance id.
-        unknown: VMs whose start the cloud does not tell: paid for, and not in the total.
+        vms: Bills, sorted by instance id.
+        unknown: VMs whose start time the cloud does not report: they are paid for, but not in the total.
     """
 
     vms: tuple[BilledVm, ...] = ()

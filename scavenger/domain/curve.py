@@ -1,4 +1,4 @@
-"""What is predicted of every configuration, and what was chosen from it."""
+"""The tradeoff curve: the predictions for every configuration, and the choice made from them."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ Objective = str
 
 
 EPOCHS_FROM = "epochs from "
-"""How the note begins that names the source of the predicted epochs."""
+"""Prefix of the note that names the source of the predicted epochs."""
 
 
 def rest(whole: FloatArray, once: FloatArray | None, remaining: float) -> FloatArray:
-    """What is to come of times or costs where a share `remaining` of the way is left, `(whole - once) r + once`.
+    """Remaining times or costs when a share r = `remaining` of the training is left, `(whole - once) r + once`.
 
     Args:
-        whole: From the beginning, shape `(n,)`; may be infinite.
-        once: The part that is due whatever is left, shape `(n,)`; None: none is.
+        whole: Times or costs of the whole run, shape `(n,)`; may be infinite.
+        once: The part that is due whatever share is left, shape `(n,)`; None if there is no such part.
     """
     return whole * remaining if once is None else np.asarray((whole - once) * remaining + once)
 
 
 def paid_share(cost_usd: FloatArray, time_s: FloatArray, of_s: FloatArray) -> FloatArray:
-    """What a part of the time costs at the rate of the whole, shape `(n,)`; 0 where the whole never ends."""
+    """Cost of a part of the time at the average rate, shape `(n,)`; 0 where the total time is infinite."""
     ends = np.isfinite(time_s) & (time_s > 0.0)
     return np.where(ends, of_s / np.where(ends, time_s, 1.0) * np.where(ends, cost_usd, 0.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One configuration with what is predicted of it; intervals hold 90 % of what may come, as `(low, high)`."""
+    """One configuration with its predictions; intervals are 90 % prediction intervals, as `(low, high)`."""
 
     configuration: Configuration
     time_s: float
@@ -64,12 +64,12 @@ class CurvePoint:
     measured: bool
     extrapolated: bool
     excluded: str
-    """Why a constraint rules it out; empty where none does."""
+    """Why a constraint excludes the point; empty if none does."""
     setup_s: float = 0.0
-    """Of `time_s`: until VMs that are not there yet train; due whatever share of the way is left."""
+    """Part of `time_s`: the start of VMs that are still to be launched; due whatever share of the training is left."""
 
     def rest_s(self, remaining: float) -> float:
-        """Time to come where a share `remaining` of the way is left."""
+        """Remaining time when a share `remaining` of the training is left."""
         return (self.time_s - self.setup_s) * remaining + self.setup_s
 
 
@@ -78,25 +78,25 @@ class TradeoffCurve:
     """Every predicted (time, cost) point, as arrays of one length n, so that 100,000 points stay cheap.
 
     Attributes:
-        vms: Names that `vm_index` points into.
-        vm_index: shape `(n,)`.
+        vms: VM type names, indexed by `vm_index`.
+        vm_index: Index into `vms`, shape `(n,)`.
         workers: K, shape `(n,)`.
         global_batch_size: B, shape `(n,)`.
         time_s, time_low_s, time_high_s: Predicted time to the target and its 90 % interval, seconds.
         cost_usd, cost_low_usd, cost_high_usd: Predicted cost and its 90 % interval, US dollars.
-        step_time_s: Predicted time of a full step.
+        step_time_s: Predicted time of a step with a full batch.
         epochs: Predicted epochs to the target.
-        on_front: No other *allowed* point is at least as fast and as cheap, and better in one.
-        measured: Profiled, so that its step time is a measurement.
-        extrapolated: Outside the profiled range of K or B.
-        excluded: Index into `reasons`; 0 where no constraint rules the point out.
+        on_front: Whether the point is on the Pareto front of the *allowed* points.
+        measured: Whether the configuration was profiled, so that its step time is a measurement.
+        extrapolated: Whether it lies outside the profiled range of K or B.
+        excluded: Index into `reasons`; 0 if no constraint excludes the point.
         reasons: `reasons[0]` is empty.
-        relative_only: Nothing is known of the epochs to the target but the user's bound: ratios between points
-            mean something, absolute figures do not.
-        notes: What is not counted, assumed or extrapolated; those that most change a choice come first.
+        relative_only: Only the user's bound on the epochs to the target is known: ratios between points are
+            meaningful, absolute values are not.
+        notes: What is not counted, assumed or extrapolated; the most important for a choice come first.
         knee: Index of the knee among the points; None where the front has none.
-        setup_s: Of `time_s`, shape `(n,)`: until VMs that are not there yet train. It is due whatever share of the
-            way is left, and paid for at the same rate as the rest. None where it is not counted.
+        setup_s: Part of `time_s`, shape `(n,)`: the start of VMs that are still to be launched. It is due whatever
+            share of the training is left, and paid for at the same rate as the rest. None if it is not counted.
     """
 
     vms: tuple[str, ...]
@@ -144,11 +144,11 @@ class TradeoffCurve:
         )
 
     def rest_s(self, remaining: float) -> FloatArray:
-        """Time to come at each point where a share `remaining` of the way is left, shape `(n,)`."""
+        """Remaining time of each point when a share `remaining` of the training is left, shape `(n,)`."""
         return rest(self.time_s, self.setup_s, remaining)
 
     def rest_usd(self, remaining: float) -> FloatArray:
-        """Cost to come at each point where a share `remaining` of the way is left, shape `(n,)`."""
+        """Remaining cost of each point when a share `remaining` of the training is left, shape `(n,)`."""
         if self.setup_s is None:
             return rest(self.cost_usd, None, remaining)
         return rest(self.cost_usd, paid_share(self.cost_usd, self.time_s, self.setup_s), remaining)
@@ -157,7 +157,7 @@ class TradeoffCurve:
         return (self[i] for i in range(len(self)))
 
     def index(self, configuration: Configuration) -> int | None:
-        """Where a configuration stands on the curve; None if it has none."""
+        """Index of a configuration's point; None if the curve has none."""
         if configuration.vm not in self.vms:
             return None
         hits = np.flatnonzero(
@@ -175,12 +175,12 @@ class TradeoffCurve:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The configuration to run, why, and what the others would cost.
+    """The configuration to run, the reason, and the alternatives.
 
     Attributes:
-        objective: What was asked for.
+        objective: The objective that the user chose.
         reason: One sentence for a person.
-        alternatives: By label (`fastest`, `cheapest`, `knee`), each another point of the curve.
+        alternatives: Other points of the curve by label (`fastest`, `cheapest`, `knee`).
     """
 
     point: CurvePoint
@@ -198,9 +198,9 @@ class Infeasible:
     """No configuration meets the constraints.
 
     Attributes:
-        reason: Which constraints rule everything out, in one sentence, with the nearest option and by how much
-            it misses.
-        nearest: The point that misses by least, relative to the limit; None if the space has no point at all.
+        reason: Which constraints exclude every point, in one sentence, with the nearest option and by how much
+            it exceeds the limit.
+        nearest: The point that exceeds its limit by the smallest factor; None if the space has no point at all.
     """
 
     reason: str

@@ -1,7 +1,7 @@
-"""What a policy may decide: one value, with its reason in plain words and the numbers behind it.
+"""The decisions of a policy: each is a value with its reason as a sentence and the numbers behind it.
 
-A decision changes nothing by itself; the shell carries it out. Every decision has `reason`, why this one, and
-`considered`, what the other policies that were asked had to say (no part of equality).
+A decision changes nothing by itself; `scavenger.control` carries it out. Every decision has `reason`, and
+`considered`, the decisions of the other policies (ignored when decisions are compared).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class ScaleTo:
-    """Go on with this many workers and this global batch; joiners warm up before they are announced."""
+    """Continue with this many workers and this global batch; new workers warm up before they join."""
 
     workers: int
     global_batch_size: int
@@ -40,10 +40,10 @@ class ScaleTo:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Put another worker in the place of each of these.
+    """Replace each of these workers by a new one.
 
     The replacement joins first and the named worker leaves in the same view, so the job is never smaller than
-    before, and never slower than it is with the named worker in it.
+    before, and never slower than with the named worker.
     """
 
     workers: tuple[str, ...]
@@ -63,7 +63,7 @@ class Blacklist:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Keep the training state, pay for nothing, and go on when workers can be had."""
+    """Save the training state, release all VMs, and resume when workers are available again."""
 
     reason: str
     considered: tuple[str, ...] = field(default=(), compare=False)
@@ -71,7 +71,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """End the run for good: save, drain, release. `cause` tells a limit reached from a run that is failing."""
+    """End the run: save, drain, release. `cause` distinguishes a limit that was reached from a failing run."""
 
     reason: str
     cause: StopCause

@@ -1,10 +1,10 @@
-"""The report as a document for machines, and back.
+"""Conversion of a run's report to a JSON document and back.
 
-One form serves `-o json`, the store and the exported curves. It holds only JSON's own types: floats that are
-not finite become null (and come back as NaN), tuples become lists. Units stand last in the names.
+`-o json`, the store and the exported curves use the same document. It holds only JSON types: floats that are
+not finite become null (and are read back as NaN), tuples become lists. Names end with their unit.
 
-Fields are written and read by `msgspec`, by their names in `domain.report` and the values that it holds; here stands
-only where the document has another shape than the values. A new field needs nothing here.
+`msgspec` writes and reads the fields by their names in `domain.report` and the values that it holds. This module
+contains only what differs in shape between document and values. A new field needs no change here.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-"""Rises when a field changes its meaning or goes; new fields do not raise it."""
+"""Incremented when a field changes its meaning or is removed; new fields do not change it."""
 
 Document = dict[str, Any]
 T = TypeVar("T")
 
 _JOB = {"id": "job_id", "name": "job_name", "state": "state"}
-"""The report's fields that stand together under `job`."""
+"""Fields of the report that the document groups under `job`."""
 _INTERVAL = {"time_s": "time_interval_s", "cost_usd": "cost_interval_usd"}
-"""A prediction's fields that stand together under `interval`."""
+"""Fields of a prediction that the document groups under `interval`."""
 _CONFIGURATION = ("workers", "global_batch_size", "vm")
-"""A configuration's fields, which stand in the row of what it is the configuration of."""
+"""Fields of a configuration, which are inlined into the row that refers to it."""
 _APART = ("curve", "choice")
-"""The report's fields that are columns, or points of them: they have a form of their own."""
+"""Fields of the report with a representation of their own: the curve's columns, and references to its points."""
 
 
 def without_nonfinite(value: Any) -> Any:
-    """The same document with None for NaN and infinity, so that one odd figure costs no report."""
+    """Replace NaN and infinity by None, so that one such number does not prevent a report."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -99,7 +99,7 @@ def report_document(report: RunReport) -> Document:
 
 
 def _time_error(report: RunReport) -> Document | None:
-    """Derived from the other fields, and so written only."""
+    """The split of the time error, which is derived from other fields and therefore only written, never read."""
     predicted, actual = report.predicted, report.actual
     error = None if predicted is None or actual is None else time_error(predicted, actual)
     if error is None:
@@ -113,10 +113,10 @@ def _time_error(report: RunReport) -> Document | None:
 
 
 def report_from_document(document: Mapping[str, Any]) -> RunReport:
-    """The report that a document was made of; `report_document` of it gives an equal document.
+    """Read a report from a document; `report_document` of the result gives an equal document.
 
     Raises:
-        ValueError: If this is no report, or one of a later schema.
+        ValueError: If this is not a report, or one of a later schema.
     """
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
@@ -143,7 +143,7 @@ def report_from_document(document: Mapping[str, Any]) -> RunReport:
 
 
 def estimate_from_document(document: Mapping[str, Any]) -> CostEstimate | None:
-    """The itemised estimate of a report's document; None where it has none.
+    """Read the itemised estimate from a report's document; None if it has none.
 
     Raises:
         ValueError: If it is malformed.
@@ -156,16 +156,16 @@ def estimate_from_document(document: Mapping[str, Any]) -> CostEstimate | None:
 
 
 def _read(written: Any, kind: Any) -> Any:
-    """A value of a type, from what `msgspec.to_builtins` and `without_nonfinite` have made of it.
+    """Restore a value of type `kind` from the output of `msgspec.to_builtins` and `without_nonfinite`.
 
     Raises:
-        msgspec.ValidationError: If it is none.
+        msgspec.ValidationError: If it is not a value of this type.
     """
     return msgspec.convert(_with_nan(written, kind), kind)
 
 
 def _with_nan(written: Any, kind: Any) -> Any:
-    """NaN for null wherever the type asks for a number."""
+    """Replace null by NaN wherever the type is a number."""
     if written is None:
         return math.nan if kind is float else None
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(written, Mapping):
@@ -187,7 +187,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _measurement_row(measurement: Document) -> Document:
-    """With the configuration's fields in the row, and the gradient noise by its short name."""
+    """Row of a measurement, with the configuration's fields inlined and the gradient noise under its short name."""
     configuration = measurement.pop("configuration")
     noise = measurement.pop("gradient_noise")
     return {**{name: configuration[name] for name in _CONFIGURATION}, **measurement, "noise": noise}
@@ -198,7 +198,7 @@ def _from_measurement_row(row: Mapping[str, Any]) -> Document:
     return {**row, "configuration": configuration, "gradient_noise": row["noise"]}
 
 
-# ---- the choice, which points into the curve ------------------------------------------------------------------
+# ---- the choice, which refers to points of the curve ----------------------------------------------------------
 
 
 def _configuration_of(point: CurvePoint) -> Document:
@@ -250,7 +250,7 @@ def _read_point(row: Mapping[str, Any], curve: TradeoffCurve) -> CurvePoint:
     return point
 
 
-# ---- the curve, by columns, since it may have 100,000 points --------------------------------------------------
+# ---- the curve, column by column, since it may have 100,000 points --------------------------------------------
 
 
 class _Interval(msgspec.Struct):
@@ -301,7 +301,7 @@ def _curve_rows(curve: TradeoffCurve) -> list[Document]:
         strict=True,
     )
     rows: list[Document] = msgspec.to_builtins([_Row(*cells) for cells in columns])
-    for row in rows:  # as JSON's reader gives them
+    for row in rows:  # as the JSON parser returns them
         row["interval"] = {key: list(pair) for key, pair in row["interval"].items()}
     return rows
 
@@ -311,7 +311,7 @@ def _column(values: FloatArray) -> list[float | None]:
 
 
 def curve_from_document(document: Mapping[str, Any]) -> TradeoffCurve:
-    """The curve of a report's document, its points in the same order.
+    """Read the curve from a report's document, its points in the same order.
 
     Raises:
         ValueError: If the document has no curve, or a malformed one.

@@ -17,7 +17,7 @@ BatchScaling = Literal["strong", "weak"]
 LrScaling = Literal["none", "linear", "sqrt", "adascale"]
 
 INTERVAL_MAX = 10**6
-"""Steps between two changes of size: beyond that no job changes at all."""
+"""Upper bound on the steps between two changes of size: no job runs for longer."""
 COUNT_MAX = 10**4
 AGGREGATORS_MAX = 16
 _STRAGGLER_WORDS = ("none", "replace")
@@ -25,7 +25,7 @@ _THRESHOLDS = {"ewma": 0.8, "edl": 1.2}
 
 
 class StragglerSpec(FrozenModel):
-    """Which worker counts as slow beside its peers, and how many may go at once."""
+    """Which workers count as stragglers, and how many may be replaced at once."""
 
     rule: Literal["ewma", "edl"] = Field(
         default="ewma",
@@ -58,7 +58,7 @@ class StragglerSpec(FrozenModel):
 
     @property
     def limit(self) -> float:
-        """`threshold`, or the rule's own."""
+        """The threshold: the user's, or the default of the rule."""
         return _THRESHOLDS[self.rule] if self.threshold is None else self.threshold
 
 
@@ -76,7 +76,7 @@ def _write_straggler(value: str | StragglerSpec) -> object:
 
 
 class FailuresSpec(FrozenModel):
-    """What follows when workers die; preemptions and evictions are no failures."""
+    """How worker failures are handled; preemptions and evictions do not count as failures."""
 
     per_host: int = Field(
         default=3, ge=1, le=COUNT_MAX, description="Failures on one host within the window that rule it out."
@@ -118,7 +118,7 @@ class ElasticSpec(FrozenModel):
     policy: ScalingPolicy = Field(
         default="model",
         description="Who decides the number of workers: the model that was fitted (model), the measured gain "
-        "of each added worker (throughput), its worth against its cost (utility), or nobody (fixed).",
+        "of each added worker (throughput), its worth against its cost (utility), or none of them (fixed).",
     )
     efficiency: float = Field(
         default=0.1,
@@ -146,7 +146,7 @@ class ElasticSpec(FrozenModel):
         PlainValidator(_parse_straggler),
         PlainSerializer(_write_straggler),
         WithJsonSchema({"anyOf": [{"enum": list(_STRAGGLER_WORDS)}, StragglerSpec.model_json_schema()]}),
-    ] = Field(default="none", description="What to do about a worker that is slow beside its peers.")
+    ] = Field(default="none", description="What to do about a worker that is slower than its peers.")
     lr_scaling: LrScaling = Field(
         default="none", description="How the learning rate follows a change of the batch size."
     )
@@ -168,7 +168,7 @@ class ElasticSpec(FrozenModel):
 
     @property
     def replacing(self) -> StragglerSpec | None:
-        """How stragglers are told; None where they stay."""
+        """The rule that detects stragglers; None if stragglers are kept."""
         if isinstance(self.straggler, StragglerSpec):
             return self.straggler
         return StragglerSpec() if self.straggler == "replace" else None

@@ -1,4 +1,4 @@
-"""By what a job is recognised, so that what was learned of it serves the next one of its kind."""
+"""The fingerprint that identifies jobs of the same kind, so that a later one can reuse their models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Fingerprint"]
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What decides how a job's time and epochs depend on (K, B).
+    """The properties that determine how a job's time and epochs depend on (K, B).
 
     Attributes:
         architecture: SHA-256, hex, of what is trained: the model's layers and loss in canonical JSON, without
@@ -20,7 +20,7 @@ class Fingerprint:
         sample_bytes: Bytes of one sample (inputs and targets).
         goal: Metric and target as `val_accuracy>=0.97`; empty without a target. Epochs compare only at the same.
         vm: VM type.
-        hardware: What the VM type stands on where that is not fixed by its name: processor model and count.
+        hardware: Processor model and count, where the VM type's name does not determine them.
     """
 
     architecture: str

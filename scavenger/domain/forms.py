@@ -1,8 +1,8 @@
-"""The written forms of the job's values - `8h`, `$20`, `train:job`, `gcp/us-central1` - and what they mean.
+"""Parsers for the literals of the job file, such as `8h`, `$20`, `train:job` and `gcp/us-central1`.
 
 Each form is an annotated type: a validator that turns what was written into a value, a serializer that writes
 it back, and the JSON Schema of what may be written. A validator also takes the value itself, so that a dumped
-job validates again. Faults are worded as the rest of a sentence that begins with the key: `must be ...`.
+job validates again. Error messages complete a sentence that begins with the key: `must be ...`.
 """
 
 from __future__ import annotations
@@ -52,32 +52,32 @@ __all__ = [
 ]
 
 MONEY_MAX_USD = 1e9
-"""A budget above is a slip of the keyboard."""
+"""Highest accepted budget; a higher one is a typing error."""
 DURATION_MAX_S = 366 * 86400.0
-"""A year: a limit above is a slip of the keyboard."""
+"""Longest accepted duration, one year; a longer one is a typing error."""
 
 FAULT = "scavenger"
-"""The error type of faults worded here; their context holds `text` and `at`."""
+"""Type of the validation errors raised by `fault`; their context holds `text` and `at`."""
 
 
 class FrozenModel(BaseModel):
-    """Strict (`true` is no number, `"3"` is no number), without NaN and infinity, refusing unknown keys."""
+    """Base of immutable models with strict types (`true` and `"3"` are not numbers); refuses NaN and unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def fault(text: str, *at: str | int) -> PydanticCustomError:
-    """The error to raise for a value that cannot be.
+    """Build the validation error for an invalid value.
 
     Args:
         text: Completes a sentence that begins with the key, as `must be at least 1, not 0`.
-        at: Where inside the value that is validated; empty for the value itself.
+        at: Path of the fault inside the value that is validated; empty for the value itself.
     """
     return PydanticCustomError(FAULT, "{text}", {"text": text, "at": at})
 
 
 def shown(value: object) -> str:
-    """A value as the user wrote it, on one line, short, and harmless to a terminal."""
+    """Render a value as the user wrote it: on one line, short, and without terminal escapes."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
@@ -92,20 +92,20 @@ def shown(value: object) -> str:
 
 
 def nearest(word: str, options: Iterable[str]) -> str | None:
-    """The option that is most like `word`, in any case of letters; None where none is like it."""
+    """The option most similar to `word`, ignoring case; None if none is similar."""
     by_lower = {option.lower(): option for option in options}
     near = difflib.get_close_matches(word[:100].lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[near[0]] if near else None
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing."""
+    """The hint `; did you mean 'x'?`, or an empty string."""
     near = nearest(word, options)
     return f"; did you mean '{near}'?" if near else ""
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value is a number; `true` is none."""
+    """Whether a value is a number; booleans do not count."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -147,7 +147,7 @@ _MONEY = r"\$" + NUMBER
 
 
 def parse_duration(value: object) -> float:
-    """Seconds from `8h`, `1h30m`, `250ms` or a plain number of seconds; above 0 and at most a year.
+    """Parse a duration such as `8h`, `1h30m`, `250ms` or a number of seconds; above 0 and at most a year.
 
     Raises:
         PydanticCustomError: A `ValueError`, worded as the rest of a sentence.
@@ -168,7 +168,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_money(value: object) -> float:
-    """US dollars from `$20`, `$0.50` or a plain number; at least 0 and at most a billion.
+    """Parse US dollars such as `$20`, `$0.50` or a number; at least 0 and at most a billion.
 
     Raises:
         PydanticCustomError: A `ValueError`, worded as the rest of a sentence.
@@ -212,7 +212,7 @@ Money = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class EntryPoint:
-    """The training code: an object in a module beside the job file."""
+    """The training code: an object in a module in the job file's folder."""
 
     module: str
     name: str
@@ -222,7 +222,7 @@ class EntryPoint:
 
     @classmethod
     def parse(cls, value: object) -> EntryPoint:
-        """From `module:object`, both plain Python names; the module may be dotted."""
+        """Parse `module:object`, both Python names; the module may be dotted."""
         if isinstance(value, EntryPoint):
             return value
         words = "must be module:object such as train:job"
@@ -270,12 +270,12 @@ class Infra:
 
     @property
     def region(self) -> str:
-        """Of Google Cloud or AWS; empty elsewhere."""
+        """The region, for Google Cloud or AWS; else empty."""
         return self.place.removesuffix(self._zone_letter).removesuffix("-") if self._is_cloud else ""
 
     @property
     def zone(self) -> str:
-        """The one zone named; empty where any of the region's will do."""
+        """The zone; empty if any zone of the region may be used."""
         return self.place if self._is_cloud and self._zone_letter else ""
 
     @property
@@ -284,7 +284,7 @@ class Infra:
 
     @property
     def _zone_letter(self) -> str:
-        """`a` of `us-east-1a` and `us-central1-a`."""
+        """The letter of the zone, such as `a` in `us-east-1a` and `us-central1-a`."""
         return self.place[-1:] if self.place[-1:].isalpha() else ""
 
     def __str__(self) -> str:
@@ -292,7 +292,7 @@ class Infra:
 
     @classmethod
     def parse(cls, value: object) -> Infra:
-        """From `local`, `gcp/REGION[-ZONE]`, `aws/REGION[ZONE]` or `kubernetes[/CONTEXT]`."""
+        """Parse `local`, `gcp/REGION[-ZONE]`, `aws/REGION[ZONE]` or `kubernetes[/CONTEXT]`."""
         if isinstance(value, Infra):
             return value
         words = "must be local, gcp/REGION, aws/REGION or kubernetes"
@@ -315,7 +315,7 @@ _ENGINE = r"process|ray(?:/(?:auto|local|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}))?
 
 
 def parse_engine(value: object) -> str:
-    """What runs the job's processes: `process`, or `ray`, of this machine's cluster or of one at `/HOST:PORT`."""
+    """Parse the engine: `process`, or `ray` on the local machine's Ray cluster, or `ray/HOST:PORT` on another one."""
     if isinstance(value, str) and re.fullmatch(_ENGINE, value):
         return value
     hint = did_you_mean(value.partition("/")[0], ("process", "ray")) if isinstance(value, str) else ""

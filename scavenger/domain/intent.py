@@ -1,13 +1,13 @@
-"""What is wanted of a cloud, what was asked of it, and what it has come to: the values of provisioning.
+"""The values of provisioning: the VMs that jobs want, the launches that were requested, and their states.
 
-An **intent** is written down before a VM is asked for, and lives until it is known that its VM does not::
+An **intent** is stored before a VM is requested, and kept until its VM is known to be gone::
 
     PLAN ──launch answered, or seen in a listing──> UP ──not wanted any more──> DELETING ──seen gone──> GONE
       │                                              └──────────seen gone─────────────────────────────────^
       ├──asked for, not wanted any more──> DELETING                                                       │
       └──a definite no, or never asked for────────────────────────────────────────────────────────────────┘
 
-No state is ever left backwards, and an instance id, once known, never changes.
+States only move forwards, and an instance id, once known, never changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 IntentState = Literal["PLAN", "UP", "DELETING", "GONE"]
-"""`PLAN`: nobody knows of a VM. `UP`: there is one. `DELETING`: it is to end. `GONE`: there is none any more."""
+"""`PLAN`: no VM is known. `UP`: the VM exists. `DELETING`: it is to end. `GONE`: it no longer exists."""
 
 Ending = Literal[
     "",
@@ -49,12 +49,12 @@ Ending = Literal[
     "quota",
     "refused",
 ]
-"""Why an intent ends; empty while it does not. The last three: its launch was refused."""
+"""Why an intent ends; empty while it is wanted. The last three: its launch was refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One way to have a VM, with its price.
+    """A placement option: a VM type in a zone, on-demand or spot, with its price.
 
     Raises:
         ValueError: If the price is not a positive number: an unknown price is never taken for 0.
@@ -71,7 +71,7 @@ class Place:
 
     @property
     def key(self) -> tuple[str, str, bool]:
-        """What it is, whatever it costs."""
+        """Identity of the placement option, without its price: VM type, zone and spot."""
         return self.vm, self.zone, self.spot
 
     def __str__(self) -> str:
@@ -80,10 +80,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One VM is wanted in a slot, of this generation or a later one: raise it to have the VM replaced.
+    """A request for one VM in a slot, of this generation or a later one; a higher generation replaces the VM.
 
     Attributes:
-        places: Where and what it may be, in the order to try; none: those of the job.
+        places: Placement options in the order to try; if empty, those of the job.
     """
 
     slot: int
@@ -93,19 +93,19 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """What one job wants of one region of one cloud.
+    """The VMs that one job wants in one region of one cloud.
 
     Attributes:
-        wishes: One per slot.
-        places: Where and what its VMs may be, in the order to try, unless their wish says so.
-        vms_max: Never more VMs than that, those included that are still to end.
-        budget_usd: What its VMs may cost in all, past ones included; infinite where there is no limit.
-        drain_s: What the job needs to save itself; reserved for each VM beside what it takes to end it.
+        wishes: The wanted VMs, one per slot.
+        places: Placement options in the order to try, for wishes that have none of their own.
+        vms_max: Largest number of VMs at any time, including those that are being deleted.
+        budget_usd: Limit on the cost of all its VMs, past ones included; infinite if there is no limit.
+        drain_s: Time that the job needs to save its state; reserved for each VM in addition to the time to end it.
         run_max_s, user_data, image, disk_gib, labels: As in `VmRequest`.
-        boot_key: From which the keys are derived that VMs join with, once each; whoever acts for the region needs it,
-            so it is kept as long as the job wants VMs. Hexadecimal.
-        attempt: Raised when the job is resumed: neither VMs that died in an earlier attempt nor a budget that was
-            used up then are held against it.
+        boot_key: Key from which the single-use join keys of the VMs are derived, hexadecimal. Every process that
+            launches VMs in the region needs it, so it is stored as long as the job wants VMs.
+        attempt: Incremented when the job is resumed: VMs that died and budget that ran out in an earlier attempt
+            then no longer count.
     """
 
     job_id: str
@@ -125,12 +125,12 @@ class Desired:
     attempt: int = 1
 
     def places_of(self, wish: Wish) -> tuple[Place, ...]:
-        """Where and what the VM of a wish may be."""
+        """Placement options for the VM of a wish."""
         return wish.places or self.places
 
     @property
     def all_places(self) -> tuple[Place, ...]:
-        """Those of the job and of every wish, each once."""
+        """Placement options of the job and of every wish, without duplicates."""
         return tuple(dict.fromkeys((*self.places, *(one for wish in self.wishes for one in wish.places))))
 
     def __post_init__(self) -> None:
@@ -149,20 +149,20 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """That a VM is to be, or was; see the module for its states.
+    """The record of one VM from before its launch until after its end; see the module for the states.
 
     Attributes:
         id: A UUID as text: the launch's idempotency token and the VM's tag; `request.token` is the same.
-        asked: A launch may have been accepted.
+        asked: Whether a launch was requested and may have been accepted.
         instance_id: Empty until known; never changed after that.
-        reserved_usd: What it may cost from the decision to end it until it has ended, set aside when it was written.
-        acks: How often its VM was heard of by the job; 0: it has not joined.
-        billed_s, spent_usd: Counted so far; replaced by the cloud's own times when it has ended.
-        charged_at: Up to when they are counted, by this side's clock.
-        launched_at, ended_at: By the cloud's clock.
+        reserved_usd: Reserved when the intent was stored: the cost from the decision to end the VM to its end.
+        acks: How many heartbeats of its VM the job has received; 0: it has not joined.
+        billed_s, spent_usd: Counted so far; corrected by the cloud's own timestamps when the VM has ended.
+        charged_at: Time up to which they are counted, by Scavenger's clock.
+        launched_at, ended_at: Start and end of the VM, by the cloud's clock.
         attempt: See `Desired`.
-        reason: The ending in words.
-        created_at, last_ack_at: By this side's clock, for people: nothing is decided by them.
+        reason: Why the VM ended, as text.
+        created_at, last_ack_at: By Scavenger's clock, for display only: no decision depends on them.
     """
 
     id: str
@@ -191,7 +191,7 @@ class Intent:
 
     @property
     def place(self) -> Place:
-        """Where it is asked for."""
+        """The placement option that was requested."""
         return Place(self.request.vm, self.request.zone, self.request.spot, self.price_usd_per_hour)
 
     def __str__(self) -> str:
@@ -201,15 +201,15 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is known of a job beside its living intents.
+    """What is known of a job in addition to its live intents.
 
     Attributes:
-        generations: The last one of each slot, over all its intents.
-        spent_usd: By intents that have ended; of those in other regions, with what is reserved for them.
-        health: Of the latest VMs of this attempt, the newest first: whether each joined; those that still may are
+        generations: The last generation of each slot, over all intents of the job.
+        spent_usd: Cost of intents that have ended, and of those in other regions with their reserved amounts.
+        health: For the latest VMs of this attempt, newest first: whether each joined; those that still may join are
             left out.
-        pulse: Changes whenever the process that drives the job says that it lives.
-        drained: VMs of this attempt were ended because the budget was used up.
+        pulse: A value that changes with every heartbeat of the process that runs the job.
+        drained: Whether VMs of this attempt were ended because the budget was used up.
     """
 
     generations: Mapping[int, int] = field(default_factory=dict)
@@ -221,13 +221,13 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What the store says of one region of one cloud, in one moment.
+    """A consistent snapshot of the store for one region of one cloud.
 
     Attributes:
-        desired: Of jobs that have not ended.
-        intents: All that are not `GONE`.
-        ended: Those of the ids that were asked about whose intents are `GONE`.
-        past: Of every job in `desired` or `intents`.
+        desired: Wanted VMs of jobs that have not ended.
+        intents: All intents that are not `GONE`.
+        ended: The requested ids whose intents are `GONE`.
+        past: History of every job in `desired` or `intents`.
     """
 
     desired: tuple[Desired, ...]
@@ -238,11 +238,11 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who acts; it is told alive by `beats`, which its holder raises, not by any clock.
+    """The lease on a region. Its holder shows that it is alive by incrementing `beats`; no clock is compared.
 
     Attributes:
-        holder: Empty: given back.
-        token: Raised with every change of holder.
+        holder: Name of the holder; empty if the lease was released.
+        token: Incremented with every change of holder.
     """
 
     name: str
@@ -253,7 +253,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Shown with every write: one with an older token than the lease has changes nothing."""
+    """Fencing token sent with every write: a write with a token older than the lease's is rejected."""
 
     name: str
     token: int

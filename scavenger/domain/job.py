@@ -1,4 +1,4 @@
-"""A job as its user describes it: the job file, validated.
+"""The validated job file.
 
 Fields carry their unit last in the name where the job file's own word has none; durations are kept in seconds
 and money in US dollars, whatever form the file wrote them in.
@@ -63,11 +63,11 @@ __all__ = [
 ]
 
 EPOCHS_MAX = 10**6
-"""More passes over a dataset than any training makes."""
+"""Largest accepted number of epochs; no training needs more."""
 STEPS_MAX = 10**6
-"""More steps than profiling one configuration can be worth."""
+"""Largest accepted number of steps to profile one configuration."""
 SEED_MAX = 2**32 - 1
-"""What NumPy's and TensorFlow's generators take."""
+"""Largest seed that the random generators of NumPy and TensorFlow accept."""
 
 _OBJECTIVES = ("time", "cost", "knee")
 _FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "perplexity", "divergence", "wer", "cer")
@@ -103,7 +103,7 @@ Objective = Annotated[
 
 
 class ResourcesSpec(FrozenModel):
-    """What each worker runs on: a VM type, a choice of types, or a size; exactly one of the three."""
+    """The VM that each worker runs on: a VM type, a list of types, or a size; exactly one of the three."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -138,12 +138,12 @@ class ResourcesSpec(FrozenModel):
 
     @property
     def vms(self) -> tuple[str, ...]:
-        """The VM types named, in the user's order; empty where they are chosen by size."""
+        """The VM types that the user named, in the given order; empty if they are chosen by size."""
         return (self.vm,) if self.vm is not None else self.any_of or ()
 
 
 class SearchSpec(FrozenModel):
-    """Which configurations to consider, and how to find out about them."""
+    """Which configurations to consider, and how to profile them."""
 
     strategy: Literal["auto", "full", "partial", "extremes", "none", "universal"] = Field(
         default="auto",
@@ -163,14 +163,14 @@ class SearchSpec(FrozenModel):
 
 
 class ConstraintsSpec(FrozenModel):
-    """What the whole run must not exceed, profiling included."""
+    """Limits on the whole run, profiling included."""
 
     deadline: Duration | None = Field(default=None, description="Longest time, such as 8h or 1h30m.")
     budget: Money | None = Field(default=None, description="Highest cost in US dollars, such as $20.")
 
 
 class GoalSpec(FrozenModel):
-    """When training is done."""
+    """The goal of the training: when it ends."""
 
     metric: MetricName | None = Field(
         default=None, description="Keras's name of the metric to reach; val_ for the validation data's."
@@ -216,7 +216,7 @@ class GoalSpec(FrozenModel):
 
 
 class ProfileSpec(FrozenModel):
-    """How much profiling may take; the steps it makes are training all the same."""
+    """Limits on profiling; its steps also train the model."""
 
     steps: int = Field(
         default=20, ge=3, le=STEPS_MAX, description="Undisturbed steps measured at each configuration."
@@ -246,11 +246,11 @@ class CheckpointSpec(FrozenModel):
 
 
 KERAS_BATCH_SIZE = 32
-"""What Keras's `fit` trains with where it is not told."""
+"""Default batch size of Keras's `fit`, samples."""
 
 
 class LimitsSpec(FrozenModel):
-    """When a silent process counts as hung, and how long a store may be out of service."""
+    """Time after which a silent process counts as hung, and longest outage of the store."""
 
     start: Duration = Field(
         default=180.0, description="Longest time for a worker to start and build the model."
@@ -273,7 +273,7 @@ class JobSpec(FrozenModel):
     version: Version = Field(description="Version of this format.", examples=[1])
     name: JobName = Field(description="The job's name.", examples=["digits-cnn"])
     train: EntryPointText = Field(
-        description="The training code, as module:object, the module beside the job file.",
+        description="The training code, as module:object, the module in the job file's folder.",
         examples=["train:job"],
     )
     infra: InfraText = Field(
@@ -357,17 +357,17 @@ class JobSpec(FrozenModel):
 
     @property
     def reference_batch_size(self) -> int:
-        """The batch size that `goal.max_epochs` counts at: Keras's own, where the search has it, else its smallest."""
+        """The batch size that `goal.max_epochs` refers to: Keras's default if the search has it, else its smallest."""
         return KERAS_BATCH_SIZE if KERAS_BATCH_SIZE in self.batch_sizes else self.batch_sizes[0]
 
     @property
     def batch_size_unproven(self) -> bool:
-        """Nothing tells how good the model becomes at one batch size and at another: the goal has no target."""
+        """Whether the effect of the batch size on the trained model is unknown, since the goal has no target."""
         return self.goal.target is None and len(self.batch_sizes) > 1
 
     @property
     def elastic_range(self) -> tuple[int, int]:
-        """Fewest and most workers at any time."""
+        """Smallest and largest number of workers at any time."""
         workers, elastic = self.search.workers, self.elastic
         return (
             workers[0] if elastic.min is None else elastic.min,
@@ -383,7 +383,7 @@ class JobSpec(FrozenModel):
 
     @property
     def utility(self) -> UtilityCurve | None:
-        """What the result is worth by its time; None where the objective does not say so."""
+        """The worth of the result as a function of its time; None if the objective has none."""
         return None if isinstance(self.objective, str) else self.objective.curve
 
     def written(self) -> dict[str, Any]:

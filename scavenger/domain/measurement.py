@@ -1,4 +1,4 @@
-"""What was seen: one step, one configuration, one whole run."""
+"""Measurements of one step, one epoch, one configuration and one whole run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ __all__ = ["ConvergenceRecord", "EpochRecord", "Measurement", "Profile", "StepRe
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The indicators of one applied step.
+    """Measurements of one applied step.
 
     Attributes:
-        step: Counts optimizer updates from 1; never goes back.
-        view: Number of the view that it ran under.
+        step: Number of the optimizer update, from 1; never decreases.
+        view: Number of the view in effect.
         epoch: 0-based.
         samples: Samples in the step; less than `global_batch_size` at the end of an epoch.
-        step_time_s: From the previous publication of weights to this one.
+        step_time_s: Time from the previous publication of weights to this one.
         compute_s: Gradient computation of the slowest worker.
-        sync_s: The rest of the step: pushing, aggregating, applying, pulling.
+        sync_s: Time of the rest of the step: pushing, aggregating, applying, pulling.
         loss: Mean over the step's samples, before the update.
-        mean_worker_sqnorm: Mean over workers of |g_k|^2, weighted by samples. At one worker, of the two halves.
+        mean_worker_sqnorm: Mean over workers of |g_k|^2, weighted by samples. With one worker, over the two halves
+            of its batch.
         mean_sqnorm: |g|^2 of the sample-weighted mean gradient.
-        noise_parts: Gradients that `mean_worker_sqnorm` is over: the workers, or 2 at one worker; 0 where the
-            step had too few samples to tell.
-        disturbed: The time of this step is no evidence of the configuration's speed: the first steps of a view,
+        noise_parts: Number of gradients that `mean_worker_sqnorm` averages: the workers, or 2 with one worker; 0 if
+            the step had too few samples.
+        disturbed: Whether the time of this step does not represent the configuration: the first steps of a view,
             a partial batch, or workers starting on the same machine.
         at_s: Seconds since the job began.
         gradient_noise: γ, smoothed up to this step at its configuration; None where unknown.
@@ -54,13 +55,13 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """What was evaluated at the end of an epoch.
+    """The evaluation at the end of an epoch.
 
     Attributes:
         epoch: 0-based.
         step: The last step of the epoch.
-        metrics: By Keras's names, validation metrics with `val_`.
-        evaluation_s: Time that training stood still for it.
+        metrics: Values by Keras's names; validation metrics begin with `val_`.
+        evaluation_s: Time that training paused for the evaluation.
         at_s: Seconds since the job began.
     """
 
@@ -73,19 +74,19 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One configuration, profiled.
+    """The profile of one configuration.
 
     Attributes:
-        steps: Undisturbed steps that the times are over.
-        step_time_s: Their median.
+        steps: Number of undisturbed steps measured.
+        step_time_s: Median step time.
         step_time_spread_s: Standard deviation of a single step's time, robust (1.4826 times the median absolute
             deviation).
         compute_s: Median of the slowest worker's gradient computation.
-        sync_s: Median of the rest.
+        sync_s: Median time of the rest of the step.
         gradient_noise: Smoothed γ, in [1, K] (at one worker, of two halves: in [1, 2]); None where unknown.
         noise_scale: Smoothed φ, samples; None where unknown.
         memory_bytes: Largest resident memory of a worker.
-        progress: Share of the run that was behind when `noise_scale` was read, in (0, 1]: epochs done over epochs
+        progress: Share of the run that was done when `noise_scale` was read, in (0, 1]: epochs done over epochs
             expected; None where unknown.
     """
 
@@ -103,11 +104,11 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class ConvergenceRecord:
-    """A finished run of a job to its target: the truth that the statistical model is fitted to.
+    """A finished run of a job to its target: training data of the statistical model.
 
     Attributes:
-        global_batch_size: B of most of its samples.
-        epochs: Epochs to the target.
+        global_batch_size: The B that most of its samples were trained with.
+        epochs: Epochs until the target was reached.
     """
 
     global_batch_size: int
@@ -116,12 +117,12 @@ class ConvergenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """All that is known of a job when its models are fitted.
+    """The measurements that a job's models are fitted to.
 
     Attributes:
         dataset_size: Training samples D per epoch.
-        evaluation_s: Time that training stands still at the end of an epoch, by worker count: pairs (K, seconds).
-        setup_s: From the launch of a worker until it is ready to join.
+        evaluation_s: Evaluation time at the end of an epoch, by worker count: pairs (K, seconds).
+        setup_s: Time from the launch of a worker until it is ready to join.
     """
 
     measurements: tuple[Measurement, ...]

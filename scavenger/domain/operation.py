@@ -1,6 +1,6 @@
-"""What a running job may be asked to do from outside, one operation at a time.
+"""Operations that users request of a running job, one at a time.
 
-Whoever drives the job takes an operation and answers it; these values only say what is wanted. As JSON an
+The process that runs the job takes an operation and answers it; these values only describe requests. As JSON an
 operation is an object with its `kind` and its fields.
 """
 
@@ -25,14 +25,14 @@ __all__ = [
 ]
 
 STEPS_MIN = 3
-"""Undisturbed steps below which a profile says nothing of its spread; as `profile.steps` in the job file."""
+"""Fewest undisturbed steps that give the spread of a profile; as `profile.steps` in the job file."""
 
 _WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTo:
-    """Train with so many workers."""
+    """Train with this many workers."""
 
     workers: int
 
@@ -42,7 +42,7 @@ class ScaleTo:
 
 @dataclass(frozen=True, slots=True)
 class ScaleOut:
-    """Train with so many workers more."""
+    """Add this many workers."""
 
     add: int
 
@@ -52,7 +52,7 @@ class ScaleOut:
 
 @dataclass(frozen=True, slots=True)
 class ScaleIn:
-    """Train without these workers; they finish the step that is under way."""
+    """Remove these workers after the current step."""
 
     remove: tuple[str, ...]
 
@@ -62,7 +62,7 @@ class ScaleIn:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Replace these workers, or all (None), by as many new ones, in one change of view."""
+    """Replace these workers, or all (None), by new ones, in one change of view."""
 
     workers: tuple[str, ...] | None = None
 
@@ -75,7 +75,7 @@ class Migrate:
 class ProfileRange:
     """Measure the step time of every number of workers from `max` down to `min`, `steps` steps each [1]_.
 
-    From the top down, since leaving costs less than joining: all workers are started once.
+    It starts at `max`, since leaving costs less than joining: all workers are started once.
 
     References:
         .. [1] Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters" (EDL), profile(min, max), 2021.
@@ -93,7 +93,7 @@ class ProfileRange:
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """End the job in order; `save`: its model too, as far as it has come."""
+    """Stop the job gracefully; with `save`, save the model in its current state."""
 
     save: bool = True
 
@@ -116,7 +116,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def describe(operation: Operation) -> str:
-    """The operation in a few words, as they follow "asked to"."""
+    """Describe the operation in words that can follow "asked to"."""
     match operation:
         case ScaleTo(workers):
             return f"scale to {_count(workers)}"
@@ -133,7 +133,7 @@ def describe(operation: Operation) -> str:
 
 
 def operation_document(operation: Operation) -> dict[str, Any]:
-    """The operation as JSON's own types; `operation_from_document` reads it back."""
+    """Convert an operation to JSON types; `operation_from_document` reads it back."""
     values = {field.name: getattr(operation, field.name) for field in fields(operation)}
     return {
         "kind": _NAMES[type(operation)],
@@ -142,10 +142,10 @@ def operation_document(operation: Operation) -> dict[str, Any]:
 
 
 def operation_from_document(document: Mapping[str, Any]) -> Operation:
-    """The operation that a document was made of, believing nothing of it.
+    """Read an operation from an untrusted document.
 
     Raises:
-        ValueError: The document is no operation, or one that no job could be asked for.
+        ValueError: If the document is not a valid operation.
     """
     kind = document.get("kind") if isinstance(document, Mapping) else None
     if not isinstance(kind, str) or kind not in _KINDS:

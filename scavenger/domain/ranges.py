@@ -1,6 +1,6 @@
-"""The written forms of the job file's amounts and ranges: `4+`, `1..4`, `{min: 64, max: 512}`, VM types.
+"""Parsers for amounts and ranges of the job file: `4+`, `1..4`, `{min: 64, max: 512}`, VM types.
 
-Built as the forms in `scavenger.domain.forms` are.
+They are built like those in `scavenger.domain.forms`.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ __all__ = [
 ]
 
 WORKERS_MAX = 4096
-"""Workers of one job: beyond any cluster that training with parameter servers has been shown on."""
+"""Most workers of one job: larger than any cluster reported for training with parameter servers."""
 BATCH_MAX = 2**24
-"""Samples of one step: beyond any published batch size by three orders of magnitude."""
+"""Most samples of one step: three orders of magnitude above any published batch size."""
 CONFIGURATIONS_MAX = 100_000
-"""Points of a tradeoff curve: what is predicted and drawn in seconds."""
+"""Most points of a tradeoff curve, so that it is predicted and drawn within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much of something a VM must have: exactly `value`, or at least that."""
+    """A requirement on a VM's resource: exactly `value`, or at least `value`."""
 
     value: float
     or_more: bool = False
 
     def admits(self, amount: float) -> bool:
-        """Whether a VM with this amount will do."""
+        """Whether a VM with this amount meets the requirement."""
         return amount >= self.value if self.or_more else amount == self.value
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ MemoryAmount = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Accelerators:
-    """So many accelerators of a kind, on each VM."""
+    """The type and number of accelerators of each VM."""
 
     name: str
     count: int = 1
@@ -214,7 +214,7 @@ WorkerCounts = Annotated[
 
 
 class BatchRange(FrozenModel):
-    """Global batch sizes from `min` to `max`, both included: in steps of `step`, or else by doubling."""
+    """Global batch sizes from `min` to `max`, both included: in steps of `step`, or by doubling if it is None."""
 
     min: int = Field(ge=1, le=BATCH_MAX, description="Smallest global batch size, samples.", examples=[64])
     max: int = Field(ge=1, le=BATCH_MAX, description="Largest global batch size, samples.", examples=[512])
@@ -234,7 +234,7 @@ class BatchRange(FrozenModel):
         return self
 
     def sizes(self) -> tuple[int, ...]:
-        """Strictly increasing, from `min` to `max`; the last distance may be shorter than the others."""
+        """The sizes, strictly increasing, from `min` to `max`; the last step may be smaller than the others."""
         if self.step is not None:
             below = tuple(range(self.min, self.max, self.step))
         else:

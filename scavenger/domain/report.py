@@ -1,4 +1,4 @@
-"""What happened: events while a job runs, and the report at its end."""
+"""Events of a running job, and the report at its end."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ JobState = Literal[
     "stopped",
     "interrupted",
 ]
-"""`paused`: it waits for workers or for the user, and its process lives; `succeeded`: the target was reached, or
+"""`paused`: it waits for workers or for the user, and its process is alive; `succeeded`: the target was reached, or
 there was none; `target_missed`: `max_epochs` came first; `stopped`: by budget or deadline; `planned`: `plan` ends
 there."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseChanged:
-    """`starting`, `profiling`, `fitting`, `running`, `saving`, or `done`, with what it is about to do."""
+    """The job entered a phase: `starting`, `profiling`, `fitting`, `running`, `saving`, or `done`."""
 
     phase: str
     detail: str
@@ -59,7 +59,7 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChanged:
-    """A process of the job: `starting`, `ready`, `training`, `doomed`, `leaving`, `lost`, `failed`, `gone`."""
+    """A worker's state changed: `starting`, `ready`, `training`, `doomed`, `leaving`, `lost`, `failed`, `gone`."""
 
     process: str
     state: str
@@ -68,7 +68,7 @@ class WorkerChanged:
 
 @dataclass(frozen=True, slots=True)
 class ViewChanged:
-    """A view took effect; `stall_s` is how long the workers that stayed stood still for it."""
+    """A view took effect; `stall_s` is how long it paused the workers that stayed."""
 
     view: int
     configuration: Configuration
@@ -79,7 +79,7 @@ class ViewChanged:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """A step was applied; `progress` in [0, 1] of the phase that is under way (None where it cannot be known)."""
+    """A step was applied; `progress` in [0, 1] is that of the current phase (None if unknown)."""
 
     record: StepRecord
     progress: float | None
@@ -106,7 +106,7 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceMade:
-    """The search is over."""
+    """The search ended with a choice."""
 
     curve: TradeoffCurve
     choice: Choice | Infeasible
@@ -114,7 +114,7 @@ class ChoiceMade:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Something that the user should know. `level` is `info` or `warning`."""
+    """A message for the user; `level` is `info` or `warning`."""
 
     level: str
     message: str
@@ -124,23 +124,23 @@ Event = PhaseChanged | WorkerChanged | ViewChanged | StepDone | EpochEnded | Pro
 
 
 class Observer:
-    """Is told what happens, as it happens, on the thread that drives the job; must return quickly."""
+    """Receives events as they happen, on the thread that runs the job; must return quickly."""
 
     def on_event(self, event: Event) -> None:
-        """Take note of one event."""
+        """Receive one event."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOutcome:
-    """How the search went.
+    """The result of the search.
 
     Attributes:
-        strategy: What was really done: `full`, `partial`, `none` or `universal`.
+        strategy: The strategy that was used: `full`, `partial`, `none` or `universal`.
         reason: Why this strategy, in one sentence.
         profiled: One measurement per profiled configuration, in order.
         time_s, cost_usd: Spent while searching; the steps count as training.
-        overhead_s, overhead_usd: What the same training progress would have cost less at the chosen
-            configuration; None where nothing was chosen.
+        overhead_s, overhead_usd: Additional time and cost compared with the same training progress at the chosen
+            configuration; None if nothing was chosen.
     """
 
     strategy: str
@@ -154,11 +154,11 @@ class SearchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """For this run, from its start to its end, as predicted at the moment of the choice; intervals hold 90 %.
+    """Prediction for this run, from start to end, made at the time of the choice; with 90 % intervals.
 
     Attributes:
-        spent_s, spent_usd: Of `time_s` and `cost_usd`: spent before the choice, and due for the start of workers.
-        remaining: Share of the way to the target that was left at the choice, in [0, 1].
+        spent_s, spent_usd: Part of `time_s` and `cost_usd`: spent before the choice, and due for starting workers.
+        remaining: Share of the training that was left at the choice, in [0, 1].
     """
 
     time_s: float
@@ -174,7 +174,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """What it came to; `step_time_s` is the median at the chosen configuration."""
+    """Actual time and cost of the run; `step_time_s` is the median at the chosen configuration."""
 
     time_s: float
     cost_usd: float
@@ -187,9 +187,9 @@ class TimeError:
     """Predicted less actual time, by cause: the three causes add up to `whole_s`.
 
     Attributes:
-        epochs_s: As more or fewer epochs were needed than predicted.
-        step_time_s: As a step took more or less time than predicted.
-        other_s: As starts, evaluations and changes of configuration took more or less time than predicted.
+        epochs_s: Error because more or fewer epochs were needed than predicted.
+        step_time_s: Error because steps took more or less time than predicted.
+        other_s: Error because starts, evaluations and changes of configuration took more or less time.
     """
 
     whole_s: float
@@ -201,12 +201,12 @@ class TimeError:
 def time_error(predicted: Predicted, actual: Actual) -> TimeError | None:
     """Split the error of a predicted time into its causes.
 
-    What was left at the choice takes `V = E s r` seconds, with E epochs to go, s seconds a step, and r for all else.
-    The logarithmic mean `L = (Vp - Va) / ln(Vp / Va)` splits the difference exactly and alike for both directions:
+    The part after the choice takes `V = E s r` seconds: E remaining epochs, s seconds per step, and r for all else.
+    The logarithmic mean `L = (Vp - Va) / ln(Vp / Va)` splits the difference exactly and symmetrically:
     `Vp - Va = L ln(Ep / Ea) + L ln(sp / sa) + L ln(rp / ra)` [1]_. What was spent before is the same in both.
 
     Returns:
-        None where a figure is unknown, or the run ended before it went on from the choice.
+        The split; None if a value is unknown, or the run ended before it continued from the choice.
 
     References:
         .. [1] Ang, "The LMDI approach to decomposition analysis", Energy Policy 33, 2005.
@@ -243,12 +243,12 @@ class RunReport:
         job_id: UUID, text.
         model_path: The saved `.keras` model; None for `plan` and where training ended before it had weights.
         measurements_path: The JSON file with every step, epoch and measurement.
-        warnings: What went wrong without ending the run, and what is not known.
+        warnings: Problems that did not end the run, and what is unknown.
         error: One line; empty unless the job failed.
-        exit_code: What the command ends with (see `scavenger.errors`).
-        quarantined: Samples that were left out, by their indices: workers died of them. The job is whole only
-            where there is none.
-        estimate: What the chosen configuration costs from nothing, item by item; None where nothing was chosen.
+        exit_code: Exit code of the command (see `scavenger.errors`).
+        quarantined: Indices of samples that were left out because workers died of them. The result is complete
+            only if there are none.
+        estimate: Itemised cost of a complete run at the chosen configuration; None if nothing was chosen.
     """
 
     job_id: str

@@ -1,4 +1,4 @@
-"""A running job as a policy sees it: what is, what was measured, what is left and what may be spent."""
+"""A running job as a policy sees it: its state, measurements, remaining work and limits."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class WorkerSnapshot:
 
     Attributes:
         host: The machine it runs on.
-        joined_at_s: When its first view took effect, seconds since the job began; None before.
-        compute_s: Gradient computation of its last steps, seconds, oldest first. The last entry of every
+        joined_at_s: Time at which its first view took effect, seconds since the job began; None before.
+        compute_s: Gradient computation times of its last steps, oldest first. The last entry of every
             training worker is of the same step.
-        samples: Samples of the same steps; 0 where a short batch left it none.
+        samples: Its samples in these steps; 0 where a short batch left it without any.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A worker that is gone although its job went on.
+    """A worker that left while its job continued.
 
     Attributes:
         kind: `failure`: it died. `preemption`: the cloud took it. `eviction`: it was replaced as too slow or
             for its host; workers that a smaller view let go are not listed.
-        steps: Steps that it had contributed to; 0 for one that died before it could train.
+        steps: Steps that it contributed to; 0 if it died before its first.
     """
 
     worker: str
@@ -69,28 +69,28 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """Everything that a policy decides by.
+    """The input of a policy's decision.
 
     Attributes:
-        at_s: Now, seconds since the job began, by a clock that never goes back.
+        at_s: Current time, seconds since the job began, by a monotonic clock.
         view: Number of the view in effect.
-        configuration: What that view runs on.
-        reference: The configuration that the run was started on. Batch rules and learning rates refer to it.
-        workers: All that are paid for, whatever they do.
-        throughput: Measured, at most one entry per configuration.
-        departures: Of this run, oldest first.
-        cost_usd: Spent so far.
-        price_usd_per_hour: Of one worker. An unknown price is an error, never 0; 0 means free.
-        shared_usd_per_hour: Of what the job pays for whatever its number of workers: aggregators, storage.
+        configuration: The configuration of that view.
+        reference: The configuration at the start of the run. Batch rules and learning rates refer to it.
+        workers: All workers that are paid for, in any state.
+        throughput: Measured throughputs, at most one per configuration.
+        departures: Workers that left during this run, oldest first.
+        cost_usd: Cost so far.
+        price_usd_per_hour: Price of one worker. An unknown price is an error, never 0; 0 means free.
+        shared_usd_per_hour: Costs that do not depend on the number of workers: aggregators, storage.
         elapsed_s: Time that counts against the deadline: `at_s`, and what earlier runs of a resumed job took.
-        remaining_samples: Expected until the goal; None where nothing is known of it.
-        budget_usd, deadline_s: None where there is none.
-        drain_s: From the decision to stop until nothing is paid for any more.
+        remaining_samples: Samples expected until the goal; None if unknown.
+        budget_usd, deadline_s: Limits of the job; None if it has none.
+        drain_s: Time from the decision to stop until nothing is paid for any more.
         look_every_s: Longest time until the next decision.
-        setup_s: From the launch of a worker until it is ready to join; it is paid for meanwhile.
+        setup_s: Time from the launch of a worker until it is ready to join; it is paid for.
         hosts: The machines that workers can be placed on; empty where every worker gets a new one.
         blacklist: Hosts that are avoided, each with the time in `at_s` at which that ends.
-        planned: What the model, fitted to all that is known by now, would run on; None where it was not asked.
+        planned: The configuration that the refitted model chooses; None if the model was not asked.
     """
 
     at_s: float
@@ -143,16 +143,16 @@ class JobSnapshot:
 
     @property
     def changing(self) -> bool:
-        """Workers are coming or going, so that what is measured now belongs to no configuration."""
+        """Whether workers are joining or leaving, so that current measurements belong to no configuration."""
         moving = any(worker.state in ("starting", "leaving") for worker in self.workers)
         return moving or len(self.training) != self.configuration.workers
 
     def rate_usd_per_s(self, workers: int) -> float:
-        """What the job costs with this many workers."""
+        """Cost rate of the job with this many workers."""
         return (workers * self.price_usd_per_hour + self.shared_usd_per_hour) / SECONDS_PER_HOUR
 
     def measured(self, configuration: Configuration) -> Throughput | None:
-        """What was measured of a configuration; None if it was not tried."""
+        """The measured throughput of a configuration; None if it was not tried."""
         for throughput in self.throughput:
             if throughput.configuration == configuration:
                 return throughput

@@ -1,4 +1,4 @@
-"""What finishing a job after a given time is worth to its user: the job file's forms, and their curves.
+"""Utility functions: what finishing a job after a given time is worth to its user.
 
 ========  =======================================================================
 T         time from the start of the job to its goal, seconds
@@ -23,22 +23,22 @@ from scavenger.domain.forms import Duration, FrozenModel, Money, did_you_mean, f
 __all__ = ["ConcaveUtility", "LinearUtility", "StepUtility", "Utility", "UtilityCurve", "UtilityStep"]
 
 POWER_MAX = 20.0
-"""A concave utility of a higher power is a step in all but name; a step says so."""
+"""Largest power of a concave utility; a higher one is practically a step, which has a form of its own."""
 STEPS_MAX = 100
 _EXPRESSION = r"[^\x00-\x1f\x7f]{1,500}"
 
 
 class UtilityStep(FrozenModel):
-    """A worth and the time that it goes with."""
+    """A worth and the time until which it holds."""
 
     worth: Money = Field(description="What reaching the goal is worth, US dollars.", examples=["$50"])
     until: Duration = Field(description="The time that the worth goes with.", examples=["8h"])
 
 
 class LinearUtility(UtilityStep):
-    """Worth `worth` at once and nothing at `until`, in a straight line that goes on falling below zero.
+    """Falls linearly from `worth` at time 0 to nothing at `until`, and below zero after that.
 
-    A constant preference for an hour less, whether the job is early or late [1]_.
+    Every hour saved has the same value, whether the job is early or late [1]_.
     """
 
     def at(self, time_s: float, *, latest_s: float | None = None) -> float:
@@ -47,7 +47,7 @@ class LinearUtility(UtilityStep):
 
 
 class ConcaveUtility(UtilityStep):
-    """Worth `worth` at once and nothing at `until`, falling ever faster: lateness matters, earliness little."""
+    """Falls from `worth` at time 0 to nothing at `until`, ever faster: being late matters more than being early."""
 
     power: float = Field(
         default=2.0, gt=1, le=POWER_MAX, description="How sharply the worth bends; 1 would be a line."
@@ -60,7 +60,7 @@ class ConcaveUtility(UtilityStep):
 
 
 class StepUtility(FrozenModel):
-    """Worth the first step's `worth` up to its `until`, then the second's up to its own, ..., then nothing."""
+    """Piecewise constant: the first step's `worth` up to its `until`, then the second's, ..., then nothing."""
 
     steps: tuple[UtilityStep, ...]
 
@@ -72,11 +72,11 @@ class StepUtility(FrozenModel):
         return self
 
     def at(self, time_s: float, *, latest_s: float | None = None) -> float:
-        """U(T), US dollars, with its gaps bridged by straight lines [1]_.
+        """U(T), US dollars, with its jumps replaced by straight lines [1]_.
 
-        Between two steps the worth would jump, and a change of size that brings the job nearer to the better
-        one would seem to gain nothing. So it falls in a line from the end of each step to the end of the
-        next, and from the end of the last one to nothing at `latest_s`.
+        With a jump between two steps, a change of size that brings the job nearer to the better step would seem to
+        gain nothing. So the worth falls linearly from the end of each step to the end of the next, and from the
+        end of the last one to nothing at `latest_s`.
 
         Args:
             time_s: T.
@@ -130,7 +130,7 @@ def _write_steps(utility: StepUtility) -> list[dict[str, float]]:
 
 
 class UtilityCurve(FrozenModel):
-    """What the result is worth by the time it is there; exactly one form."""
+    """The worth of the result as a function of its time; exactly one form is given."""
 
     linear: LinearUtility | None = Field(
         default=None, description="Falls in a straight line from worth at once to nothing at until."
@@ -168,12 +168,12 @@ class UtilityCurve(FrozenModel):
         return form.at(time_s, latest_s=latest_s)
 
     def worth_at(self, time_s: float) -> float:
-        """U(T) as it is written, without bridges over the gaps between steps, US dollars."""
+        """U(T) as it is written, without lines over the jumps between steps, US dollars."""
         return self.at(time_s) if self.step is None else self.step.worth_at(time_s)
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a model without references, so that it can stand inside another."""
+    """Resolve the references of a JSON Schema, so that it can be nested in another."""
     definitions = schema.pop("$defs", {})
 
     def resolved(part: Any) -> Any:
@@ -210,7 +210,7 @@ _CURVE_SCHEMA = _inlined(UtilityCurve.model_json_schema()) | {
 
 
 class Utility(FrozenModel):
-    """An objective of the user's own: what the result is worth by the time it is there, or an expression."""
+    """A user-defined objective: the worth of the result as a function of its time, or an expression."""
 
     utility: Annotated[
         str | UtilityCurve,

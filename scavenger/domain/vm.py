@@ -1,4 +1,4 @@
-"""A VM as it is asked for and as a cloud shows it."""
+"""Values of the cloud interface: VM requests, VMs as a cloud lists them, quotas and notices."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Literal
 __all__ = ["Notice", "Quota", "VmRequest", "VmSeen", "VmState"]
 
 VmState = Literal["pending", "running", "stopping", "gone"]
-"""`pending`: accepted, not yet up. `stopping`: on its way out, may still be paid for. `gone`: not paid for any more."""
+"""`pending`: accepted, not yet up. `stopping`: ending, may still be paid for. `gone`: not paid for any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class VmRequest:
-    """All that a launch needs; two launches with the same token are the same launch.
+    """The parameters of a VM launch; two launches with the same token are the same launch.
 
     Attributes:
         token: The intent's id, a UUID as text: idempotency token and tag.
-        owner: Of this installation: the tag by which its VMs are told from others'.
-        job_id, slot, generation: What it is for; a slot's VM is replaced by one of the next generation.
-        zone: Where; a launch tries one place.
-        image: The cloud's own name of it; empty for the cloud's default.
-        user_data: For cloud-init; holds no lasting secret.
-        run_max_s: After that the VM ends, whoever renews it: by the platform where it has such a limit, and by itself.
-        disk_gib: Of the boot disk.
-        labels: More tags.
+        owner: Tag of this installation, which distinguishes its VMs from others.
+        job_id, slot, generation: The job and slot of the VM; its replacement has the next generation.
+        zone: The zone; a launch tries only one.
+        image: The cloud's name of the boot image; empty for the default.
+        user_data: User data for cloud-init; contains no long-lived secret.
+        run_max_s: Longest run time of the VM, even if renewed; enforced by the platform if it can, and by the VM.
+        disk_gib: Size of the boot disk.
+        labels: Additional tags.
         life_s: The VM ends itself so long after its start, or after its life was last renewed.
     """
 
@@ -47,15 +47,15 @@ class VmRequest:
 
 @dataclass(frozen=True, slots=True)
 class VmSeen:
-    """A VM as the cloud shows it.
+    """A VM as the cloud lists it.
 
     Attributes:
-        instance_id: The cloud's, never given twice.
-        token: That it was launched with, from its tag; empty where it has none.
-        owner, job_id, slot, generation: From its tags; empty and -1 where it has none.
-        address: Of its first network interface; empty where there is none yet.
-        launched_at, ended_at: By the cloud's own clock; None where it does not say.
-        reason: Why it is stopping or gone, in the cloud's words; empty where it does not say.
+        instance_id: The cloud's id, never reused.
+        token: Token of its launch, from its tag; empty if it has none.
+        owner, job_id, slot, generation: Values of its tags; empty or -1 if it has none.
+        address: Address of its first network interface; empty if it has none yet.
+        launched_at, ended_at: Start and end, by the cloud's clock; None if it does not report them.
+        reason: Why it is stopping or gone, in the cloud's words; empty if it does not report one.
     """
 
     instance_id: str
@@ -86,11 +86,11 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What a VM is told of its end.
+    """A notice from the cloud that a VM will end.
 
     Attributes:
         kind: `preemption`: it ends at `at`. `rebalance`: it is at risk, no time is set.
-        at: When; None where no time is set.
+        at: Time of the end; None if none is set.
     """
 
     kind: Literal["preemption", "rebalance"]

@@ -1,7 +1,7 @@
-"""The elastic protocol as pure state machines: who is in, what a step is, when it is applied.
+"""The elastic protocol as pure state machines: membership, the content of a step, and when it is applied.
 
-`view` says what every member must know, `order` which samples an epoch visits when, `placement` which aggregator
-holds what. `barrier` is the sequencer's half of the protocol and `membership`, with `liveness`, the coordinator's.
-`ledger`, `leases` and `quarantine` hand out opaque shards, and keep account of samples that kill. The processes in
+`view` defines what every member must know, `order` the order of an epoch's samples, `placement` which aggregator
+holds which tensor. `barrier` is the sequencer's half of the protocol, `membership` and `liveness` the coordinator's.
+`ledger`, `leases` and `quarantine` hand out opaque shards, and track samples that kill workers. The processes in
 `scavenger.train` carry their messages.
 """

@@ -1,7 +1,7 @@
-"""The sequencer's half of the protocol: what a step is made of, when it is complete, when a view takes effect.
+"""The sequencer's half of the protocol: the content of a step, when it is complete, when a view takes effect.
 
 A job's first aggregator sequences its steps for all of them. Events in, instructions out; nothing here touches
-a gradient. Table of phases (rows) and events (columns); an entry says what follows, `-` that the event is
+a gradient. Table of phases (rows) and events (columns); an entry gives the transition, `-` that the event is
 refused or ignored::
 
     phase      Announce            Contribution        Applied            Evaluated        Summed    Verdict
@@ -18,17 +18,17 @@ refused or ignored::
                                                                                                      STOPPED
     STOPPED    -                   refused             -                  refused          -         -
 
-`Halt` leads from every phase to STOPPED at once, so that a step which may never be complete holds up nobody:
-the last applied step stays the last. `Tick` repeats whatever is still awaited, since a message may have been
-lost; every receiver takes a repetition for what it is. `Lead` makes a coordinator the only one that is heard.
+`Halt` leads from every phase to STOPPED at once, so that nothing waits for a step which may never be complete:
+the last applied step stays the last. `Tick` repeats the requests that are still unanswered, since a message may have
+been lost; receivers recognise repetitions. `Lead` makes a coordinator the only one whose messages are accepted.
 
 **Exactly once.** A step is a set of *pieces* that cover its samples without overlap. A piece counts once every
-aggregator has it. Where a worker is lost, each of its pieces that some aggregator lacks is cut up anew among
-the others, at the same weights, and what the lost one still says of it is refused; what is complete stays. All
+aggregator has it. If a worker is lost, each of its pieces that some aggregator lacks is divided among the others,
+at the same weights, and late messages of the lost worker about it are refused; complete pieces are kept. All
 aggregators apply the one list of pieces that is decided here, so each sample of each step is applied exactly
 once on each of them.
 
-A view that is *pending* takes effect at the next step boundary: nobody stops for it, and no work is lost.
+A view that is *pending* takes effect at the next step boundary: no worker stops for it, and no work is lost.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ __all__ = [
 
 
 _PIECES_PER_VIEW = 1 << 32
-"""More than a view ever has: what a sequencer says of a piece can then never be taken for what the one before it,
-which died in the same step under an older view, has said of another."""
+"""Range of piece numbers of a view, larger than a view ever needs: so a restarted sequencer never reuses the number
+of a piece that its predecessor gave out in the same step under an older view."""
 
 
 class Phase(Enum):
@@ -120,12 +120,12 @@ class Barrier:
     Args:
         dataset_size: D, training samples per epoch.
         validation_size: Samples evaluated at the end of each epoch.
-        aggregators: How many hold parts of the model.
+        aggregators: Number of aggregators that hold parts of the model.
         step: The last applied step (0 at the start of a job).
         position: Where the next step begins. At the start of a later epoch, the one before it is evaluated
             (again), since its verdict is not known.
-        number: Of the newest view that has been in effect.
-        suspects: Who tells bad data from bad machines; None where nobody does.
+        number: Number of the newest view that has been in effect.
+        suspects: Distinguishes bad data from bad machines; None to disable the quarantine.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Barrier:
         self._pieces: dict[int, Piece] = {}
         self._held: dict[int, set[int]] = {}
         self._open: dict[int, Piece] = {}
-        """Pieces that some aggregator lacks."""
+        """Pieces that some aggregator does not have yet."""
         self._orphans: list[Share] = []
         self._pieces_made = 0
         self._slots_used: dict[str, int] = {}
@@ -168,7 +168,7 @@ class Barrier:
 
     @property
     def suspicious(self) -> bool:
-        """Workers have died of something that is not found yet."""
+        """Whether workers have died of samples that are not identified yet."""
         return self._suspects is not None and bool(self._suspects.suspected)
 
     @property
@@ -181,7 +181,7 @@ class Barrier:
         return ()
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event; returns what follows from it, in order."""
+        """Process one event; returns the resulting instructions, in order."""
         match event:
             case Lead():
                 return self._lead(event)
@@ -215,10 +215,10 @@ class Barrier:
             return [Refuse("coordinator", f"token {event.token} is older than {self.token}")]
         self.token = event.token
         if event.number <= self.number or self.phase is Phase.STOPPED:
-            # said again; so is the answer
+            # a repeated announcement; the answer is repeated too
             return [Installed(self.view)] if self.view else []
         self.number = event.number
-        # another coordinator may know of nothing that one of its members was lost: it lives, and may be waited for
+        # another coordinator may not know that one of its members was lost: it is alive, and may be waited for
         self._lost.difference_update(member.worker for member in event.members)
         self._lost.update(event.lost)
         self._deaths |= {death.worker: death for death in event.deaths}
@@ -245,7 +245,7 @@ class Barrier:
         return self._begin_apply()
 
     def _begin_apply(self) -> list[Instruction]:
-        """Once nothing is missing any more."""
+        """Start to apply the step, once no piece is missing."""
         if self._orphans or self._open:
             return []
         assert self.view is not None
@@ -256,7 +256,7 @@ class Barrier:
 
     def _applied(self, event: Applied) -> list[Instruction]:
         if self.phase is not Phase.APPLY or event.step != self.step + 1 or self._plan is None:
-            return []  # said again
+            return []  # a repetition
         self._unapplied.discard(event.aggregator)
         if self._unapplied:
             return []
@@ -320,7 +320,7 @@ class Barrier:
         instructions = self._install()
         assert self.view is not None
         self.phase = Phase.STEP
-        # a view that begins has no member that is known to be lost
+        # no member of a new view is known to be lost
         self._cut(plan_step(self.view, self.step + 1, self.dataset_size).shares, self.view.members)
         return instructions + self._orders(self._awaited())
 
@@ -332,17 +332,17 @@ class Barrier:
         if not self._pieces and not self._orphans:
             return (
                 self._summarise()
-            )  # without validation data somebody still has to turn the sums into metrics
+            )  # even without validation data, one worker has to turn the sums into metrics
         return self._orders(self._awaited())
 
     def _evaluate_again(self) -> list[Instruction]:
-        """The job was taken up at the end of an epoch, under a view that only begins."""
+        """Repeat the evaluation if the job was resumed at the end of an epoch, under a new view."""
         epoch, everything = self.position.epoch - 1, Share(0, self.dataset_size)
         self._plan = StepPlan(self.step, epoch, (everything,), ends_epoch=True)
         return self._install() + self._begin_evaluation()
 
     def _install(self) -> list[Instruction]:
-        """Put a pending view into effect, and tell those that it leaves out."""
+        """Put a pending view into effect, and notify the workers that it leaves out."""
         if self._pending is None:
             return []
         before, announced, self._pending = self.view, self._pending, None
@@ -359,7 +359,7 @@ class Barrier:
         members = {member.worker for member in self.view.members}
         left = [] if before is None else [m for m in before.members if m.worker not in members]
         lost = self._lost
-        # nobody waits any more for one that is no member
+        # workers that are no members are no longer waited for
         self._lost = lost & members
         self._deaths = {worker: death for worker, death in self._deaths.items() if worker in members}
         return [
@@ -404,17 +404,17 @@ class Barrier:
         ]
 
     def _reassign(self) -> list[Instruction]:
-        """Have others do what the lost ones have not; wait where there is nobody."""
+        """Assign the open pieces of lost workers to others; wait if there is no other worker."""
         assert self.view is not None
         assert self._pending is not None
-        # whoever only stood in, as a member of a view that never came, may be gone without anybody saying so
+        # a stand-in that was a member of a view which never took effect may be gone without a report
         known = {member.worker for member in (*self.view.members, *self._pending.members)}
         found: list[Instruction] = []
         for piece in self._awaited():
             if piece.worker in self._lost or piece.worker not in known:
                 del self._pieces[piece.number], self._open[piece.number]
                 self._orphans.append(piece.share)
-                # it did its pieces in order, so it died of the first that it has not finished
+                # a worker does its pieces in order, so it died on the first that it has not finished
                 if (death := self._deaths.pop(piece.worker, None)) is not None:
                     found += self._inquire(death, piece)
         able = self._able()
@@ -424,7 +424,7 @@ class Barrier:
         self._orphans = []
         needed = max(self._slots_used.get(member.worker, 0) for member in able) + len(parts)
         if needed > SLOTS_PER_WORKER:
-            # nobody has room for more pieces of this step: begin it again, with as few pieces as possible
+            # no worker has slots left for this step: restart it with as few pieces as possible
             shares = [piece.share for piece in self._pieces.values()] + [share for share, _ in parts]
             low, high = min(share.start for share in shares), max(share.stop for share in shares)
             self._cut((), ())
@@ -437,11 +437,11 @@ class Barrier:
             cuts = zip(split(share.start, share.samples, len(able)), able, strict=True)
             pieces += [self._give(part, member) for part, member in cuts if part.samples]
         if not self._pieces and self.phase is Phase.STEP:
-            return found + self._begin_apply()  # all of it is left out
+            return found + self._begin_apply()  # all remaining samples are left out
         return found + self._orders(pieces)
 
     def _inquire(self, death: Death, piece: Piece) -> list[Instruction]:
-        """Ask whether a worker died of its data; evaluations are not asked about, nothing depends on them."""
+        """Check whether a worker died of its data; evaluations are not checked, since no weights depend on them."""
         if self._suspects is None or self.phase is not Phase.STEP:
             return []
         finding = self._suspects.crashed(
@@ -461,20 +461,20 @@ class Barrier:
                 return []
 
     def _suspect(self, share: Share) -> q.Piece:
-        """A share of the step that is under way, by its place in the data."""
+        """A share of the current step as a piece of the data."""
         assert self.view is not None
         epoch = plan_step(self.view, self.step + 1, self.dataset_size).epoch
         return q.Piece(epoch, share.start, share.stop)
 
     def _apart(self, shares: list[Share]) -> list[tuple[Share, bool]]:
-        """What is to be computed of some shares, and whether by one worker apart from its neighbours."""
+        """The parts of some shares that are to be computed, and whether each has to be computed alone."""
         if self._suspects is None or self.phase is not Phase.STEP:
             return [(share, False) for share in shares]
         cut = [part for share in shares for part in self._suspects.cut(self._suspect(share))]
         return [(Share(part.start, part.stop), self._suspects.watches(part)) for part in cut]
 
     def _able(self) -> tuple[Member, ...]:
-        """Members that live; where none does, those that the next view brings."""
+        """Members that are alive; if there are none, those of the next view."""
         assert self.view is not None
         living = tuple(m for m in self.view.members if m.worker not in self._lost)
         if living or self._pending is None:

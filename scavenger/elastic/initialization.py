@@ -1,10 +1,10 @@
-"""The coordinator's half of a job's beginning: where its first weights come from, and who takes up which part.
+"""The coordinator's half of a job's initialization: the source of the first weights, and when each part loads them.
 
 Events in, actions out. The *source* of the first weights is a checkpoint, or the initial weights of one worker, which
 is prepared alone. Aggregators take up their parts from the source, and then all other workers are prepared. The same
 is done again where a part of the model is lost together with its memory: all parts go back to one source.
 
-Table of phases (rows) and events (columns); an entry says what follows, `-` that the event changes no phase. After
+Table of phases (rows) and events (columns); an entry gives the transition, `-` that the event changes no phase. After
 each event, every action that has become possible is returned::
 
     phase         TakeOver     Greeted       Seeded      PartReady         Lost                   Rewound
@@ -61,7 +61,7 @@ __all__ = [
 
 
 class Phase(Enum):
-    """What is known of the weights that the job begins with."""
+    """State of the weights that the job begins with."""
 
     ABSENT = "absent"
     ASKED = "asked"
@@ -71,7 +71,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where one aggregator process is reached; `memory` names the memory that it works on."""
+    """Address of one aggregator process; `memory` names the shared memory that it works on."""
 
     address: str
     key: str
@@ -83,15 +83,15 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The coordinator leads the job from now on.
+    """The coordinator starts to lead the job.
 
     Attributes:
         parts: Names of the aggregators that share the model, the sequencer first.
-        restoring: There is a checkpoint to begin with.
+        restoring: Whether the job begins with a checkpoint.
         held: Indices of the parts that have been taken up.
         rewinding: Indices of the parts that must begin again, whatever their memory holds.
         workers: Workers that an earlier coordinator led; each answers (`Present`, `Greeted`) or is lost.
-        informed: It is known where the job stands; otherwise `Informed` follows.
+        informed: Whether the job's progress is known; otherwise `Informed` follows.
     """
 
     parts: tuple[str, ...]
@@ -104,7 +104,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Informed:
-    """It is known where the job stands."""
+    """The job's progress is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class PartReady:
     """An aggregator can be reached.
 
     Attributes:
-        holds: It has taken up its part.
-        own_memory: Its part is nowhere but in this process, and is lost with it.
+        holds: Whether it has loaded its part.
+        own_memory: Whether its part exists only in this process, and is lost with it.
     """
 
     index: int
@@ -124,7 +124,7 @@ class PartReady:
 
 @dataclass(frozen=True, slots=True)
 class PartHeld:
-    """An aggregator has taken up its part."""
+    """An aggregator has loaded its part."""
 
     index: int
 
@@ -141,8 +141,8 @@ class Present:
     """A worker answers a coordinator that takes over.
 
     Attributes:
-        prepared: It was prepared; otherwise it waits to be.
-        seeded: It has put its initial weights into `memory`.
+        prepared: Whether it was prepared; otherwise it waits to be.
+        seeded: Whether it has put its initial weights into `memory`.
     """
 
     worker: str
@@ -161,7 +161,7 @@ class Seeded:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker is gone, or is let go."""
+    """A worker is gone, or was released."""
 
     worker: str
 
@@ -171,7 +171,7 @@ class Rewound:
     """All aggregators have been ended, as `RollBack` asked; those that follow begin again.
 
     Attributes:
-        restoring: They do so from a checkpoint.
+        restoring: Whether they begin from a checkpoint.
     """
 
     restoring: bool
@@ -201,11 +201,11 @@ class Reconnect:
 
 @dataclass(frozen=True, slots=True)
 class InitializePart:
-    """Have an aggregator take up its part.
+    """Have an aggregator load its part.
 
     Attributes:
-        recover: From its memory, if that holds it.
-        seeder: Otherwise from this worker's initial weights; empty: from the checkpoint or from its memory.
+        recover: Load it from the aggregator's memory, if that holds it.
+        seeder: Worker whose initial weights are used otherwise; if empty, the checkpoint or the memory.
     """
 
     index: int
@@ -216,7 +216,7 @@ class InitializePart:
 
 @dataclass(frozen=True, slots=True)
 class RenewView:
-    """Announce the newest view under a new number: the sequencer is another process, and knows of no view."""
+    """Announce the newest view under a new number, since the sequencer was restarted and has no view."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,15 +234,15 @@ Action = PrepareWorker | Reconnect | InitializePart | RenewView | RollBack
 
 @dataclass(slots=True)
 class _Part:
-    """What is known of one aggregator.
+    """State of one aggregator.
 
     Attributes:
         name: Its name.
-        endpoint: Of the process that can be reached.
-        asked: Of the process that was asked to take up the part.
-        holds: That process has.
-        held: Some process has, so that its memory holds the part.
-        rewinding: Its memory does not count.
+        endpoint: Address of the process that can be reached.
+        asked: Address of the process that was asked to load the part.
+        holds: Whether that process has loaded it.
+        held: Whether any process has loaded it, so that its memory holds the part.
+        rewinding: Whether its memory is to be ignored.
     """
 
     name: str
@@ -263,12 +263,12 @@ class _Source:
 
 @dataclass(slots=True)
 class _Workers:
-    """Workers by what they wait for.
+    """Workers by their state of preparation.
 
     Attributes:
-        unanswered: An earlier coordinator led them, and they have not said how far they are.
-        greeted: They wait to be prepared, in order.
-        prepared: They were prepared, in order, so that they can give their initial weights.
+        unanswered: Workers of an earlier coordinator that have not reported their state.
+        greeted: Workers that wait to be prepared, in order.
+        prepared: Workers that were prepared, in order, so that they can provide initial weights.
     """
 
     unanswered: set[str] = field(default_factory=set)
@@ -283,11 +283,11 @@ class _Workers:
 
 
 class Initialization:
-    """The beginning of one job, under one coordinator. Feed it one event at a time.
+    """The initialization of one job, under one coordinator. Feed it one event at a time.
 
     Attributes:
-        phase: What is known of the first weights.
-        informed: It is known where the job stands; no action is returned before.
+        phase: State of the first weights.
+        informed: Whether the job's progress is known; no action is returned before.
     """
 
     def __init__(self) -> None:
@@ -303,11 +303,11 @@ class Initialization:
 
     @property
     def complete(self) -> bool:
-        """All aggregators can be reached."""
+        """Whether all aggregators can be reached."""
         return bool(self._parts) and all(part.endpoint is not None for part in self._parts)
 
     def handle(self, event: Event) -> list[Action]:
-        """Take one event; returns what is to be done now, in order."""
+        """Process one event; returns the resulting actions, in order."""
         match event:
             case TakeOver():
                 self._take_over(event)
@@ -357,7 +357,7 @@ class Initialization:
     def _part_ready(self, event: PartReady) -> str | None:
         """Returns why all parts must begin again; None where this one alone does, or holds its part."""
         part = self._parts[event.index]
-        # what is said by a process that was ended for the roll-back may still arrive
+        # messages of a process that was ended for the roll-back may still arrive
         late = event.holds and part.rewinding and self._rolled_back and part.asked is None
         if self.phase is Phase.ROLLING_BACK or late:
             return None
@@ -372,8 +372,8 @@ class Initialization:
     def _part_held(self, part: _Part) -> str | None:
         """Returns why all parts must begin again, if they must."""
         if part.rewinding and part.asked is None:
-            # after a roll-back, this was said by the process that was ended for it
-            return None if self._rolled_back else f"nobody knows what {part.name} began with"
+            # after a roll-back, this message is from the process that was ended for it
+            return None if self._rolled_back else f"it is unknown which weights {part.name} began with"
         part.holds, part.held, part.rewinding = part.endpoint is not None, True, False
         return None
 
@@ -412,7 +412,7 @@ class Initialization:
     # ---- what follows --------------------------------------------------------------------------------------
 
     def _due(self) -> list[Action]:
-        """Every action that is possible now and was not before."""
+        """Every action that has become possible."""
         if not self.informed or self.phase is Phase.ROLLING_BACK:
             return []
         if self.phase is Phase.ABSENT and not self._workers.unanswered and (undone := self._choose_source()):
@@ -422,12 +422,12 @@ class Initialization:
         return self._initialize() + self._prepare()
 
     def _choose_source(self) -> list[Action]:
-        """Where weights are absent and no worker waits to be asked for them alone."""
+        """Choose the source of the weights if they are absent and no worker was asked for them."""
         if all(part.held for part in self._parts) and self._parts:
             self.phase = Phase.PRESENT
         elif any(part.held for part in self._parts):
             if self.complete:  # otherwise, all may turn out to be held
-                return self._roll_back("nobody knows whose initial weights the job began with")
+                return self._roll_back("it is unknown whose initial weights the job began with")
         elif any(part.rewinding for part in self._parts) and self._workers.prepared:
             self._found(_Source(self._workers.prepared[0]))
         return []
@@ -442,7 +442,7 @@ class Initialization:
         return [RollBack(cause)]
 
     def _needs_worker(self, part: _Part) -> bool:
-        """Neither a checkpoint nor memory has what the part begins with: only a worker does."""
+        """Whether only a worker has the part's weights: neither a checkpoint nor its memory has them."""
         if self._restoring or part.holds:
             return False
         return not part.held and (part.endpoint is None or part.endpoint.memory != self._source.memory)
@@ -452,7 +452,7 @@ class Initialization:
         return tuple(part.endpoint for part in self._parts if part.endpoint is not None)
 
     def _initialize(self) -> list[Action]:
-        """Have aggregators take up their parts: new ones, and those that have been restarted."""
+        """Have new and restarted aggregators load their parts."""
         due = [i for i, part in enumerate(self._parts) if not part.holds and part.asked != part.endpoint]
         if self.phase is not Phase.PRESENT or not due:
             return []
@@ -468,7 +468,7 @@ class Initialization:
         return [*actions, RenewView()] if 0 in due else actions
 
     def _prepare(self) -> list[Action]:
-        """Prepare the workers that wait: first one alone, where no weights are present."""
+        """Prepare the waiting workers; if no weights are present, only the first one."""
         workers = self._workers
         if self.phase is Phase.ABSENT and not workers.unanswered and (workers.greeted or workers.prepared):
             # one that was prepared after a source that is gone is asked again, if there is no other

@@ -1,4 +1,4 @@
-"""What is said to the shard ledger, and what it says: the values of `scavenger.elastic.ledger`."""
+"""Events and instructions of the shard ledger, `scavenger.elastic.ledger`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Attempt(NamedTuple):
-    """One lease of one shard; no two leases ever share it, not even across restarts of the ledger's holder."""
+    """Identifier of one lease of one shard, unique even across restarts of the ledger's process."""
 
     incarnation: int
     number: int
@@ -49,7 +49,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A worker wants to read. A lease ends with its worker, which heartbeats watch.
+    """A worker requests samples. A lease ends with its worker, whose heartbeats are monitored.
 
     `holds` are the attempts it knows of: a grant that was lost on the way is given again, and one that it holds
     in vain is revoked. It may ask ahead, while it still reads one.
@@ -62,7 +62,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """The contributions to a step are complete; may they be applied?"""
+    """The contributions to a step are complete, and are to be checked before they are applied."""
 
     step: int
     parts: tuple[Part, ...]
@@ -78,7 +78,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A worker is gone, in whatever way; that name never comes back."""
+    """A worker is gone, for any reason; its name is never reused."""
 
     worker: str
     cause: Cause
@@ -86,7 +86,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The epoch before is evaluated; go on with this one."""
+    """The previous epoch is evaluated; begin this one."""
 
     epoch: int
 
@@ -110,7 +110,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Tell a worker that there is nothing for it now; it asks again after the next step."""
+    """Tell a worker that no samples are available now; it asks again after the next step."""
 
     worker: str
     reason: str
@@ -126,7 +126,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Apply the step with these parts, then say `Committed`."""
+    """Apply the step with these parts, then send `Committed`."""
 
     step: int
     parts: tuple[Part, ...]
@@ -151,14 +151,14 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a death says of the data; tell people, and end the job if it is `NotTheData`."""
+    """A finding on the data after a death; report it, and end the job if it is `NotTheData`."""
 
     finding: Finding
 
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded:
-    """Every sample of the epoch has been applied once, but for those quarantined."""
+    """Every sample of the epoch has been applied once, except those in quarantine."""
 
     epoch: int
     step: int
@@ -166,7 +166,7 @@ class EpochEnded:
 
     @property
     def whole(self) -> bool:
-        """Nothing was left out."""
+        """Whether no sample was left out."""
         return not self.quarantined
 
 

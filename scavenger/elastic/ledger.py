@@ -1,4 +1,4 @@
-"""The shard ledger: who reads what of a source that can only be read shard by shard.
+"""The shard ledger: assigns the samples of a source that can only be read shard by shard.
 
 Streams, and scripts with their own loop, cannot read any sample at any place, so their data is handed out: a
 shard is leased to one worker at a time, which reads it in order. What an applied step has consumed of it is
@@ -9,7 +9,7 @@ A shard's states (rows) and events (columns)::
     state        Ask            Proposed         Committed                       Lost
     FREE         -> LEASED      refused          -                               -
     LEASED       its holder:    all parts hold:  -                               -> FREE at the committed
-                 told again     -> SEALED                                        offset, or QUARANTINED
+                 granted again  -> SEALED                                        offset, or QUARANTINED
     SEALED       as LEASED      its own again:   offset moves; then LEASED,      kept until Committed,
                                 Apply; another:  FREE (end of the piece) or      then as LEASED
                                 refused          COMMITTED
@@ -57,9 +57,9 @@ from scavenger.elastic.quarantine import Piece, Quarantined, Suspects
 __all__ = ["Ledger", "ShardState"]
 
 _QUARANTINED_FRACTION_MAX = 0.01
-"""Of the samples: a model trained on visibly less than its data is not the one that was asked for."""
+"""Largest share of the samples that may be quarantined."""
 _QUARANTINED_ALWAYS = 1
-"""Samples that may be left out of the smallest data set."""
+"""Samples that may be quarantined however small the data set is."""
 
 
 class ShardState(Enum):
@@ -82,9 +82,9 @@ class Ledger:
 
     Args:
         sizes: Samples of each shard.
-        seed: Of the job; with the epoch, it gives the order of the shards.
+        seed: Seed of the job; with the epoch, it determines the order of the shards.
         incarnation: A number that no earlier holder of this job's ledger had, such as that of its view.
-        suspects: What is known of samples that kill; by default nothing, and 1 % may be quarantined.
+        suspects: Suspected samples; by default none, and 1 % may be quarantined.
 
     Raises:
         ValueError: If there is no sample.
@@ -111,17 +111,17 @@ class Ledger:
 
     @property
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """What is left out; the scope of a piece is its shard."""
+        """Pieces that are left out; the scope of a piece is its shard."""
         return self._suspects.quarantined
 
     @property
     def over(self) -> bool:
-        """The epoch is over."""
+        """Whether the epoch is over."""
         return self._unfinished == 0
 
     @property
     def ended(self) -> EpochEnded | None:
-        """What was said when the epoch ended; a new holder may find it so, and whether it was heard is unknown."""
+        """The instruction sent at the epoch's end, for a new process that cannot know whether it was received."""
         return EpochEnded(self.epoch, self.step, self.quarantined) if self.over else None
 
     def offset(self, shard: int) -> int:
@@ -142,10 +142,10 @@ class Ledger:
     # ---- what happens --------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event; returns what follows from it, in order.
+        """Process one event; returns the resulting instructions, in order.
 
         Raises:
-            ValueError: If a step is said to be applied that was not to be, or an epoch begun out of turn.
+            ValueError: If a step was applied without permission, or an epoch begun out of turn.
         """
         match event:
             case Ask():
@@ -246,7 +246,7 @@ class Ledger:
         return self._settled()
 
     def _advance(self, event: Committed) -> None:
-        """What a committed step moves, also when it is told to a new holder."""
+        """Advance the offsets by a committed step, also in a replay."""
         self.step = event.step
         for part in event.parts:
             shard, lease = part.shard, self._leases.get(part.shard)
@@ -257,7 +257,7 @@ class Ledger:
                 self._queue(shard)
 
     def _settled(self) -> list[Instruction]:
-        """After a seal: tell if the epoch is over, and take what had to wait."""
+        """After a seal: report the end of the epoch, and process the events that had to wait."""
         instructions = self._if_over()
         deferred, self._deferred = self._deferred, []
         for event in deferred:
@@ -311,17 +311,17 @@ class Ledger:
             self._queue(shard)
 
     def _ahead(self, shard: int) -> Piece | None:
-        """What is to be computed next of a shard, apart from what is suspected elsewhere in it."""
+        """The next piece of a shard to compute, separate from suspected pieces."""
         offset, size = self._offsets[shard], self.sizes[shard]
         pieces = self._suspects.cut(Piece(shard, offset, size)) if offset < size else ()
         return pieces[0] if pieces else None
 
     def _rest(self, shard: int) -> Piece:
-        """What is leased of a shard and not yet committed."""
+        """The part of a shard that is leased and not yet committed."""
         return Piece(shard, self._offsets[shard], self._leases[shard].stop)
 
     def _move(self, shard: int, offset: int) -> None:
-        """Commit a shard up to an offset, and over what is quarantined behind it."""
+        """Commit a shard up to an offset, and skip quarantined samples after it."""
         unfinished = self._offsets[shard] < self.sizes[shard]
         self._offsets[shard] = offset
         ahead = self._ahead(shard)
@@ -358,8 +358,8 @@ class Ledger:
     def snapshot(self) -> dict[str, Any]:
         """The state after the last committed step, as plain values that JSON can hold.
 
-        It belongs into the checkpoint of the weights of exactly `step`. Leases are not in it: whoever restores
-        it leases anew.
+        It belongs into the checkpoint of the weights of exactly `step`. It does not contain leases: shards are leased
+        again after a restore.
         """
         return {
             "sizes": list(self.sizes),
@@ -379,16 +379,15 @@ class Ledger:
         incarnation: int,
         log: Iterable[Committed | Begin | Quarantined] = (),
     ) -> Ledger:
-        """The ledger of a new holder.
+        """Restore the ledger in a new process.
 
         Args:
             snapshot: From the checkpoint that the weights came from.
             incarnation: Greater than that of any holder before, also of one that left no snapshot.
-            log: What has happened since and is not undone, in order; for a holder that died while the weights
-                lived on.
+            log: Later events that were not undone, in order; for a process that died while the weights survived.
 
         Raises:
-            ValueError: If the snapshot is none, the incarnation is not new, or the log does not follow it.
+            ValueError: If the snapshot is invalid, the incarnation is not new, or the log does not follow it.
         """
         try:
             if incarnation <= snapshot["incarnation"]:

@@ -1,31 +1,31 @@
-"""Who has been silent for too long: heartbeats in, suspects out."""
+"""Detects processes that have been silent for too long: heartbeats in, suspects out."""
 
 from __future__ import annotations
 
 __all__ = ["HEARTBEAT_S", "SILENT_S", "Liveness", "evaluation_limit_s"]
 
 HEARTBEAT_S = 0.25
-"""How often every process says that it lives."""
+"""Interval of the heartbeats of every process."""
 SILENT_S = 5.0
 """Silence after which a process counts as lost, whether it is awaited or not."""
 _AWAITED_SILENT_S = 1.5
 _AWAITED_STEPS = 4.0
 EVALUATION_MARGIN = 10.0
-"""How much longer than a training step of as many samples a batch of an evaluation may take: it computes less, but may
-read its data for the first time, and others may have been lost."""
+"""Factor by which a batch of an evaluation may take longer than a training step of as many samples: it computes less,
+but may read its data for the first time, and other workers may have been lost."""
 
 
 def evaluation_limit_s(
     validation_size: int, *, workers: int, global_batch_size: int, step_s: float, step_time_s: float
 ) -> float:
-    """How long an evaluation may take before it counts as hung, where the user has not said so.
+    """How long an evaluation may take before it counts as hung, if the user has set no limit.
 
     Each worker evaluates its share in batches as large as those that it trains on. That is the time of as many
     training steps, with a margin, and in any case the limit of a step.
 
     Args:
-        validation_size: Samples that are evaluated.
-        workers: Among which they are divided.
+        validation_size: Number of samples that are evaluated.
+        workers: Number of workers among which they are divided.
         global_batch_size: Samples of a step over all workers.
         step_s: How long a step may take before it counts as hung, seconds.
         step_time_s: How long a step takes, seconds; 0 where none has been seen. Then each batch may take as long as a
@@ -50,11 +50,11 @@ class Liveness:
         self._looked_at: float | None = None
 
     def heard(self, name: str, now: float) -> None:
-        """A process has said something."""
+        """Record a message of a process."""
         self._heard[name] = now
 
     def forget(self, name: str) -> None:
-        """A process is gone, or nobody cares."""
+        """Stop watching a process."""
         self._heard.pop(name, None)
 
     def suspects(
@@ -69,11 +69,11 @@ class Liveness:
 
         Args:
             now: Monotonic seconds.
-            awaited: Those whose part of a step is missing.
-            awaited_for_s: For how long.
-            step_time_s: What a step usually takes.
+            awaited: Processes whose part of a step is missing.
+            awaited_for_s: How long they have been awaited.
+            step_time_s: Usual time of a step.
         """
-        # whoever was kept from looking has not heard either: what it missed is nobody's silence
+        # a caller that was suspended has received nothing meanwhile: that time does not count as silence
         away = 0.0 if self._looked_at is None else max(0.0, now - self._looked_at - 2 * HEARTBEAT_S)
         self._looked_at = now
         if away:

@@ -1,4 +1,4 @@
-"""The coordinator's half of the protocol: which workers there are, and which of them the next view has.
+"""The coordinator's half of the protocol: the states of the workers, and the members of the next view.
 
     STARTING --Ready--> STANDBY --chosen for a view--> TRAINING --left out of a view--> STANDBY
     any state --Lost--> GONE; --Released--> GONE
@@ -20,7 +20,7 @@ __all__ = ["Membership", "WorkerState", "worker_name", "worker_slot"]
 
 
 _GONE_KEPT = 100
-"""Workers that are gone and of no view any more, of whom it is still known that there were such."""
+"""Number of workers that are still remembered after they are gone and in no view."""
 
 
 class WorkerState(Enum):
@@ -31,7 +31,7 @@ class WorkerState(Enum):
 
 
 def worker_name(index: int) -> str:
-    """The name of a job's worker, counted from 0 in order of their launch; none is ever given twice."""
+    """The name of a job's worker, numbered from 0 in order of launch; names are never reused."""
     return f"w{index}"
 
 
@@ -39,7 +39,7 @@ def worker_slot(worker: str) -> int:
     """The first of the worker's own slots.
 
     Raises:
-        ValueError: If no worker is called so.
+        ValueError: If this is not a worker's name.
     """
     digits = worker.removeprefix("w")
     if digits == worker or not (digits.isascii() and digits.isdecimal()):
@@ -54,15 +54,15 @@ class _Worker:
     lost: bool = False
     death: Death | None = None
     awaited_until: int = 0
-    """Once GONE: no view from this one on has the worker."""
+    """Once GONE: number of the first view without the worker."""
 
 
 class Membership:
-    """Members of one job. Whatever changes who should train returns the view to announce, or None.
+    """Workers of one job. Methods that change which of them should train return the view to announce, or None.
 
     Args:
-        token: The coordinator's, which every view carries.
-        gone_kept: How many workers are remembered that are gone and that no view waits for; the oldest are forgotten.
+        token: The coordinator's fencing token, which every view carries.
+        gone_kept: Number of workers remembered after they are gone and no view waits for them; others are deleted.
     """
 
     def __init__(self, token: int = 1, *, gone_kept: int = _GONE_KEPT) -> None:
@@ -77,7 +77,7 @@ class Membership:
     # ---- what is ------------------------------------------------------------------------------------------
 
     def state(self, worker: str) -> WorkerState:
-        """The worker's state; `KeyError` for a stranger."""
+        """The worker's state; `KeyError` for an unknown worker."""
         return self._workers[worker].state
 
     def knows(self, worker: str) -> bool:
@@ -96,31 +96,31 @@ class Membership:
 
     @property
     def announced(self) -> Announce | None:
-        """The newest view; None where nobody could be a member."""
+        """The newest view; None if there was no possible member."""
         return self._announced
 
     @property
     def number(self) -> int:
-        """Of the newest view."""
+        """Number of the newest view."""
         return self._number
 
     @property
     def settled(self) -> bool:
-        """The newest view has taken effect, so whoever it leaves out is no longer waited for."""
+        """Whether the newest view has taken effect, so that workers outside it are no longer waited for."""
         return self._installed == self._number
 
     def forgotten(self, worker: str) -> bool:
-        """The worker is gone, and a view without it has taken effect: nobody will read its slots any more."""
+        """Whether the worker is gone and a view without it is in effect, so that its slots will not be read again."""
         entry = self._workers[worker]
         return entry.state is WorkerState.GONE and self._installed >= entry.awaited_until
 
     # ---- what happens -------------------------------------------------------------------------------------
 
     def launch(self, worker: str) -> None:
-        """A new worker, under a name that nobody has had before.
+        """Add a new worker, under a name that was never used.
 
         Raises:
-            ValueError: If somebody is known that has.
+            ValueError: If the name was used before.
         """
         if worker in self._workers:
             raise ValueError(f"there has been a {worker} already")
@@ -130,9 +130,9 @@ class Membership:
         """Take up a job that another coordinator led.
 
         Args:
-            number: Of the newest view that the sequencer has heard of.
-            view: The one in effect; None where there has been none.
-            present: Known workers that have said that they are ready.
+            number: Number of the newest view that the sequencer has received.
+            view: The view in effect; None if there has been none.
+            present: Known workers that have reported that they are ready.
         """
         self._number = number
         self._installed = 0 if view is None else view.number
@@ -148,13 +148,13 @@ class Membership:
             self._target = self._target or (view.workers, view.global_batch_size)
             self._lr_scale = view.lr_scale
             for member in view.members:
-                if member.worker not in self._workers:  # it died while nobody led
+                if member.worker not in self._workers:  # it died while there was no coordinator
                     self._workers[member.worker] = _Worker(
                         WorkerState.GONE, lost=True, awaited_until=number + 1
                     )
 
     def ready(self, worker: str) -> Announce | None:
-        """A worker has warmed up. It joins at once only where a view is short of members."""
+        """A worker has warmed up. It joins at once only if the view has too few members."""
         entry = self._workers[worker]
         if entry.state is not WorkerState.STARTING:
             return None
@@ -190,7 +190,7 @@ class Membership:
         return self._announce(reason)
 
     def lost(self, worker: str, death: Death | None = None) -> Announce | None:
-        """A worker is gone. If any view may wait for it, others do its part of the unfinished step.
+        """A worker is gone. If a view may wait for it, others do its part of the unfinished step.
 
         While the newest view is not in effect yet, that can be any worker: one in standby was left out of it but is
         a member of the one before, and what another coordinator announced last is not known.
@@ -207,16 +207,16 @@ class Membership:
         return self._announce(f"{worker} was lost")
 
     def installed(self, number: int, members: Collection[str]) -> Announce | None:
-        """The sequencer says that a view took effect, with these members."""
+        """The sequencer reports that a view took effect, with these members."""
         self._installed = max(self._installed, number)
         self._forget_some()
         for name in members if number == self._number else ():
-            # another coordinator's view may have one that has not yet told this one that it is ready
+            # another coordinator's view may have a worker that has not yet reported to this one
             if name in self._workers and self._workers[name].state is not WorkerState.GONE:
                 self._workers[name].state = WorkerState.TRAINING
         if number != self._installed:
             return None
-        # another coordinator's view, with somebody who died while nobody led or nobody else was ready
+        # another coordinator's view with a worker that died when there was no coordinator or replacement
         newest = self._announced
         said = () if newest is None or newest.number <= number else newest.lost
         dead = [name for name in members if self._gone(name) and name not in said]
@@ -229,7 +229,7 @@ class Membership:
         return worker not in self._workers or self._workers[worker].state is WorkerState.GONE
 
     def release(self, worker: str) -> None:
-        """A worker in standby is let go.
+        """Release a worker in standby.
 
         Raises:
             ValueError: If a view may still wait for it: it must be left out of one that has taken effect.
@@ -241,7 +241,7 @@ class Membership:
         self._forget_some()
 
     def _forget_some(self) -> None:
-        """A job may go through any number of workers: keep those that are there, and the newest that were."""
+        """Forget the oldest workers that are gone, since a job may use any number of workers over time."""
         if not self._installed:
             return  # a coordinator that has only begun does not know yet which views may wait for them
         gone = [name for name in self.workers(WorkerState.GONE) if self.forgotten(name)]
@@ -255,13 +255,13 @@ class Membership:
         standby = self.workers(WorkerState.STANDBY)
         leaving = tuple(name for name in standby if self._workers[name].leaving)
         others = tuple(name for name in standby if name not in leaving)
-        # one that is to leave, and trains until somebody else is there, counts no more
+        # a worker that is to leave, and trains only until another is ready, does not count
         staying = sum(not self._workers[name].leaving for name in self.alive)
         excess = max(0, min(staying - keep, len(others)))
         return leaving + others[len(others) - excess :]
 
     def announce_again(self) -> Announce | None:
-        """The newest view, where it has not taken effect: a message may have been lost."""
+        """The newest view, if it has not taken effect, to be sent again: a message may have been lost."""
         return None if self.settled else self._announced
 
     def renew(self) -> Announce | None:
@@ -274,7 +274,7 @@ class Membership:
         workers, batch = self._target
         able = self.workers(WorkerState.TRAINING) + self.workers(WorkerState.STANDBY)
         staying = tuple(name for name in able if not self._workers[name].leaving)
-        # one that is to leave stays for as long as nobody else is there
+        # a worker that is to leave stays until another is ready
         members = dict.fromkeys((staying or able)[: min(workers, batch)])
         if not members:
             self._announced = None

@@ -1,4 +1,4 @@
-"""In which order an epoch visits the samples, and what is drawn at random for them."""
+"""The order of the samples in an epoch, and the random streams of a model for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DRAW_BITS = 12
 
 
 def epoch_order(seed: int, epoch: int, dataset_size: int) -> npt.NDArray[np.int64]:
-    """The permutation of an epoch: a pure function, so that nobody has to hand samples out or remember them.
+    """The permutation of an epoch: a pure function, so that no process has to assign samples or remember them.
 
     Drawn from a counter-based generator keyed by `(seed, epoch)`; it does not depend on the number of
     workers, and so neither does the result of training.
@@ -42,7 +42,7 @@ def epoch_order(seed: int, epoch: int, dataset_size: int) -> npt.NDArray[np.int6
 def random_streams(
     seed: int, position: int, generators: int, *, evaluation: int = 0
 ) -> npt.NDArray[np.int64]:
-    """Where the random generators of a model begin for samples from `position` on.
+    """Initial states of a model's random generators for the samples from `position` on.
 
     A generator of Keras is two numbers below 2^31 - 2; a draw reads both and adds 1 to the second. The streams
     of a job can never meet: `(position, generator)` is written as one number of 48 bits, a permutation keyed by
@@ -50,13 +50,13 @@ def random_streams(
     part of its second. The lower 12 bits are left to the draws. The permutation is a Feistel network of four
     rounds with a keyed hash [1]_. Positions count modulo 2^36, which no job reaches.
 
-    Streams name samples, not processes: whoever computes a share, now or again after a failure, draws the same,
+    Streams belong to samples, not processes: any worker that computes a share, also after a failure, draws the same,
     and no two shares of a job draw alike, since their first samples differ.
 
     Args:
         seed: Of the job.
-        position: How many samples of the job come before, over all epochs.
-        generators: How many streams are wanted: those of generators `0..generators-1`, at most 4096.
+        position: Number of earlier samples of the job, over all epochs.
+        generators: Number of streams: those of generators `0..generators-1`, at most 4096.
         evaluation: 0 for training. An evaluation names its step and draws from streams of its own.
 
     Returns:

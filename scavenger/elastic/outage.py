@@ -1,11 +1,11 @@
-"""Whether the silence of processes says anything of them: not while the leader cannot hear the hosts that they run on.
+"""Whether the silence of processes counts as failure: not while the network to their hosts is broken.
 
 =========  ======================================  ==========================================================
 state      event                                   next
 =========  ======================================  ==========================================================
 sound      the hosts are in doubt                  broken; every process is awaited
 broken     the hosts are heard again               mending, for as long as it was broken (within bounds)
-mending    an awaited process is heard, or ends    it is awaited no more
+mending    an awaited process is heard, or ends    it is no longer awaited
 mending    none is awaited, or the time is over    sound
 mending    the hosts are in doubt                  broken; every process is awaited
 =========  ======================================  ==========================================================
@@ -21,12 +21,12 @@ from collections.abc import Collection
 __all__ = ["MEND_MAX_S", "Outage"]
 
 MEND_MAX_S = 130.0
-"""The longest that TCP waits between two attempts is 120 s."""
+"""Longest time of mending: TCP waits at most 120 s between two attempts."""
 _MEND_LEAST_S = 10.0
 
 
 class Outage:
-    """One leader's view of the network to its processes."""
+    """State of the network between a supervisor and its processes."""
 
     def __init__(self) -> None:
         self._broken_at: float | None = None
@@ -34,17 +34,17 @@ class Outage:
         self._awaited: set[str] = set()
 
     def heard(self, name: str) -> None:
-        """A process has said something."""
+        """Record a message of a process."""
         if self._mend_by is not None:
             self._awaited.discard(name)
 
     def look(self, now: float, *, in_doubt: bool, processes: Collection[str]) -> bool:
-        """Whether nobody's silence counts now.
+        """Update the state; returns whether silence does not count as failure now.
 
         Args:
             now: Monotonic seconds.
-            in_doubt: The leader does not hear the hosts, see `Engine.in_doubt`.
-            processes: Those that run.
+            in_doubt: Whether the hosts are silent, see `Engine.in_doubt`.
+            processes: Processes that run.
         """
         if in_doubt:
             self._broken_at = now if self._broken_at is None else self._broken_at

@@ -1,6 +1,6 @@
 """Payloads that cross a link in chunks: no chunk that arrived is sent again, and what is lost is sent once more.
 
-A link delivers in order, but may break, and then loses a run of messages without telling. So a sender that does not
+A link delivers in order, but may break, and then loses consecutive messages silently. So a sender that does not
 know what became of a payload asks (`Delivery.ask`), behind all that it has sent; the receiver answers with what has
 not arrived by then (`Arrival.missing`), and that is sent, unless something was sent after the question: what the
 receiver lacked then may be on its way.
@@ -15,7 +15,7 @@ __all__ = ["Arrival", "Delivery"]
 
 
 class Arrival:
-    """The receiver's half: which chunks of one payload are still missing.
+    """The receiver's half: tracks which chunks of one payload are still missing.
 
     Args:
         chunks: Offset and size of each chunk of the payload, in order.
@@ -38,17 +38,17 @@ class Arrival:
         return self._missing.get(offset) == size
 
     def took(self, offset: int) -> None:
-        """The chunk at `offset` has arrived."""
+        """Record that the chunk at `offset` has arrived."""
         del self._missing[offset]
 
 
 @dataclass(slots=True)
 class Delivery:
-    """The sender's half: which answers to its questions still tell what the receiver lacks."""
+    """The sender's half: tracks which answers of the receiver are still current."""
 
     _asked: int = 0
     _outdated: int = 0
-    """The newest question that was asked before something was last sent."""
+    """Number of the newest question that was asked before the last chunk was sent."""
 
     def ask(self) -> int:
         """The number of a new question to the receiver."""
@@ -56,7 +56,7 @@ class Delivery:
         return self._asked
 
     def answered(self, question: int) -> bool:
-        """Whether what was missing at a question is to be sent now; if so, older answers count no more."""
+        """Whether the chunks missing at a question are to be sent now; if so, older answers are ignored."""
         if not self._outdated < question <= self._asked:
             return False
         self._outdated = self._asked

@@ -1,4 +1,4 @@
-"""Which aggregator holds which tensor."""
+"""Placement of tensors on aggregators."""
 
 from __future__ import annotations
 

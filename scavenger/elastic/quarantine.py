@@ -1,4 +1,4 @@
-"""Which samples kill the workers that compute them, found without blaming data for what the cloud did.
+"""Finds samples that kill the workers which compute them, without blaming data for failures of machines.
 
 A death is evidence only if the process ended by its own fault (`Cause.blames_data`), and only against the piece
 of data which that worker was computing. What becomes of a piece::
@@ -12,7 +12,7 @@ of data which that worker was computing. What becomes of a piece::
     quarantined -                                                -                           -
 
 Who died of one of several pieces is evidence against none of them: each is watched, and tried alone. A piece is
-retried apart from its neighbours (`cut`), so that whoever dies on it dies of it. Halving a piece that was found
+retried apart from its neighbours (`cut`), so that a worker that dies on it dies of it. Halving a piece that was found
 guilty takes one death a level, not three: a chance death there merely sends the search into an innocent half,
 which then passes. The verdict itself always takes `deaths_min` deaths on the one piece alone, which makes at most
 `2 deaths_min + log2(n)` for a piece of n samples with one that kills.
@@ -45,11 +45,11 @@ __all__ = [
 
 DEATHS_MIN = 3
 HOSTS_MIN = 2
-"""Once may be chance, and twice a coincidence; on one host alone it may be the host."""
+"""Hosts on which a piece must have killed a worker: on one host alone, the host may be the cause."""
 
 
 class Cause(Enum):
-    """Why a worker is no more."""
+    """Why a worker ended."""
 
     CRASHED = "crashed"
     OUT_OF_MEMORY = "out of memory"
@@ -61,7 +61,7 @@ class Cause(Enum):
 
     @property
     def blames_data(self) -> bool:
-        """What it computed may have done it; an eviction, a preemption or a cut wire says nothing of data."""
+        """Whether its data may be the cause; not for evictions, preemptions and lost connections."""
         return self in (Cause.CRASHED, Cause.OUT_OF_MEMORY, Cause.HUNG)
 
 
@@ -77,7 +77,7 @@ _OWN_FAULT = frozenset(
     }
 )
 _SHELL_SIGNAL = 128
-"""Shells and container runtimes tell of a death by signal n as exit code 128 + n."""
+"""Shells and container runtimes report a death by signal n as exit code 128 + n."""
 
 
 def cause_of_death(
@@ -88,17 +88,17 @@ def cause_of_death(
     out_of_memory: bool = False,
     hung: bool = False,
 ) -> Cause:
-    """Tell the kind of a death; in doubt the one that does not blame the data.
+    """Classify a death; in doubt as a cause that does not blame the data.
 
-    SIGKILL with nothing else known is `KILLED`, though the kernel's memory killer uses it too: whoever can ask
-    (the cgroup counts its kills) says so with `out_of_memory`.
+    SIGKILL alone is `KILLED`, although the kernel's out-of-memory killer uses it too: callers that can tell (the cgroup
+    counts its kills) pass `out_of_memory`.
 
     Args:
-        exit_code: As `subprocess` has it: negative for a signal. None where there is no process to ask.
-        ended_by_us: We told it to go, or sent the signal.
-        preempted: The cloud gave notice that it takes the machine.
-        out_of_memory: The memory killer took it.
-        hung: The watchdog ended it because it computed without end.
+        exit_code: As in `subprocess`, negative for a signal; None if unknown.
+        ended_by_us: Whether Scavenger ended it, by request or by signal.
+        preempted: Whether the cloud gave a preemption notice for the machine.
+        out_of_memory: Whether the out-of-memory killer ended it.
+        hung: Whether the watchdog ended it because it made no progress.
     """
     if preempted:
         return Cause.PREEMPTED
@@ -139,7 +139,7 @@ class Piece:
         return self.scope == other.scope and self.start <= other.start and other.stop <= self.stop
 
     def minus(self, other: Piece) -> list[Piece]:
-        """What is left of it without the other: none, one or two pieces."""
+        """The rest without the other piece: zero, one or two pieces."""
         if not self.overlaps(other):
             return [self]
         rest = [(self.start, other.start), (other.stop, self.stop)]
@@ -151,7 +151,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Innocent:
-    """The death says nothing of the data."""
+    """The death is no evidence against the data."""
 
     reason: str
 
@@ -175,7 +175,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """The piece is left out from now on. The job is no longer whole, and its report must say so."""
+    """The piece is left out from now on. The result is no longer complete, which the report must state."""
 
     piece: Piece
     reason: str
@@ -195,13 +195,13 @@ Finding = Innocent | Suspected | Split | Quarantined | NotTheData
 class _Suspect:
     piece: Piece
     guilty_before: bool
-    """It is part of a piece that was found guilty."""
+    """Whether it is part of a piece that was found guilty."""
     deaths: list[tuple[str, str]] = field(default_factory=list)
-    """Worker and host of each who died on exactly this piece."""
+    """Worker and host of each death on exactly this piece."""
 
 
 class Suspects:
-    """What is suspected and what is quarantined.
+    """Suspected and quarantined pieces of the data.
 
     Args:
         samples_max: Samples that may be quarantined in all; beyond, the finding is `NotTheData`.
@@ -231,12 +231,12 @@ class Suspects:
 
     @property
     def suspected(self) -> tuple[Piece, ...]:
-        """In order of scope and place."""
+        """Suspected pieces, ordered by scope and start."""
         return tuple(sorted(suspect.piece for suspect in self._suspects))
 
     @property
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """In the order in which they were found."""
+        """Quarantined pieces in the order in which they were found."""
         return tuple(self._quarantined)
 
     @property
@@ -244,7 +244,7 @@ class Suspects:
         return sum(entry.piece.samples for entry in self._quarantined)
 
     def cut(self, piece: Piece) -> tuple[Piece, ...]:
-        """What of a piece is to be computed, in order: suspects apart, what is quarantined left out."""
+        """Cut a piece into the parts to compute, in order: suspects separately, without quarantined samples."""
         rest = [piece]
         for entry in self._quarantined:
             rest = [left for part in rest for left in part.minus(entry.piece)]
@@ -253,11 +253,11 @@ class Suspects:
         return tuple(sorted(rest))
 
     def avoid(self, piece: Piece, hosts: Collection[str]) -> frozenset[str]:
-        """Hosts that can tell nothing new of a piece, where the next death is to decide.
+        """Hosts on which another death would be no new evidence on a piece, if the next death decides.
 
         Args:
             piece: As `cut` gave it.
-            hosts: Those that the job has now; if there is no other to try it on, none is avoided.
+            hosts: The job's present hosts; if all would be avoided, none is.
         """
         suspect = self._find(piece)
         if suspect is None or len(suspect.deaths) + 1 < self.deaths_min or not self._decisive(suspect):
@@ -266,7 +266,7 @@ class Suspects:
         return tried if len(tried) < self.hosts_min and set(hosts) - tried else frozenset()
 
     def watches(self, piece: Piece) -> bool:
-        """The piece, as `cut` gave it, is suspected: whoever computes it must compute nothing else."""
+        """Whether the piece, as `cut` gave it, is suspected and must be computed alone."""
         return self._find(piece) is not None
 
     def watch(self, piece: Piece) -> Suspected:
@@ -287,9 +287,9 @@ class Suspects:
             worker: A name that is never used again, so that a message that comes twice counts once.
             host: The machine it ran on.
             piece: What it was computing, as `cut` gave it.
-            step: The step it was computed for; for people.
+            step: The step it was computed for, for messages.
             cause: See `cause_of_death`.
-            hosts: How many the job has, this one included.
+            hosts: Number of the job's hosts, including this one.
         """
         if not cause.blames_data:
             return Innocent(f"{worker} was lost in step {step}: {cause.value}")
@@ -325,7 +325,7 @@ class Suspects:
         return verdict
 
     def quarantine(self, entry: Quarantined) -> None:
-        """Leave a piece out which an earlier holder found guilty; saying so twice is saying so once."""
+        """Leave out a piece that an earlier process found guilty; idempotent."""
         if entry not in self._quarantined:
             self._carve(entry.piece)
             self._quarantined.append(entry)
@@ -346,10 +346,10 @@ class Suspects:
 
     @classmethod
     def restore(cls, snapshot: dict[str, Any]) -> Suspects:
-        """The state that `snapshot` gave.
+        """Restore the state from `snapshot`.
 
         Raises:
-            ValueError: If it is no such state.
+            ValueError: If the state is invalid.
         """
         try:
             suspects = cls(**{name: int(snapshot[name]) for name in _SETTINGS})
@@ -383,11 +383,11 @@ class Suspects:
         return piece.samples // 2 >= self.samples_min
 
     def _decisive(self, suspect: _Suspect) -> bool:
-        """The whole evidence is needed: on what is not yet known to hold a killer, and for the verdict."""
+        """Whether the full evidence is needed: for a piece not yet known to kill, and for the final verdict."""
         return not (suspect.guilty_before and self._splits(suspect.piece))
 
     def _carve(self, piece: Piece) -> None:
-        """Take a piece out of the suspects; evidence against the whole says nothing of what is left."""
+        """Remove a piece from the suspects; evidence against the whole is no evidence against the rest."""
         untouched = [suspect for suspect in self._suspects if not suspect.piece.overlaps(piece)]
         touched = [suspect for suspect in self._suspects if suspect.piece.overlaps(piece)]
         self._suspects = untouched + [

@@ -1,4 +1,4 @@
-"""The supervisor's half of a recovery: what follows when a process of a job ends, and when a model is rolled back.
+"""The supervisor's half of a recovery: the reaction to the end of a process, and to a roll-back of the model.
 
 Events in, actions out. Table of phases (rows) and events (columns); `-` that nothing follows::
 
@@ -15,11 +15,11 @@ Events in, actions out. Table of phases (rows) and events (columns); `-` that no
                                      death
     CLOSED         -                 -                 -                           -              -           -
 
-What follows when a worker ends depends on its status alone (`worker_ended`)::
+The reaction to the end of a worker depends on its status alone (`worker_ended`)::
 
     refused   Refused: it never ran
-    LEAVING   nothing: it was let go
-    FAILED    Lost; it has said why, which ends the job
+    LEAVING   nothing: it was released
+    FAILED    Lost; it has reported an error, which ends the job
     EXPELLED  Lost
     others    Lost, and CodeEnded where its code ended the process: no machine and no signal did
 
@@ -61,12 +61,12 @@ __all__ = [
 ]
 
 DEATHS_MAX = 5
-"""Deaths of one process, or of coordinators, that are repaired within `DEATHS_WITHIN_S`."""
+"""Most deaths of one process, or of coordinators, that are repaired within `DEATHS_WITHIN_S`."""
 DEATHS_WITHIN_S = 60.0
 
 
 class Role(Enum):
-    """What a process of a job does."""
+    """Role of a process of a job."""
 
     COORDINATOR = "coordinator"
     AGGREGATOR = "aggregator"
@@ -74,11 +74,11 @@ class Role(Enum):
 
 
 class Status(Enum):
-    """How a process stands, or how it ended.
+    """State of a process, or how it ended.
 
-    STARTING: it was launched. READY: it does its part. LEAVING: it was let go, and has not ended. EXPELLED: it counts
-    as lost, and is being ended. FAILED: it has said why it ends. GONE: it has ended as it was meant to. LOST: it has
-    ended otherwise.
+    STARTING: it was launched. READY: it works. LEAVING: it was released, and has not ended. EXPELLED: it counts as
+    lost, and is being ended. FAILED: it has reported an error. GONE: it has ended as intended. LOST: it has ended
+    otherwise.
     """
 
     STARTING = "starting"
@@ -196,7 +196,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """There is no place for a worker that was launched; it never ran."""
+    """There is no capacity for a worker that was launched; it never ran."""
 
     worker: str
     reason: str
@@ -267,7 +267,7 @@ Action = (
 
 @dataclass(frozen=True, slots=True)
 class _Outage:
-    """Why something stands still, and since when."""
+    """An interruption: its cause and its start."""
 
     cause: str
     since_s: float
@@ -275,15 +275,15 @@ class _Outage:
 
 @dataclass(slots=True)
 class _Aggregator:
-    """What is known of one aggregator.
+    """State of one aggregator.
 
     Attributes:
-        held: It holds its part, or its memory does.
-        outage: Its process ended, and another has not yet taken up the part.
-        commanded: It is being ended for a roll-back, so that its end is no death.
-        rewinding: It has not begun again since the roll-back.
-        step: After which it began again.
-        deaths_s: When its processes died.
+        held: Whether it, or its memory, holds its part.
+        outage: Set while its process has ended and another has not yet loaded the part.
+        commanded: Whether it is being ended for a roll-back, so that its end does not count as a death.
+        rewinding: Whether it has not begun again since the roll-back.
+        step: The step after which it began again.
+        deaths_s: Times at which its processes died.
     """
 
     held: bool = False
@@ -298,11 +298,11 @@ class Recovery:
     """The recoveries of one job's aggregators and coordinators. Feed it one event at a time.
 
     Args:
-        aggregators: Their names, in the order of their parts.
+        aggregators: Names of the aggregators, in the order of their parts.
 
     Attributes:
         phase: Whether the model is being rolled back.
-        token: Of the newest coordinator.
+        token: Token of the newest coordinator.
     """
 
     def __init__(self, aggregators: Sequence[str]) -> None:
@@ -324,7 +324,7 @@ class Recovery:
         return tuple(i for i, entry in enumerate(self._aggregators.values()) if entry.rewinding)
 
     def handle(self, event: Event) -> list[Action]:
-        """Take one event; returns what is to be done, in order."""
+        """Process one event; returns the resulting actions, in order."""
         if self.phase is Phase.CLOSED:
             return []
         match event:
@@ -367,7 +367,7 @@ class Recovery:
     def _part_held(self, event: PartHeld) -> list[Action]:
         entry = self._aggregators[event.name]
         if entry.rewinding and entry.outage is None:
-            return []  # it was said by the process that was ended for the roll-back
+            return []  # a message of the process that was ended for the roll-back
         entry.held = True
         if entry.outage is None:
             return []
@@ -400,14 +400,14 @@ class Recovery:
 def worker_ended(
     name: str, status: Status, cause: str, *, by_itself: bool, crashed: bool, ready: bool, refused: str = ""
 ) -> list[Action]:
-    """What follows when a worker has ended; see the table above.
+    """The reaction to the end of a worker; see the table of the module.
 
     Args:
-        status: As it stood before.
-        cause: In words, to stand behind its name.
-        by_itself: Its process returned a status, where others are killed by a signal.
-        crashed: It was killed by a signal that its own code may have brought about.
-        ready: It had been able to train.
+        status: The worker's status before its end.
+        cause: Description that follows the worker's name in messages.
+        by_itself: Whether its process exited with a status instead of being killed by a signal.
+        crashed: Whether it was killed by a signal that its own code may have caused.
+        ready: Whether it had been able to train.
         refused: Why it never ran; empty if it did.
     """
     if refused:

@@ -1,4 +1,4 @@
-"""What is said to the rounds of a loop of the user's own, and what they say: the values of `elastic.rounds`."""
+"""Events and orders of the rounds of a custom training loop, `elastic.rounds`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A worker is being started, under a name that nobody has had before."""
+    """A worker is being started, under a name that was never used."""
 
     worker: str
 
@@ -59,7 +59,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """A worker's part of a step has arrived whole."""
+    """A worker's part of a step has arrived completely."""
 
     worker: str
     view: int
@@ -69,7 +69,7 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """The mean that `Average` asked for is there."""
+    """The mean that `Average` requested is available."""
 
     step: int
 
@@ -84,7 +84,7 @@ class Donated:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A worker is no more, in whatever way."""
+    """A worker has ended, for any reason."""
 
     worker: str
     cause: Cause
@@ -99,7 +99,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """From the next boundary on, train on so many workers, of those that have arrived."""
+    """Train with this many of the workers that have arrived, from the next boundary on."""
 
     workers: int
     reason: str
@@ -136,7 +136,7 @@ class Donate:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Form the sample-weighted mean of what these workers pushed for a step, then say `Averaged`."""
+    """Form the sample-weighted mean of what these workers pushed for a step, then send `Averaged`."""
 
     step: int
     contributions: tuple[tuple[str, Part], ...]
@@ -164,7 +164,7 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Tell a worker to end: it is no member any more."""
+    """Tell a worker to end, since it is no longer a member."""
 
     worker: str
     reason: str
@@ -172,7 +172,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Expel:
-    """End a worker that broke the protocol, then say `Gone`: what it did with its replica is unknown."""
+    """End a worker that broke the protocol, then send `Gone`: the state of its replica is unknown."""
 
     worker: str
     reason: str

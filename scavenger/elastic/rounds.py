@@ -1,4 +1,4 @@
-"""Rounds of a training loop of the user's own: whose gradients are in a step, who applies it, who joins and leaves.
+"""Rounds of a custom training loop: which gradients are in a step, which workers apply it, join and leave.
 
 There is no master copy: every worker holds a replica, and all apply the same mean, so all stay the same (Wu et al.,
 "Elastic Deep Learning in Multi-Tenant GPU Clusters", sections 3 and 4). Events in, instructions out. A worker is::
@@ -9,7 +9,7 @@ There is no master copy: every worker holds a replica, and all apply the same me
 and a round, the step after the `step` that the ledger has committed::
 
     open     each current member reads what it was granted and pushes its part, or is idle: it asked in vain
-    sealed   every member has pushed or is idle, and somebody has pushed: the ledger may apply it -> Average
+    sealed   every member has pushed or is idle, at least one has pushed: the ledger may apply it -> Average
     open     Averaged: the ledger commits, the newest view takes effect, and all that are left get the mean (Publish)
 
 Between two rounds lies the boundary: only there do workers join, by the state of a current one (`Donate`, then
@@ -72,9 +72,9 @@ class Rounds:
     """The rounds of one job. Not thread-safe; feed it one event at a time.
 
     Args:
-        ledger: Whose `step` is the last one that was applied.
-        held: The caller has the state of that step, as from a snapshot, for the first members to load.
-        view: The newest that there has been; numbers go on behind it.
+        ledger: The shard ledger, whose `step` is the last one that was applied.
+        held: Whether the caller has the state of that step, such as a snapshot, for the first members to load.
+        view: Number of the newest view so far; new views get higher numbers.
     """
 
     def __init__(self, ledger: Ledger, *, held: bool = False, view: int = 0) -> None:
@@ -88,7 +88,7 @@ class Rounds:
         self._members: tuple[str, ...] = ()
         self._current: set[str] = set()
         self._idle: dict[str, int] = {}
-        """Members that asked in vain, and for which epoch."""
+        """Members whose request found no samples, and its epoch."""
         self._granted: dict[str, Grant] = {}
         self._pushed: dict[str, Part] = {}
         self._sealed: Proposed | None = None
@@ -99,27 +99,27 @@ class Rounds:
 
     @property
     def step(self) -> int:
-        """The last one that was applied."""
+        """The last step that was applied."""
         return self.ledger.step
 
     @property
     def epoch(self) -> int:
-        """The one that is read, or is to be read next."""
+        """The current epoch, or the next one."""
         return self.ledger.epoch + self.ledger.over
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Of the view, as far as they live."""
+        """Members of the view that are alive."""
         return self._members
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Members for whom the round waits."""
+        """Members that the round waits for."""
         return tuple(name for name in self._members if name not in self._pushed and name not in self._idle)
 
     @property
     def done(self) -> bool:
-        """Training has ended, at every member."""
+        """Whether training has ended at every member."""
         return self.finishing and not self._members
 
     def alive(self, *states: WorkerState) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ class Rounds:
     # ---- what happens --------------------------------------------------------------------------------------
 
     def handle(self, event: Happening) -> list[Order]:
-        """Take one event; returns what is to be done, in order.
+        """Process one event; returns the resulting orders, in order.
 
         Raises:
             ValueError: If a name comes twice, there would be no worker, or nothing was to be averaged.
@@ -161,7 +161,7 @@ class Rounds:
                 return self._finished(event.worker)
 
     def want_state(self) -> list[Order]:
-        """Have a member donate its state as it is after `step`, for a snapshot beside `ledger.snapshot()`."""
+        """Have a member donate its state as it is after `step`, for a snapshot together with `ledger.snapshot()`."""
         self._wanted = True
         return self._seek_donor()
 
@@ -170,7 +170,7 @@ class Rounds:
         if worker not in self._current:
             return [Leave(worker, "it is no member")]
         if event.step != self.step or worker in self._pushed or self._sealed is not None:
-            return []  # it came twice, or late
+            return []  # a duplicate, or too late
         if event.epoch > self.epoch:
             return [Expel(worker, f"asked for epoch {event.epoch} in epoch {self.epoch}")]
         orders: list[Order] = []
@@ -180,7 +180,7 @@ class Rounds:
         return [*orders, *self._regrant(), *self._complete()]
 
     def _grant(self, worker: str, epoch: int) -> list[Order]:
-        """Samples for a worker, where there are any."""
+        """Grant samples to a worker, if there are any."""
         self._idle.pop(worker, None)
         if epoch < self.ledger.epoch or self.ledger.over:
             return [Over(worker, epoch)]
@@ -194,7 +194,7 @@ class Rounds:
         return orders
 
     def _regrant(self) -> list[Order]:
-        """What has become free, for those that asked in vain."""
+        """Grant samples that have become free to the workers whose requests found none."""
         if self._sealed is not None:
             return []
         return [order for worker, epoch in list(self._idle.items()) for order in self._grant(worker, epoch)]
@@ -254,19 +254,19 @@ class Rounds:
             members=len(self._members),
             workers=tuple(name for name in heard if name in self._current),
         )
-        # whoever donates must have applied this step first
+        # a donor must have applied this step first
         return [*orders, publish, *boundary, *self._seek_donor(), *self._stranded()]
 
     # ---- views ---------------------------------------------------------------------------------------------
 
     def _between(self) -> list[Order]:
-        """Have a view take effect at once where no round is under way."""
+        """Put the newest view into effect at once if no round is in progress."""
         if self._current or self._sealed is not None:
             return []
         return [*self._install(), *self._seek_donor()]
 
     def _install(self) -> list[Order]:
-        """The boundary: let the newest view take effect."""
+        """Put the newest view into effect at a boundary."""
         announced = self._membership.announced
         if self.finishing or announced is None or announced.number == self.view:
             return []
@@ -285,7 +285,7 @@ class Rounds:
         return tuple(name for name in self._members if name not in self._current)
 
     def _seek_donor(self) -> list[Order]:
-        """Where somebody needs a state: from whom."""
+        """Ask a current member for its state if a new member needs it."""
         fresh = self._fresh()
         if fresh and not self._current:
             if self._held == self.step:
@@ -337,7 +337,7 @@ class Rounds:
         orders: list[Order] = []
         if not self.finishing:
             self.finishing = True
-            # nobody could say any more what they would join
+            # no replica is left that they could join
             others = (*self._fresh(), *self.alive(WorkerState.STARTING, WorkerState.STANDBY))
             for name in dict.fromkeys(others):
                 self._membership.lost(name)
@@ -346,7 +346,7 @@ class Rounds:
         return [*orders, *self._gone(worker, Cause.EVICTED)]
 
     def _forget(self, worker: str, cause: Cause) -> list[Instruction]:
-        """Take a worker out of the round; what it has not committed is free again."""
+        """Remove a worker from the round; its uncommitted samples become free again."""
         self._members = tuple(name for name in self._members if name != worker)
         self._current.discard(worker)
         self._idle.pop(worker, None)
@@ -362,7 +362,7 @@ class Rounds:
         return [Stranded(self.step)] if lost and not self.finishing and self._sealed is None else []
 
     def _take(self, instructions: Collection[Instruction]) -> list[Order]:
-        """What the ledger says that others should hear."""
+        """Convert the ledger's instructions to orders."""
         return [
             entry
             for entry in instructions

@@ -1,4 +1,4 @@
-"""What is said to the sequencer, and what it says: the values of `scavenger.elastic.barrier`."""
+"""Events and instructions of the sequencer, `scavenger.elastic.barrier`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Lead:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a lost worker died; `hosts`: how many the job has."""
+    """How a lost worker died; `hosts` is the number of the job's hosts."""
 
     worker: str
     host: str
@@ -57,9 +57,9 @@ class Announce:
     """The coordinator wants these members and this batch from the next boundary on.
 
     Attributes:
-        lost: Workers that may still be awaited but will not answer: others do their part at once.
-        deaths: How they died, where that is known.
-        token: The coordinator's.
+        lost: Workers that may still be awaited but will not answer; others do their part at once.
+        deaths: How they died, if known.
+        token: The coordinator's fencing token.
     """
 
     number: int
@@ -74,7 +74,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """An aggregator (by its place) has a worker's gradient of a piece."""
+    """An aggregator (by its index) has a worker's gradient of a piece."""
 
     worker: str
     view: int
@@ -112,7 +112,7 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The epoch's metrics have been seen: go on or stop."""
+    """The decision on the epoch's metrics: continue or stop."""
 
     epoch: int
     stop: bool
@@ -125,7 +125,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing has come for a while: say again what is awaited."""
+    """No message has arrived for a while: repeat the open requests."""
 
 
 Event = Lead | Announce | Contribution | Applied | Evaluated | Summed | Verdict | Halt | Tick
@@ -136,7 +136,7 @@ Event = Lead | Announce | Contribution | Applied | Evaluated | Summed | Verdict 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Average the pieces by samples, apply the optimizer, publish; then say `Applied`.
+    """Average the pieces by samples, apply the optimizer, publish; then send `Applied`.
 
     `aggregators`: who is to do it; all of them, or those that have not answered.
     """
@@ -174,7 +174,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell that the epoch's metrics are known, and wait for the verdict."""
+    """Report the epoch's metrics, and wait for the verdict."""
 
     plan: StepPlan
 
@@ -188,7 +188,7 @@ class Installed:
 
 @dataclass(frozen=True, slots=True)
 class Inform:
-    """Tell the coordinator that takes the lead where the job stands. `number`: of the newest view heard of."""
+    """Report the job's progress to a coordinator that takes the lead. `number` is that of the newest view received."""
 
     token: int
     number: int
@@ -206,14 +206,14 @@ class Quarantine:
 
 @dataclass(frozen=True, slots=True)
 class Despair:
-    """Workers die of so much of the data that it is not the data; the job cannot go on."""
+    """Workers die of so many samples that the data cannot be the cause; the job cannot continue."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A message that came too late or from a stranger; nothing follows from it but a note."""
+    """A message came too late or from an unknown sender; it is only noted."""
 
     sender: str
     reason: str

@@ -1,4 +1,4 @@
-"""A view: who computes what from one step on."""
+"""A view: which worker computes which samples from one step on."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Position:
 class Member:
     """A worker in a view.
 
-    `slot` is the first of `SLOTS_PER_WORKER` slots that nobody else ever has. Where they lie in the block, others
-    may come to lie only once this one's process has ended: a late writer can hurt nobody.
+    `slot` is the first of `SLOTS_PER_WORKER` slots that no other worker ever has. Their memory is reused only after
+    this worker's process has ended, so that a late write does no harm.
     """
 
     worker: str
@@ -43,16 +43,16 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What holds from `first_step` on.
+    """Members, batch and positions that hold from `first_step` on.
 
     Attributes:
-        number: Only grows; every message carries it, and one of an older view is refused.
+        number: Increases with every view; messages carry it, and those of an older view are refused.
         first_step: The first step computed under it (steps count from 1).
         global_batch_size: B.
         members: In a fixed order, which gives each its share.
         position: Where `first_step` begins in the data.
-        lr_scale: By what the optimizer's learning rate is multiplied.
-        reason: Why the view changed, for people.
+        lr_scale: Factor on the optimizer's learning rate.
+        reason: Why the view changed, for messages.
     """
 
     number: int
@@ -79,7 +79,7 @@ class View:
         return -(-self.global_batch_size // len(self.members))
 
     def rank(self, worker: str) -> int | None:
-        """The member's place; None for a stranger."""
+        """The member's index; None for a worker that is no member."""
         for rank, member in enumerate(self.members):
             if member.worker == worker:
                 return rank
@@ -147,7 +147,7 @@ def split(start: int, samples: int, parts: int) -> tuple[Share, ...]:
 def plan_step(view: View, step: int, dataset_size: int) -> StepPlan:
     """The plan of a step under a view.
 
-    A pure function, so nobody hands samples out, and none is lost or repeated.
+    A pure function, so no process has to assign samples, and none is lost or repeated.
 
     Steps take the next B samples of the epoch; the last step of an epoch takes what is left.
 

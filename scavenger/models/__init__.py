@@ -1,4 +1,4 @@
-"""What is learned of a job: gradient noise, epochs by batch size, step time by configuration.
+"""The models of a job: gradient noise, epochs by batch size, step time by configuration.
 
 =====================  ======================================================================
 `noise`                γ and φ of every step, smoothed; when they have settled

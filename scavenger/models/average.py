@@ -1,4 +1,4 @@
-"""The universal model: what jobs that were run before have in common, for a job that is like none of them.
+"""The universal model: the average of earlier jobs, for a job that resembles none of them.
 
 Only what has the same meaning in every job is averaged: the logarithms of the step time at a (K, b, c), of the
 epochs at a B, and of the critical batch size. The spread between the models is the error of the average, and is wide.
@@ -26,7 +26,7 @@ from scavenger.models.step_laws import StepTimes, fit_linear
 __all__ = ["average"]
 
 BETWEEN_JOBS_LOG_SD = 1.0
-"""Between two jobs, before more is known: a factor of e. One model says nothing of how much jobs differ."""
+"""Prior standard deviation (of ln) between two jobs, a factor of e: one model does not show how much jobs differ."""
 
 
 def average(models: Sequence[JobModel]) -> JobModel:
@@ -35,7 +35,7 @@ def average(models: Sequence[JobModel]) -> JobModel:
     The data set size is averaged too; `dataclasses.replace` gives the model the new job's own.
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there is no model.
     """
     if not models:
         raise ValueError("there is no model to average")
@@ -56,7 +56,7 @@ def average(models: Sequence[JobModel]) -> JobModel:
 
 
 def _geometric_mean(values: Sequence[float]) -> float:
-    """Of those that are positive; 0 where none is."""
+    """Geometric mean of the positive values; 0 if none is positive."""
     positive = [math.log(value) for value in values if value > 0.0]
     return math.exp(math.fsum(positive) / len(positive)) if positive else 0.0
 
@@ -105,7 +105,7 @@ def _average_vm(vms: Sequence[VmModel]) -> VmModel:
             work_max=work_max,
             notes=tuple(notes),
         ),
-        # The most that any job took: one that runs out of memory is lost.
+        # The maximum over the jobs: a worker that runs out of memory is lost.
         memory=MemoryLaw(max(m.base_bytes for m in memory), max(m.per_sample_bytes for m in memory))
         if memory
         else None,
@@ -114,12 +114,12 @@ def _average_vm(vms: Sequence[VmModel]) -> VmModel:
 
 def _average_statistical(models: Sequence[StatisticalModel]) -> StatisticalModel:
     """Critical-batch law through the mean log epochs at the middle batch size, with the mean log B*."""
-    # A bound says nothing of the epochs to a target, and the length of a run without one no more.
+    # Neither a bound nor the length of a run without a target is evidence of the epochs to a target.
     absolute = [m for m in models if not (m.relative_only or isinstance(m.law, FixedEpochs))]
-    told = absolute or list(models)
+    fitted = absolute or list(models)
     low, high = min(m.batch_min for m in models), max(m.batch_max for m in models)
     middle = math.sqrt(low * high)
-    levels = np.log([float(m.predict(np.array([middle]))[0][0]) for m in told])
+    levels = np.log([float(m.predict(np.array([middle]))[0][0]) for m in fitted])
     scales = np.log([m.law.critical_batch_size for m in models if isinstance(m.law, CriticalBatch)])
     log_scale = float(scales.mean()) if len(scales) else math.log(high)
     shape = float(_between_variance(scales)) if len(scales) else CRITICAL_BATCH_LOG_SD**2
@@ -138,5 +138,5 @@ def _average_statistical(models: Sequence[StatisticalModel]) -> StatisticalModel
         batch_min=low,
         batch_max=high,
         relative_only=not absolute,
-        notes=(f"epochs are the geometric mean of other jobs ({len(told)})",),
+        notes=(f"epochs are the geometric mean of other jobs ({len(fitted)})",),
     )

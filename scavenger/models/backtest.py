@@ -1,4 +1,4 @@
-"""What a back-test found: predictions held against measurements that the fit has not seen."""
+"""Results of back-tests: predictions compared with measurements that were not used in the fit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = [
 ]
 
 STEP_TIME_RANGE_S = (1e-9, 1e9)
-"""From one operation of a processor to thirty years: what lies outside is no time of a step."""
+"""Plausible step times, from one processor operation to thirty years."""
 
 EPOCHS_RANGE = (1e-15, 1e21)
-"""Epochs, samples, or either in another unit: what lies outside was not trained by anybody."""
+"""Plausible epochs or samples, in any unit."""
 
 BATCH_MAX = float(2**53)
-"""Samples; beyond it numbers in a file are no longer whole."""
+"""Largest batch, samples; above it, floating-point numbers in a file are not exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RunRow:
     epochs: float
 
     def usable(self) -> bool:
-        """Whether it can be true: a whole, positive batch size, and epochs within `EPOCHS_RANGE`."""
+        """Whether the row is plausible: a whole, positive batch size, and epochs within `EPOCHS_RANGE`."""
         low, high = EPOCHS_RANGE
         batch = float(self.global_batch_size)
         return 1.0 <= batch <= BATCH_MAX and batch.is_integer() and low <= self.epochs <= high
@@ -75,7 +75,7 @@ class PlacementRow:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """One measurement that the fit has not seen.
+    """One measurement that was not used in the fit, with its prediction.
 
     Attributes:
         at: What it was measured at, as in `batch 512` or `K 4, b 32`.
@@ -91,14 +91,14 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """One group: fitted on some of its points, judged at the others.
+    """Result of one group: fitted to some of its points, evaluated at the others.
 
     Attributes:
         origin: Source of convergence data, cluster of step times.
         workers_per_node: None for convergence data.
-        law: Name of the law, or of the one with the largest weight.
-        profiled: What was fitted to, as in `Predicted.at`.
-        dropped: Rows that were no measurements: not finite, not positive, missing.
+        law: Name of the law with the largest weight.
+        profiled: Points of the fit, as in `Predicted.at`.
+        dropped: Number of invalid rows: not finite, not positive, missing.
     """
 
     origin: str
@@ -114,13 +114,13 @@ class GroupResult:
         return np.array([100.0 * abs(p.predicted / p.truth - 1.0) for p in self.predictions])
 
     def covered(self) -> BoolArray:
-        """Which truths lie in their 90 % intervals, shape `(n,)`."""
+        """Which true values lie in their 90 % intervals, shape `(n,)`."""
         return np.array([p.low <= p.truth <= p.high for p in self.predictions], dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A group that has too few points, and why."""
+    """A group that was skipped for too few points, and the reason."""
 
     origin: str
     workers_per_node: int | None
@@ -135,6 +135,6 @@ def median_ape(results: Sequence[GroupResult]) -> float | None:
 
 
 def coverage90(results: Sequence[GroupResult]) -> float | None:
-    """The share of all predictions whose interval holds the truth; None without one."""
+    """The share of all predictions whose interval contains the true value; None without a prediction."""
     covered = [held for result in results for held in result.covered()]
     return float(np.mean(covered)) if covered else None

@@ -1,4 +1,4 @@
-"""The statistical model held against finished runs that it has not seen."""
+"""Back-test of the statistical model: predictions of finished runs that were not used in the fit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def backtest_epochs(rows: Iterable[RunRow], points: int | str) -> list[GroupResu
     which asks the model alone. Intervals are those of a mean over as many runs as the truth is one of.
 
     Args:
-        rows: In any order; those that cannot be true (`RunRow.usable`) are dropped and counted.
-        points: Batch sizes to fit to, at least 2; `extremes` is 2.
+        rows: Rows in any order; implausible ones (`RunRow.usable`) are dropped and counted.
+        points: Number of batch sizes to fit to, at least 2; `extremes` is 2.
 
     Returns:
         One per (source, workload), sorted.

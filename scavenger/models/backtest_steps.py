@@ -1,4 +1,4 @@
-"""The parallel model held against measured step times that it has not seen."""
+"""Back-test of the parallel model: predictions of step times that were not used in the fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scavenger.models.parallel import INTERVAL_Z, StepTimes, fit_parallel
 __all__ = ["backtest_steps", "step_times_of"]
 
 STEPS = 20
-"""That a mean of a file is taken to be over, where it does not say; with no spread known it has no influence."""
+"""Assumed number of steps of a mean in a file; without a known spread it has no influence."""
 
 SAME_BATCH_MAX = 1.0
 """Samples by which the local batches of one step may differ: more contradict the global one."""
@@ -138,7 +138,7 @@ def _order(row: PlacementRow) -> tuple[int, float, float, float]:
 
 
 def _synchronisation(row: PlacementRow) -> float | None:
-    """Seconds; None where it is unknown or no part of the step."""
+    """Synchronisation time, seconds; None if unknown or not a part of the step."""
     return row.sync_time_s if 0.0 <= row.sync_time_s < row.step_time_s else None
 
 
@@ -160,7 +160,7 @@ def _extremes(places: dict[Candidate, list[PlacementRow]]) -> list[Candidate]:
 
 
 def _proposed(places: dict[Candidate, list[PlacementRow]], points: int) -> list[Candidate]:
-    """Until nothing useful is left, as a search would; at least two, so that there is something to fit."""
+    """Placements that a search would profile, until none is useful; at least two, so that a fit is possible."""
     candidates = sorted(places)
     chosen: list[Candidate] = []
     while len(chosen) < points:
@@ -172,5 +172,5 @@ def _proposed(places: dict[Candidate, list[PlacementRow]], points: int) -> list[
 
 
 def _name(place: Candidate) -> str:
-    """As `K 4, b 32`."""
+    """Name of a placement, as `K 4, b 32`."""
     return f"K {place.workers}, b {-(-place.global_batch_size // place.workers)}"

@@ -1,4 +1,4 @@
-"""What a job costs: by the VM, by vCPU and GiB, on spot VMs, beside its workers, and what was paid in the end.
+"""The cost of a job: priced per VM or per vCPU and GiB, on spot VMs, with its other costs; and the final bill.
 
 Notation: K workers on n VMs at p dollars per VM and hour, T seconds of undisturbed training, λ interruptions per VM and
 hour, d seconds lost at each.
@@ -49,14 +49,14 @@ __all__ = [
 
 _HOUR_S = 3600.0
 BILLED_MIN_S = 60.0
-"""Both Compute Engine and EC2 (Linux) bill by the second, from one minute on."""
+"""Minimum billed time: Compute Engine and EC2 (Linux) bill by the second, and at least one minute."""
 
 NEVER_COUNTED = (
     "network traffic, public addresses and load balancers",
     "storage of checkpoints, data and images",
     "taxes, licences, and discounts that the price file does not have",
 )
-"""What no estimate has: Scavenger neither starts nor measures it."""
+"""Costs that no estimate includes, since Scavenger neither causes nor measures them."""
 
 VmPrices = Mapping[tuple[str, str, bool], float]
 """US dollars per hour by (VM type, zone, spot)."""
@@ -70,7 +70,7 @@ def size_price(cpus: float, memory_gib: float, rates: ResourceRates) -> float:
 def loss_per_interruption_s(vms: int, risk: SpotRisk) -> float:
     """Time that one interruption adds to a job on n VMs, `d = pause + redo + replace / n`.
 
-    The others go on while one of n VMs is missing, so an n-th of that time is lost. That takes throughput as
+    The others continue while one of n VMs is missing, so an n-th of that time is lost. That takes throughput as
     proportional to n, which overstates the loss where synchronisation takes part of the step.
     """
     return risk.pause_s + risk.redo_s + risk.replace_s / vms
@@ -123,9 +123,9 @@ def expected_interruptions(time_s: float, vms: int, risk: SpotRisk) -> float:
 
 
 def estimate(rental: Rental) -> CostEstimate:
-    """What a rental is expected to cost, item by item.
+    """Estimate the cost of a rental, item by item.
 
-    A VM that was taken is counted as if it were paid for until its successor works: slightly too much.
+    A preempted VM is counted as if it were paid for until its replacement trains, which is slightly too much.
 
     Raises:
         NoFeasiblePlanError: If interruptions cost more time than lies between them.
@@ -180,13 +180,13 @@ def estimate(rental: Rental) -> CostEstimate:
 def estimate_of(
     point: CurvePoint, offer: Offer, terms: CostTerms, *, changes: int = 0, change_s: float = 0.0
 ) -> CostEstimate:
-    """What a predicted configuration costs under these terms, item by item.
+    """Estimate the cost of a predicted configuration under these terms, item by item.
 
     Args:
-        point: Of a curve that was built under the same terms; without changes, the estimate adds up to its cost.
-        offer: Of its VM type.
-        terms: What is paid beside the workers.
-        changes: As in `Rental`; a curve knows of none.
+        point: Point of a curve built under the same terms; without changes, the estimate adds up to its cost.
+        offer: Offer of its VM type.
+        terms: Costs other than the workers.
+        changes: As in `Rental`; a curve includes none.
         change_s: As in `Rental`.
 
     Raises:
@@ -216,7 +216,7 @@ def estimate_of(
 
 
 def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
-    """What curves under these terms count beside the workers, and what they leave out, for the reader."""
+    """Notes on what curves under these terms include in addition to the workers, and what they leave out."""
     counted = []
     if terms.setup_s:
         counted.append(f"set-up ({terms.setup_s:.0f} s of every VM that is not there yet)")
@@ -250,7 +250,7 @@ def pricing_curves(
     cpus: float,
     memory_gib: Callable[[float], float],
 ) -> PricingCurves:
-    """The tradeoff between time and cost under both ways of pricing of Scavenger, figures 10 and 12.
+    """The tradeoff between time and cost under both pricing schemes of Scavenger, figures 10 and 12.
 
     Figure 10 has VMs of one size and price, `C = T K p` (eq. 5). In figure 12 VMs are priced by vCPU and GiB, and
     memory is allotted by the batch so that next to none is left over; a larger global batch then makes each hour
@@ -259,11 +259,11 @@ def pricing_curves(
         C = T K (c p_cpu + m(B / K) p_gib)
 
     Args:
-        times: Configurations with their seconds to the target.
+        times: Configurations with their times to the target, seconds.
         usd_per_vm_hour: p, of the VM of one size.
         rates: p_cpu and p_gib.
-        cpus: c, of one worker, under either way.
-        memory_gib: m, what a worker needs for a local batch of so many samples; often `base + slope b`.
+        cpus: c, of one worker, under either scheme.
+        memory_gib: m, memory of a worker as a function of its local batch; often `base + slope b`.
 
     Raises:
         ValueError: If a time or the memory is no number or negative.
@@ -284,22 +284,22 @@ def pricing_curves(
 def ledger(
     vms: Sequence[VmSeen], prices: VmPrices, *, at: datetime, billed_min_s: float = BILLED_MIN_S
 ) -> Ledger:
-    """What was paid for VMs up to a time, by the cloud's own timestamps.
+    """Compute the cost of VMs up to a time, by the cloud's own timestamps.
 
-    Billed are the seconds from launch to end, or to `at` for a VM whose end the cloud has not told; at least
+    Billed are the seconds from launch to end, or to `at` for a VM whose end the cloud has not reported; at least
     `billed_min_s`. Never too little: a VM is paid for from its launch (clouds begin when it runs), and what clouds
     waive (EC2 a spot VM that it takes within its first hour) is not taken off.
 
     Args:
-        vms: Of the same VM, the last one counts.
+        vms: VMs as listed; of several entries of one VM, the last counts.
         prices: US dollars per hour; constant over a VM's life.
-        at: With a time zone, as the clouds' timestamps have one.
+        at: Time with a time zone, as the clouds' timestamps have one.
 
     Returns:
-        By instance id; VMs without a launch time are named in `unknown`.
+        The bills by instance id; VMs without a launch time are in `unknown`.
 
     Raises:
-        ConfigurationError: If a VM has no price, or an absurd one; never 0 in its place.
+        ConfigurationError: If a VM has no price, or an invalid one; 0 is never assumed.
     """
     latest = {vm.instance_id: vm for vm in vms}
     billed: list[BilledVm] = []

@@ -1,4 +1,4 @@
-"""What to profile next: the configuration that takes the most doubt out of all others, for what it costs.
+"""Experimental design: the next configuration to profile, which lowers the uncertainty most for its cost.
 
 Doubt is the mean variance of ln τ over the configurations that matter. How far one more measurement lowers it is known
 before it is made: to first order in the coefficients the variance does not depend on what will be measured (integrated,
@@ -24,10 +24,10 @@ from scavenger.models.step_laws import StepTimes
 __all__ = ["Candidate", "ProfilingCost", "expected_log_sd", "propose"]
 
 TARGETS_MAX = 200
-"""Of more configurations than this, so many evenly spread ones stand for all."""
+"""Largest number of target configurations; of more, this many evenly spread ones represent all."""
 
 CHUNK = 4096
-"""Candidates weighed at once, which bounds the memory."""
+"""Number of candidates evaluated at once, which bounds the memory."""
 
 CURVATURE = replace(SCATTER, smooth_compute=4.0)
 """A design that takes the law of computing for straight never measures where it would bend. Hence a smooth
@@ -58,9 +58,9 @@ class ProfilingCost:
     """What one measurement costs, in worker-seconds: K steps τ + max(K - ready, 0) setup.
 
     Attributes:
-        steps: Measured in each configuration, positive.
-        setup_s: Until a worker that has to be started can join, seconds.
-        ready: Workers that are there already.
+        steps: Steps measured in each configuration, positive.
+        setup_s: Time until a worker that has to be started can join.
+        ready: Number of workers that are already running.
     """
 
     steps: int
@@ -79,16 +79,16 @@ def propose(
     target: Sequence[Candidate] | None = None,
     cost: ProfilingCost | None = None,
 ) -> int | None:
-    """The index of the candidate to profile next; None if nothing useful is left.
+    """The index of the candidate to profile next; None if no useful one is left.
 
     Deterministic: of equally useful ones the first in the order of (K, B). With nothing measured it is the one
     with the fewest workers and the smallest batch, which any machine can run and which costs least.
 
     Args:
-        candidates: What may be profiled. Configurations that were measured already are passed over.
-        measured: What was; bad measurements are dropped.
-        target: What the doubt is to be taken out of; all candidates if None.
-        cost: None: every measurement costs the same.
+        candidates: Configurations that may be profiled; those already measured are skipped.
+        measured: Measurements so far; bad ones are dropped.
+        target: Configurations whose uncertainty is to be lowered; all candidates if None.
+        cost: Cost of a measurement; None if all cost the same.
     """
     done = {(t.workers, t.global_batch_size, t.workers_per_node) for t in measured if t.usable()}
     open_ = [i for i, c in enumerate(candidates) if _key(c) not in done]
@@ -106,7 +106,7 @@ def propose(
     if cost is not None:
         started = np.maximum(at.workers - cost.ready, 0.0)
         worth = gain / (at.workers * cost.steps * np.exp(log_time) + started * cost.setup_s)
-    # What is equal up to rounding must not be decided by it.
+    # Rounding must not decide between equal gains.
     return open_[int(np.argmax(worth >= worth.max() * (1.0 - 1e-9)))]
 
 
@@ -129,7 +129,7 @@ def expected_log_sd(
 
 
 def places(candidates: Sequence[Candidate]) -> Places:
-    """Candidates as the laws see them."""
+    """Convert candidates to the input of the laws."""
     rows = [
         (c.workers, -(-c.global_batch_size // c.workers) * c.contention, c.contention, c.workers_per_node)
         for c in candidates

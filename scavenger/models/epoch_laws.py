@@ -56,10 +56,10 @@ LAW_LOG_SD = 0.08
 0.06 to 0.1 predict alike, and 0.08 is where nine in ten truths lie within the 90 % intervals."""
 
 LAW_LENGTH = 0.7
-"""Of δ, in ln B: two batch sizes a factor of two apart share most of it, a factor of eight almost nothing."""
+"""Length scale of δ in ln B: batch sizes a factor of two apart share most of it, a factor of eight almost nothing."""
 
 RESOLUTION_LOG_SD = 0.005
-"""No mean of runs is taken for better known, however many there are; keeps equal batch sizes apart, too."""
+"""Least standard deviation of a mean of runs, however many there are; also separates equal batch sizes."""
 
 CRITICAL_BATCH_LOG_SD = 2.0
 """Of a B* of which nothing is known but that users ask for batch sizes up to about it: 90 % within a factor of 27."""
@@ -98,7 +98,7 @@ NODES: dict[LawName, int] = {
 """Per law: four times as many move predictions at public batch sizes by less than 2 %, mostly by far less."""
 
 WEIGHT_MIN = 1e-7
-"""Nodes of less posterior weight are dropped: all of them together cannot be seen in a prediction."""
+"""Nodes of less posterior weight are dropped: together they do not change a prediction visibly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class NoiseLinear:
 
 @dataclass(frozen=True, slots=True)
 class FixedEpochs:
-    """The run lasts so many epochs at every batch size: there is no target to reach."""
+    """The run lasts a fixed number of epochs at every batch size, since it has no target."""
 
     epochs_all: Positive
     kind: Literal["fixed"] = "fixed"
@@ -197,16 +197,16 @@ def _fall(x: FloatArray, small: FloatArray | float, steepness: FloatArray | floa
 
 @dataclass(frozen=True, slots=True)
 class EpochEvidence:
-    """All that the regression sees; a model keeps it, so that its posterior can be formed again.
+    """The data of the regression; a model keeps it, so that its posterior can be computed again.
 
     Attributes:
-        batch: Distinct, increasing; at least one.
+        batch: Batch sizes, distinct and increasing; at least one.
         log_epochs, log_sd: ln of the mean epochs at each, and its standard deviation.
         scale_log_mean, scale_log_sd: Prior of ln B* by the noise scale or a stored model.
-        scale_told: Whether there was either; else the prior is the wide one.
-        batch_max: Largest batch size that was asked for: where the wide prior of B* is centred.
+        scale_told: Whether there is a noise scale or stored model; else the wide prior is used.
+        batch_max: Largest requested batch size, at which the wide prior of B* is centred.
         noise_floor, noise_slope: c0 and c1 of γ(B).
-        laws: Those in question.
+        laws: The laws that are compared.
     """
 
     batch: tuple[Positive, ...]
@@ -297,12 +297,12 @@ def _covariance(a: FloatArray, b: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochPosterior:
-    """What the evidence leaves of the laws; made by `posterior`.
+    """The posterior over the laws; computed by `posterior`.
 
     Attributes:
         levels, weights, residuals: Of each node that is left: shape `(nodes,)`, `(nodes,)` and `(nodes, n)`.
         kernel_rows: Inverse covariance of the evidence times a vector of ones, shape `(n,)`.
-        level_variance: Of a node's level.
+        level_variance: Variance of a node's level.
     """
 
     evidence: EpochEvidence

@@ -4,13 +4,13 @@
 e(B)     epochs to the target, from `statistical`
 τ(K, B)  time of a step, seconds, from `parallel`
 D        training samples per epoch; an epoch has ceil(D / B) steps
-v(K)     time that training stands still for the evaluation after each epoch, seconds
+v(K)     time that training pauses for the evaluation after each epoch, seconds
 T, C     time to the target, seconds; cost, US dollars
 p        price of one VM, US dollars per hour
 =======  ===========================================================================
 
 T = e (ceil(D / B) τ + v) and C = T K p / 3600: eq. 3-5 of Tyagi and Sharma, "Scavenger", with whole steps
-and the evaluation counted. Under `CostTerms` (`domain/cost.py`) both also hold what a cloud adds: work takes
+and the evaluation counted. Under `CostTerms` (`domain/cost.py`) both also include the effects of a cloud: work takes
 w = 1 / (1 - λ n d / 3600) times longer on n spot VMs, set-up u comes before it, and beside the n VMs, at q for the
 disk of each, F dollars per hour are paid for aggregators:
 
@@ -65,24 +65,24 @@ workers nothing is carried over once a step was measured: how workers on one mac
 workers on several."""
 
 NOT_COUNTED = "starting the workers, aggregators, storage and traffic are not counted"
-"""What a curve without `CostTerms` leaves out; models carry it as a note."""
+"""Note on the costs that a curve without `CostTerms` leaves out."""
 
 LOG_SD_MAX = 3.0
-"""A factor of 140 either way says already that nothing is known; a wider interval only overflows."""
+"""Largest deviation, a factor of 140 either way; a wider interval is no more informative and would overflow."""
 
 MEMORY_USABLE = 0.9
-"""Share of a VM's memory that a worker may fill: the rest is the system's, and the law is a rough one."""
+"""Share of a VM's memory that a worker may use; the rest is for the system and the error of the law."""
 
 LOCAL_BATCH_MAX = 2**53
-"""Samples: where so many would fit, memory does not grow with them."""
+"""Largest local batch, samples; if more would fit, memory does not grow with the batch."""
 
 MEMORY_SLOPE_MIN = 1e-3
-"""Growth over the profiled local batches, relative to the base, that is not told from rounding to pages."""
+"""Least growth over the profiled local batches, relative to the base; less may be rounding to pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of n configurations of one offer; every array has shape `(n,)`, intervals hold 90 %."""
+    """Predictions for n configurations of one offer; arrays have shape `(n,)`, intervals are 90 % intervals."""
 
     time_s: FloatArray
     time_low_s: FloatArray
@@ -95,12 +95,12 @@ class Prediction:
     extrapolated: BoolArray
     measured: BoolArray
     setup_s: FloatArray
-    """Of `time_s`: until VMs that are not there yet train."""
+    """Part of `time_s`: the start of VMs that are still to be launched."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationLaw:
-    """v(K) = base + shared c / K: what every worker repeats, and what they divide among themselves."""
+    """v(K) = base + shared c / K: the part that every worker repeats, and the part that they share."""
 
     base_s: NotNegative = 0.0
     shared_s: NotNegative = 0.0
@@ -127,7 +127,7 @@ class MemoryLaw:
 
 @dataclass(frozen=True, slots=True)
 class VmModel:
-    """What was learned on one VM type; `memory` is None where none was measured."""
+    """The models of one VM type; `memory` is None if memory was not measured."""
 
     vm: str
     cpus: Count
@@ -137,12 +137,12 @@ class VmModel:
 
 @dataclass(frozen=True, slots=True)
 class JobModel:
-    """All that is known of a job, ready to predict; made by `fit`, `average` or `from_dict`.
+    """The fitted models of a job, ready to predict; created by `fit`, `average` or `from_dict`.
 
     Attributes:
         vms: One entry per VM type that was profiled (or learned of from an earlier model); never empty.
-        max_epochs: The run ends then, target or not.
-        notes: What the reader must know: what is assumed, and what is not counted.
+        max_epochs: Number of epochs after which the run ends, target or not.
+        notes: Notes for the user: assumptions, and what is not counted.
     """
 
     dataset_size: Count
@@ -172,8 +172,8 @@ class JobModel:
 
         Args:
             epochs_hint: The user's own estimate at the smallest batch size.
-            max_epochs: An upper bound, or the exact number where `fixed_epochs` says that there is no target.
-            prior: A stored model of an alike job: fills what the profile does not tell.
+            max_epochs: An upper bound, or the exact number if `fixed_epochs` states that there is no target.
+            prior: A stored model of a similar job, used where the profile has no data.
             noise: Readings over the run so far; None takes those of the measurements.
 
         Raises:
@@ -206,17 +206,17 @@ class JobModel:
 
     @property
     def relative_only(self) -> bool:
-        """Ratios between predictions mean something, absolute figures do not."""
+        """Whether only ratios between predictions are meaningful, not absolute values."""
         return self.statistical.relative_only
 
     def all_notes(self, costs: CostTerms | None = None, offers: Sequence[Offer] = ()) -> tuple[str, ...]:
-        """Of the epochs, the job and every VM type, each once; what is not counted comes last.
+        """Notes on the epochs, the job and every VM type, without duplicates; what is not counted comes last.
 
-        The first say what most changes a choice: a reader may stop there.
+        The most important notes for a choice come first.
 
         Args:
-            costs: What is counted beside the workers, in the words of which the notes then say what is not.
-            offers: Whose interruptions `costs` speaks of.
+            costs: Costs other than the workers'; the notes then list what these leave out.
+            offers: Offers whose interruptions `costs` includes.
         """
         parallel = [note for vm in self.vms for note in vm.parallel.notes]
         notes = tuple(dict.fromkeys((*self.statistical.notes, *self.notes, *parallel)))
@@ -225,7 +225,7 @@ class JobModel:
         return (*others, *(counting if costs is None else terms_notes(costs, offers)))
 
     def knows(self, offer: Offer) -> bool:
-        """Whether steps were measured on this VM type; elsewhere they are carried over by processor count."""
+        """Whether steps were measured on this VM type; otherwise step times are scaled by processor count."""
         return any(vm.vm == offer.vm for vm in self.vms)
 
     def local_batch_max(self, offer: Offer) -> int | None:
@@ -247,9 +247,9 @@ class JobModel:
 
         Args:
             workers, global_batch_size: K and B, shape `(n,)`, with `1 <= K <= B`.
-            epochs: What `statistical.predict` says at each B, where it was asked already.
-            costs: What is paid and lost beside the workers' training; None: nothing. Its intervals hold how the
-                number of interruptions scatters, and not how far the rate that it is told may be off.
+            epochs: Result of `statistical.predict` at each B, if already computed.
+            costs: Costs and delays other than the workers' training; None for none. The intervals include how the
+                number of interruptions varies, but not the error of the given interruption rate.
 
         Raises:
             ValueError: If the shapes differ or a configuration gives nothing to some workers.
@@ -330,7 +330,7 @@ class JobModel:
         return deviation
 
     def _parallel(self, offer: Offer) -> ParallelModel:
-        """Of this VM type, or carried over from the nearest."""
+        """The parallel model of this VM type, or the nearest one's, transferred."""
         for vm in self.vms:
             if vm.vm == offer.vm:
                 return vm.parallel
@@ -338,7 +338,7 @@ class JobModel:
         return transfer(near.parallel, (), speed_ratio=offer.cpus / near.cpus)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON with its `schema_version`; `from_dict` gives back an equal model."""
+        """Convert to plain JSON with its `schema_version`; `from_dict` returns an equal model."""
         return {"schema_version": SCHEMA_VERSION, "model": _adapter().dump_python(self, mode="json")}
 
     @classmethod
@@ -421,7 +421,7 @@ def _fit_vms(
 
 
 def step_times(offer: Offer, measurement: Measurement) -> StepTimes:
-    """A measurement on an offer, as the regressions see it."""
+    """Convert a measurement on an offer to the input of the regressions."""
     return StepTimes(
         workers=measurement.configuration.workers,
         global_batch_size=measurement.configuration.global_batch_size,
@@ -437,7 +437,7 @@ def step_times(offer: Offer, measurement: Measurement) -> StepTimes:
 
 
 def fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:
-    """The line through the highest of what workers took; None where no memory was measured."""
+    """Fit the memory law through the highest measurements; None if no memory was measured."""
     rows = [(m.configuration.local_batch_size, m.memory_bytes) for m in measurements if m.memory_bytes > 0]
     if not rows:
         return None
@@ -455,7 +455,7 @@ def fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:
 def _fit_evaluation(
     profile: Profile, offer: Offer, prior: JobModel | None
 ) -> tuple[EvaluationLaw, tuple[str, ...]]:
-    """How long an evaluation takes, and what that rests on where it was not measured."""
+    """Fit the time of an evaluation, with notes on its source if it was not measured."""
     rows = [(k, s) for k, s in profile.evaluation_s if k >= 1 and math.isfinite(s) and s > 0.0]
     if not rows:
         if prior is not None and prior.evaluation != EvaluationLaw():

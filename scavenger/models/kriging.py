@@ -1,4 +1,4 @@
-"""A law of the step time together with what it leaves: a smooth Gaussian process and scatter.
+"""Universal kriging of the step time: a law plus its residual, a smooth Gaussian process and scatter.
 
 =========  ======================================================================================================
 q          ∂ ln τ / ∂ ln(synchronisation) at a configuration: 0 where computing decides, 1 where synchronisation does
@@ -40,7 +40,7 @@ CHUNK = 8192
 
 
 class Places(NamedTuple):
-    """Where a step time is asked for; arrays of shape `(n,)`: K, x = b c, c, most workers per machine."""
+    """Design points of step times; arrays of shape `(n,)`: K, x = b c, c, most workers per machine."""
 
     workers: FloatArray
     work: FloatArray
@@ -69,13 +69,13 @@ class Measured:
 
 
 def places_of(measured: Sequence[Measured]) -> Places:
-    """Where the points were measured."""
+    """Design points of the measurements."""
     rows = [(m.workers, m.work, m.contention, m.workers_per_node) for m in measured]
     return Places(*np.array(rows, dtype=np.float64).reshape(-1, 4).T)
 
 
 class Law(Protocol):
-    """What the trend has to offer; `LinearLaw` and `OverlapLaw` do."""
+    """Interface of a trend; implemented by `LinearLaw` and `OverlapLaw`."""
 
     def evaluate(
         self,
@@ -98,7 +98,7 @@ class Scatter:
 
 
 NO_SCATTER = Scatter()
-"""Of a model that was averaged rather than fitted, whose one deviation stands for all."""
+"""Scatter of an averaged model, which has one deviation for everything."""
 
 SCATTER = Scatter(sync=3.0, smooth_compute=2.5, smooth_sync=3.0)
 """With `overlap_fit.SCATTER_LOG_SD`: scatter 4 % of computing and 12 % of what goes over a shared network, smooth
@@ -137,10 +137,10 @@ class Kriging:
         return np.asarray(self.features.T @ cho_solve(self.factor, self.features))
 
     def predict(self, places: Places, covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """ln τ and its variance where nothing was measured, shape `(n,)` both.
+        """Predict ln τ and its variance at unmeasured points, shape `(n,)` both.
 
         Args:
-            covariance: Of the coefficients, given the points, shape `(p, p)`.
+            covariance: Covariance of the coefficients given the points, shape `(p, p)`.
         """
         count = len(places.workers)
         log_time, variance = np.empty(count), np.empty(count)
@@ -152,13 +152,13 @@ class Kriging:
             part = places.part(start, start + CHUNK)
             step_time_s, features, sync = _relative(self.law, part)
             cross = self._smooth(sync, *_coordinates(part))
-            told = cross @ whiten
+            explained = cross @ whiten
             spread = features @ root - cross @ trend
             prior = self._smooth_variance(sync) + self._scatter_variance(sync)
             stop = start + len(sync)
             log_time[start:stop] = np.log(step_time_s) + cross @ weights
             variance[start:stop] = np.einsum("ij,ij->i", spread, spread) + np.maximum(
-                prior - np.einsum("ij,ij->i", told, told), 0.0
+                prior - np.einsum("ij,ij->i", explained, explained), 0.0
             )
         return log_time, variance
 

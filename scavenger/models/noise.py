@@ -1,4 +1,4 @@
-"""Gradient noise: how far gradients stray from their mean, and from which batch size on that stops mattering.
+"""Gradient noise: how far gradients deviate from their mean, and the batch size above which this is negligible.
 
 ========  =============================================================  =================
 K         gradients that are compared: workers, or 2 halves at 1 worker  `noise_parts`
@@ -124,8 +124,8 @@ SMOOTHING = 0.05
 class NoiseTracker:
     """Smoothed γ and φ over the steps of a job; immutable.
 
-    S and G² are properties of the model and carry over when (K, B) changes; γ belongs to a configuration and
-    starts anew. γ, as in eq. 2 of [1]_, is a ratio of expectations, so numerator and denominator are
+    S and G² are properties of the model and carry over when (K, B) changes; γ belongs to a configuration and is
+    reset. γ, as in eq. 2 of [1]_, is a ratio of expectations, so numerator and denominator are
     smoothed.
     """
 
@@ -138,7 +138,7 @@ class NoiseTracker:
     true_sqnorm: Ewma = field(default=Ewma(SMOOTHING))
 
     def update(self, record: StepRecord) -> NoiseTracker:
-        """Take in one step; one that cannot tell (`noise_parts` below 2, no finite norms) changes nothing."""
+        """Add one step; a step without information (`noise_parts` below 2, no finite norms) changes nothing."""
         parts, samples = record.noise_parts, record.samples
         if parts < 2 or samples < parts or not _usable(record):
             return self
@@ -159,7 +159,7 @@ class NoiseTracker:
 
     @property
     def count(self) -> int:
-        """Steps taken in, over all configurations."""
+        """Number of steps added, over all configurations."""
         return self.covariance_trace.count
 
     @property
@@ -185,11 +185,11 @@ def _usable(record: StepRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NoiseStability:
-    """Has the gradient noise settled, so that the cold start may end? Immutable.
+    """Decides whether the gradient noise has settled, so that the cold start may end. Immutable.
 
     The steps so far are cut in three. The first third is burn-in; the mean of ln γ over the last third must
     lie within `tolerance` of that over the middle third, or within the standard error of their difference
-    (what the steps cannot tell from noise is no drift yet). The thirds grow with the steps, so the error
+    (a difference within the error is not yet a drift). The thirds grow with the steps, so the error
     shrinks and a true drift is found out. Steps that carry no noise count only towards `steps_max`.
 
     Attributes:
@@ -228,7 +228,7 @@ class NoiseStability:
 
     @property
     def settled(self) -> bool:
-        """By the criterion, after at least `steps_min` steps."""
+        """Whether the criterion holds, after at least `steps_min` steps."""
         if self.steps < self.steps_min or self.drift is None:
             return False
         change, error = self.drift
@@ -236,12 +236,12 @@ class NoiseStability:
 
     @property
     def ended(self) -> bool:
-        """Settled, or out of steps."""
+        """Whether the noise has settled, or `steps_max` is reached."""
         return self.settled or self.steps >= self.steps_max
 
     @property
     def reason(self) -> str:
-        """One sentence for a person."""
+        """The verdict as a sentence for the user."""
         if self.drift is None:
             return f"{self.steps} steps, of which {len(self.log_noise)} carry gradient noise: too few to tell"
         change, error = self.drift
@@ -272,7 +272,7 @@ EARLY_PROGRESS, EARLY_LOG_SD = 0.03, 1.0
 """Share of the run that lies behind a reading of which that is not known: profiles are made at the beginning."""
 
 READING_LOG_SD, BEND_LOG_SD = 0.3, 0.8
-"""How far one reading of φ strays from its power law, where several tell of g, and how far the g of what is behind
+"""How far one reading of φ deviates from its power law, if several determine g, and how far the g of what is behind
 may differ from that of what lies ahead: on the public runs the logarithmic curves bend, both ways."""
 
 AVERAGE_LOG_SD = 0.6
@@ -291,7 +291,7 @@ class NoiseReading:
         progress: Share of the run that was behind then, in (0, 1]: epochs done over epochs expected; None where
             unknown, and then taken as early.
         noise_scale: φ, samples.
-        steps: How many it was measured over: its weight beside others.
+        steps: Number of steps it was measured over: its weight among the readings.
         global_batch_size: That the run trains with.
     """
 
@@ -301,7 +301,7 @@ class NoiseReading:
     global_batch_size: float
 
     def usable(self) -> bool:
-        """Whether all of it can be true."""
+        """Whether all values are plausible."""
         known = self.progress is None or 0.0 < self.progress <= 1.0
         positive = (self.noise_scale, self.steps, self.global_batch_size)
         return known and all(0.0 < value < math.inf for value in positive)

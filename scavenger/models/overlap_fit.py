@@ -24,10 +24,10 @@ STEP_MAX = 1.5
 """No unknown moves by more at once: the logarithms are linear over about a factor e."""
 
 LEVELS = np.array([1, 1, 0, 1, 1, 0, 0, 0, 0, 0, 0], dtype=np.float64)
-"""Unknowns that are logarithms of seconds."""
+"""Mask of the unknowns that are logarithms of seconds."""
 
 UNTOLD = 0.95
-"""An unknown is told by the points if they take its deviation below this share of the prior's."""
+"""The points determine an unknown if they lower its deviation below this share of the prior's."""
 
 IMPROVEMENT_MIN = 1e-10
 """Of half the squared deviations; below this nothing that is ever shown moves."""
@@ -48,7 +48,7 @@ def fit_overlap(
     """Levenberg-Marquardt steps on the posterior; the kernel follows the law from step to step.
 
     Returns:
-        The law, and which of its coefficients the points do not tell, in one note.
+        The law, and a note on the coefficients that the points do not determine.
     """
     prior = prior_of(measured) if prior is None else prior
     places = places_of(measured)

@@ -1,4 +1,4 @@
-"""Step time where a step's synchronisation hides behind its computing; the notation is that of `parallel`.
+"""The overlap law: step time if synchronisation overlaps with computing; the notation is that of `parallel`.
 
 =========  ==================================================================================================
 n, w       machines, ceil(K / workers per node); workers on each, at most K
@@ -45,12 +45,12 @@ COEFFICIENTS = (
     "sharpness of overlap",
     "share of computing that hides synchronisation",
 )
-"""What the notes call the unknowns, in the order of `OverlapLaw.unknowns`."""
+"""Names of the unknowns in notes, in the order of `OverlapLaw.unknowns`."""
 
 SIZE = len(COEFFICIENTS)
 
 STRAIGHT_MIN = 1e-3
-"""A bend nearer to 0 is told from the logarithm in no digit that matters, and would be 0 / 0."""
+"""Least bend; a smaller one is numerically equal to the logarithm, and would give 0 / 0."""
 
 UNKNOWN_MAX = 80.0
 """Of a logarithm: seconds from 1e-35 to 1e35, far beyond any step, and powers of them still finite."""
@@ -88,7 +88,7 @@ class OverlapLaw:
     overlap: Annotated[float, Field(gt=1.0, allow_inf_nan=False)]
     hidden: Annotated[float, Field(gt=0.0, lt=1.0)]
     free: tuple[bool, ...] = (True,) * SIZE
-    """Which unknowns the points could tell; the others stand at their prior."""
+    """Which unknowns the points determine; the others are held at their prior."""
     kind: Literal["overlap"] = "overlap"
 
     def __post_init__(self) -> None:
@@ -198,7 +198,7 @@ class OverlapLaw:
         return np.asarray((features[:, 3] + features[:, 4]) / step_time_s)
 
     def scaled(self, compute: float, sync: float) -> OverlapLaw:
-        """With computing and synchronisation that take so many times as long."""
+        """The law with the times of computing and of synchronisation multiplied by these factors."""
         return replace(
             self,
             compute_base_s=self.compute_base_s * compute,

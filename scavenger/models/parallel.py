@@ -1,4 +1,4 @@
-"""Step time by configuration, with what is not known of it.
+"""The parallel model: step time by configuration, with its uncertainty.
 
 =========  ==================================================================  ==============================
 K, B       workers; global batch size, samples
@@ -73,7 +73,7 @@ ADDITIVE_LOG_SD = 0.03
 hidden synchronisation, which shrinks as the batch grows, shows as much more than that."""
 
 HELD_OUT_MIN = 5
-"""Points from which a leave-out error can tell the laws apart."""
+"""Fewest points from which a leave-out error can distinguish the laws."""
 
 HELD_OUT_GROUPS = 5
 """Points are left out in so many groups at most, so that a fit stays quick where everything was profiled."""
@@ -93,7 +93,7 @@ def local_batch_sizes(workers: IntArray, global_batch_size: IntArray) -> IntArra
 
 @dataclass(frozen=True, slots=True)
 class ParallelModel:
-    """A fitted law, the measurements behind it, and what is not known; made by `fit_parallel` or `transfer`.
+    """A fitted law, its measurements and its uncertainty; created by `fit_parallel` or `transfer`.
 
     Attributes:
         residual_log_sd: What is left at a configuration that computing decides and that was not measured,
@@ -101,8 +101,8 @@ class ParallelModel:
             times it holds 90 %.
         covariance: Of the law's coefficients, in units of the residual variance, shape `(p, p)`.
         workers_min, workers_max, work_min, work_max: Profiled range of K and of x.
-        scatter: What else is left, relative to `residual_log_sd`.
-        workers_per_node: Taken where `predict` is not told: the most that any profiled machine held.
+        scatter: Other residual deviations, relative to `residual_log_sd`.
+        workers_per_node: Default of `predict`: the most workers that any profiled machine held.
     """
 
     law: Annotated[LinearLaw | OverlapLaw, Field(discriminator="kind")]

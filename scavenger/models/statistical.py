@@ -1,4 +1,4 @@
-"""Epochs to the target by global batch size, with what is not known of them.
+"""The statistical model: epochs to the target by global batch size, with their uncertainty.
 
 =============  ==========================================================  ====================
 B              global batch size, samples
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 RUN_LOG_SD = 0.08
-"""How far a finished run lies from its job's mean before runs of the job have told: three in four jobs of public
+"""Prior deviation of a finished run from its job's mean: three in four jobs of public
 convergence data have less, their median 0.04, the most varied 0.2."""
 
 RUN_LOG_SD_WEIGHT = 4.0
@@ -61,7 +61,7 @@ RUN_LOG_SD_WEIGHT = 4.0
 the job's own spread count for at each of its batch sizes, so that five equal runs do not pass for exact."""
 
 HINT_LOG_SD = 0.3
-"""A user's own number of epochs is trusted within a third."""
+"""Standard deviation of ln of the user's own number of epochs: trusted within a third."""
 
 BOUND_LOG_SD = 0.7
 """An upper bound on the epochs says little of their number: a factor of two."""
@@ -76,16 +76,16 @@ DISTANCES = np.concatenate(([0.0], 2.0 ** np.arange(-2.0, 6.0)))
 
 @dataclass(frozen=True, slots=True)
 class StatisticalModel:
-    """A fitted law and what is not known of it; made by `fit_statistical`.
+    """A fitted law and its uncertainty; created by `fit_statistical`.
 
     Attributes:
-        law: The most probable law at its mean parameters: what a person is told. Predictions are over all of them,
+        law: The most probable law at its mean parameters, for the report. Predictions average over all laws,
             unless `evidence` is None: then they are this law's own.
         level_log_var, shape_log_var, cross_log_var: Covariance of u within `law`.
         law_log_sd: What a law leaves at one batch size even if u were known.
         batch_min, batch_max: Range in which B was profiled or trained.
         relative_only: The level is a mere upper bound: ratios mean something, epochs do not.
-        evidence: What the laws were weighed by.
+        evidence: The data by which the laws were weighted.
         run_log_sd: How far one run lies from the mean of many at the same batch size.
         law_weights: Posterior probability of each law, the largest first.
     """
@@ -138,13 +138,13 @@ class StatisticalModel:
         return np.exp(log_epochs[: len(sizes)])[place], deviation
 
     def most_informative(self, candidates: Sequence[int]) -> int:
-        """The batch size at which finished runs would take away most of the doubt over the known range.
+        """The batch size at which finished runs would lower the uncertainty over the known range most.
 
         It is measured by the variance of ln e that they explain, summed over even steps of ln B. Only the model
         is asked, so nothing need be known of the candidates.
 
         Raises:
-            ValueError: If there are none, or the run has no target.
+            ValueError: If there are no candidates, or the run has no target.
         """
         if not candidates or self.evidence is None:
             raise ValueError(
@@ -152,7 +152,7 @@ class StatisticalModel:
             )
         sizes = np.asarray(sorted(set(candidates)), dtype=np.float64)
         if len(sizes) > DENSE_SIZES:
-            # Neighbours tell the same, and their joint covariance would fill the memory.
+            # Neighbours give almost the same information, and their joint covariance would fill the memory.
             even = np.searchsorted(sizes, np.geomspace(sizes[0], sizes[-1], DENSE_SIZES))
             sizes = sizes[np.unique(even)]
         grid = np.geomspace(self.batch_min, self.batch_max, GRID_SIZES)
@@ -198,18 +198,18 @@ def fit_statistical(
     prior: StatisticalModel | None = None,
     noise: Sequence[NoiseReading] | None = None,
 ) -> StatisticalModel:
-    """Fit epochs(B) to what is known.
+    """Fit the epochs as a function of B to the available evidence.
 
     The level comes from finished runs, else the hint, else a model of alike jobs, else the bound; how epochs
     grow with B from finished runs and φ together, or a model of alike jobs where no φ was measured.
 
     Args:
-        convergence: Finished runs; those that cannot be (not positive, not finite) are left out.
-        global_batch_sizes: Of the search space, increasing; `epochs_hint` holds at the smallest, and
+        convergence: Finished runs; invalid ones (not positive, not finite) are left out.
+        global_batch_sizes: Batch sizes of the search space, increasing; `epochs_hint` is for the smallest, and
             `max_epochs` bounds the largest.
         fixed_epochs: Without a target, every run lasts `max_epochs`.
-        law: The only one to fit; None weighs all of them by the evidence.
-        prior: Where the level or B* comes from if nothing else tells.
+        law: The only law to fit; None weights all laws by the evidence.
+        prior: Stored model that gives the level or B* if there is no other evidence.
         noise: φ over the run so far, with its progress; None takes that of the measurements.
 
     Raises:
@@ -249,7 +249,7 @@ def fit_statistical(
 def _by_evidence(
     evidence: EpochEvidence, level: _Level, known: tuple[float, float], notes: tuple[str, ...]
 ) -> StatisticalModel:
-    """The model that the evidence leaves.
+    """Build the model from the evidence.
 
     Args:
         known: Smallest and largest batch size that was profiled or trained.
@@ -292,8 +292,8 @@ class _Level(NamedTuple):
     Attributes:
         batch, log_epochs, log_sd: B, ln of the mean epochs there, and its standard deviation.
         run_log_sd: Standard deviation of ln of a single run's epochs around the mean.
-        bound: Whether it is a mere upper bound.
-        note: Where it comes from, for a person.
+        bound: Whether it is only an upper bound.
+        note: Source of the level, for the user.
     """
 
     batch: tuple[float, ...]
@@ -311,7 +311,7 @@ def _level(
     max_epochs: float,
     prior: StatisticalModel | None,
 ) -> _Level:
-    """Of finished runs, else the hint, else a stored model, else the bound."""
+    """The level from finished runs, else the hint, else a stored model, else the bound."""
     if runs:
         sizes = sorted({run.global_batch_size for run in runs})
         note = f"{EPOCHS_FROM}finished runs ({len(runs)}) at batch {', '.join(f'{size:g}' for size in sizes)}"
@@ -340,7 +340,7 @@ def _run_means(
     The variance of ln e at a batch size is shrunk to that pooled over all of them, and the pooled one to
     `RUN_LOG_SD`, both by degrees of freedom: batch sizes with one run have a standard error too, and a few equal
     runs, which whole epochs make likely, do not pass for exact. The spread of the run to come is widened as Student's
-    t is, so that 1.645 times it holds 90 % however few have told of it.
+    t is, so that 1.645 times it covers 90 % however few runs there were.
     """
     by_size: dict[int, list[float]] = {}
     for run in runs:
@@ -382,7 +382,7 @@ def _readings(measurements: Sequence[Measurement]) -> list[NoiseReading]:
 
 
 class _ScalePrior(NamedTuple):
-    """ln B* before any finished run: mean, standard deviation, whether anything told of it, and a note on what."""
+    """ln B* before any finished run: mean, standard deviation, whether it is informed, and a note on its source."""
 
     log_mean: float
     log_sd: float
@@ -393,7 +393,7 @@ class _ScalePrior(NamedTuple):
 def _scale_prior(
     readings: Sequence[NoiseReading], batch_max: int, prior: StatisticalModel | None
 ) -> _ScalePrior:
-    """Of the measured noise, else a stored model, else a guess."""
+    """The prior of B* from the measured noise, else a stored model, else a guess."""
     estimate = critical_batch_from_noise(readings)
     if estimate is not None:
         size, log_sd = estimate.critical_batch_size, estimate.log_sd
@@ -411,7 +411,7 @@ def _scale_prior(
 
 
 def _three_digits(value: float) -> str:
-    """`1,260`, not `1.26e+03`."""
+    """Format with three significant digits as `1,260`, not `1.26e+03`."""
     return f"{float(f'{value:.3g}'):,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 

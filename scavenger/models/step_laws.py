@@ -1,4 +1,4 @@
-"""What a profile says of a step, and the linear law of its time; the notation is that of `parallel`."""
+"""Measured step times, and the linear law of the step time; the notation is that of `parallel`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["STEP_TIME_MIN_S", "LinearLaw", "StepLaw", "StepTimes", "fit_linear",
 StepLaw = Literal["linear", "overlap"]
 
 STEP_TIME_MIN_S = 1e-9
-"""No step is shorter; keeps logarithms finite where every coefficient of a law is zero."""
+"""Least step time; keeps logarithms finite if every coefficient of a law is zero."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class StepTimes:
-    """One profiled configuration as the regressions see it.
+    """Step times of one profiled configuration, the input of the regressions.
 
     Attributes:
         local_batch_size: b, samples.
@@ -44,7 +44,7 @@ class StepTimes:
     workers_per_node: int = 1
 
     def usable(self) -> bool:
-        """Every figure finite, times positive (a step may have nothing to synchronise), at least one step."""
+        """Whether all values are finite, times positive (synchronisation may be 0), and there is at least one step."""
         figures = (self.contention, self.step_time_s, self.compute_s, self.sync_s, self.spread_s)
         return (
             all(math.isfinite(figure) for figure in figures)
@@ -73,7 +73,7 @@ class LinearLaw:
     sync_per_worker_s: NotNegative
     sync_contended: bool = False
     free: tuple[bool, bool, bool, bool] = (True, True, True, True)
-    """Which coefficients the points could tell; the others are frozen at 0."""
+    """Which coefficients the points determine; the others are frozen at 0."""
     kind: Literal["linear"] = "linear"
 
     def evaluate(
@@ -93,7 +93,7 @@ class LinearLaw:
         return np.asarray(features[:, 2:] @ self._coefficients()[2:] / step_time_s)
 
     def scaled(self, compute: float, sync: float) -> LinearLaw:
-        """With computing and synchronisation that take so many times as long."""
+        """The law with the times of computing and of synchronisation multiplied by these factors."""
         return replace(
             self,
             compute_base_s=self.compute_base_s * compute,
@@ -120,7 +120,7 @@ def fit_linear(times: Sequence[StepTimes]) -> tuple[LinearLaw, list[str]]:
     """Non-negative least squares of computing and of synchronisation, errors relative to the step.
 
     Returns:
-        The law, and what a reader must know of it.
+        The law, and notes for the user.
     """
     workers, work, contention, step_time_s = join(times)
     compute = np.array([t.compute_s for t in times])
@@ -134,7 +134,7 @@ def fit_linear(times: Sequence[StepTimes]) -> tuple[LinearLaw, list[str]]:
     one = np.ones(len(times))
     (base, slope), _ = _regress((one, work), (varied_work, True), compute, step_time_s)
     (sync_base, sync_slope), misfit = _regress((one, workers), (True, varied_workers), sync, step_time_s)
-    # Two cluster sizes cannot tell a line in K from one in K c; from three on the better fit may.
+    # Two cluster sizes cannot distinguish a line in K from one in K c; with three, the better fit can.
     contended = False
     if len(np.unique(workers)) > 2 and np.any(contention > 1.0):
         line, other = _regress((one, workers * contention), (True, True), sync, step_time_s)

@@ -1,4 +1,4 @@
-"""Step times on a VM type that was hardly measured, or not at all, from a model of another.
+"""Transfer of step times from the model of one VM type to another with few or no measurements.
 
 A VM type differs from another in how fast it computes and in how fast it synchronises. The law of the one is kept and
 two factors are found, α of computing and ρ of synchronisation, with the doubt of the old model and a wide one of the
@@ -42,12 +42,12 @@ ITERATIONS = 12
 def transfer(
     model: ParallelModel, times: Sequence[StepTimes], speed_ratio: float | None = None
 ) -> ParallelModel:
-    """The model of another VM type.
+    """Derive the model of another VM type.
 
     Args:
-        model: Of the VM type that was measured.
-        times: Measured on the other type, may be empty; bad ones are dropped and counted in the notes.
-        speed_ratio: How many times faster the other type computes, as far as is known beforehand.
+        model: Model of the VM type that was measured.
+        times: Step times on the other type, may be empty; bad ones are dropped and counted in the notes.
+        speed_ratio: How many times faster the other type computes, by prior knowledge.
 
     Raises:
         ValueError: If the ratio is not positive and finite.
@@ -90,7 +90,7 @@ def _factors(
     for _ in range(ITERATIONS if measured else 0):
         law = model.law.scaled(*np.exp(factors).tolist())
         kriging = Kriging(law, measured, model.residual_log_sd, model.scatter)
-        # The old law's own doubt counts as error of these points, so that they do not seem to tell too much.
+        # The old law's uncertainty counts as error of these points, so that their weight is not overestimated.
         error = kriging.kernel + kriging.features @ _rescaled(model, factors) @ kriging.features.T
         by_factor = kriging.features @ law.scale_directions()
         weighted = np.linalg.solve(error, np.column_stack((kriging.residual, by_factor)))

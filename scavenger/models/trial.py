@@ -1,4 +1,4 @@
-"""Tries a model that was stored, or comes from elsewhere, before anything rests on it."""
+"""Checks that a stored or imported model can predict, before it is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["try_out"]
 
 WORKERS = (1, 2, 1000)
 BATCH_SIZES = (1, 64, 10**9)
-"""Far outside of what jobs ask for: what is predicted there need not be true, but must be a number."""
+"""Batch sizes far outside of real jobs: predictions there need not be accurate, but must be numbers."""
 
 STEP_S = (1e-3, 1e3)
 """Measured step times that a model is corrected by where it serves another job or machine."""

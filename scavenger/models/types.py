@@ -1,4 +1,4 @@
-"""Numbers with their range, as a stored model is validated against on load."""
+"""Number types with ranges, which validate a stored model on load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 __all__ = ["Count", "Finite", "NotNegative", "Positive"]
 
 LARGEST, SMALLEST = 1e100, 1e-100
-"""Beyond them no figure means anything, and products of a few of them overflow."""
+"""Range of plausible values; products of a few larger ones would overflow."""
 
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, le=LARGEST, allow_inf_nan=False)]

@@ -1,6 +1,6 @@
-"""Decisions during the run: a snapshot of the job in, one decision with its reason out. Nothing here acts.
+"""Policies: given a snapshot of the running job, each returns a decision with its reason. Nothing here acts.
 
-`policy_for` makes the policy that a job file asks for.
+`policy_for` builds the policy that a job file specifies.
 """
 
 from scavenger.policy.base import Chain, Policy

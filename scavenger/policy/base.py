@@ -1,4 +1,4 @@
-"""What every policy is, and how several of them become one."""
+"""The policy interface, and the chain that combines several policies."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["Chain", "Policy"]
 
 
 class Policy(Protocol):
-    """Decides by the snapshot alone: the same snapshot always gets the same decision."""
+    """Decides from the snapshot alone: the same snapshot always gives the same decision."""
 
     def decide(self, job: JobSnapshot) -> Decision:
-        """What should happen to the job now, and why.
+        """Decide what should happen to the job now, with the reason.
 
-        A decision that is not carried out at once is made again at the next look, until the snapshot shows
-        its effect: whoever carries decisions out need not remember them.
+        A decision that is not carried out at once is repeated with the next snapshot, until a snapshot shows its
+        effect, so the caller need not remember decisions.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Asks policies in their order of importance; the first that does not hold wins.
+    """Asks policies in order of priority; the first decision other than `Hold` wins.
 
-    What the others said before it stays with the decision, in `considered`. Where all hold, the last one's
-    reason is the chain's: the first ones only say that nothing is wrong.
+    The decisions of the policies before it are kept in `considered`. If all hold, the chain gives the reason of the
+    last one: the earlier ones only report that nothing is wrong.
     """
 
     policies: tuple[Policy, ...]

@@ -1,4 +1,4 @@
-"""What a change of size does to the batch, and what a change of the batch does to the learning rate.
+"""How the batch follows the number of workers, and the learning rate the batch.
 
 =======  ======================================================================================
 B, K     global batch size, samples; workers
@@ -6,7 +6,7 @@ B0, K0   those of the configuration that the run was started on, to which the le
 S        B / B0
 σ²       variance of the gradient of a batch of B0: trace of the per-sample covariance over B0
 μ²       squared norm of the true gradient
-r        AdaScale's gain, in [1, S] for S >= 1: by what the learning rate grows
+r        AdaScale's gain, in [1, S] for S >= 1: the factor on the learning rate
 =======  ======================================================================================
 
 References:
@@ -38,10 +38,10 @@ __all__ = [
 
 
 class BatchRule(Protocol):
-    """Which global batch goes with a number of workers."""
+    """Chooses the global batch for a number of workers."""
 
     def global_batch_size(self, workers: int, reference: Configuration) -> int:
-        """B for K workers, samples; less than `workers` where so many cannot each have one.
+        """B for K workers, samples; less than `workers` if the batch cannot give each a sample.
 
         Raises:
             ValueError: If `workers` is below 1.
@@ -51,7 +51,7 @@ class BatchRule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StrongScaling:
-    """The global batch stays, so training takes the same steps whatever the number of workers [1]_."""
+    """Keeps the global batch, so training takes the same steps with any number of workers [1]_."""
 
     def global_batch_size(self, workers: int, reference: Configuration) -> int:
         """See `BatchRule`."""
@@ -61,7 +61,7 @@ class StrongScaling:
 
 @dataclass(frozen=True, slots=True)
 class WeakScaling:
-    """The local batch stays until the global one reaches `batch_max`; from there on as `StrongScaling` [1]_.
+    """Keeps the local batch until the global one reaches `batch_max`; above that as `StrongScaling` [1]_.
 
     A run that was started on a larger batch than `batch_max` never goes above that batch.
     """
@@ -81,7 +81,7 @@ def _check_workers(workers: int) -> None:
 
 
 def batch_rule(name: BatchScaling, *, batch_max: int) -> BatchRule:
-    """The rule of that name."""
+    """The batch rule with this name."""
     rules: dict[BatchScaling, BatchRule] = {"strong": StrongScaling(), "weak": WeakScaling(batch_max)}
     return rules[name]
 
@@ -92,7 +92,7 @@ def adascale_gain(global_batch_size: int, reference_batch_size: int, noise: Nois
     With the tracker's trace of the per-sample covariance t, σ² = t / B0 and σ²/S = t / B, so S need be no
     whole number and the noise need not have been measured at B0. Both estimates are smoothed and unbiased, so
     they can be negative and count as 0 then, as in [2]_. Before the first one, and where both are 0, r is 1:
-    the learning rate does not rise on no evidence.
+    the learning rate does not rise without evidence.
 
     For S < 1, which [2]_ leaves out, the same formula holds and gives r in [S, 1]: a step at the smaller,
     noisier batch is worth less than one at B0, and the learning rate falls.
@@ -125,14 +125,14 @@ _LR_RULES: dict[LrScaling, Callable[[int, int, NoiseTracker], float]] = {
 def learning_rate_scale(
     name: LrScaling, global_batch_size: int, reference_batch_size: int, noise: NoiseTracker
 ) -> float:
-    """By what the learning rate is multiplied at B: `none` 1, `linear` S, `sqrt` √S [3]_, `adascale` r [2]_.
+    """Factor on the learning rate at B: `none` 1, `linear` S, `sqrt` √S [3]_, `adascale` r [2]_.
 
     `linear` and `sqrt` depend on the batch alone; `adascale` follows the noise. Of AdaScale this is the learning rate
     alone: in [2]_ a step also takes the schedule on by r steps, and training ends by the sum of r B0 / D. Here a
     schedule counts steps, as the optimizer itself does, and epochs are passes over the data.
 
     Args:
-        noise: Of the steps so far; only `adascale` looks at it.
+        noise: Gradient noise of the steps so far; used only by `adascale`.
 
     Raises:
         ValueError: If a batch size is below 1.

@@ -1,4 +1,4 @@
-"""Workers that die: hosts that keep losing them are avoided, and a job that cannot keep any gives up."""
+"""The failure policy: avoids hosts on which workers keep failing, and stops a job whose workers all fail."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from scavenger.domain.snapshot import Departure, JobSnapshot
 __all__ = ["AvoidFailures"]
 
 UNHEALTHY_MAX = 0.4
-"""Share of the workers launched that may die before their first step: a few bad starts are no loop."""
+"""Share of the launched workers that may die before their first step; a few failed starts are no create-die loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class AvoidFailures:
     """Blacklist a host after `failures_max` failures within `window_s`; give up after a create-die loop.
 
-    Preemptions and evictions are not the host's fault and count for nothing here. A worker that dies before
-    its first step points at the job or its image rather than at a host; after `give_up` of those within the
-    window, when they are more than `UNHEALTHY_MAX` of the workers there were, more of the same would only
-    cost money.
+    Preemptions and evictions are not the host's fault and do not count. A worker that dies before its first step
+    points to a fault of the job or its image rather than of a host. After `give_up` of those within the window, if
+    they are more than `UNHEALTHY_MAX` of all workers, further attempts would only cost money.
 
     Attributes:
         cooldown_s: How long a host is avoided; at least `window_s`, or it would be back only to be

@@ -1,4 +1,4 @@
-"""Budget and deadline: never crossed, and steered clear of while that can still be done by another size."""
+"""The limits policy: never crosses budget or deadline, and changes the size early enough to meet both."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["StayWithinLimits"]
 
 @dataclass(frozen=True, slots=True)
 class StayWithinLimits:
-    """Stop before budget or deadline is crossed; before that, go to a size that is projected to meet both.
+    """Stop before budget or deadline is crossed; before that, change to a size that is projected to meet both.
 
-    The stop asks for no projection: it comes when the money or the time that passes until the next look and
-    through the drain after it would cross a limit, at the present rate of spending, with every worker that is
-    paid for counted. So as long as looks are no further apart than the snapshot says, and the policies behind
-    this one add no worker that `projection.affords` refuses, the limit holds whatever the predictions were.
+    The stop does not depend on predictions: it comes when the cost or the time until the end of the drain after the
+    next decision would cross a limit, at the current cost rate of all workers that are paid for. So the limits hold
+    even if predictions are wrong, provided that decisions are no further apart than the snapshot states, and that
+    later policies add no worker that `projection.affords` refuses.
 
     Attributes:
-        schedule: The sizes that may be gone to; None to stop only.
+        schedule: The sizes that the job may change to; None to stop only.
     """
 
     schedule: Schedule | None = None
@@ -85,11 +85,11 @@ _LIMIT = {1: "deadline", 2: "budget"}
 
 
 def _untried(job: JobSnapshot, schedule: Schedule, known: dict[int, float], missed: Misfit) -> int | None:
-    """A size to try: a smaller one where money is short, a larger one where time is.
+    """A size to try: a smaller one if the budget is short, a larger one if the time is.
 
     A smaller one costs less per sample wherever throughput grows less than in proportion, so it takes the job
     further for the same money even if that does not take it to its goal. A larger one is tried only if
-    perfect scaling would meet both limits, since missing the deadline at a higher price helps nobody.
+    perfect scaling would meet both limits, since missing the deadline at a higher cost has no benefit.
     """
     now = job.configuration.workers
     unknown = [size for size in schedule.sizes(job) if size not in known]
@@ -106,7 +106,7 @@ def _untried(job: JobSnapshot, schedule: Schedule, known: dict[int, float], miss
 def _better(
     job: JobSnapshot, fit: Misfit, missed: Misfit, end: Projection | None, present: Projection
 ) -> bool:
-    """Over budget, what is cheaper by more than projections err; else what misses the lesser limit."""
+    """Whether a size is better: over budget, cheaper by more than the projection error; else a smaller misfit."""
     if end is None or fit[0] != missed[0]:
         return end is not None and fit[0] < missed[0]
     left_usd, present_usd = end.cost_usd - job.cost_usd, present.cost_usd - job.cost_usd

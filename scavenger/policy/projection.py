@@ -1,12 +1,12 @@
-"""Where a job would end at a given size, in time and money, and whether its limits allow that.
+"""Projected time and cost of a job at a given size, and whether its limits allow them.
 
 =========  ==============================================================================
 k, R_k     workers; samples per second with them
 T, C       time and cost from the start of the job to its goal: seconds, US dollars
-T_p, C_p   of that, past
+T_p, C_p   the parts of T and C that are past
 n          samples that remain until the goal
 P(k)       price of k workers and all that is shared, US dollars per second
-V          price of starting the workers that are not there yet, US dollars
+V          cost of starting the workers that are not running yet, US dollars
 =========  ==============================================================================
 
 T = T_p + n / R_k and C = C_p + (n / R_k) P(k) + V: section 4.2.2 of [1]_, with n / R_k for its step time
@@ -27,16 +27,16 @@ from scavenger.domain.snapshot import JobSnapshot
 __all__ = ["HEADROOM", "Misfit", "Projection", "affords", "misfit", "project", "usable"]
 
 HEADROOM = 0.9
-"""Share of what is left of a limit that a size moved *to* may be projected to fill; one in use may fill all of it.
+"""Share of the rest of a limit that a *new* size may be projected to use; the current size may use all of it.
 
-Projections move by some percent from look to look. Without a gap between the two, a job whose projection lies
-at its limit would change its size at every look.
+Projections vary by some percent between decisions. Without a gap between the two, a job whose projection lies
+at its limit would change its size with every decision.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """T and C, and what must be left of both limits then: until the last look, and through the drain."""
+    """T and C, and what must be left of both limits at the end: until the last decision, and for the drain."""
 
     time_s: float
     cost_usd: float
@@ -45,19 +45,19 @@ class Projection:
 
 
 Misfit = tuple[int, float]
-"""How badly a size misses the job's limits; less is better, and `(0, 0.0)` misses none.
+"""By how much a size misses the job's limits; less is better, and `(0, 0.0)` misses none.
 
 `(1, T)`: past the deadline; `(2, C)`: over the budget, which is the worse.
 """
 
 
 def usable(samples_per_s: float) -> bool:
-    """Whether a throughput can be reckoned with: finite and above 0."""
+    """Whether a throughput is valid: finite and above 0."""
     return math.isfinite(samples_per_s) and samples_per_s > 0.0
 
 
 def project(job: JobSnapshot, workers: int, samples_per_s: float) -> Projection | None:
-    """Where the job would end; None where what remains is unknown, or the throughput is not usable."""
+    """Project the job's end; None if the remaining work is unknown, or the throughput is not usable."""
     remaining = job.remaining_samples
     if remaining is None or not (math.isfinite(remaining) and remaining >= 0.0) or not usable(samples_per_s):
         return None
@@ -74,7 +74,7 @@ def project(job: JobSnapshot, workers: int, samples_per_s: float) -> Projection 
 
 
 def misfit(job: JobSnapshot, projection: Projection | None, *, headroom: float = 1.0) -> Misfit:
-    """How badly a projection misses deadline and budget; one that is unknown misses nothing.
+    """By how much a projection misses deadline and budget; an unknown projection misses nothing.
 
     Args:
         headroom: Share of what is *left* of each limit that may be filled.
@@ -93,7 +93,7 @@ def misfit(job: JobSnapshot, projection: Projection | None, *, headroom: float =
 
 
 def affords(job: JobSnapshot, workers: int) -> bool:
-    """Whether this many workers can be paid until the next look and through the drain after it."""
+    """Whether the budget allows this many workers until the next decision and the drain after it."""
     if job.budget_usd is None:
         return True
     paid = max(workers, len(job.workers))

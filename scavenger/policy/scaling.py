@@ -1,4 +1,4 @@
-"""How many workers: by what each added one brings, by what it is worth, by the model, or as it is.
+"""Scaling policies: by throughput gain, by utility, by the fitted model, or a fixed size.
 
 =========  ==============================================================================
 R_k        samples per second with k workers
@@ -28,7 +28,7 @@ EFFICIENCY_MIN = 0.1
 """S, the threshold that the paper evaluates with [1]_."""
 
 WORTH_MIN_USD = 1e-6
-"""A gain below a ten-thousandth of a cent is rounding: U and C are differences of far larger numbers."""
+"""Smallest gain that counts; a smaller one is rounding, since U and C are differences of far larger numbers."""
 
 
 def scaling_efficiency(
@@ -36,8 +36,8 @@ def scaling_efficiency(
 ) -> float:
     """`s_{k,d} = ((R_{k+d} - R_k) / d) / (R_k / k)` [1]_.
 
-    What each added worker brings, as a share of what each present one brings: 1 for perfect scaling, 0 where
-    nothing is gained, negative where throughput drops.
+    Throughput gained per added worker, relative to that of each present one: 1 for perfect scaling, 0 if nothing is
+    gained, negative if throughput drops.
 
     Raises:
         ValueError: If a throughput is not finite and above 0, or not `1 <= workers < more_workers`.
@@ -118,7 +118,7 @@ class ScaleByUtility:
 
 @dataclass(frozen=True, slots=True)
 class FollowModel:
-    """Run on what the model would choose now; where it is not asked again, on what it chose at first."""
+    """Run on the configuration that the model now chooses; if it is not asked again, on its first choice."""
 
     def decide(self, job: JobSnapshot) -> Decision:
         """See `Policy.decide`."""

@@ -1,8 +1,8 @@
-"""When to try which size: the scaling schedule of the autoscaling engine [1]_, as a function of what is known.
+"""The scaling schedule of the autoscaling engine [1]_: which size to try next, given the known throughputs.
 
 The sizes lie `add` workers apart, counted from the one that the run was started on, and the job's fewest and
 most are among them. Of each size it is known whether it was measured for long enough; nothing else is kept,
-so whoever decides may die and the schedule goes on where it was.
+so the schedule continues where it was if the deciding process is restarted.
 
     what is known around the present size                       decision
     ----------------------------------------------------------  ----------------------------------------------
@@ -34,7 +34,7 @@ __all__ = ["Condition", "Schedule", "Verdict"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a step from one size to the next larger is worth it, and the numbers in words."""
+    """Whether a step from one size to the next larger is worth it, with an explanation."""
 
     worth_it: bool
     words: str
@@ -46,13 +46,13 @@ Condition = Callable[[JobSnapshot, Mapping[int, float], int, int], Verdict]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The sizes of a job and what is known of them.
+    """The sizes that a job may have, and when each counts as measured.
 
     Attributes:
         workers_min, workers_max: Fewest and most workers.
         add: Workers from one size to the next; "the number of GPUs on a machine" is a good one [1]_.
         every_steps: Undisturbed steps after which a size counts as measured; 10 are "often sufficient" [1]_.
-        batch: Which global batch goes with a size.
+        batch: Rule that gives the global batch of a size.
     """
 
     workers_min: int
@@ -70,7 +70,7 @@ class Schedule:
             raise ValueError(f"add and every_steps must be at least 1, not {self.add} and {self.every_steps}")
 
     def configuration(self, job: JobSnapshot, workers: int) -> Configuration | None:
-        """What the job would run on with that many workers; None where the batch cannot feed them all."""
+        """The configuration with this many workers; None if the batch cannot give each a sample."""
         batch = self.batch.global_batch_size(workers, job.reference)
         return Configuration(job.configuration.vm, workers, batch) if batch >= workers else None
 
@@ -83,7 +83,7 @@ class Schedule:
         return tuple(sorted(fed | {job.configuration.workers}))
 
     def known(self, job: JobSnapshot) -> dict[int, float]:
-        """Samples per second of each size that was measured for long enough, by size."""
+        """Throughput in samples/s of each size that was measured for long enough, by size."""
         known = {}
         for size in self.sizes(job):
             # the present size counts as it runs, with whatever batch it was given
@@ -133,7 +133,7 @@ class Schedule:
         before: int,
         verdict: Verdict,
     ) -> Decision:
-        """The step up from `before` was not worth it."""
+        """Decide after a step up from `before` that was not worth it."""
         if before == low and low > 0:
             return self.move(
                 job, sizes[low - 1], f"{verdict.words}; {sizes[low - 1]} workers are not known yet"
@@ -150,7 +150,7 @@ class Schedule:
         sizes: tuple[int, ...],
         run: tuple[int, int],
     ) -> Decision:
-        """Every known step up was worth it."""
+        """Decide after every known step up was worth it."""
         now, (low, high) = job.configuration.workers, run
         top = sizes[high]
         if high + 1 < len(sizes):
@@ -178,7 +178,7 @@ class Schedule:
     def _step(
         self, job: JobSnapshot, condition: Condition, known: Mapping[int, float], smaller: int, larger: int
     ) -> Verdict:
-        """The condition, overruled where one size meets the job's limits and the other does not."""
+        """Evaluate the condition, overruled if one size meets the job's limits and the other does not."""
         below, above = (
             misfit(
                 job,
@@ -194,7 +194,7 @@ class Schedule:
         return condition(job, known, smaller, larger)
 
     def move(self, job: JobSnapshot, workers: int, reason: str) -> Decision:
-        """To that many workers with the batch that goes with them, if batch and budget allow it; else hold."""
+        """Change to this many workers and their batch, if batch and budget allow it; else hold."""
         target = self.configuration(job, workers)
         if target is None:
             return Hold(f"{reason}, but the global batch has no sample for each of {workers} workers")
@@ -203,7 +203,7 @@ class Schedule:
         return ScaleTo(target.workers, target.global_batch_size, reason)
 
     def unmeasured(self, job: JobSnapshot) -> str:
-        """Why the present size is not known."""
+        """Why the throughput of the present size is not known."""
         now, throughput = job.configuration.workers, job.measured(job.configuration)
         if throughput is None or throughput.steps < self.every_steps:
             steps = 0 if throughput is None else throughput.steps

@@ -1,4 +1,4 @@
-"""Whether workers should be spot VMs: what they save, against what interruptions cost.
+"""The spot decision: compares the savings of spot VMs with the cost of interruptions.
 
 Notation: n VMs at p dollars per hour on demand and s as spot VMs; F dollars per hour for what is on demand in either
 case (aggregators, disks); λ interruptions per VM and hour, each of which takes d = pause + redo + replace / n seconds
@@ -6,7 +6,7 @@ from the whole job. A unit of work costs, relative to one on demand,
 
     f(n) = (n s + F) / (n p + F) / (1 - λ n d / 3600)
 
-What is published of λ is neither a rate nor a promise, so the decision is made at one that is meant to be too high.
+Published values of λ are neither rates nor guarantees, so the decision uses a λ that is deliberately too high.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ DELAY_MAX = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotTerms:
-    """What is known of one VM type.
+    """Prices and interruption data of one VM type.
 
     Attributes:
-        spot_usd_per_hour: None where it is not known.
-        interrupted_monthly: At most this part of its spot VMs was interrupted in a month; None where nothing bounds it.
+        spot_usd_per_hour: Spot price; None if unknown.
+        interrupted_monthly: Upper bound on the share of its spot VMs interrupted in a month; None if unknown.
         pause_s, redo_s, replace_s: As in `SpotRisk`: measured, or assumed.
         fixed_usd_per_hour: F.
-        workers_per_vm: Most workers on one VM.
+        workers_per_vm: Largest number of workers on one VM.
     """
 
     vm: str
@@ -71,9 +71,9 @@ class SpotDecision:
     """Whether the workers on a VM type are to be spot VMs.
 
     Attributes:
-        reason: In words, with the numbers.
-        price_factor: Highest f(n) over the cluster sizes; None where the spot price is not known.
-        risk: That estimates are to count; None where the VMs are on demand.
+        reason: The reason as a sentence, with the numbers.
+        price_factor: Highest f(n) over the cluster sizes; None if the spot price is unknown.
+        risk: Risk that estimates have to include; None if the VMs are on demand.
     """
 
     vm: str
@@ -84,10 +84,10 @@ class SpotDecision:
 
 
 def hourly_rate_bound(interrupted_monthly: float | None) -> float:
-    """A rate that is meant to be too high, of a part of the VMs interrupted in a month, `-ln(1 - f) / 24`.
+    """Upper bound on the hourly rate, from the share f of VMs interrupted in a month: `-ln(1 - f) / 24`.
 
-    What is published counts VMs that lived for less than the month, so that a rate that makes it happen within a month
-    is too low. This makes it happen within a day.
+    The published share includes VMs that ran for less than the month, so a rate that reaches it within a month is too
+    low. This rate reaches it within a day.
     """
     return RATE_UNKNOWN if interrupted_monthly is None else -math.log1p(-interrupted_monthly) / DAY_H
 
@@ -100,17 +100,17 @@ def decide_spot(
     deadline_s: float | None = None,
     work_s: float | None = None,
 ) -> SpotDecision:
-    """Spot VMs, where at every cluster size they save enough and the deadline does not suffer.
+    """Choose spot VMs if they save enough at every cluster size and do not endanger the deadline.
 
     Args:
-        terms: Of the VM type.
-        mode: `auto` decides; `always` and `never` do not, and say what it means.
-        workers: Fewest and most of them.
-        deadline_s: From now; None where there is none.
-        work_s: Longest that the job is predicted to take from now without interruptions; None where nothing is known.
+        terms: Prices and interruption data of the VM type.
+        mode: `auto` decides; `always` and `never` are obeyed, with the consequences as the reason.
+        workers: Smallest and largest number of workers.
+        deadline_s: Time from now to the deadline; None if there is none.
+        work_s: Longest predicted time from now without interruptions; None if unknown.
 
     Raises:
-        ValueError: If spot VMs are demanded whose price nobody knows.
+        ValueError: If `mode` is `always` and the spot price is unknown.
     """
     if mode == "never":
         return SpotDecision(terms.vm, False, f"{terms.vm}: on demand, as the job asks", None, None)
@@ -137,7 +137,7 @@ def decide_spot(
 
 
 def _against(factor: float, delay: float, deadline_s: float | None, work_s: float | None) -> str:
-    """What speaks against spot VMs; empty where nothing does."""
+    """The argument against spot VMs; empty if there is none."""
     if not math.isfinite(factor):
         return "interruptions might come faster than work gets done"
     if factor > 1.0 - SAVING_MIN:

@@ -1,4 +1,4 @@
-"""Workers that are slow beside their peers: told by one of two rules, and replaced.
+"""The straggler policy: detects workers slower than their peers by one of two rules, and replaces them.
 
 Of every step, each training worker's gradient computation is compared with the median worker's, per sample,
 so that shares which differ by a sample are equal. Time on the network is not looked at: a synchronous step
@@ -6,7 +6,7 @@ makes all wait for the slowest transfer, and says nothing of whose it was.
 
 The median needs peers. Of two workers it lies midway between both, so the two rules measure one and the same
 ratio and cannot confirm each other, and nothing tells which of the two is the odd one: with fewer than
-`PEERS_MIN` workers nobody is replaced.
+`PEERS_MIN` workers none is replaced.
 
 References:
     .. [1] Or et al., "Resource Elasticity in Distributed Deep Learning", MLSys 2020, section 5, algorithm 1.
@@ -36,7 +36,7 @@ Step = Mapping[str, float]
 
 
 class StragglerRule(Protocol):
-    """Tells which workers are slow."""
+    """Detects slow workers."""
 
     def slow(self, steps: Sequence[Step]) -> dict[str, float]:
         """The slow workers, each with how many times slower than the median it is.
@@ -57,7 +57,7 @@ class SlowOnAverage:
     Attributes:
         fraction_min: 0.8 tolerates steps that take 1.25 times as long [1]_.
         alpha: Weight of the newest step [1]_; the average spans some 2 / alpha - 1 = 19 steps.
-        steps_min: Before so many steps of a worker, one slow step would weigh too much.
+        steps_min: Fewest steps of a worker; with fewer, one slow step would weigh too much.
     """
 
     fraction_min: float = 0.8
@@ -134,12 +134,12 @@ class ReplaceStragglers:
         """See `Policy.decide`."""
         workers = len(job.training)
         if workers < PEERS_MIN:
-            return Hold(f"{workers} workers are too few to tell a slow one from a fast one")
+            return Hold(f"{workers} workers are too few to detect a slow one")
         if job.changing:
-            return Hold("a change of workers is under way; nobody is replaced during it")
+            return Hold("a change of workers is in progress; no worker is replaced during it")
         slow = self.rule.slow(_steps(job))
         if not slow:
-            return Hold("no worker is slow beside its peers")
+            return Hold("no worker is slower than its peers")
         worst = sorted(slow, key=lambda worker: (-slow[worker], worker))
         named = ", ".join(f"{worker} ({slow[worker]:.2f}x)" for worker in worst)
         limit = max(1, math.floor(self.fraction_max * workers))
@@ -154,12 +154,12 @@ class ReplaceStragglers:
                 f"{named} slow, but {gone} were replaced within {self.window_s:g} s and it did not help"
             )
         if not affords(job, len(job.workers) + len(slow)):
-            return Hold(f"{named} slow, but the budget is too near to pay a replacement beside them")
+            return Hold(f"{named} slow, but the budget is too near to pay for a replacement while they run")
         return Replace(tuple(worst), f"slower than the median worker's time per sample: {named}")
 
 
 def _steps(job: JobSnapshot) -> list[Step]:
-    """The steps that the snapshot remembers, aligned at the newest, without those that compare too few."""
+    """The steps in the snapshot, aligned at the newest, without those of fewer than `PEERS_MIN` workers."""
     training = job.training
     steps: list[Step] = []
     for back in range(max(len(worker.compute_s) for worker in training), 0, -1):

@@ -1,4 +1,4 @@
-"""From the job file to the policy that it asks for."""
+"""Builds the policy that a job file specifies."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ SCALING: dict[ScalingPolicy, Callable[[JobSpec], Policy]] = {
     "utility": _by_utility,
     "fixed": lambda job: KeepSize(),
 }
-"""`elastic.policy`."""
+"""Scaling policies by the value of `elastic.policy`."""
 
 STRAGGLER_RULES: dict[str, Callable[[StragglerSpec], StragglerRule]] = {
     "ewma": lambda spec: SlowOnAverage(fraction_min=spec.limit),
     "edl": lambda spec: SlowInARow(slowdown_max=spec.limit),
 }
-"""`elastic.straggler.rule`."""
+"""Straggler rules by the value of `elastic.straggler.rule`."""
 
 _STEERED: frozenset[ScalingPolicy] = frozenset({"throughput", "utility"})
-"""Where sizes are tried anyway, the limits may try them too; elsewhere they only stop the job."""
+"""Scaling policies that try sizes; only with these may the limits policy try sizes too, else it only stops."""
 
 
 def policy_for(job: JobSpec) -> Chain:
-    """What decides during the run: money and time first, then failures, then stragglers, then the size.
+    """Build the job's policy: limits first, then failures, then stragglers, then scaling.
 
     Raises:
         ValueError: If the job asks for `policy: utility` without a utility; `JobSpec` refuses that too.

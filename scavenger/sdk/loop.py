@@ -1,6 +1,6 @@
-"""A training loop of one's own, made elastic by four calls: `init`, `batches`, `push_pull`, `notify_batch_end`.
+"""Custom training loops, made elastic by four calls: `init`, `batches`, `push_pull`, `notify_batch_end`.
 
-For scripts that are no `KerasJob`. Each worker holds a whole replica and runs the same function::
+For scripts that do not use `KerasJob`. Each worker holds a whole replica and runs the same function::
 
     from scavenger.sdk import loop
 
@@ -15,7 +15,7 @@ For scripts that are no `KerasJob`. Each worker holds a whole replica and runs t
                 job.notify_batch_end(loss=loss)
 
 `scavenger.train.custom_loop.start.run_loop` starts the workers, and adds and removes them while the others train. After
-Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", section 3; names of calls are theirs.
+Wu et al., "Elastic Deep Learning in Multi-Tenant GPU Clusters", section 3, which also names the calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ State = Mapping[str, Any]
 
 
 class Left(BaseException):
-    """The job needs this worker no more: the training function is to be left. Do not catch it."""
+    """Raised when the job no longer needs this worker, to end the training function. Do not catch it."""
 
 
 class Source(Protocol):
@@ -45,19 +45,19 @@ class Source(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Samples of each shard; the same at every worker."""
+        """Number of samples of each shard; the same at every worker."""
         ...
 
     def read(self, shard: int, start: int, stop: int) -> Any:
-        """Samples `start` to `stop` (exclusive) of a shard; none of them where both are equal."""
+        """Read samples `start` to `stop` (exclusive) of a shard; none if both are equal."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples `start` to `stop` (exclusive) of a shard; `data` is what the source reads there, else None.
+    """Samples `start` to `stop` (exclusive) of a shard; `data` holds them if the job has a source, else None.
 
-    Its length is the number of samples. It is 0 where this worker has none in a step: others still had some.
+    The length is the number of samples. It is 0 in a step in which only other workers have samples.
     """
 
     shard: int
@@ -70,7 +70,7 @@ class Batch:
 
 
 class Granted(NamedTuple):
-    """Samples that this worker alone may read, in order."""
+    """Samples that only this worker may read, in order."""
 
     shard: int
     attempt: tuple[int, int]
@@ -88,7 +88,7 @@ class Step(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the job stands when a worker joins."""
+    """The job's progress when a worker joins."""
 
     step: int
     epoch: int
@@ -96,7 +96,7 @@ class Place(NamedTuple):
 
 
 class Link(Protocol):
-    """How a worker reaches the others. Each method may raise `Left`."""
+    """A worker's connection to the job. Each method may raise `Left`."""
 
     @property
     def worker(self) -> str:
@@ -109,19 +109,19 @@ class Link(Protocol):
         state: Callable[[], dict[str, Array]],
         load: Callable[[dict[str, Array]], None],
     ) -> Place:
-        """Wait to become a member, with the state of the others."""
+        """Wait until this worker is a member and has loaded the state of the others."""
         ...
 
     def seek(self, epoch: int) -> Granted | Step | None:
-        """Samples of an epoch; a step that was made without this worker; None where the epoch is over."""
+        """Ask for samples; returns a step instead if one was made without this worker, None if the epoch is over."""
         ...
 
     def push(self, part: Granted, tensors: dict[str, Array]) -> Step:
-        """Give this worker's gradients of some samples; wait for everybody's mean."""
+        """Send this worker's gradients of some samples; wait for the mean over all workers."""
         ...
 
     def boundary(self, epoch: int, samples: int, loss: float | None) -> None:
-        """The step is applied."""
+        """Report that the step is applied."""
         ...
 
 
@@ -129,7 +129,7 @@ _link: Link | None = None
 
 
 def connect(link: Link | None) -> None:
-    """Let `init` find the others; called by whatever starts the training function."""
+    """Set the connection that `init` uses; called by the process that starts the training function."""
     global _link
     _link = link
 
@@ -140,24 +140,26 @@ def init(
     state: Callable[[], State],
     load: Callable[[dict[str, Array]], None],
 ) -> Job:
-    """Join the job: waits until this worker is needed, and then makes its replica like the others'.
+    """Join the job: wait until this worker is needed, then load the state of the others.
 
-    Whatever is slow (imports, building and tracing the model) belongs before it: the others train meanwhile.
+    Do slow work (imports, building and tracing the model) before this call: the others train meanwhile.
 
     Args:
-        shards: Samples of each shard; or a source, which then gives each batch its `data`.
+        shards: Number of samples of each shard; or a source, which also provides the `data` of each batch.
         state: The whole replica as named arrays: weights, optimizer slots, counters. Called between steps.
-        load: Puts such a state into place. Not called at the worker whose replica the others take.
+        load: Restores such a state. Not called at the worker whose replica the others copy.
 
     Returns:
-        The job, to be trained.
+        The job, ready to train.
 
     Raises:
-        ConfigurationError: If this process is no worker.
+        ConfigurationError: If this process is not a worker.
         TrainingCodeError: If there are no samples.
     """
     if _link is None:
-        raise ConfigurationError("loop.init works in a worker: start the function with loop_driver.run_loop")
+        raise ConfigurationError(
+            "loop.init works in a worker: start the function with scavenger.sdk.run_loop"
+        )
     source = None if isinstance(shards, Sequence) else shards
     sizes = [int(size) for size in (shards if isinstance(shards, Sequence) else shards.sizes)]
     if min(sizes, default=-1) < 0 or not any(sizes):
@@ -169,12 +171,12 @@ def init(
 
 
 class Job:
-    """A job that this worker is a member of. For one thread.
+    """A job that this worker is a member of. Not thread-safe.
 
     Attributes:
-        epoch: 0-based; the same at every worker.
+        epoch: Current epoch, 0-based; the same at every worker.
         step: The last step that was applied.
-        workers: How many there are.
+        workers: Number of workers in that step.
     """
 
     def __init__(self, link: Link, source: Source | None, place: Place) -> None:
@@ -183,19 +185,19 @@ class Job:
         self._granted: Granted | None = None
         self._batch: Batch | None = None
         self._made: Step | None = None
-        """The step that the batch became part of."""
+        """The step that the current batch is part of."""
         self._pulled = False
 
     @property
     def worker(self) -> str:
-        """This worker's name; none is ever given twice in a job."""
+        """This worker's name; names are never reused in a job."""
         return self._link.worker
 
     def epochs(self, count: int) -> Iterator[int]:
-        """The numbers of the epochs from the one under way on: a worker that joins late does not begin anew.
+        """Iterate over the epochs, from the current one: a worker that joins late does not start from the first.
 
         Args:
-            count: How many the job has in all.
+            count: Number of epochs of the job.
         """
         while self.epoch < count:
             before = (self.epoch, self.step)
@@ -204,12 +206,12 @@ class Job:
                 raise TrainingCodeError("an epoch was left without a step: read it with job.batches")
 
     def batches(self, local_batch_size: int) -> Iterator[Batch]:
-        """What this worker is to read of the epoch; ends with the epoch, for all workers after the same step.
+        """Iterate over this worker's batches of the epoch; the epoch ends after the same step for all workers.
 
-        After a `break`, the next call goes on where this one was left.
+        After a `break`, the next call continues where this one stopped.
 
         Args:
-            local_batch_size: b, at most; a batch does not go beyond its shard.
+            local_batch_size: Largest batch, samples; a batch never spans two shards.
 
         Raises:
             ValueError: If it is below 1.
@@ -249,18 +251,18 @@ class Job:
         return None if self._source is None else self._source.read(shard, start, stop)
 
     def push_pull(self, tensors: State | None, samples: int | None = None) -> dict[str, Array]:
-        """The mean over all samples of the step of what the workers give; waits for them.
+        """Average the workers' tensors over all samples of the step; waits for all workers.
 
         Args:
-            tensors: Means over this worker's samples, as arrays of floats or what NumPy makes one of, of the same
-                names and shapes everywhere. Not looked at where the batch is empty: None will do.
-            samples: Of the batch; for the reader.
+            tensors: Means over this worker's samples, as float arrays or objects that NumPy converts to them, with
+                the same names and shapes at every worker. Ignored if the batch is empty: pass None.
+            samples: Number of samples of the batch, checked if given.
 
         Returns:
-            The mean by name, to be applied as it is: the same bits at every worker, of the types given; read-only.
+            The mean by name, with the given types, read-only; bit-identical at every worker.
 
         Raises:
-            TrainingCodeError: If there is no batch, it was pushed before, or is of another size.
+            TrainingCodeError: If there is no batch, it was already pushed, or has another size.
         """
         batch = self._batch
         if batch is None or self._pulled:
@@ -281,7 +283,7 @@ class Job:
         return self._made.mean
 
     def notify_batch_end(self, loss: Any = None) -> None:
-        """The mean is applied: here workers join and leave.
+        """Report that the mean is applied; workers join and leave during this call.
 
         Args:
             loss: Mean over this worker's samples; for the report.
@@ -303,7 +305,7 @@ class Job:
             self.epoch, self._granted = self.epoch + 1, None
         value = None if loss is None or not len(batch) else float(loss)
         if value is not None and not math.isfinite(value):
-            value = None  # it travels as a number; the gradients tell what is wrong
+            value = None  # messages carry finite numbers only; the check of the gradients reports the fault
         self._link.boundary(epoch, len(batch), value)
 
 

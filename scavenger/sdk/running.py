@@ -1,6 +1,6 @@
-"""Steering a job that another process drives, from Python: more workers, fewer, others, a profile, a stop.
+"""Control, from Python, of a job that runs in another process: scale, migrate, profile, stop.
 
-Every call asks the process that drives the job, as the `scavenger` command does, and waits for its answer. The
+Every call sends a request to the process that runs the job, as the `scavenger` command does, and waits. The
 operations are those of EDL [1]_.
 
 References:
@@ -33,47 +33,46 @@ from scavenger.store.records import JobRecord, OperationRecord
 __all__ = ["RunningJob"]
 
 TIMEOUT_S = 900.0
-"""A new worker has to be found, started and warmed up; on a cloud that takes minutes."""
+"""Default wait for an answer: on a cloud, launching and warming up a worker takes minutes."""
 _POLL_S = 0.2
-_WITHDRAWN = "withdrawn before anybody had begun with it"
+_WITHDRAWN = "withdrawn before the job had started it"
 
 
 class RunningJob:
-    """A job that runs, by its name, its id, or the beginning of its id.
+    """A running job, identified by its name, its id, or the beginning of its id.
 
     Args:
         job: The latest job of that name, or the one of that id.
-        store: Where the job is kept: a store that is open, or a URL; None for the default one.
-        timeout_s: Longest wait for an answer; what nobody has begun by then is withdrawn.
+        store: The store that holds the job: an open store or a URL; None for the default one.
+        timeout_s: Longest wait for an answer; a request that was not started by then is withdrawn.
 
-    Every method raises `ConfigurationError` where there is no such job, it does not run, or it refuses, which
-    changes nothing, and `TransientError` where it is busy with something else, fails, or does not answer in
-    time.
+    Every method raises `ConfigurationError` if there is no such job, it is not running, or it refuses, which
+    changes nothing, and `TransientError` if it is busy with another request, fails, or does not answer in time.
     """
 
     def __init__(self, job: str, store: Store | str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
         self._key, self._where, self._timeout_s = job, store, timeout_s
 
     def scale_to(self, workers: int) -> None:
-        """Train with so many workers."""
+        """Train with this many workers."""
         self._ask(lambda: ScaleTo(workers))
 
     def scale_out(self, workers: int = 1) -> None:
-        """Train with so many workers more; the others go on while they start."""
+        """Add this many workers; the others continue training while they start."""
         self._ask(lambda: ScaleOut(workers))
 
     def scale_in(self, workers: Iterable[str]) -> None:
-        """Train without these workers; they finish the step that is under way."""
+        """Remove these workers after the current step."""
         self._ask(lambda: ScaleIn(tuple(workers)))
 
     def migrate(self, workers: Iterable[str] | None = None) -> None:
-        """Replace these workers, or all, by as many new ones, in one change of view."""
+        """Replace these workers, or all (None), by new ones, in one change of view."""
         self._ask(lambda: Migrate(None if workers is None else tuple(workers)))
 
     def profile(self, fewest: int, most: int, steps: int = 20) -> tuple[Measurement, ...]:
-        """The step time at every number of workers from `most` down to `fewest`, over `steps` steps each.
+        """Measure the step time at every number of workers from `most` down to `fewest`, over `steps` steps each.
 
-        Sizes at which workers could not be kept alive are left out.
+        Sizes at which too many workers died are left out.
         """
         with self._store() as store:
             job = store.job(self._key)
@@ -82,7 +81,7 @@ class RunningJob:
             return tuple(m for m in store.measurements(job.id) if m not in before)
 
     def stop(self, *, save: bool = True) -> None:
-        """End the job in order, and wait for its end; `save`: with its model, as far as it has come."""
+        """Stop the job gracefully and wait for its end; with `save`, save the model in its current state."""
         self._ask(lambda: StopJob(save))
 
     def _ask(self, make: Callable[[], Operation]) -> None:
@@ -113,12 +112,12 @@ class RunningJob:
         until_s = time.monotonic() + self._timeout_s
         while not record.ended:
             if not store.is_alive(store.job(job.id)):
-                store.reap_dead_jobs()  # which ends what its jobs were asked for
+                store.reap_dead_jobs()  # this also ends the requests to dead jobs
             elif time.monotonic() > until_s:
                 record = store.withdraw_operation(record.id, _WITHDRAWN)
                 if record.ended and record.message != _WITHDRAWN:
-                    break  # at the last moment
-                what = "nobody has begun with it" if record.ended else "it is still at it"
+                    break  # the job answered at the last moment
+                what = "the job has not started it" if record.ended else "it is still in progress"
                 raise TransientError(
                     f"{job.name} ({job.id[:8]}), asked to {describe(record.operation)}, has not answered within "
                     f"{self._timeout_s:g} s: {what}"

@@ -1,9 +1,9 @@
-"""Which configurations to profile, what all of them would cost, and which one to run.
+"""The search: which configurations to profile, the tradeoff curve over all of them, and which one to run.
 
 ==========  ==========================================================
 `plan`      search space and strategy -> configurations to profile
 `curve`     job model and search space -> tradeoff curve, front, knee
 `choose`    tradeoff curve and objective -> the choice and its reason
-`reuse`     which stored model serves which job, and when it no longer
+`reuse`     which stored model a job can reuse, and when it no longer fits
 ==========  ==========================================================
 """

@@ -1,4 +1,4 @@
-"""From the tradeoff curve to the configuration to run, with the reason and the alternatives in words."""
+"""Chooses the configuration to run from the tradeoff curve, with the reason and the alternatives as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scavenger.search.curve import OVER_BUDGET, PAST_DEADLINE
 __all__ = ["OBJECTIVES", "choose"]
 
 NOTHING_USD = 1e-6
-"""A cost below a ten-thousandth of a cent is nothing: no share of it means anything."""
+"""Costs below a ten-thousandth of a cent count as 0: ratios of them are meaningless."""
 
 
 def choose(
@@ -27,21 +27,21 @@ def choose(
     worth: Callable[[float], float] | None = None,
     global_batch_size: int | None = None,
 ) -> Choice | Infeasible:
-    """The allowed point that the objective asks for.
+    """Choose the allowed point that is best by the objective.
 
     Args:
-        curve: As `build_curve` made it with the same limits.
+        curve: Tradeoff curve, built with the same limits.
         objective: `time`, `cost`, `knee` or `utility`.
-        worth: What the result is worth after so many seconds, dollars; for `utility` alone.
+        worth: Worth of the result, dollars, as a function of its time in seconds; for `utility` only.
         global_batch_size: Choose among points of this batch size, where one is allowed: at another, the same number of
-            epochs may give a worse model, and nothing would tell.
+            epochs may give a worse model without any sign of it.
 
     Returns:
-        The choice; or, if nothing is allowed, the point that misses deadline and budget by least, and by
-        how much.
+        The choice; or, if no point is allowed, the point that exceeds deadline and budget by the least, and by how
+        much.
 
     Raises:
-        ValueError: If the objective is unknown, or `utility` and nobody says what the result is worth.
+        ValueError: If the objective is unknown, or is `utility` without `worth`.
     """
     if objective not in OBJECTIVES and not (objective == "utility" and worth is not None):
         raise ValueError(
@@ -75,17 +75,17 @@ def choose(
 
 
 def _fastest(curve: TradeoffCurve, allowed: IntArray) -> int:
-    """Of equally fast points the cheapest."""
+    """The fastest point; of equally fast ones the cheapest."""
     return _least(curve.time_s, curve.cost_usd, allowed)
 
 
 def _cheapest(curve: TradeoffCurve, allowed: IntArray) -> int:
-    """Of equally cheap points the fastest."""
+    """The cheapest point; of equally cheap ones the fastest."""
     return _least(curve.cost_usd, curve.time_s, allowed)
 
 
 def _least(values: FloatArray, others: FloatArray, allowed: IntArray) -> int:
-    """Where a value is least; of equals where the other one is, and of those the first."""
+    """Index of the least value; ties are broken by the other value, then by position."""
     of_allowed = values[allowed]
     least = allowed[of_allowed == of_allowed.min()]
     return int(least[int(np.argmin(others[least]))])
@@ -116,7 +116,7 @@ def _by_knee(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
 
 
 def _front(curve: TradeoffCurve, allowed: IntArray) -> IntArray:
-    """Those of which no other is at least as fast and as cheap, and better in one; of equals the first."""
+    """The Pareto front of the allowed points; of equal points the first."""
     order = allowed[np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed]))]
     cost = curve.cost_usd[order]
     cheapest_before = np.concatenate(([np.inf], np.minimum.accumulate(cost)[:-1]))
@@ -129,10 +129,10 @@ def _by_utility(
     worth: Callable[[float], float],
     so_far: tuple[float, float, float],
 ) -> tuple[int, str]:
-    """The point with the largest U(T) - C of the whole run: what it is worth above its cost; of equals the cheapest.
+    """The point with the largest U(T) - C of the whole run, its worth less its cost; of equals the cheapest.
 
     Args:
-        so_far: Seconds and dollars spent, and the share of the way that is left.
+        so_far: Seconds and dollars spent, and the share of the training that is left.
     """
     spent_s, spent_usd, remaining = so_far
     cost_usd = curve.rest_usd(remaining)[allowed] + spent_usd
@@ -151,13 +151,13 @@ OBJECTIVES: dict[str, Callable[[TradeoffCurve, IntArray], tuple[int, str]]] = {
 
 
 def _log_excess(values: FloatArray) -> FloatArray:
-    """ln of how many times the least each value is, where anything below `NOTHING_USD` counts as that."""
+    """ln of the ratio of each value to the least; values below `NOTHING_USD` count as `NOTHING_USD`."""
     log = np.log(np.maximum(values, NOTHING_USD))
     return np.asarray(log - log.min())
 
 
 def _beside(curve: TradeoffCurve, index: int, other: int, name: str) -> str:
-    """How a point compares with another, as `12 % slower than the fastest at 41 % of its cost`."""
+    """Compare a point with another in words, as `12 % slower than the fastest at 41 % of its cost`."""
     if index == other:
         return f"also the {name}"
     time, cost = curve.time_s[index] / curve.time_s[other], curve.cost_usd[other]
@@ -184,7 +184,7 @@ def _infeasible(
     spent_usd: float,
     remaining: float,
 ) -> Infeasible:
-    """Names the point with the smallest factor over its limits, among those that can run at all."""
+    """Explain that nothing is feasible, with the point that exceeds its limits by the smallest factor."""
     if not len(curve):
         return Infeasible("the search space has no configuration with a sample for every worker", None)
     time_s, cost_usd = curve.rest_s(remaining) + spent_time_s, curve.rest_usd(remaining) + spent_usd
@@ -223,7 +223,7 @@ def _with(words: str, spent: float) -> str:
 
 
 def _over(total: FloatArray, limit: float | None) -> FloatArray:
-    """How many times the limit; 0 without one, infinite where nothing may be spent and something is."""
+    """Ratio of a total to its limit; 0 without a limit, infinite if the limit is 0 and the total is not."""
     if limit is None:
         return np.zeros(len(total))
     if limit <= 0.0:

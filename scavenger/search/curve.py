@@ -1,7 +1,7 @@
-"""The tradeoff curve: time and cost of every configuration, what constraints leave of it, its front and knee.
+"""Builds the tradeoff curve: time and cost of every configuration, the constraints, the Pareto front and the knee.
 
 The knee is Kneedle's [1]_, as implemented by `kneed`. Two things are done before it sees the front. A front
-of discrete configurations is ragged, and Kneedle takes each rag for a knee; the point of the front that
+of discrete configurations is uneven, and Kneedle takes each step for a knee; the point of the front that
 lies furthest below the chord is on its lower convex hull in any case, so the hull is what Kneedle gets. And
 its threshold is in units of the spacing of the points, so that three points have no knee however sharp
 their bend; the hull is sampled evenly first, as the paper does with its spline.
@@ -27,15 +27,15 @@ from scavenger.models.parallel import local_batch_sizes
 __all__ = ["OVER_BUDGET", "PAST_DEADLINE", "build_curve", "find_knee", "pareto_front", "repriced"]
 
 PAST_DEADLINE, OVER_BUDGET = "past the deadline", "over the budget"
-"""How the reasons begin that rule out a configuration that could run."""
+"""Prefixes of the reasons that exclude a configuration although it could run."""
 
 NEVER_DONE = "interrupted faster than work gets done"
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
-"""A local batch that nothing limits."""
+"""Stands for a local batch without a limit."""
 
 KNEE_SAMPLES = 201
-"""Even samples of the hull that Kneedle is given, besides its own corners."""
+"""Number of even samples of the hull that Kneedle gets, in addition to the hull's corners."""
 
 KNEE_DEPTH_MIN = 0.1
 """How far below the chord, in a square of side 1, the front must bend to have a knee: a right angle is 1, a
@@ -58,21 +58,21 @@ def build_curve(
     """Predict every configuration of the space and apply the constraints, by point prediction.
 
     Args:
-        deadline_s, budget_usd: Limits of the whole job; None where there is none.
+        deadline_s, budget_usd: Limits of the whole job; None if there is none.
         workers_max: The largest cluster, if less than the space's.
         spent_time_s, spent_usd: Already spent, counted against the limits but not in the curve.
-        remaining: Share of the way to the target that is still to go, in [0, 1]: the curve is of the whole
-            way, the limits are held against this share, and against all of the set-up that is still due.
-        costs: What is paid and lost beside the workers' training; None: that is not counted.
+        remaining: Share of the training that is left, in [0, 1]: the curve covers the whole training, the limits
+            apply to this share, and to all of the set-up that is still due.
+        costs: Costs and delays other than the workers' training; None if they are not counted.
 
     Returns:
-        One point per configuration, in the order of `space.configurations()`. Memory and cluster size exclude
-        before deadline and budget do.
+        One point per configuration, in the order of `space.configurations()`. Memory and cluster size are checked
+        before deadline and budget.
     """
     vm_index, workers, batch = _grid(space)
     predicted, memory_max = _predicted(model, space, vm_index, workers, batch, costs)
     spending = _Spending(predicted, costs=costs, time_s=spent_time_s, cost_usd=spent_usd, remaining=remaining)
-    # What was profiled has fitted, whatever the law of memory makes of it.
+    # A profiled configuration has fitted into memory, whatever the memory model predicts.
     too_large = (local_batch_sizes(workers, batch) > memory_max) & ~predicted.measured
     excluded, reasons = _first_reasons(
         [
@@ -127,7 +127,7 @@ def _predicted(
     batch: IntArray,
     costs: CostTerms | None,
 ) -> tuple[Prediction, IntArray]:
-    """What is predicted of every configuration, and the largest local batch that fits there, shape `(n,)`."""
+    """Predict every configuration, and the largest local batch that fits into its memory, shape `(n,)`."""
     # Weighing the laws of epochs is most of the work, and all offers and cluster sizes share its result.
     epochs, log_sd = model.statistical.predict(np.array(space.global_batch_sizes, dtype=np.float64))
     place = np.searchsorted(space.global_batch_sizes, batch)
@@ -145,10 +145,10 @@ def _predicted(
 
 
 def _first_reasons(rules: Sequence[tuple[BoolArray, str]], count: int) -> tuple[IntArray, tuple[str, ...]]:
-    """The first rule that rules out each point, as an index into the reasons; 0, the empty one, where none does.
+    """The first rule that excludes each point, as an index into the reasons; 0, the empty reason, if none does.
 
     Args:
-        rules: Where each holds, shape `(count,)`, and its reason.
+        rules: For each rule, the points that it excludes, shape `(count,)`, and its reason.
     """
     excluded, reasons = np.zeros(count, dtype=np.int64), [""]
     for where, reason in rules:
@@ -160,14 +160,14 @@ def _first_reasons(rules: Sequence[tuple[BoolArray, str]], count: int) -> tuple[
 
 
 class _Spending:
-    """What each configuration takes of the job's limits, as seen from some way on.
+    """Total time and cost of the job at each configuration, given what was already spent.
 
     Args:
         time_s, cost_usd: Already spent.
-        remaining: Share of the way that is still to go.
+        remaining: Share of the training that is left.
 
     Attributes:
-        setup_s: Due whatever is left, shape `(n,)`; None where it is not counted.
+        setup_s: Set-up time, due whatever share is left, shape `(n,)`; None if it is not counted.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class _Spending:
         self._setup_usd = None if costs is None else self._usd_for(predicted.setup_s)
 
     def beyond(self, deadline_s: float | None, budget_usd: float | None) -> Iterator[tuple[BoolArray, str]]:
-        """Where each limit would be crossed by point prediction, and the reason that this is."""
+        """Yield, for each limit, the points predicted to cross it, and the reason text."""
         if deadline_s is not None:
             late = self._time_by_end(self._predicted.time_s) > deadline_s
             yield late, f"{PAST_DEADLINE} of {deadline_s:.6g} s"
@@ -198,7 +198,7 @@ class _Spending:
     def close_calls(
         self, allowed: BoolArray, deadline_s: float | None, budget_usd: float | None
     ) -> Iterator[str]:
-        """A note on each limit that lies within the intervals of allowed configurations."""
+        """Yield a note on each limit that lies within the intervals of allowed configurations."""
         high_s, high_usd = self._predicted.time_high_s, self._predicted.cost_high_usd
         for limit, by_end, name in (
             (deadline_s, self._time_by_end(high_s), "deadline"),
@@ -224,7 +224,7 @@ class _Spending:
 def _notes_on_epochs(
     model: JobModel, predicted: Prediction, allowed: BoolArray, *, limited: bool
 ) -> Iterator[str]:
-    """What limits and curve are worth where epochs are unknown, or are more than the job may take."""
+    """Yield notes on the reliability of limits and curve if epochs are unknown or exceed the allowed number."""
     if model.relative_only:
         if limited:
             yield (
@@ -237,13 +237,13 @@ def _notes_on_epochs(
 
 
 def repriced(curve: TradeoffCurve, cost_usd: FloatArray) -> TradeoffCurve:
-    """The same times at other costs: another way of pricing, with the front and the knee that it makes.
+    """The curve with other costs: another pricing scheme, with the resulting front and knee.
 
-    What was ruled out by a budget was so at the old prices, and counts again.
+    Points that the budget excluded at the old prices are allowed again.
 
     Args:
-        curve: Of n points.
-        cost_usd: Of each, shape `(n,)`.
+        curve: A curve of n points.
+        cost_usd: New cost of each point, shape `(n,)`.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
         times = np.stack((curve.time_low_s, curve.time_high_s)) / curve.time_s
@@ -270,7 +270,7 @@ def _grid(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def pareto_front(time_s: FloatArray, cost_usd: FloatArray, allowed: BoolArray) -> BoolArray:
-    """Allowed points than which no other allowed point is at least as fast and as cheap, and better in one.
+    """The Pareto front: allowed points that no other allowed point dominates in time and cost.
 
     Points that tie in both are all on the front. O(n log n); all arrays of shape `(n,)`.
     """
@@ -278,7 +278,7 @@ def pareto_front(time_s: FloatArray, cost_usd: FloatArray, allowed: BoolArray) -
     index = np.flatnonzero(allowed)
     if not len(index):
         return front
-    # Whatever one good point beats need not be sorted: of a million points that is nearly all.
+    # Points that one good point dominates need not be sorted: of a million points that is nearly all.
     with np.errstate(divide="ignore"):
         pivot = index[int(np.argmin(np.log(time_s[index]) + np.log(cost_usd[index])))]
     index = index[(time_s[index] <= time_s[pivot]) | (cost_usd[index] <= cost_usd[pivot])]

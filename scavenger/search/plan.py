@@ -1,10 +1,10 @@
-"""Which configurations to profile, and in which order.
+"""The search plan: which configurations to profile, and in which order.
 
 `full` profiles every configuration. `extremes` profiles the corners of the (K, B) plane, as in Tyagi and Sharma,
 "Scavenger", §IV, and, where workers share processors, the cluster size at which those are all in use, since the law of
 the step time has its kink there; K only grows along these two, so that a worker once started is used until the search
 ends. `partial` starts with the fewest workers and the smallest batch and asks `models.design` again after each
-measurement which one tells most for its cost. `none` and `universal` profile nothing and rest on stored models.
+measurement which one is most informative for its cost. `none` and `universal` profile nothing and use stored models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["POINTS", "STRATEGIES", "SearchPlan", "evenly", "next_configuration",
 STRATEGIES = ("auto", "full", "partial", "extremes", "none", "universal")
 
 POINTS = 6
-"""Of a partial search, at most: as many as tell the coefficients of the overlap law (see docs/models.md)."""
+"""Most points of a partial search: as many as determine the coefficients of the overlap law (see docs/models.md)."""
 
 AXIS_MAX = 64
 """Cluster sizes, and batch sizes, that a proposal weighs where there are more: as many, evenly in their logarithms. The
@@ -34,14 +34,14 @@ next one lies within a few percent, while weighing all of a hundred thousand con
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """The measurements intended.
+    """The planned measurements.
 
     Attributes:
-        strategy: What is really done: `full`, `partial`, `extremes`, `none` or `universal`.
-        reason: Why, in one sentence.
-        configurations: In order; where `points` is above their number, those that it begins with.
-        steps_per_configuration: Undisturbed steps of each; of the first, at least so many: it lasts until the
-            gradient noise has settled.
+        strategy: The strategy that is used: `full`, `partial`, `extremes`, `none` or `universal`.
+        reason: Why this strategy, in one sentence.
+        configurations: Configurations in order; if `points` is larger than their number, the first ones.
+        steps_per_configuration: Undisturbed steps of each. The first may take more: it lasts until the gradient
+            noise has settled.
         points: Highest number of configurations; those after `configurations` follow from what is measured.
     """
 
@@ -53,7 +53,7 @@ class SearchPlan:
 
     @property
     def count(self) -> int:
-        """How many configurations are profiled at most."""
+        """Largest number of configurations to profile."""
         return max(self.points, len(self.configurations))
 
 
@@ -66,19 +66,19 @@ def plan_search(
     steps: int,
     points: int = POINTS,
 ) -> SearchPlan:
-    """Choose what to profile.
+    """Plan which configurations to profile.
 
     Args:
         strategy: One of `STRATEGIES`; `auto` is `none` where a model of the same job on the same hardware is
             stored, else `partial`.
-        has_same: Such a model is stored.
-        has_any: A model of any job is stored.
-        steps: To profile each configuration for.
+        has_same: Whether such a model is stored.
+        has_any: Whether a model of any job is stored.
+        steps: Number of steps to profile each configuration for.
         points: Highest number of configurations of a partial search; of several VM types each gets `TRANSFER_MAX` of
             them at least, as what is not known of a whole type weighs more than another point of one.
 
     Raises:
-        ConfigurationError: If the strategy is unknown, or needs a stored model that there is not.
+        ConfigurationError: If the strategy is unknown, or needs a stored model that does not exist.
         NoFeasiblePlanError: If no configuration gives each worker a sample.
         ValueError: If `steps` or `points` is not positive.
     """
@@ -130,16 +130,16 @@ def next_configuration(
     ready: int = 0,
     setup_s: float = 0.0,
 ) -> Configuration | None:
-    """What to profile next; None where the plan is fulfilled or nothing useful is left.
+    """The next configuration to profile; None if the plan is complete or no useful one is left.
 
     Of several VM types the first is explored; of each other one `TRANSFER_MAX` configurations correct what is
     carried over to it.
 
     Args:
-        measured: So far.
+        measured: Measurements so far.
         tried: Configurations that are not to be proposed again, measured or not.
-        ready: Workers that are there already.
-        setup_s: From the launch of a worker until it can join.
+        ready: Number of workers that are already running.
+        setup_s: Time from the launch of a worker until it can join.
     """
     for configuration in plan.configurations:
         if configuration not in tried:
@@ -173,7 +173,7 @@ def _thinned(space: SearchSpace, most: int) -> SearchSpace:
 
 
 def evenly(values: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """At most so many of positive, increasing values, even in their logarithms, the first and the last among them."""
+    """Select at most `most` of positive, increasing values, evenly spaced in logarithm, including both ends."""
     if len(values) <= most:
         return values
     places = np.searchsorted(values, np.geomspace(values[0], values[-1], most))

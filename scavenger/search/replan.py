@@ -1,4 +1,4 @@
-"""When looking further is worth it: another measurement before the choice, another configuration after it."""
+"""Decides whether further search pays: another measurement before the choice, another configuration after it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scavenger.domain.curve import Choice, FloatArray, Objective, TradeoffCurve
 __all__ = ["Move", "Switch", "why_measure_no_more", "worth_moving"]
 
 GAIN_MIN = 0.05
-"""Of what is left, by the objective's own measure: predictions err by as much, so that less is no reason to move."""
+"""Least gain, as a share of the rest by the objective's measure; smaller gains are within the prediction error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """What looking further takes: seconds and dollars, less what the training done meanwhile is worth."""
+    """Cost of further search in seconds and dollars, less the value of the training done meanwhile."""
 
     time_s: float
     cost_usd: float
@@ -28,7 +28,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Where to, what it saves of what is left, switch deducted, and why in one sentence."""
+    """A move: the new configuration, the share of the rest that it saves net of the switch, and the reason."""
 
     configuration: Configuration
     saved_s: float
@@ -44,7 +44,7 @@ def why_measure_no_more(
     remaining: float,
     measuring: Switch,
 ) -> str:
-    """Why the choice should be made now; empty where another measurement may well pay.
+    """Why the choice should be made now; empty if another measurement may pay.
 
     A measurement may show that another configuration is better than the chosen one. Of a configuration whose loss,
     as the objective measures it, has the logarithm δ above that of the choice with a standard deviation s, the
@@ -55,13 +55,13 @@ def why_measure_no_more(
     Args:
         ratio_log_sd: Standard deviation of the logarithm of each configuration's step time over that of the
             choice, shape `(n,)`.
-        measuring: What the next measurement takes.
+        measuring: Cost of the next measurement.
 
     References:
         .. [1] Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box Functions", 1998.
     """
     if choice.objective == "utility":
-        return ""  # what is worth something may be worth nothing later: no ratio of step times bounds that
+        return ""  # utility may fall to 0 over time, so no ratio of step times bounds its loss
     loss = _loss_of(choice.objective, curve)
     rest_s, rest_usd = curve.rest_s(remaining), curve.rest_usd(remaining)
     chosen = curve.index(choice.configuration)
@@ -95,18 +95,18 @@ def worth_moving(
     switch: Switch,
     worth: Callable[[float], float] | None = None,
 ) -> Move | None:
-    """The move to the choice; None where it would not gain more than it costs and than predictions err.
+    """The move to the choice; None if its gain does not exceed its cost and the prediction error.
 
     What is gained is measured as the objective does: seconds, dollars, or what the result is worth above its
     cost. The knee of a convex front is where time and cost, each as a share of what it spans along the front, have
     the least sum (Kneedle's distance below the chord), so that sum is its measure.
 
     Args:
-        curve: Of the whole way, refitted; see `build_curve`.
-        choice: Made from it.
-        now: What the job runs on.
-        remaining: Share of the way that is left.
-        worth: Of the result by the seconds from now until it is there, dollars, for the objective `utility`.
+        curve: Curve of the whole training from the refitted model; see `build_curve`.
+        choice: The choice made from this curve.
+        now: The job's present configuration.
+        remaining: Share of the training that is left.
+        worth: Worth of the result, dollars, by its time in seconds from now, for the objective `utility`.
     """
     here = curve.index(now)
     if here is None or choice.configuration == now:
@@ -124,7 +124,7 @@ def worth_moving(
     if curve.excluded[here]:
         reason = f"{now} no longer meets the constraints: {curve.reasons[curve.excluded[here]]}"
     elif before - after > GAIN_MIN * abs(before):
-        reason = "what training has shown since speaks for it"
+        reason = "measurements since the choice favour it"
     else:
         return None
     return Move(choice.configuration, before_s - after_s, before_usd - after_usd, reason)
@@ -138,7 +138,7 @@ class _Loss(Protocol):
 
 
 def _loss_of(objective: Objective, curve: TradeoffCurve) -> _Loss:
-    """What the objective wants least of, by seconds and dollars, alone or in arrays."""
+    """The loss that the objective minimizes, as a function of seconds and dollars, scalars or arrays."""
     weight_s, weight_usd = {"time": (1.0, 0.0), "cost": (0.0, 1.0)}.get(objective, (0.0, 0.0))
     if objective == "knee":
         weight_s, weight_usd = (
@@ -152,6 +152,6 @@ def _loss_of(objective: Objective, curve: TradeoffCurve) -> _Loss:
 
 
 def _per_span(values: FloatArray) -> float:
-    """Of a front; where it has but one point, in parts of that."""
+    """Reciprocal of the span of a front's values; of the value itself if the front is one point."""
     span = (float(np.ptp(values)) or float(values[0])) if len(values) else 0.0
     return 1.0 / span if span > 0.0 else 0.0

@@ -1,4 +1,4 @@
-"""Which stored model serves which job, and how to notice that it no longer does."""
+"""Selects stored models that a job can reuse, and detects when they no longer fit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ time."""
 
 
 def distance(one: Fingerprint, other: Fingerprint) -> float:
-    """How unlike two jobs are: 0 if and only if they are the same; symmetric.
+    """Distance between two jobs: 0 if and only if their fingerprints are equal; symmetric.
 
     The sum of |ln ratio| of parameters, data set size and sample size (each plus one, so that 0 may stand),
     and of `DIFFERENCES` for each word that differs. Optimizers of one class with other settings count half.
@@ -58,9 +58,9 @@ def distance(one: Fingerprint, other: Fingerprint) -> float:
 
 
 def as_prior(model: JobModel, away: float) -> JobModel:
-    """A stored model as evidence of a job at a distance: doubt of its epochs grows with that.
+    """Use a stored model as a prior for a job at a distance: the uncertainty of its epochs grows with the distance.
 
-    Its step times need no more doubt than `models.transfer` has of them, since one measurement of this job corrects
+    Its step times need no more uncertainty than `models.transfer` gives them: one measurement of this job corrects
     them.
     """
     statistical = model.statistical
@@ -81,7 +81,7 @@ def _class_name(optimizer: str) -> str:
 
 
 def find_nearest(wanted: Fingerprint, stored: Sequence[Fingerprint]) -> int | None:
-    """Index of the stored job that is most alike (of equals the first); None if none is stored."""
+    """Index of the nearest stored job (of equals the first); None if none is stored."""
     return min(range(len(stored)), key=lambda index: distance(wanted, stored[index]), default=None)
 
 

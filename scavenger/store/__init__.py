@@ -1,6 +1,6 @@
-"""Where jobs, measurements and fitted models are kept: SQLite by default, PostgreSQL by URL.
+"""The store of jobs, measurements and fitted models: SQLite by default, PostgreSQL by URL.
 
-`Store` is imported when it is first asked for, so that the records can be used without SQLAlchemy.
+`Store` is imported when it is first used, so that the records can be used without SQLAlchemy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every part of the store needs: the database, the clock, and rows for fingerprints."""
+"""Base class of the store's parts: the database, the clock, and rows of fingerprints and jobs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["FINGERPRINT_FIELDS", "Part", "fingerprint_of", "fingerprint_row", "j
 FINGERPRINT_FIELDS = tuple(Fingerprint.__dataclass_fields__)
 
 KEY_PREFIX_MIN = 4
-"""A shorter beginning of an id is more likely a slip than a choice."""
+"""Shortest accepted prefix of an id."""
 
 
 class Part:
-    """A part of the store's interface, over one database."""
+    """Base class of the parts of the store's interface."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
@@ -31,12 +31,12 @@ class Part:
 
 
 def fingerprint_of(row: FingerprintRow) -> Fingerprint:
-    """The value of a row."""
+    """Convert a row to a fingerprint."""
     return Fingerprint(**{name: getattr(row, name) for name in FINGERPRINT_FIELDS})
 
 
 def fingerprint_row(session: Session, fingerprint: Fingerprint) -> FingerprintRow:
-    """The row of a fingerprint, made where there is none, mended where it was changed."""
+    """The row of a fingerprint; created if it is missing, repaired if it was changed."""
     row = session.merge(FingerprintRow(id=fingerprint_id(fingerprint), **asdict(fingerprint)))
     session.flush()
     return row

@@ -1,8 +1,8 @@
-"""The connection to the database: where it is, how it is opened, and how its errors are told.
+"""The connection to the database: its URL, set-up, locking, and the translation of its errors.
 
 SQLite runs in WAL mode, where readers never wait; a writer takes the write lock when its transaction begins
-(`BEGIN IMMEDIATE`), because a lock that is only wanted half-way cannot be waited for. On PostgreSQL an
-advisory lock gives the same order of one writer at a time. No transaction outlives the call that needs it.
+(`BEGIN IMMEDIATE`), because SQLite cannot wait for a lock that a transaction requests later. On PostgreSQL an
+advisory lock also admits one writer at a time. No transaction outlives the call that needs it.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ BUSY_TIMEOUT_S = 5.0
 """How long one attempt waits for the write lock; `?timeout=` in a SQLite URL overrides it."""
 
 WRITE_ATTEMPTS = 2
-"""SQLite serves waiters in no order, so among many writers one may starve for the whole of its first wait."""
+"""Attempts of a write: SQLite serves waiting writers in no order, so one may starve during its first attempt."""
 
 HURRIED_WAIT_S = 0.5
-"""What a writer in a hurry waits instead, once: well below the reserve that a budget or deadline keeps."""
+"""Total wait of a write within `Store.hurried`: well below the reserve that a budget or deadline keeps."""
 
 ADVISORY_LOCK = 0x5CA7E26E2
-"""PostgreSQL's advisory locks are numbered; this one is Scavenger's."""
+"""Number of Scavenger's advisory lock in PostgreSQL."""
 
 NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "lustre", "gpfs", "fuse.sshfs", "fuse.glusterfs"}
 )
-"""SQLite's WAL needs shared memory, which machines on these do not share: they would damage the file."""
+"""Network file systems. SQLite's WAL needs shared memory, which machines do not share: they would damage the file."""
 
 BUSY_STATES = frozenset({"55P03", "40P01", "40001"})
 """PostgreSQL: lock not available, deadlock, serialization failure."""
 
 UNAVAILABLE_STATES = ("08", "53", "57P", "58")
-"""PostgreSQL: how the states begin that tell of a lost connection, missing resources, a shutdown, a system error."""
+"""PostgreSQL: prefixes of the states of a lost connection, missing resources, a shutdown, a system error."""
 
 UNAVAILABLE_CODES = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
-"""SQLite: the disk is full, or fails, or the file cannot be opened any more."""
+"""SQLite: the disk is full or fails, or the file can no longer be opened."""
 
 SILENT_S = 30
-"""After this long a PostgreSQL server that does not confirm what was sent counts as gone."""
+"""Seconds after which a PostgreSQL server that does not acknowledge data counts as gone."""
 
 READ_ONLY_STATES = frozenset({"25006", "42501"})
 """PostgreSQL: read-only transaction, insufficient privilege."""
 
 _DISK_FULL_STATE, _NO_TABLE_STATE = "53100", "42P01"
-"""PostgreSQL."""
+"""PostgreSQL: the disk is full; there is no such table."""
 
 
 def default_url() -> str:
-    """`SCAVENGER_STORE`, else a SQLite file in the user's data folder."""
+    """The default store: `SCAVENGER_STORE`, else a SQLite file in the user's data folder."""
     if url := os.environ.get("SCAVENGER_STORE"):
         return url
     from platformdirs import user_data_path
@@ -89,7 +89,7 @@ def filesystem_of(path: Path, mounts: dict[str, str]) -> str:
 
 
 def is_busy(cause: BaseException | None) -> bool:
-    """Whether a driver's error says that somebody else holds a lock."""
+    """Whether a driver's error reports that another connection holds a lock."""
     code = getattr(cause, "sqlite_errorcode", 0) & 0xFF  # the low byte is the kind, the rest its detail
     return (
         code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -98,7 +98,7 @@ def is_busy(cause: BaseException | None) -> bool:
 
 
 class Database:
-    """One database, its engine and its words for errors.
+    """One database: its engine, its transactions, and the translation of its errors.
 
     Raises:
         ConfigurationError: The URL cannot be read, or names no file.
@@ -158,7 +158,7 @@ class Database:
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """Within the block, this thread's writers wait for the lock at most `HURRIED_WAIT_S` in all."""
+        """Within the block, writes of this thread wait for the lock at most `HURRIED_WAIT_S` in all."""
         before, self._haste.on = self._hurried, True
         try:
             yield
@@ -174,8 +174,8 @@ class Database:
         """A session that holds the write lock; committed at the end, rolled back on any exception.
 
         Raises:
-            StoreBusyError: Another process held the lock all the while, `attempts` times the busy timeout.
-            StoreUnavailableError: The database is out of service, or its file is gone.
+            StoreBusyError: Another process held the lock for `attempts` times the busy timeout.
+            StoreUnavailableError: The database is not available, or its file is gone.
         """
         with self.errors(), Session(self.engine, expire_on_commit=False) as session:
             self._check_file()
@@ -184,10 +184,10 @@ class Database:
             session.commit()
 
     def _check_file(self) -> None:
-        """Notice a file that was deleted or replaced: SQLite itself goes on with one that nobody can open again.
+        """Check for a file that was deleted or replaced: SQLite itself would continue with the deleted one.
 
         Raises:
-            StoreUnavailableError: If there is none, or another one than before.
+            StoreUnavailableError: If the file is missing or was replaced.
         """
         if self.path is None:
             return
@@ -224,13 +224,13 @@ class Database:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Turn every error of the database and its libraries into one of Scavenger's, in one line.
+        """Translate every error of the database and its libraries into one of Scavenger's, in one line.
 
         Raises:
-            StoreBusyError: Locked.
-            StoreReadOnlyError: Not writable.
-            StoreUnavailableError: Out of service, full or damaged.
-            StoreError: Anything else.
+            StoreBusyError: The database is locked.
+            StoreReadOnlyError: It is not writable.
+            StoreUnavailableError: It is not available, full or damaged.
+            StoreError: Any other error.
         """
         try:
             yield
@@ -252,7 +252,7 @@ class Database:
             return StoreReadOnlyError(f"{self.name}: {cause.strerror}; make its folder writable, {elsewhere}")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return StoreUnavailableError(
-                f"{self.name} is no Scavenger store, or is damaged; move it away, {elsewhere}"
+                f"{self.name} is not a Scavenger store, or is damaged; move it away, {elsewhere}"
             )
         words = " ".join(str(cause).split())
         if state == _NO_TABLE_STATE or (self.path and "no such table" in words):
@@ -280,7 +280,7 @@ def _parse(url: str) -> URL:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # the text is not repeated, it may hold a password
         raise ConfigurationError(
-            "the store is no URL; write sqlite:////path/to/file.db or postgresql://user@host/database"
+            "the store is not a URL; write sqlite:////path/to/file.db or postgresql://user@host/database"
         ) from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
@@ -307,7 +307,7 @@ def _file_of(url: URL) -> Path:
 
 
 def _prepare_file(path: Path) -> None:
-    """Create the file for its user alone; SQLite gives its side files the same mode."""
+    """Create the file with access for its owner only; SQLite gives its side files the same mode."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.is_dir():
         raise IsADirectoryError(0, "is a folder")

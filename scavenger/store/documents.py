@@ -1,6 +1,6 @@
-"""JSON as the store keeps and exchanges it: canonical form, digests, and models that come from elsewhere.
+"""The store's JSON: canonical form, digests, and the export and import of models.
 
-A digest tells that a record was damaged or edited. It is no signature: who can compute it can make a new one.
+A digest detects that a record was damaged or edited. It is not a signature: anyone can compute a new one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
 
 EXPORT_SCHEMA_VERSION = 1
 MODEL_BYTES_MAX = 1 << 20
-"""A fitted model is some kilobytes, and its residuals a few more."""
+"""Largest accepted model, bytes; a fitted model with its residuals takes some kilobytes."""
 DEPTH_MAX = 20
 
 
 def dump(value: Any) -> str:
-    """JSON text; `ValueError` for NaN and infinity, which JSON has no words for."""
+    """Convert a value to JSON text; `ValueError` for NaN and infinity, which JSON cannot represent."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
@@ -58,7 +58,7 @@ def fingerprint_id(fingerprint: Fingerprint) -> str:
 def model_id(
     fingerprint: Fingerprint, model: Mapping[str, Any], *, schema_version: int, measurements: int, runs: int
 ) -> str:
-    """The key of a model: the digest of what it says, without where and when it was fitted.
+    """The key of a model: the digest of its content, without where and when it was fitted.
 
     Raises:
         ValueError: For NaN and infinity in the model.
@@ -75,7 +75,7 @@ def model_id(
 
 
 def check_model(model: Mapping[str, Any]) -> None:
-    """Refuse what no fitted model is.
+    """Check that a document can be a fitted model.
 
     Raises:
         ValueError: If a number is not finite, nesting passes `DEPTH_MAX`, or the whole `MODEL_BYTES_MAX`.
@@ -121,10 +121,10 @@ def export_document(records: Sequence[ModelRecord]) -> dict[str, Any]:
 
 
 def parse_document(document: Mapping[str, Any]) -> list[tuple[ModelDocument, Fingerprint]]:
-    """Read an exported document, believing nothing of it.
+    """Read an untrusted exported document.
 
     Raises:
-        ConfigurationError: One line that names the first fault: of the form, a size, a range, or a digest.
+        ConfigurationError: One line that names the first fault: in the form, a size, a range, or a digest.
     """
     from pydantic import ValidationError
 

@@ -1,4 +1,4 @@
-"""The form of an exported models document, as pydantic checks it."""
+"""The pydantic schema of an exported models document."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FingerprintDocument(_Strict):
 
 
 class ModelDocument(_Strict):
-    """One model; `digest` is over the rest, less `created_at`."""
+    """One model; `digest` covers all other fields except `created_at`."""
 
     digest: Sha256
     fingerprint: FingerprintDocument
@@ -48,7 +48,7 @@ class ModelDocument(_Strict):
 
 
 class ExportDocument(_Strict):
-    """What `Store.export_models` writes."""
+    """The document that `Store.export_models` writes."""
 
     schema_version: Literal[1]
     kind: Literal["scavenger-models"]

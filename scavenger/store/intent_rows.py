@@ -1,4 +1,4 @@
-"""Rows of leases, wishes and intents as values, and what they cost."""
+"""Conversion of rows of leases, wishes and intents to values, and the cost of intents."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from scavenger.store.schema import DesiredRow, IntentRow, JobRow, LeaseRow
 __all__ = ["PLAIN", "TOLD", "desired_of", "intent_of", "lease_of", "past_of", "settle"]
 
 HEALTH_LAST = 32
-"""VMs of a job whose health is told; who decides looks at fewer."""
+"""Number of a job's latest VMs whose health is reported; decisions use fewer."""
 
 BILLED_MIN_S = 60.0
-"""Google Cloud and AWS bill by the second, and a minute at least."""
+"""Minimum billed time: Google Cloud and AWS bill by the second, and at least a minute."""
 
 TOLD = "told"
-"""Beside what a job wants: how that stands, as whoever acts for the region says."""
+"""Key in a wish's document under which the lease holder reports the state of the wishes."""
 
 _UNHEALTHY = ("never_joined", "died")
 
 PLAIN = tuple(one.name for one in fields(Intent) if one.name not in ("request", "created_at"))
-"""Fields of an intent that are columns of the same name and kind."""
+"""Fields of an intent that are columns of the same name and type."""
 
 
 def settle(row: IntentRow) -> None:
-    """Replace the seconds that were counted by the cloud's own where it tells them, at the mean price that was charged.
+    """Replace the counted seconds by the cloud's own if it reports them, at the mean price that was charged.
 
-    What was counted stands where it does not, or a minute if that is more.
+    If it does not, the counted seconds remain, or a minute if that is more.
     """
     seconds = row.billed_s
     if row.launched_at is not None and row.ended_at is not None:
@@ -45,7 +45,7 @@ def settle(row: IntentRow) -> None:
 
 
 def past_of(session: Session, job_id: str, attempt: int, provider: str, region: str) -> Past:
-    """What is known of a job beside its living intents in this region."""
+    """Read a job's history in addition to its live intents in this region."""
     of_job = IntentRow.job_id == job_id
     last = select(IntentRow.slot, func.max(IntentRow.generation)).where(of_job).group_by(IntentRow.slot)
     sums = (
@@ -59,7 +59,7 @@ def past_of(session: Session, job_id: str, attempt: int, provider: str, region: 
         .where(of_job)
         .group_by(IntentRow.state, IntentRow.provider, IntentRow.region)
     )
-    told = (
+    latest = (
         select(IntentRow.acks)
         .where(of_job, IntentRow.attempt == attempt)
         .where((IntentRow.acks > 0) | IntentRow.ending.in_(_UNHEALTHY))
@@ -79,14 +79,14 @@ def past_of(session: Session, job_id: str, attempt: int, provider: str, region: 
             for row in session.execute(sums)
             if row.state == "GONE" or (row.provider, row.region) != (provider, region)
         ),
-        health=tuple(acks > 0 for acks in session.scalars(told)),
+        health=tuple(acks > 0 for acks in session.scalars(latest)),
         pulse=str(pulse),
         drained=session.scalar(drained) is not None,
     )
 
 
 def lease_of(row: LeaseRow | None) -> Lease | None:
-    """The value of a row; None of none."""
+    """Convert a row to a lease; None if there is no row."""
     return None if row is None else Lease(row.name, row.holder, row.token, row.beats)
 
 
@@ -94,7 +94,7 @@ def desired_of(row: DesiredRow) -> Desired:
     """The value of a row.
 
     Raises:
-        StoreError: Its document is none of this version's.
+        StoreError: Its document is not of this version.
     """
     try:
         given = {name: value for name, value in row.document.items() if name != TOLD}
@@ -121,7 +121,7 @@ def intent_of(row: IntentRow) -> Intent:
     """The value of a row.
 
     Raises:
-        StoreError: Its request is none of this version's.
+        StoreError: Its request is not of this version.
     """
     try:
         given = dict(row.request)

@@ -1,8 +1,8 @@
-"""VMs as they are wanted and as they were asked for, and who may ask: leases, wishes and intents.
+"""The store's leases, wishes and intents: which VMs are wanted and requested, and which process may request them.
 
-Every write of whoever acts on a cloud shows its fence. One that another has overtaken changes nothing and is told so:
-it looks again before it does anything else. A state is never left backwards and an instance id never changes, so what
-a write says stays true whoever reads it.
+Every write of a provisioning process carries its fencing token. A write with an outdated token changes nothing and
+returns that, so that the process reads the state again before it continues. States only move forwards and instance
+ids never change, so a recorded fact stays true.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = ["Intents"]
 
 
 class Intents(Part):
-    """The part of `Store` that holds what is asked of clouds.
+    """The part of `Store` that holds leases, wishes and intents.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.
     """
 
     def installation(self) -> str:
-        """The tag of this store's VMs: made once, never changed; fits into every cloud's rules for labels."""
+        """The tag of this store's VMs: created once, never changed; a valid label in every cloud."""
         query = select(InstallationRow.id)
         with self._database.reading() as session:
             found: str | None = session.scalar(query)
@@ -59,14 +59,14 @@ class Intents(Part):
     # ---- who acts ------------------------------------------------------------------------------------------
 
     def lease(self, name: str) -> Lease | None:
-        """A lease as it is; None where nobody ever took it."""
+        """The present lease; None if it was never taken."""
         with self._database.reading() as session:
             return lease_of(session.get(LeaseRow, name))
 
     def take_lease(self, name: str, holder: str, seen: Lease | None) -> Lease | None:
-        """Take a lease that is still as it was seen; None where it is not.
+        """Take a lease that has not changed since `seen`; None if it has.
 
-        Whoever asks has made sure that its holder is dead or has given it back.
+        The caller has made sure that its holder is dead or has released it.
         """
         with self._database.writing() as session:
             row = session.get(LeaseRow, name)
@@ -80,7 +80,7 @@ class Intents(Part):
             return lease_of(row)
 
     def release_lease(self, fence: Fence) -> None:
-        """Give a lease back, so that the next one need not wait; nothing where another has it."""
+        """Release a lease, so that the next holder need not wait; no effect if another process has it."""
         with self._database.writing() as session:
             if (row := _held(session, fence)) is not None:
                 row.holder = ""
@@ -88,7 +88,7 @@ class Intents(Part):
     # ---- what is wanted ------------------------------------------------------------------------------------
 
     def want_vms(self, desired: Desired) -> None:
-        """Say what a job wants of a region, in place of what it wanted before; no wishes: nothing any more.
+        """Store the VMs that a job wants in a region, in place of earlier wishes; without wishes it wants none.
 
         Raises:
             ConfigurationError: There is no such job.
@@ -105,14 +105,14 @@ class Intents(Part):
             session.merge(DesiredRow(**key, document=document))
 
     def tell(self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]) -> bool:
-        """Say how a job's wishes stand, in place of what was said before; `told` reads it.
+        """Report the state of a job's wishes, in place of the last report; `told` reads it.
 
         Args:
-            fence: Of whoever acts for the region.
-            job_id: Whose.
+            fence: Fencing token of the region's lease holder.
+            job_id: The job.
             provider: Of the region.
             region: Its name.
-            alarms: Words by kind; none: all is well.
+            alarms: Messages by kind of alarm; empty if there is no problem.
 
         Returns:
             False where the lease is another's.
@@ -126,7 +126,7 @@ class Intents(Part):
             return True
 
     def told(self, job_id: str, provider: str, region: str) -> Mapping[str, str]:
-        """How a job's wishes stand, by whoever acts for the region: words by kind of alarm."""
+        """The lease holder's report on a job's wishes: messages by kind of alarm."""
         with self._database.reading() as session:
             row = session.get(DesiredRow, (job_id, provider, region))
             return {} if row is None else dict(row.document.get(TOLD, {}))
@@ -138,12 +138,12 @@ class Intents(Part):
             return "" if row is None else str(row.document.get("boot_key", ""))
 
     def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> Situation:
-        """What is wanted and what was asked for in a region, in one moment.
+        """Read a consistent snapshot of the wishes and intents of a region.
 
         Args:
             provider: Of the region.
             region: Its name.
-            tokens: Of VMs that were seen; which of them have ended is told.
+            tokens: Tokens of VMs that were seen; the result lists those whose intents have ended.
         """
         with self._database.reading() as session:
             rows = session.execute(
@@ -176,10 +176,10 @@ class Intents(Part):
     # ---- intents -------------------------------------------------------------------------------------------
 
     def write_intent(self, fence: Fence, intent: Intent) -> bool:
-        """Write an intent before its VM is asked for, and with it set aside what ending that VM may cost.
+        """Store an intent before its VM is requested, and reserve the cost of ending that VM.
 
         Returns:
-            False where nothing was written: the lease is another's, the slot's generation is taken, the job has ended,
+            False if nothing was written: the lease is another's, the slot's generation is taken, the job has ended,
             was resumed or wants nothing here any more, has as many VMs as it may, or no money for one more.
         """
         with self._database.writing() as session:
@@ -200,18 +200,18 @@ class Intents(Part):
             return True
 
     def ask_again(self, fence: Fence, intent_id: str) -> Intent | None:
-        """Write that a launch is about to be asked for; None where the lease is another's or the intent moved on."""
+        """Record that a launch is about to be requested; None if the lease is another's or the intent has changed."""
         return self._change(fence, intent_id, ("PLAN",), asked=True)
 
     def never_asked(self, fence: Fence, intent_id: str) -> Intent | None:
-        """Write that the only launch there was did nothing; as `ask_again`."""
+        """Record that the only launch had no effect; returns as `ask_again`."""
         return self._change(fence, intent_id, ("PLAN",), asked=False, billed_s=0.0, spent_usd=0.0)
 
     def mark_up(self, fence: Fence, intent_id: str, vm: VmSeen) -> Intent | None:
-        """Write which VM an intent has; one that is to end stays so. As `ask_again`.
+        """Record the VM of an intent; an intent that is to end stays so. Returns as `ask_again`.
 
         Raises:
-            StoreError: It has another: an id is never replaced.
+            StoreError: It has another VM: an id is never replaced.
         """
         with self._database.writing() as session:
             row = _living(session, fence, intent_id, ("PLAN", "UP", "DELETING"))
@@ -225,7 +225,7 @@ class Intents(Part):
             return intent_of(row)
 
     def mark_deleting(self, fence: Fence, intent_id: str, ending: Ending, reason: str) -> Intent | None:
-        """Write that an intent's VM is to end, before it is ended; as `ask_again`."""
+        """Record that an intent's VM is to end, before it is ended; returns as `ask_again`."""
         return self._change(fence, intent_id, ("PLAN", "UP"), state="DELETING", ending=ending, reason=reason)
 
     def mark_gone(
@@ -238,18 +238,18 @@ class Intents(Part):
         *,
         never: bool,
     ) -> Intent | None:
-        """Write that an intent has no VM any more, on definite evidence, and what it has cost.
+        """Record, on definite evidence, that an intent no longer has a VM, and its cost.
 
         Args:
-            fence: None for whoever ends leftovers by hand: that a VM is gone stays true whoever says it.
-            intent_id: Which.
-            ending: Why, unless it was known before.
-            reason: The same in words.
-            vm: As it was last seen; where the cloud tells both its times, they replace what was counted.
-            never: There was no VM: nothing was paid.
+            fence: None for a manual clean-up, which needs no lease: that a VM is gone is true for every process.
+            intent_id: The intent.
+            ending: Why it ended, unless that was recorded before.
+            reason: Explanation of `ending`.
+            vm: The VM as last seen; if the cloud reports both its times, they replace the counted time.
+            never: Whether there was no VM, so that nothing was paid.
 
         Returns:
-            None where the lease is another's or it was written already.
+            None if the lease is another's or this was already recorded.
         """
         with self._database.writing() as session:
             row = _living(session, fence, intent_id, ("PLAN", "UP", "DELETING"))
@@ -268,15 +268,15 @@ class Intents(Part):
             return intent_of(row)
 
     def charge(self, fence: Fence, added: Mapping[str, tuple[float, float]], at: datetime) -> bool:
-        """Add to what living VMs have cost, and tell that the holder of the lease lives.
+        """Add to the cost of live VMs, and renew the lease.
 
         Args:
-            fence: The holder's.
+            fence: Fencing token of the lease holder.
             added: Seconds and dollars by intent.
-            at: Up to when they count, by this side's clock.
+            at: Time up to which they count, by the local clock.
 
         Returns:
-            False where the lease is another's; nothing was added.
+            False if the lease is another's; nothing was added.
         """
         with self._database.writing() as session:
             if (lease := _held(session, fence)) is None:
@@ -290,7 +290,7 @@ class Intents(Part):
             return True
 
     def acknowledge_vm(self, intent_id: str) -> bool:
-        """Say that an intent's VM was heard of by its job; False where it has ended, or never was."""
+        """Record that the job has received a heartbeat of an intent's VM; False if it has ended, or never existed."""
         with self._database.writing() as session:
             done = session.execute(
                 update(IntentRow)
@@ -300,7 +300,7 @@ class Intents(Part):
             return bool(cast(Any, done).rowcount)
 
     def intents(self, job_id: str | None = None, *, living: bool = False) -> tuple[Intent, ...]:
-        """Intents in the order in which they were written: of a job, or of all; `living`: none that are `GONE`."""
+        """Intents of a job, or of all jobs, in the order in which they were written; `living` excludes `GONE` ones."""
         query = select(IntentRow).order_by(IntentRow.number)
         if job_id is not None:
             query = query.where(IntentRow.job_id == job_id)
@@ -310,13 +310,13 @@ class Intents(Part):
             return tuple(intent_of(row) for row in session.scalars(query))
 
     def is_clean(self, job_id: str) -> bool:
-        """Whether no VM of a job can be left: every intent that it ever had is `GONE`."""
+        """Whether no VM of a job can be left: all of its intents are `GONE`."""
         query = select(func.count()).where(IntentRow.job_id == job_id, IntentRow.state != "GONE")
         with self._database.reading() as session:
             return session.scalar(query) == 0
 
     def vm_regions(self) -> tuple[tuple[str, str], ...]:
-        """Every (provider, region) that VMs were ever wanted in or asked of."""
+        """Every (provider, region) in which VMs were ever wanted or requested."""
         with self._database.reading() as session:
             found = {
                 (provider, region)
@@ -351,7 +351,7 @@ def _living(
 
 
 def _is_allowed(session: Session, intent: Intent) -> bool:
-    """Whether the job may have one VM more: looked at in the transaction that writes it."""
+    """Whether the job may have one more VM; checked in the transaction that writes its intent."""
     key = (intent.job_id, intent.provider, intent.region)
     row, job = session.get(DesiredRow, key), session.get(JobRow, intent.job_id)
     if row is None or job is None or job.state not in LIVE_STATES or intent.attempt < job.attempts:

@@ -1,4 +1,4 @@
-"""Jobs, from their start to their end."""
+"""The store's records of jobs: creation, progress, end and resumption."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Jobs(Part):
         Args:
             name: As in the job file; need not be unique.
             spec: The validated job file as JSON.
-            job_file: Kept as an absolute path.
+            job_file: Path of the job file; stored as an absolute path.
         """
         owner, now = this_process(), self._clock()
         row = JobRow(
@@ -97,7 +97,7 @@ class Jobs(Part):
                 row.started_at = self._clock()
 
     def heartbeat(self, job_id: str) -> None:
-        """Say that the owner lives; nothing happens to a job that has ended."""
+        """Record that the owner is alive; no effect on a job that has ended."""
         with self._database.writing() as session:
             row = job_row(session, job_id)
             if row.state in LIVE_STATES:
@@ -115,13 +115,13 @@ class Jobs(Part):
     ) -> JobRecord:
         """End a job, with its report; NaN and infinity in the report become null.
 
-        What it was still asked to do is ended with it, and its processes are `gone`.
+        Its open operation is ended with it, and its processes become `gone`.
 
         Args:
-            state: A final one.
+            state: A final state.
             report: As `scavenger.domain.document.report_document` makes it.
             error: One line.
-            exit_code: What the command ends with; None where it is not known.
+            exit_code: Exit code of the command; None if unknown.
             **fields: Further changes, as for `update_job`.
 
         Raises:
@@ -143,9 +143,9 @@ class Jobs(Part):
         """Refuse a job that `resume_job` would refuse.
 
         Raises:
-            ConfigurationError: It ended with nothing left to do, has no checkpoint, or was driven from another
-                machine, which alone can tell that its process is gone.
-            TransientError: It runs.
+            ConfigurationError: It ended with nothing left to do, has no checkpoint, or ran from another machine,
+                which alone can check that its process is gone.
+            TransientError: It is running.
         """
         begin = f"job {job.name} ({job.id[:8]}) cannot be resumed: "
         if job.state in LIVE_STATES and self.is_alive(job):
@@ -159,16 +159,16 @@ class Jobs(Part):
             raise ConfigurationError(begin + _NOT_RESUMED[job.state].format(file=job.job_file))
         if job.checkpoint is None:
             raise ConfigurationError(
-                f"{begin}it ended before its first checkpoint; `scavenger optimize {job.job_file}` begins anew"
+                f"{begin}it ended before its first checkpoint; `scavenger optimize {job.job_file}` starts again"
             )
 
     def resume_job(self, job_id: str) -> JobRecord:
-        """Begin a job again that ended before its goal, owned by the calling process, in state `starting`.
+        """Resume a job that ended before its goal, owned by the calling process, in state `starting`.
 
-        Its error, report and processes are forgotten; what was chosen, predicted, measured and spent stays.
+        Its error, report and processes are deleted; choice, prediction, measurements and cost are kept.
 
         Returns:
-            The job, with one attempt more.
+            The job, with its number of attempts incremented.
 
         Raises:
             ConfigurationError, TransientError: As of `check_resumable`; or there is no such job.
@@ -190,7 +190,7 @@ class Jobs(Part):
         """A job by its id, its name (the latest of that name), or the first characters of its id, at least 4.
 
         Raises:
-            ConfigurationError: None or several fit; the message offers what is near.
+            ConfigurationError: No job or several match; the message suggests similar names.
         """
         with self._database.reading() as session:
             query = select(JobRow).options(undefer(JobRow.report))
@@ -223,7 +223,7 @@ class Jobs(Part):
         return self._listed(_latest(select(JobRow)).limit(limit))
 
     def is_alive(self, job: JobRecord) -> bool:
-        """Whether a job has not ended and its owner lives; see `scavenger.store.owner.is_alive`."""
+        """Whether a job has not ended and its owner is alive; see `scavenger.store.owner.is_alive`."""
         return is_alive(job, at=self._clock())
 
     def running_jobs(self, job_file: str | os.PathLike[str] | None = None) -> tuple[JobRecord, ...]:
@@ -236,7 +236,7 @@ class Jobs(Part):
     def reap_dead_jobs(self) -> tuple[JobRecord, ...]:
         """End as `failed` the jobs whose owner is gone from this host; those of other hosts are left alone.
 
-        What they were still asked to do is ended with them, and their processes are `lost`.
+        Their open operations are ended with them, and their processes become `lost`.
 
         Returns:
             The jobs as they were before.
@@ -252,7 +252,7 @@ class Jobs(Part):
                 if row.state in LIVE_STATES:  # it may have been reaped meanwhile
                     row.state, row.ended_at = "failed", self._clock()
                     row.error = (
-                        f"its process {job.owner.pid} ended without a word: killed, or the machine restarted"
+                        f"its process {job.owner.pid} ended unexpectedly: killed, or the machine restarted"
                     )
                     end_open_operation(session, job.id, "failed", row.error, row.ended_at)
                     close_processes(session, job.id, "lost", at=row.ended_at)
@@ -336,7 +336,7 @@ def _job(row: JobRow, *, with_report: bool) -> JobRecord:
 
 
 def _numbers(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Predicted` or `Actual`: pairs as tuples, and NaN where a figure was not finite."""
+    """Fields of `Predicted` or `Actual`: pairs as tuples, and NaN for values that were not finite."""
 
     def number(value: float | None) -> float:
         return math.nan if value is None else value

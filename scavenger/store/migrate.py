@@ -1,4 +1,4 @@
-"""Bringing a database to the tables of this version, all or nothing, one process at a time."""
+"""Migration of a database to the tables of this version: all or nothing, one process at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scavenger.store.schema import REVISION, VERSION_TABLE, Base
 __all__ = ["migrations_path", "revision_of", "upgrade"]
 
 WAIT_ATTEMPTS = 12
-"""Another process may be migrating a large store: a minute at the default busy timeout."""
+"""Attempts to get the lock, since another process may be migrating: a minute at the default busy timeout."""
 
 WAL_PATIENCE_S = 10.0
 WAL_RETRY_S = 0.02
@@ -26,10 +26,10 @@ _one_at_a_time = threading.Lock()  # Alembic keeps the migration under way in mo
 
 
 def migrations_path() -> Path:
-    """The migrations, inside the installed package or beside it in the repository.
+    """The folder of the migrations, inside the installed package or next to it in the repository.
 
     Raises:
-        StoreError: The installation lacks them.
+        StoreError: The installation does not have them.
     """
     here = Path(__file__).parent
     for path in (here / "migrations", here.parents[1] / "migrations"):
@@ -42,7 +42,7 @@ def revision_of(database: Database) -> str | None:
     """The revision of a store; None for an empty database.
 
     Raises:
-        StoreError: The tables in it are another program's.
+        StoreError: Its tables belong to another program.
     """
     with database.reading() as session:
         return _revision(session.connection(), database)
@@ -66,7 +66,7 @@ def _revision(connection: Connection, database: Database) -> str | None:
 
 
 def upgrade(database: Database) -> None:
-    """Bring a store to `REVISION`; a no-op where another process did so meanwhile.
+    """Migrate a store to `REVISION`; no effect if another process already did.
 
     Raises:
         StoreTooNewError: A newer Scavenger wrote it.

@@ -1,4 +1,4 @@
-"""Fitted models and finished runs: what one job leaves to the next of its kind."""
+"""The store's fitted models and finished runs, which later jobs of the same kind reuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scavenger.store.schema import ConvergenceRow, FingerprintRow, ModelRow
 __all__ = ["Models"]
 
 CONVERGES_ALIKE = ("architecture", "parameters", "optimizer", "dataset_size", "goal")
-"""Epochs to the target do not depend on what computes them."""
+"""Fields of a fingerprint on which the epochs to the target depend: all but the hardware."""
 
 
 class Models(Part):
@@ -47,14 +47,14 @@ class Models(Part):
         measurements: int,
         runs: int,
     ) -> ModelRecord:
-        """Keep a fitted model; one that says the same is kept once.
+        """Store a fitted model; models with the same content are stored once.
 
         Args:
             model: As JSON.
             job_id: The job that fitted it.
-            schema_version: Of `model`, at least 1.
-            measurements: How many it was fitted to.
-            runs: How many finished runs it was fitted to.
+            schema_version: Version of the form of `model`, at least 1.
+            measurements: Number of measurements it was fitted to.
+            runs: Number of finished runs it was fitted to.
 
         Raises:
             ValueError: The model holds NaN or infinity, or is larger or deeper than a model can be.
@@ -83,16 +83,16 @@ class Models(Part):
             return tuple(_model(row) for row in rows)
 
     def model(self, key: str) -> ModelRecord:
-        """A model by its id or at least four characters that only its id begins with.
+        """A model by its id or a unique prefix of at least four characters.
 
         Raises:
-            ConfigurationError: None or several fit.
+            ConfigurationError: No model or several match.
         """
         with self._database.reading() as session:
             return _model(_model_row(session, key))
 
     def delete_model(self, key: str) -> ModelRecord:
-        """Forget a model; returns what it was. Raises as `model`."""
+        """Delete a model and return it. Raises as `model`."""
         with self._database.writing() as session:
             row = _model_row(session, key)
             session.delete(row)
@@ -121,7 +121,7 @@ class Models(Part):
             keys: As for `model`; None for all that are intact.
 
         Raises:
-            ConfigurationError: A key fits none or several, or its model is not intact.
+            ConfigurationError: A key matches no model or several, or its model is not intact.
         """
         if keys is None:
             return export_document([record for record in self.models() if record.intact])
@@ -139,13 +139,13 @@ class Models(Part):
         *,
         check: Callable[[Mapping[str, Any], int], None] = lambda model, schema_version: None,
     ) -> tuple[ModelRecord, ...]:
-        """Take in exported models, all or none; those already here are returned as they are.
+        """Import exported models, all or none; those already stored are returned unchanged.
 
         Args:
-            check: Called with each model and its schema version; raises `ValueError` for one that is of no use.
+            check: Called with each model and its schema version; raises `ValueError` for one that cannot be used.
 
         Raises:
-            ConfigurationError: One line on the first fault: of the form, a size, a range, a digest, or of `check`.
+            ConfigurationError: One line on the first fault: in the form, a size, a range, a digest, or from `check`.
         """
         entries = parse_document(document)
         for index, (entry, _) in enumerate(entries):
@@ -172,7 +172,7 @@ class Models(Part):
             )
 
     def add_convergence(self, fingerprint: Fingerprint, record: ConvergenceRecord, job_id: str) -> None:
-        """Record that a job reached its target; said again, it replaces what was said before.
+        """Record that a job reached its target; a repeated call replaces the record.
 
         Raises:
             ConfigurationError: There is no such job.
@@ -202,7 +202,7 @@ def _equal(fingerprint: Fingerprint, names: Collection[str]) -> list[Any]:
 
 
 def _kept(session: Session, row: ModelRow, fingerprint: Fingerprint) -> ModelRecord:
-    """Store a model under its digest; an intact one stays, a damaged one is mended."""
+    """Store a model under its digest; an intact row is kept, a damaged one repaired."""
     row.id = _id_of(row, fingerprint)
     present = session.get(ModelRow, row.id)
     if present is not None and (record := _model(present)).intact:

@@ -1,7 +1,8 @@
-"""What running jobs are asked to do from outside, one operation of a job at a time.
+"""The store's queue of operations that users request of running jobs, one operation per job at a time.
 
-Whoever asks submits an operation and reads its record until it has ended; the process that drives the job takes
-it, does it, and ends it. An operation whose job ends first is ended with the job, so nobody waits for nothing.
+The requester submits an operation and reads its record until it has ended; the process that runs the job takes the
+operation, carries it out, and ends it. If the job ends first, the operation ends with it, so no requester waits in
+vain.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from scavenger.store.schema import JobRow, OperationRow
 __all__ = ["Operations", "end_open_operation"]
 
 MESSAGE_MAX = 2_000
-"""Characters of an answer; the log has the rest."""
+"""Longest stored answer, characters; the log has the rest."""
 
 
 class Operations(Part):
@@ -50,10 +51,10 @@ class Operations(Part):
     """
 
     def submit_operation(self, job_id: str, operation: Operation, requested_by: str) -> OperationRecord:
-        """Ask a running job to do something.
+        """Request an operation of a running job.
 
         Raises:
-            ConfigurationError: The job has ended, or nobody drives it any more.
+            ConfigurationError: The job has ended, or its process is gone.
             TransientError: It has another operation that has not ended.
         """
         with self._database.writing() as session:
@@ -93,9 +94,9 @@ class Operations(Part):
             return _operation(row)
 
     def next_operation(self, job_id: str) -> OperationRecord | None:
-        """Take the operation that waits for this job, which is then `running`; None where there is none.
+        """Take the job's pending operation, which is then `running`; None if there is none.
 
-        Cheap where nothing waits: only then is there nothing to write. One that cannot be read, as of a newer
+        Cheap if none is pending, since nothing is written. One that cannot be read, as of a newer
         Scavenger, is ended as `failed`.
         """
         with self._database.reading() as session:
@@ -117,7 +118,7 @@ class Operations(Part):
             return _operation(row)
 
     def open_operation(self, job_id: str) -> OperationRecord | None:
-        """The operation of a job that has not ended, `pending` or `running`; None where there is none."""
+        """The open operation of a job, `pending` or `running`; None if there is none."""
         with self._database.reading() as session:
             row = _open_row(session, job_id)
             return None if row is None else _operation(row)
@@ -128,7 +129,7 @@ class Operations(Part):
         Args:
             operation_id: As in `OperationRecord.id`.
             state: `done`, `refused` (nothing was changed) or `failed`.
-            message: One line for whoever asked.
+            message: One line for the requester.
 
         Returns:
             The operation as it is now.
@@ -136,10 +137,10 @@ class Operations(Part):
         return self._end(operation_id, OPEN_STATES, state, message)
 
     def withdraw_operation(self, operation_id: int, message: str) -> OperationRecord:
-        """Take back an operation that nobody has begun: it is `refused`. One that was taken goes on.
+        """Withdraw an operation that was not started: it becomes `refused`. One that was taken continues.
 
         Returns:
-            The operation as it is now; whoever asked sees in its state whether it was withdrawn.
+            The operation as it is now; its state shows whether it was withdrawn.
         """
         return self._end(operation_id, ("pending",), "refused", message)
 
@@ -160,7 +161,7 @@ class Operations(Part):
             return _operation(_row(session, operation_id))
 
     def operations(self, job_id: str, *, limit: int = 20) -> tuple[OperationRecord, ...]:
-        """The newest operations of a job, in the order of time."""
+        """The newest operations of a job, oldest first."""
         query = select(OperationRow).where(OperationRow.job_id == job_id)
         with self._database.reading() as session:
             rows = session.scalars(query.order_by(OperationRow.id.desc()).limit(limit)).all()
@@ -168,14 +169,14 @@ class Operations(Part):
 
 
 def end_open_operation(session: Session, job_id: str, state: JobState, reason: str, at: datetime) -> None:
-    """End what a job was asked for as the job ends: a stop that was taken is done, all else is not.
+    """End a job's open operation as the job ends: a stop that was taken is `done`, any other is not.
 
     Args:
-        session: With the write lock.
+        session: A session that holds the write lock.
         job_id: The job.
-        state: What the job ends as.
-        reason: Its error, one line; empty where there is none.
-        at: When.
+        state: Final state of the job.
+        reason: The job's error, one line; empty if it has none.
+        at: Time of the end.
     """
     row = _open_row(session, job_id)
     if row is None:

@@ -1,4 +1,4 @@
-"""Whether the process that drives a job still lives."""
+"""Checks whether the process that runs a job is still alive."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from scavenger.store.records import JobRecord, Owner
 __all__ = ["HEARTBEAT_STALE", "is_alive", "is_owner_alive", "this_process"]
 
 HEARTBEAT_STALE = timedelta(seconds=60)
-"""Owners beat every few seconds; a minute of silence is no hiccup."""
+"""Age at which a heartbeat is stale; owners send one every few seconds."""
 
 START_TOLERANCE_S = 2.0
-"""The kernel counts a process's start from boot, and the boot's own time is known to the second."""
+"""Tolerance in comparing start times: they count from the boot, whose time is known to the second."""
 
 
 def this_process() -> Owner:
@@ -25,15 +25,15 @@ def this_process() -> Owner:
 
 
 def is_alive(job: JobRecord, *, at: datetime) -> bool:
-    """Whether a job has not ended and its owner lives; see `is_owner_alive`."""
+    """Whether a job has not ended and its owner is alive; see `is_owner_alive`."""
     return not job.ended and is_owner_alive(job.owner, job.heartbeat_at, at=at)
 
 
 def is_owner_alive(owner: Owner, heartbeat_at: datetime, *, at: datetime) -> bool:
-    """Whether the owner of a job lives: on this host by its pid and start time, elsewhere by its heartbeat.
+    """Whether the owner of a job is alive: on this host by its pid and start time, elsewhere by its heartbeat.
 
     A start time that does not fit means that the pid was used again, or that the clock was set; with a fresh
-    heartbeat the owner counts as alive, since a job must not be taken for dead on a doubt.
+    heartbeat the owner counts as alive, since a live job must never be taken for dead.
     """
     fresh = at - heartbeat_at < HEARTBEAT_STALE
     if owner.host != socket.gethostname():

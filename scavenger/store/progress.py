@@ -1,4 +1,4 @@
-"""What happens to a job while it runs: its processes, events and measurements."""
+"""The store's records of a running job: its processes, events and measurements."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from scavenger.store.schema import EventRow, MeasurementRow, ProcessRow
 __all__ = ["EVENTS_MAX", "Progress", "close_processes", "forget_processes"]
 
 EVENTS_MAX = 1_000
-"""Of one job; the oldest go first, so that a job that fails in a loop does not fill the disk."""
+"""Most events kept of one job, the newest, so that a job that fails in a loop does not fill the disk."""
 
 MESSAGE_MAX = 2_000
-"""Characters of an event's message; the log has the rest."""
+"""Longest stored message of an event, characters; the log has the rest."""
 
 _MEASURED = (
     "steps",
@@ -52,13 +52,13 @@ class Progress(Part):
     """
 
     def set_process(self, job_id: str, process: str, **known: Unpack[ProcessUpdate]) -> None:
-        """Record what is known of a process, as `set_processes` does of several."""
+        """Record the state of one process; see `set_processes`."""
         self.set_processes(job_id, {process: known})
 
     def set_processes(self, job_id: str, processes: Mapping[str, ProcessUpdate]) -> None:
-        """Record what is known of processes, by their names within the job, in one transaction.
+        """Record the states of processes, by their names within the job, in one transaction.
 
-        What is left out, or None, stays as it was known; but a `detail` goes with the state that it explains.
+        Fields that are left out, or None, are unchanged; but a `detail` is removed with the state that it explains.
         """
         with self._database.writing() as session:
             job_row(session, job_id)
@@ -95,14 +95,14 @@ class Progress(Part):
         level: EventLevel = "info",
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Record an event; the oldest beyond `EVENTS_MAX` of the job are forgotten.
+        """Record an event; the oldest beyond `EVENTS_MAX` of the job are deleted.
 
         Args:
             job_id: The job.
             kind: One word, as `view` or `worker`.
-            message: For a person.
-            level: How much it matters.
-            data: For a program, JSON's own types; NaN and infinity in it become null.
+            message: Text for the user.
+            level: Severity.
+            data: Machine-readable details, of JSON types; NaN and infinity in it become null.
         """
         with self._database.writing() as session:
             job_row(session, job_id)
@@ -122,7 +122,7 @@ class Progress(Part):
             session.execute(delete(EventRow).where(EventRow.job_id == job_id, EventRow.id <= newest_to_go))
 
     def events(self, job_id: str, *, limit: int = 100, after: int = 0) -> tuple[EventRecord, ...]:
-        """The newest `limit` events of a job with an id above `after`, in the order of time."""
+        """The newest `limit` events of a job with an id above `after`, oldest first."""
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after)
         with self._database.reading() as session:
             rows = session.scalars(query.order_by(EventRow.id.desc()).limit(limit)).all()
@@ -140,7 +140,7 @@ class Progress(Part):
             )
 
     def add_measurements(self, job_id: str, measurements: Sequence[Measurement]) -> None:
-        """Record measurements, all or none; a configuration measured again replaces what was measured before.
+        """Record measurements, all or none; a new measurement of a configuration replaces the old one.
 
         Raises:
             StoreError: A time is not positive, or not a number.
@@ -185,7 +185,7 @@ def _process(row: ProcessRow) -> ProcessRecord:
 
 
 def close_processes(session: Session, job_id: str, state: ProcessState, *, at: datetime) -> None:
-    """Say of every process of a job that has not ended itself that it has; `session` has the write lock."""
+    """Set the state of all processes of a job that have not ended; `session` holds the write lock."""
     ended: tuple[ProcessState, ...] = ("lost", "failed", "gone")
     session.execute(
         update(ProcessRow)
@@ -195,5 +195,5 @@ def close_processes(session: Session, job_id: str, state: ProcessState, *, at: d
 
 
 def forget_processes(session: Session, job_id: str) -> None:
-    """Forget the processes of an attempt: the next one gives their names again; `session` has the write lock."""
+    """Delete the processes of an attempt, since the next one reuses their names; `session` holds the write lock."""
     session.execute(delete(ProcessRow).where(ProcessRow.job_id == job_id))

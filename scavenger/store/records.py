@@ -1,4 +1,4 @@
-"""What the store hands out: plain values, never rows of the database.
+"""The records that the store returns: plain values, never rows of the database.
 
 Every time is an aware `datetime` in UTC.
 """
@@ -39,13 +39,13 @@ LIVE_STATES: tuple[JobState, ...] = ("starting", "profiling", "running", "paused
 """States of a job that has not ended; every other state is final, until the job is resumed."""
 
 RESUMABLE_STATES: tuple[JobState, ...] = ("failed", "stopped", "interrupted")
-"""States that ended a job before its goal: the others leave nothing to go on with."""
+"""Final states of a job that has not reached its goal, so that it can be resumed."""
 
 EventLevel = Literal["info", "warning", "error"]
 Origin = Literal["local", "imported"]
 ProcessRole = Literal["coordinator", "worker", "aggregator"]
 ProcessState = Literal["starting", "ready", "training", "leaving", "lost", "failed", "gone"]
-"""As in `scavenger.domain.report.WorkerChanged`."""
+"""States of a process, as in `scavenger.domain.report.WorkerChanged`."""
 Verdict = Literal["done", "refused", "failed"]
 OperationState = Literal["pending", "running", Verdict]
 OPEN_STATES: tuple[OperationState, ...] = ("pending", "running")
@@ -54,11 +54,11 @@ OPEN_STATES: tuple[OperationState, ...] = ("pending", "running")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that drives a job.
+    """The process that runs a job.
 
     Attributes:
-        host: Name of the machine; a pid means nothing on another.
-        started_at_s: When the process began, seconds since the epoch, so that a pid used again is told apart.
+        host: Name of the machine on which `pid` is valid.
+        started_at_s: Start of the process, seconds since the epoch, to detect a pid that was reused.
     """
 
     pid: int
@@ -73,21 +73,21 @@ class JobRecord:
     Attributes:
         id: UUID, text.
         phase: As in `scavenger.domain.report.PhaseChanged`; empty before the first.
-        detail: What the phase is about, for a person.
+        detail: Description of the phase, for the user.
         spec: The validated job file, as JSON.
         job_file: Absolute path of the job file.
-        heartbeat_at: When the owner last said that it lives.
-        started_at: When it began to train or to profile; None before.
+        heartbeat_at: Time of the owner's last heartbeat.
+        started_at: Start of training or profiling; None before.
         ended_at: None while `state` is one of `LIVE_STATES`, and only then.
         step: Last applied step; None before the first.
-        cost_usd: Spent so far; None where nothing was recorded.
+        cost_usd: Cost so far; None if none was recorded.
         fingerprint: None until the model was built.
-        chosen: The configuration that the search chose; None before, or where none is feasible.
+        chosen: The configuration that the search chose; None before, or if none is feasible.
         report: The report as a document; None before the end, and in listings (`Store.jobs`), for its size.
         error: One line; empty unless the job failed.
-        exit_code: What the command ended with; None where nobody was left to say so.
-        checkpoint: Path or URL of what it can be resumed from; None before the first checkpoint.
-        attempts: How often it was begun: 1, and 1 more for each time that it was resumed.
+        exit_code: Exit code of the command; None if its process died.
+        checkpoint: Path or URL of the checkpoint to resume from; None before the first.
+        attempts: Number of attempts: 1, and 1 more for each time that it was resumed.
     """
 
     id: str
@@ -123,7 +123,7 @@ class JobRecord:
 
 
 class JobProgress(TypedDict, total=False):
-    """What may be changed of a job; see `JobRecord` for the meaning of each."""
+    """Fields of a job that may be changed; see `JobRecord`."""
 
     phase: str
     detail: str
@@ -139,19 +139,19 @@ class JobProgress(TypedDict, total=False):
 
 
 class JobUpdate(JobProgress, total=False):
-    """What may be changed of a job while it runs."""
+    """Fields of a job that may be changed while it runs."""
 
     state: JobState
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """A process of a job, as last heard of.
+    """The last known state of a process of a job.
 
     Attributes:
-        process: Its name within the job, as `w2`.
-        host: Name of the machine that it runs on; None where that was not told.
-        detail: What happened to it, for a person: why it was lost, or what it failed of.
+        process: Name within the job, such as `w2`.
+        host: Name of the machine that it runs on; None if unknown.
+        detail: Explanation for the user: why it was lost or failed.
         step: Last step that it took part in; None before the first.
         view: Number of the view that it last belonged to; None before the first.
     """
@@ -169,7 +169,7 @@ class ProcessRecord:
 
 
 class ProcessUpdate(TypedDict, total=False):
-    """What is known of a process; see `Progress.set_process`."""
+    """New state of a process; see `Progress.set_process`."""
 
     role: Required[ProcessRole]
     state: Required[ProcessState]
@@ -182,11 +182,11 @@ class ProcessUpdate(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something that happened to a job.
+    """An event of a job.
 
     Attributes:
         id: Grows with time.
-        data: What a program needs of it, units last in the names, as `{"worker": "w1", "stall_s": 0.004}`.
+        data: Machine-readable details, names ending with units, such as `{"worker": "w1", "stall_s": 0.004}`.
     """
 
     id: int
@@ -200,15 +200,15 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """Something that a running job was asked to do.
+    """An operation that was requested of a running job.
 
     Attributes:
         id: Grows with time.
-        requested_by: Who asked, for a person.
+        requested_by: The requester, for the user.
         state: `pending` until the job takes it, `running` until it is answered; then `done`, `refused` (nothing
             was changed) or `failed`.
         message: The answer, one line; empty before.
-        started_at: When the job took it; None before, and where it never did.
+        started_at: When the job took it; None if it has not.
     """
 
     id: int
@@ -223,23 +223,22 @@ class OperationRecord:
 
     @property
     def ended(self) -> bool:
-        """Whether it was answered."""
+        """Whether the operation was answered."""
         return self.state not in OPEN_STATES
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A fitted model, ready to serve the next job of its kind.
+    """A fitted model, which the next job of its kind can reuse.
 
     Attributes:
-        id: SHA-256, hex, of the canonical JSON of all that the model says: one content has one id, wherever
-            it was fitted.
-        schema_version: Of `model`.
-        measurements: How many measurements it was fitted to.
-        runs: How many finished runs it was fitted to.
+        id: SHA-256, hex, of the canonical JSON of the model's content, independent of where it was fitted.
+        schema_version: Version of the form of `model`.
+        measurements: Number of measurements it was fitted to.
+        runs: Number of finished runs it was fitted to.
         job_id: The job that fitted it; None for imported ones.
-        intact: Whether the content still has the digest `id`; look-ups leave out those that have not. A model
-            that cannot even be read is empty.
+        intact: Whether the content still has the digest `id`; look-ups skip models that do not. A model that cannot
+            be read at all is empty.
     """
 
     id: str

@@ -1,8 +1,8 @@
-"""The tables.
+"""The store's database tables.
 
 A job is one run of `optimize` or `plan`: running the same job file again makes another job, so a table of
 runs would hold one row per job and is left out. A change here needs a new file in `migrations/versions` and
-`REVISION` raised to its number; migrating from empty must give what these tables say.
+`REVISION` set to its number; migrating an empty database must give exactly these tables.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ REVISION = "0003"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
-"""Alembic's own name would collide with another program's in a shared PostgreSQL database."""
+"""Alembic's default name could collide with another program's in a shared PostgreSQL database."""
 
 WholeNumber = BigInteger().with_variant(Integer(), "sqlite")
-"""SQLite's integers have 64 bits whatever their name, and only INTEGER counts up by itself."""
+"""64-bit integer. SQLite's integers always have 64 bits, and only INTEGER columns auto-increment."""
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware moment, kept in UTC; SQLite, which knows no zones, keeps the bare UTC time."""
+    """An aware `datetime` in UTC; SQLite, which has no time zones, stores the naive UTC time."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -89,7 +89,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class FreeText(TypeDecorator[str]):
-    """Text from outside, which may hold what no database takes: undecodable bytes of a path, NUL."""
+    """Text that may contain what databases refuse: undecodable bytes of a path, NUL."""
 
     impl = Text
     cache_ok = True
@@ -120,7 +120,7 @@ _OPEN = text("ended_at IS NULL")
 
 
 class Base(DeclarativeBase):
-    """Constraints are named by rule, so that a migration can name what it changes."""
+    """Base class of the tables. Constraints have systematic names, so that a migration can refer to them."""
 
     metadata = MetaData(
         naming_convention={
@@ -279,7 +279,7 @@ class OperationRow(Base):
 
 
 class InstallationRow(Base):
-    """Who this store's VMs belong to: one row, the tag that tells them from others'."""
+    """The installation: one row with the tag that marks this store's VMs."""
 
     __tablename__ = "installation"
 
@@ -379,7 +379,7 @@ class MeasurementRow(Base):
 
 
 class ModelRow(Base):
-    """See `scavenger.store.records.ModelRecord`; `model` is JSON as text, so that damage can be told."""
+    """See `scavenger.store.records.ModelRecord`; `model` is JSON as text, so that damage can be detected."""
 
     __tablename__ = "models"
     __table_args__ = (

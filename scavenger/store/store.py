@@ -1,4 +1,4 @@
-"""The store: everything that outlives a command."""
+"""The store: all state that outlives a command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _now() -> datetime:
 
 
 class Store(Jobs, Progress, Operations, Models, Intents):
-    """Jobs, what they are asked to do, measurements, fitted models, finished runs and VMs, in one SQL database.
+    """Jobs, their operations and measurements, fitted models, finished runs and VMs, in one SQL database.
 
     Threads may share a store, and processes a database; a forked process must open its own. Every method call
     is one transaction.
@@ -37,13 +37,13 @@ class Store(Jobs, Progress, Operations, Models, Intents):
     def open(
         cls, url: str | None = None, *, migrate: bool = True, clock: Callable[[], datetime] = _now
     ) -> Self:
-        """Open the database, making and migrating it as needed; close it with `close` or a `with` block.
+        """Open the database, creating and migrating it as needed; close it with `close` or a `with` block.
 
         Args:
             url: `sqlite:////path/to/file.db` or `postgresql://user:password@host/database`; None for
                 `SCAVENGER_STORE`, else a SQLite file in the user's data folder.
-            migrate: Whether an empty or older database is brought to this version's tables.
-            clock: Gives the time, aware, that records are stamped with.
+            migrate: Whether an empty or older database is migrated to this version's tables.
+            clock: Returns the aware time for the records' timestamps.
 
         Raises:
             ConfigurationError: The URL cannot be read, or names no file.
@@ -51,7 +51,7 @@ class Store(Jobs, Progress, Operations, Models, Intents):
             StoreBusyError: Another process holds the database.
             StoreReadOnlyError: The file or its folder cannot be written to.
             StoreTooNewError: A newer Scavenger wrote it.
-            StoreError: It is no store, is damaged or out of reach, or a migration failed and changed nothing.
+            StoreError: It is not a store, is damaged or unreachable, or a migration failed and changed nothing.
         """
         database = Database(url or default_url())
         try:
@@ -70,7 +70,7 @@ class Store(Jobs, Progress, Operations, Models, Intents):
 
     @property
     def name(self) -> str:
-        """Where the store is, for a person: the path of the file, or the URL without its password."""
+        """Location of the store, for the user: the path of the file, or the URL without its password."""
         return self._database.name
 
     @property
@@ -80,11 +80,11 @@ class Store(Jobs, Progress, Operations, Models, Intents):
 
     @property
     def revision(self) -> str:
-        """The schema's revision, which is this version's."""
+        """The revision of the schema, equal to that of this version."""
         return REVISION
 
     def hurried(self) -> AbstractContextManager[None]:
-        """Within the block, a write waits for others only for a moment; for whoever must not be held up."""
+        """Within the block, writes wait only briefly for other writers, for callers that must not be delayed."""
         return self._database.hurried()
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def test_with_one_or_two_workers_there_is_no_median_to_be_slower_than(
     series = [[1.0] * 20, [9.0] * 20][:workers]
     decision = ReplaceStragglers(rule).decide(paced(*series))
 
-    assert decision == Hold(f"{workers} workers are too few to tell a slow one from a fast one")
+    assert decision == Hold(f"{workers} workers are too few to detect a slow one")
 
 
 def test_a_single_slow_step_is_forgiven_and_a_normal_one_does_not_acquit() -> None:

@@ -142,7 +142,7 @@ def test_what_no_job_could_be_asked_for_is_never_submitted(
 
 def test_what_nobody_takes_in_time_is_withdrawn(url: str, tmp_path: Path) -> None:
     driver = Driver(url, tmp_path, done)  # and nobody drives it
-    with pytest.raises(TransientError, match="nobody has begun"):
+    with pytest.raises(TransientError, match="the job has not started it"):
         RunningJob("tiny", url, timeout_s=0.1).scale_out(1)
 
     with Store.open(url) as store:
@@ -159,7 +159,7 @@ def test_a_job_that_is_busy_for_longer_than_one_waits_is_told_and_goes_on(url: s
 
         taker = threading.Thread(target=take)
         taker.start()
-        with pytest.raises(TransientError, match="still at it"):
+        with pytest.raises(TransientError, match="still in progress"):
             RunningJob("tiny", store, timeout_s=1.0).scale_out(1)
         taker.join()
 

@@ -223,7 +223,7 @@ class TestTheLivingAndTheDead:
             assert store.reap_dead_jobs() == ()
             reaped = store.job(job_id)
             assert (reaped.state, reaped.exit_code) == ("failed", None)
-            assert f"process {child.pid} ended without a word" in reaped.error
+            assert f"process {child.pid} ended unexpectedly" in reaped.error
             assert store.job(mine.id) == mine
 
     def test_a_zombie_is_dead(self, store: Store) -> None:

@@ -241,7 +241,7 @@ class TestOperationsAndTheirJob:
                 store.submit_operation(job_id, ScaleTo(1), "ann")
             store.reap_dead_jobs()
             assert store.operation(asked.id).state == "refused"
-            assert "ended without a word" in store.operation(asked.id).message
+            assert "ended unexpectedly" in store.operation(asked.id).message
             assert [process.state for process in store.processes(job_id)] == ["lost"]
 
     def test_an_operation_that_cannot_be_read_holds_up_no_job(self, url: str) -> None:

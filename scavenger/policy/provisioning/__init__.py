@@ -1,5 +1,5 @@
-"""Which VMs a job has: how many it wants (`slots`, `plan`), and what to do next so that they are there (`decider`).
+"""Provisioning: how many VMs a job wants (`slots`, `fleet_plan`), and the next actions to get them (`decider`).
 
-All pure. `actions` are what is decided, `memory` is what one process remembers between two decisions, `money` is what
-VMs cost, and `silence` tells VMs that have failed from a network of ours that has.
+All modules are pure. `actions` defines the decisions, `memory` what a process remembers between two decisions, `money`
+computes the cost of VMs, and `silence` distinguishes failed VMs from a failed network.
 """

@@ -1,4 +1,4 @@
-"""What provisioning may do next, as values."""
+"""The actions of provisioning, as values."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What the cloud showed of this installation's VMs.
+    """The cloud's listing of this installation's VMs.
 
     Attributes:
-        began_s: When it was asked, by the caller's monotonic clock, in attended seconds (see `Memory`).
+        began_s: Time of the request, by the caller's monotonic clock, in attended seconds (see `Memory`).
     """
 
     vms: tuple[VmSeen, ...]
@@ -39,21 +39,21 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Write this intent down, then launch it."""
+    """Store this intent, then launch its VM."""
 
     intent: Intent
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Launch an intent that is there, with the same token."""
+    """Repeat the launch of a stored intent, with the same token."""
 
     intent: Intent
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Write down that an intent's VM was seen, and which it is."""
+    """Record that an intent's VM was seen, with its id."""
 
     intent: Intent
     vm: VmSeen
@@ -61,14 +61,14 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Ask the cloud for this one VM: it is missing from the listing, which proves nothing."""
+    """Ask the cloud for this one VM: it is missing from the listing, which does not prove that it is gone."""
 
     intent: Intent
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Write down that an intent's VM is to end; it is terminated after that."""
+    """Record that an intent's VM is to end; it is terminated after that."""
 
     intent: Intent
     ending: Ending
@@ -84,11 +84,11 @@ class Terminate:
 
 @dataclass(frozen=True, slots=True)
 class MarkGone:
-    """Write down that an intent has no VM (any more), on definite evidence.
+    """Record that an intent has no VM (any more), on definite evidence.
 
     Attributes:
-        vm: As it was last seen, with the cloud's own times; None where there was none to see.
-        never: There was no VM at all, so nothing was paid for.
+        vm: The VM as last seen, with the cloud's timestamps; None if none was seen.
+        never: Whether there was no VM at all, so that nothing was paid for.
     """
 
     intent: Intent
@@ -100,7 +100,7 @@ class MarkGone:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """End a VM of ours that no living intent speaks for."""
+    """Terminate a VM of this installation that belongs to no live intent."""
 
     vm: VmSeen
     reason: str
@@ -108,7 +108,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """Let a VM live on: without, it ends itself."""
+    """Extend a VM's life; a VM that is not renewed ends itself."""
 
     intent: Intent
 
@@ -131,12 +131,12 @@ AlarmKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Something that a person should know; told once for as long as it holds.
+    """A condition that the user should know of; reported once for as long as it lasts.
 
     Attributes:
         kind: Of a job: `budget`: its VMs are ended now; `unaffordable`, `loop`, `no_place`, `credentials`: it gets no
             more; `sold_out`: for now it gets none. The others are of VMs, places and the cloud.
-        about: A job's id, a VM's id or a place: what tells two alarms of one kind apart.
+        about: The job's id, VM's id or placement option concerned; distinguishes alarms of one kind.
     """
 
     kind: AlarmKind

@@ -1,12 +1,12 @@
-"""What to do next so that the VMs there are become the VMs that are wanted: values in, actions out.
+"""The next actions that bring the existing VMs closer to the wanted VMs: values in, actions out.
 
-Level-triggered: nothing follows from what was decided before, everything from what is seen now, so it may be asked
-again after any crash. What is decided of one intent, the first that fits:
+Decisions are level-triggered: they depend on the current observations, never on earlier decisions, so they can be
+repeated after any crash. The action for one intent is the first row that fits:
 
 ========================  ==================================================  ================================
 state                     seen                                                action
 ========================  ==================================================  ================================
-any, VM not known         a living VM with its token                          Adopt
+any, VM not known         a live VM with its token                            Adopt
 any                       its VM, gone                                        MarkGone
 UP, DELETING              a listing without its VM                            Look: missing is not gone
 PLAN, never asked for     not wanted                                          MarkGone
@@ -16,11 +16,11 @@ UP                        not joined in `register_s`; joined and silent       Dr
 DELETING, VM known        -                                                   Terminate, again and again
 DELETING, VM not known    a listing begun `settle_s` later without it         MarkGone
 PLAN                      wanted                                              Retry, with the same token
-UP                        wanted, heard of, and its driver too                Renew
+UP                        wanted, not silent, nor is the job's process        Renew
 ========================  ==================================================  ================================
 
-Vacant slots get a `Create`. VMs of ours that no living intent speaks for get a `Sweep`: at once after `visibility_s`
-where their intent has ended, after `quarantine_s` where the store knows nothing of them (it may be an old copy).
+Vacant slots get a `Create`. VMs of this installation without a live intent get a `Sweep`: after `visibility_s` if
+their intent has ended, after `quarantine_s` if the store does not know them (the store may be an old copy).
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from scavenger.policy.provisioning.silence import are_most
 __all__ = ["CALLS", "DENIED", "THROTTLE", "Decider", "decide", "ending_of"]
 
 THROTTLE = ("throttle",)
-"""The wait that every call shares: clouds count an account's calls, not a job's."""
+"""Key of the wait that all calls share: clouds limit the calls of an account, not of a job."""
 
 DENIED = ("denied",)
-"""The wait of every launch after one that the cloud does not let us do."""
+"""Key of the wait of all launches after one for which the account lacks permission."""
 
 _ORDER: tuple[type, ...] = (Renew, MarkGone, Adopt, Drain, Terminate, Sweep, Look, Retry, Create, Alarm)
-"""What keeps VMs alive first, then what is known, then what saves money, then what costs some."""
+"""Order of actions: first those that keep VMs alive, then records, then those that save money, then launches."""
 
 _LAUNCHES = (Create, Retry)
 CALLS = (Terminate, Sweep, Look, *_LAUNCHES)
-"""What asks the cloud for something."""
+"""Actions that call the cloud."""
 
 
 def decide(
@@ -80,21 +80,21 @@ def decide(
     """The next actions, in the order to do them.
 
     Args:
-        situation: Read after `listing` was taken: every VM listed has its intent in it.
-        listing: None where none was due, or none could be had.
-        memory: Has noted both.
-        owner: Of this installation.
-        now_s: Monotonic.
-        rng: Of the ids of new intents too.
+        situation: Read after `listing` was taken, so that it has the intent of every VM listed.
+        listing: None if none was due, or the cloud gave none.
+        memory: Has already noted both.
+        owner: Tag of this installation.
+        now_s: Monotonic time, seconds.
+        rng: Random generator for waits and for the ids of new intents.
     """
     return Decider(situation, listing, memory, terms, owner, now_s, rng).actions()
 
 
 def ending_of(intent: Intent, vm: VmSeen | None) -> tuple[Ending, str]:
-    """Why an intent whose VM is gone has ended, and in which words: its own, or else the cloud's."""
+    """Kind and reason of the end of an intent whose VM is gone: as recorded, else as the cloud reports."""
     if intent.ending:
         return intent.ending, intent.reason
-    words = vm.reason if vm is not None and vm.reason else "the cloud has it no more"
+    words = vm.reason if vm is not None and vm.reason else "it no longer exists in the cloud"
     taken = any(sign in words.lower() for sign in ("preempt", "spotinstancetermination", "spot interruption"))
     return ("preempted" if taken else "died"), words
 
@@ -129,7 +129,7 @@ class Decider:
         self._many_silent = self._is_silence_ours()
 
     def actions(self) -> tuple[Action, ...]:
-        """Everything that is to be done, within what one look may do."""
+        """All actions that are due, within the limits of one look."""
         found: list[Action] = []
         for intent in self._situation.intents:
             found += self._of_intent(intent)
@@ -169,7 +169,7 @@ class Decider:
             yield Look(intent)
             return
         if intent.state != "DELETING" and vm is not None and vm.state == "stopping":
-            yield Drain(intent, *ending_of(intent, vm))  # nobody asked it to: it is as good as lost
+            yield Drain(intent, *ending_of(intent, vm))  # it ends without a request, so it counts as lost
         elif intent.state != "DELETING" and (ending := self._why_not(intent)) is not None:
             if intent.asked:
                 yield Drain(intent, *ending)
@@ -197,7 +197,7 @@ class Decider:
                 yield MarkGone(intent, *ending_of(intent, None))
 
     def _why_not(self, intent: Intent) -> tuple[Ending, str] | None:
-        """Why this VM should not be; None where it should."""
+        """Why this VM is to end; None if it is to stay."""
         desired = self._desired.get(intent.job_id)
         if desired is None:
             return "unwanted", "its job has ended"
@@ -223,7 +223,7 @@ class Decider:
         return self._memory.age_s("acks", intent.id) >= self._terms.silence_s
 
     def _is_silence_ours(self) -> bool:
-        """Where most fall silent at once, it is likelier this side that hears nothing."""
+        """Whether most VMs are silent at once, so that the fault is probably in Scavenger's own network."""
         joined = [intent for intent in self._situation.intents if intent.state == "UP" and intent.acks]
         silent = [intent.id for intent in joined if self._is_silent(intent)]
         return are_most(silent, [intent.id for intent in joined])
@@ -264,14 +264,14 @@ class Decider:
                 yield Sweep(vm, reason)
             if self._memory.times(("terminate", vm.instance_id)) >= self._terms.alarm_after:
                 message = (
-                    f"VM {vm.instance_id} in {vm.zone} belongs to nobody and cannot be ended; still trying"
+                    f"VM {vm.instance_id} in {vm.zone} belongs to no job and cannot be ended; still trying"
                 )
                 yield Alarm("undeletable", vm.instance_id, message)
 
     # ---- vacant slots --------------------------------------------------------------------------------------
 
     def _creates(self) -> Iterator[Action]:
-        """Each job's next, then each job's second, so that no job waits for all of another's."""
+        """Launches of all jobs, taken in turn, so that no job waits for all launches of another."""
         jobs = list(self._desired.values())
         self._rng.shuffle(jobs)
         turns = zip_longest(*(list(self._of_job(desired)) for desired in jobs))
@@ -295,13 +295,13 @@ class Decider:
             return
         left_usd = desired.budget_usd - self._accounts[job_id].committed_usd
         room = desired.vms_max - len(living)
-        told: set[tuple[Place, ...]] = set()
+        reported: set[tuple[Place, ...]] = set()
         for wish in vacant[: max(0, room)]:
             places = desired.places_of(wish)
             place = next((one for one in places if memory.is_open(one, self._now_s)), None)
             # also while one of them is tried again: until a launch succeeds, there is none to be had
-            if places not in told and all(memory.bars(one) or memory.is_sold_out(one) for one in places):
-                told.add(places)
+            if places not in reported and all(memory.bars(one) or memory.is_sold_out(one) for one in places):
+                reported.add(places)
                 yield self._no_place(job_id, places)
             if place is None:
                 continue
@@ -351,7 +351,7 @@ class Decider:
         )
 
     def _loop(self, desired: Desired) -> Alarm | None:
-        """Past that, more of the same would only cost money."""
+        """An alarm if so many VMs ended before they joined that further launches would only cost money."""
         health = self._situation.past.get(desired.job_id, Past()).health[: self._terms.health_last]
         bad = sum(not joined for joined in health)
         if bad < self._terms.health_least or bad <= self._terms.unhealthy_max * len(health):

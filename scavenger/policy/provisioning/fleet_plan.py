@@ -1,6 +1,6 @@
-"""Which VMs one job wants next, and what a shortage of them means: values in, a plan or a verdict out.
+"""Plans the VMs that a job wants next, and judges shortages of VMs: values in, a plan or a verdict out.
 
-What is wanted follows from the processes that the job has or cannot place yet:
+The plan follows from the processes that the job runs or that wait for a VM:
 
 ==================================================  ==========================================================
 seen                                                plan
@@ -9,13 +9,13 @@ an aggregator runs or waits                         one VM for all aggregators, 
 the aggregators' VM has fallen silent               a later generation of its slot: the VM is replaced
 a worker runs or waits                              a place for it in a slot of its type of VM (`plan_slots`)
 a worker on a VM that is ending or gone             no place: it ends with its VM
-a worker's VM was told of its end, or is silent     its slot goes once nothing runs there; others take its work
+a worker's VM will be preempted, or is silent       its slot goes once nothing runs there; others take its work
 a worker's VM is avoided                            its slot goes once nothing runs there; another VM is wanted
 a worker's VM has had nothing to do for `IDLE_S`    its slot goes
 more slots than the job may have                    the last ones wait
 ==================================================  ==========================================================
 
-What the reconciler says of the plan, the first that fits:
+The verdict on the reconciler's report about the plan is the first row that fits:
 
 ==================================================  ==========================================================
 said                                                verdict
@@ -60,25 +60,25 @@ __all__ = [
 ]
 
 SILENT_S = 45.0
-"""A VM whose agent was not heard for so long is replaced, unless the network is in doubt: its work is lost already."""
+"""Silence after which a VM is replaced, unless the network is in doubt: its work is already lost."""
 
 _LASTING: tuple[AlarmKind, ...] = ("unaffordable", "credentials", "no_place", "loop")
-"""Shortages that waiting does not end, in the order in which they are given as the reason."""
+"""Shortages that do not end by waiting, in the order in which they are reported as the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
-    """What the VMs of one job may be, and what they are for.
+    """Specification of one job's VMs.
 
     Attributes:
-        desired: The job, its region, its limits and how VMs start; without wishes.
-        package: What a VM installs, see `cloud.boot.package_of`.
-        places: Where and what the workers' VMs may be, by their type, in the order to try.
-        aggregators: The same of the aggregators' VM.
-        offers: The types of the workers' VMs.
-        threads: Processors of each type, the aggregators' too.
-        before_usd: What earlier attempts are known to have spent.
-        disk_usd_per_hour: What the boot disk of a VM costs; 0 where it is not known.
+        desired: The job, its region, its limits and boot parameters of its VMs; without wishes.
+        package: The package that a VM installs, see `cloud.boot.package_of`.
+        places: Placement options of the workers' VMs by VM type, in the order to try.
+        aggregators: Placement options of the aggregators' VM.
+        offers: Offers of the workers' VM types.
+        threads: Processors of each VM type, including the aggregators'.
+        before_usd: Known cost of earlier attempts.
+        disk_usd_per_hour: Price of a VM's boot disk; 0 if unknown.
     """
 
     desired: Desired
@@ -92,26 +92,26 @@ class FleetSpec:
 
     @property
     def room(self) -> dict[str, int]:
-        """How many processes one VM holds, by its type."""
+        """Number of processes that one VM holds, by VM type."""
         return {AGGREGATORS: AGGREGATORS_PER_VM} | {offer.vm: offer.workers_per_vm for offer in self.offers}
 
     def places_of(self, vm: str) -> tuple[Place, ...]:
-        """Where and what a VM of a type may be."""
+        """Placement options of a VM type."""
         return self.aggregators if vm == AGGREGATORS else self.places[vm]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """What is known of the agent on a VM.
+    """State of the agent on a VM.
 
     Attributes:
-        joined: It was heard, and has not ended.
-        processes: How many processes run there.
-        silent_s: For how long it was not heard.
-        idle_s: For how long nothing has run there; 0 while something does.
-        is_ending: The cloud has announced the VM's end.
-        ends_in_s: Until that end; None where the cloud names no time.
-        is_avoided: Too many processes have failed there.
+        joined: Whether it has connected and not ended.
+        processes: Number of processes that run there.
+        silent_s: Time since its last message.
+        idle_s: Time since the last process there ended; 0 while one runs.
+        is_ending: Whether the cloud has announced the VM's end.
+        ends_in_s: Time until that end; None if the cloud gives none.
+        is_avoided: Whether too many processes have failed there.
     """
 
     joined: bool
@@ -125,15 +125,15 @@ class AgentSeen:
 
 @dataclass(frozen=True, slots=True)
 class FleetSeen:
-    """A job's VMs and processes as of one look.
+    """A job's VMs and processes at one time.
 
     Attributes:
-        intents: Every VM that the job has asked for.
-        agents: By the intent of their VM.
-        workers: How many workers run or wait, by the type of their VM.
-        aggregators: How many aggregators run or wait.
-        waiting: How many of the workers wait for a VM, by its type.
-        in_doubt: The network is, so that the silence of a VM says nothing of it.
+        intents: Intents of all VMs that the job has requested.
+        agents: Agents by the intent of their VM.
+        workers: Number of workers that run or wait, by VM type.
+        aggregators: Number of aggregators that run or wait.
+        waiting: Number of workers that wait for a VM, by VM type.
+        in_doubt: Whether the network is in doubt, so that a VM's silence is no evidence of its failure.
     """
 
     intents: tuple[Intent, ...]
@@ -144,21 +144,21 @@ class FleetSeen:
     in_doubt: bool = False
 
     def is_silent(self, intent_id: str) -> bool:
-        """Whether a VM has fallen silent by itself."""
+        """Whether a VM is silent while the network is sound."""
         agent = self.agents.get(intent_id)
         return agent is not None and agent.joined and agent.silent_s > SILENT_S and not self.in_doubt
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What a job wants.
+    """The VMs that a job wants.
 
     Attributes:
-        slots: Of workers' VMs.
+        slots: Slots of the workers' VMs.
         aggregators: Whether a VM for aggregators is wanted.
-        generation: The least generation that the aggregators' VM may be of.
-        first: The lowest number that no slot has had.
-        types: The type of VM of every slot that there was, by its number.
+        generation: Lowest generation that the aggregators' VM may have.
+        first: Lowest slot number that was never used.
+        types: VM type of every slot so far, by its number.
     """
 
     slots: tuple[Slot, ...] = ()
@@ -169,7 +169,7 @@ class FleetPlan:
 
 
 def first_plan(intents: tuple[Intent, ...], attempt: int) -> FleetPlan:
-    """The plan to begin an attempt with: nothing is wanted, and no VM of an earlier attempt serves this one."""
+    """The initial plan of an attempt: it wants no VMs, and reuses none of an earlier attempt."""
     past = [intent for intent in intents if intent.attempt < attempt]
     return FleetPlan(
         first=1 + max((intent.slot for intent in past), default=AGGREGATOR_SLOT),
@@ -179,7 +179,7 @@ def first_plan(intents: tuple[Intent, ...], attempt: int) -> FleetPlan:
 
 
 def plan_fleet(spec: FleetSpec, before: FleetPlan, seen: FleetSeen) -> FleetPlan:
-    """The VMs to want from now on; see the table of the module."""
+    """Plan the VMs that are wanted from now on; see the first table of the module."""
     needs = _needs(spec, before, seen)
     aggregators = needs.pop(AGGREGATORS) > 0
     replaced = [
@@ -200,7 +200,7 @@ def plan_fleet(spec: FleetSpec, before: FleetPlan, seen: FleetSeen) -> FleetPlan
 
 
 def wishes_of(spec: FleetSpec, plan: FleetPlan) -> tuple[Wish, ...]:
-    """A plan as the store keeps it; aggregators come first, since workers have nothing to do without them."""
+    """Convert a plan to the wishes that the store keeps; aggregators come first, since workers need them."""
     workers = tuple(Wish(slot.number, places=spec.places_of(slot.vm)) for slot in plan.slots)
     if not plan.aggregators:
         return workers
@@ -208,7 +208,7 @@ def wishes_of(spec: FleetSpec, plan: FleetPlan) -> tuple[Wish, ...]:
 
 
 def _needs(spec: FleetSpec, plan: FleetPlan, seen: FleetSeen) -> dict[str, int]:
-    """Processes that run on, or wait for, a VM that stays, by its type."""
+    """Number of processes that run on, or wait for, a VM that stays, by VM type."""
     needs = {
         **dict.fromkeys((offer.vm for offer in spec.offers), 0),
         **seen.workers,
@@ -243,11 +243,11 @@ def _slots_seen(plan: FleetPlan, seen: FleetSeen) -> list[SlotSeen]:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The job has to end.
+    """The job has to end for lack of VMs.
 
     Attributes:
-        kind: What is short, as the reconciler calls it.
-        reason: In its words.
+        kind: The reconciler's kind of alarm.
+        reason: The reconciler's message.
     """
 
     kind: str
@@ -256,11 +256,11 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The job goes on without workers that wait for VMs which will not come.
+    """The job continues without workers whose VMs cannot be launched.
 
     Attributes:
-        workers: How many, by the type of their VM.
-        reason: In the reconciler's words.
+        workers: Number of these workers, by VM type.
+        reason: The reconciler's message.
     """
 
     workers: Mapping[str, int]
@@ -270,10 +270,10 @@ class Refusal:
 def read_shortage(
     spec: FleetSpec, plan: FleetPlan, seen: FleetSeen, said: Mapping[str, str]
 ) -> Shortage | Refusal | None:
-    """What it means for the job how its wishes stand; see the second table of the module.
+    """Judge what the state of a job's wishes means for the job; see the second table of the module.
 
     Args:
-        said: What the reconciler says of the job's wishes, by the kind of alarm.
+        said: The reconciler's messages on the job's wishes, by kind of alarm.
     """
     if "budget" in said:
         return Shortage("budget", said["budget"])
@@ -290,7 +290,7 @@ def read_shortage(
 
 
 def _room_coming(spec: FleetSpec, plan: FleetPlan, seen: FleetSeen) -> tuple[dict[str, int], int]:
-    """Processes that living VMs have room for, by type, VMs that still boot included; and workers that run."""
+    """Capacity in processes of the live and booting VMs, by type; and the number of running workers."""
     room, working = dict.fromkeys((AGGREGATORS, *(offer.vm for offer in spec.offers)), 0), 0
     for intent in seen.intents:
         if intent.state not in ("PLAN", "UP") or intent.slot not in plan.types:

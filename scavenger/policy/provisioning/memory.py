@@ -1,6 +1,6 @@
-"""What whoever provisions remembers between two looks; after a restart it begins anew, which delays and never errs.
+"""What the provisioning process remembers between two looks. Losing it in a restart delays actions, never errs.
 
-Nothing here is a time of day. Ages are *attended* seconds: of the time between two looks at most `gap_max_s` counts,
+No value is a time of day. Ages are *attended* seconds: of the time between two looks at most `gap_max_s` counts,
 so that a process that was stopped, or a machine that slept, finds nothing expired when it wakes up. Waits are seconds
 of the caller's monotonic clock.
 """
@@ -17,45 +17,45 @@ from scavenger.policy.provisioning.actions import Listing
 __all__ = ["Backoff", "Memory", "Terms"]
 
 FORGET_S = 3600.0
-"""A VM may be missing from one listing and be in the next; an hour later it is nobody's concern."""
+"""Time after which a VM that is missing from all listings is forgotten."""
 
 EXPONENT_MAX = 30
-"""Doubling more often than that changes nothing but overflows."""
+"""Largest number of doublings; more would overflow without changing the wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double from `base_s` to `cap_s`, each times a random factor in [0.5, 1.5) so that no two keep step."""
+    """Waits that double from `base_s` to `cap_s`, each times a random factor in [0.5, 1.5) to spread retries."""
 
     base_s: float
     cap_s: float
 
     def wait_s(self, times: int, rng: Random) -> float:
-        """The wait after so many failures in a row."""
+        """The wait after this many consecutive failures."""
         doubled = self.base_s * 2.0 ** min(times - 1, EXPONENT_MAX)
         return min(self.cap_s, doubled) * (0.5 + rng.random())
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How provisioning goes about; defaults suit VMs that boot in a minute or two.
+    """Settings of provisioning; the defaults suit VMs that boot in a minute or two.
 
     Attributes:
-        visibility_s: Of the provider: how long a new VM may be missing from its listing.
-        look_s: Between two looks.
-        look_max_s: A look begins nothing more after that.
-        list_every_s: Between two listings.
-        call_limit_s: Longest time that one call to the cloud takes.
-        lease_s: A service that has not beaten for so long is taken for dead.
-        register_s: A VM that has not joined by then is ended.
-        silence_s: A VM, or the driver of a job, that has not been heard of for so long is taken for lost.
-        life_s: How long a VM lives without being renewed, from its launch on; it ends itself then.
-        quarantine_s: How long a VM of ours that the store knows nothing of is only told of.
-        creates_per_look, calls_per_look: Most launches, most calls to the cloud.
-        health_last: How many of the latest VMs are looked at for a loop of creating and dying.
-        health_least: So many have to have died before they joined.
-        unhealthy_max: And so great a share.
-        alarm_after: Failures in a row of one thing before somebody is told.
+        visibility_s: How long a new VM may be missing from the provider's listing.
+        look_s: Time between two looks.
+        look_max_s: Time after which a look starts no more actions.
+        list_every_s: Time between two listings.
+        call_limit_s: Longest time of one call to the cloud.
+        lease_s: Time without a heartbeat after which the lease holder counts as dead.
+        register_s: Time within which a VM has to join, else it is ended.
+        silence_s: Time without a message after which a VM, or the process that runs a job, counts as lost.
+        life_s: Time after its launch or last renewal at which a VM ends itself.
+        quarantine_s: How long a VM of this installation that the store does not know is only reported.
+        creates_per_look, calls_per_look: Most launches and most calls to the cloud in one look.
+        health_last: Number of latest VMs that are checked for a create-die loop.
+        health_least: Fewest of them that died before they joined, for a loop.
+        unhealthy_max: Largest share of them that may die before they join.
+        alarm_after: Consecutive failures of one action before an alarm.
     """
 
     visibility_s: float
@@ -95,16 +95,16 @@ class Terms:
 
     @property
     def settle_s(self) -> float:
-        """After that, a launch that was not answered shows in a listing, or did not happen."""
+        """Time after which an unanswered launch is visible in a listing, or did not happen."""
         return self.visibility_s + 2 * self.call_limit_s
 
     @property
     def gap_max_s(self) -> float:
-        """What counts, at most, of the time between two looks."""
+        """Largest part of the time between two looks that counts as attended."""
         return 2 * self.look_s
 
     def reserved_s(self, drain_s: float) -> float:
-        """For how long a VM may be paid for after the decision that it has to end, whatever fails.
+        """Longest time that a VM may be paid for after the decision to end it, whatever fails.
 
         The job saves itself, the look that decided may have renewed the VM at its very end, and then it ends itself.
         """
@@ -125,13 +125,13 @@ class _Wait:
 
 
 class Memory:
-    """See the module.
+    """Memory of one provisioning process; see the module.
 
     Attributes:
-        attended_s: Time that was attended to, up to the latest look.
-        barred: What the cloud will not give, by what was asked for, in its words: asking again does not help.
-        denied: Why the cloud does not let us, by what we may not do.
-        charged_s: When each intent was last charged, monotonic.
+        attended_s: Attended time up to the latest look.
+        barred: Permanent refusals of the cloud: its message by what was requested.
+        denied: Missing permissions: the cloud's message by action.
+        charged_s: Monotonic time at which each intent was last charged.
     """
 
     def __init__(self) -> None:
@@ -144,13 +144,13 @@ class Memory:
         self._waits: dict[tuple[Hashable, ...], _Wait] = {}
 
     def attend(self, now_s: float, gap_max_s: float) -> None:
-        """A look begins."""
+        """Start a look: advance the attended time."""
         if self._last_s is not None:
             self.attended_s += min(max(0.0, now_s - self._last_s), gap_max_s)
         self._last_s = now_s
 
     def note(self, situation: Situation, listing: Listing | None) -> None:
-        """Take in what is seen: ages count from when it last changed."""
+        """Note the observations; their ages count from the last change."""
         for intent in situation.intents:
             self._watch("intent", intent.id, (intent.state, intent.instance_id))
             self._watch("acks", intent.id, intent.acks)
@@ -167,7 +167,7 @@ class Memory:
             del self._watched[key]
 
     def _watch(self, kind: str, name: str, value: Hashable) -> bool:
-        """Returns whether it changed."""
+        """Note one value; returns whether it changed."""
         one = self._watched.get((kind, name))
         if one is None or one.value != value:
             self._watched[kind, name] = _Watched(value, self.attended_s, self.attended_s)
@@ -176,52 +176,52 @@ class Memory:
         return False
 
     def age_s(self, kind: str, name: str) -> float:
-        """Attended seconds since this last changed; 0 of what was never noted."""
+        """Attended seconds since this value last changed; 0 if it was never noted."""
         one = self._watched.get((kind, name))
         return 0.0 if one is None else self.attended_s - one.since_s
 
     # ---- waits ---------------------------------------------------------------------------------------------
 
     def wait(self, key: tuple[Hashable, ...], backoff: Backoff, now_s: float, rng: Random) -> None:
-        """This failed: not again before a while, which grows each time."""
+        """Note a failure: the action waits for a time that grows with each failure."""
         times = self.times(key) + 1
         self._waits[key] = _Wait(times, now_s + backoff.wait_s(times, rng))
 
     def hold(self, key: tuple[Hashable, ...], seconds: float, now_s: float) -> None:
-        """This was done: not again before so many seconds."""
+        """Block an action for this many seconds."""
         self._waits[key] = _Wait(0, now_s + seconds)
 
     def is_due(self, key: tuple[Hashable, ...], now_s: float) -> bool:
-        """Whether this need not wait (any more)."""
+        """Whether the action need not wait (any more)."""
         one = self._waits.get(key)
         return one is None or now_s >= one.until_s
 
     def times(self, key: tuple[Hashable, ...]) -> int:
-        """How often this failed in a row."""
+        """Number of consecutive failures of an action."""
         one = self._waits.get(key)
         return 0 if one is None else one.times
 
     def done(self, *keys: tuple[Hashable, ...]) -> None:
-        """These need not wait any more."""
+        """End the waits of these actions."""
         for key in keys:
             self._waits.pop(key, None)
 
     # ---- places --------------------------------------------------------------------------------------------
 
     def is_open(self, place: Place, now_s: float) -> bool:
-        """Whether a VM may be asked for there now."""
+        """Whether a launch with this placement option may be tried now."""
         return not self.bars(place) and self.is_due(("park", *place.key), now_s)
 
     def is_sold_out(self, place: Place) -> bool:
-        """Whether the last launch there found nothing, however long ago."""
+        """Whether the last launch with this placement option found no capacity."""
         return self.times(("park", *place.key)) > 0
 
     def bars(self, place: Place) -> str:
-        """Why it is of no use to ask there, in the cloud's words; empty where it is."""
+        """Why launches with this placement option cannot succeed, in the cloud's words; empty if they can."""
         return self.barred.get(("quota", place.vm, place.spot)) or self.barred.get(
             ("refused", *place.key), ""
         )
 
     def freed(self, place: Place) -> None:
-        """A VM of ours has ended: what a quota refused may fit now."""
+        """Note that a VM has ended, so that a launch that a quota refused may now succeed."""
         self.barred.pop(("quota", place.vm, place.spot), None)

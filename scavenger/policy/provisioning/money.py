@@ -1,4 +1,4 @@
-"""What VMs have cost, what is set aside for their end, and when a budget is reached."""
+"""The cost of VMs, the reserve for ending them, and when a budget is reached."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["Account", "charges", "money", "reserve_usd"]
 
 
 def money(usd: float) -> str:
-    """`$0.25`."""
+    """Format US dollars, such as `$0.25`."""
     return f"${usd:.2f}"
 
 
 def reserve_usd(price_usd_per_hour: float, drain_s: float, terms: Terms) -> float:
-    """What is set aside for one VM: its price for as long as it may take to end it."""
+    """The reserve for one VM: its cost for the longest time that ending it may take."""
     return price_usd_per_hour * terms.reserved_s(drain_s) / 3600.0
 
 
 class Account:
-    """One job's money as it stands.
+    """Cost and reserves of one job.
 
     Attributes:
-        committed_usd: Spent, and set aside for what it takes to end the VMs that there are.
-        rate_usd_per_hour: Of all VMs that there are.
+        committed_usd: Cost so far, and the reserve for ending the present VMs.
+        rate_usd_per_hour: Price of all present VMs.
     """
 
     def __init__(self, situation: Situation, job_id: str, terms: Terms) -> None:
@@ -37,15 +37,15 @@ class Account:
         self._look_s = terms.look_s
 
     def tick_usd(self, more_usd_per_hour: float = 0.0) -> float:
-        """What the VMs cost until the next look, and those that are started now."""
+        """Cost of the VMs until the next look, including those that are started now."""
         return (self.rate_usd_per_hour + more_usd_per_hour) * self._look_s / 3600.0
 
     def is_near(self, desired: Desired) -> bool:
-        """Whether the budget is reached before the next look, with the time to save the job still set aside."""
+        """Whether the budget, less the reserve for saving the job, is reached before the next look."""
         return self.committed_usd + self.tick_usd() > desired.budget_usd
 
     def is_over(self, desired: Desired) -> bool:
-        """Whether what is set aside is needed to end the VMs: there is no time left."""
+        """Whether the reserve for ending the VMs would be used, so that they must end now."""
         drain_usd = self.rate_usd_per_hour * desired.drain_s / 3600.0
         return self.committed_usd - drain_usd + self.tick_usd() > desired.budget_usd
 
@@ -53,10 +53,10 @@ class Account:
 def charges(
     situation: Situation, memory: Memory, now_s: float, wall: datetime, life_s: float
 ) -> dict[str, tuple[float, float]]:
-    """What every VM that may be paid for has cost since it was last charged: (seconds, dollars) to add, by intent.
+    """Cost of every billable VM since it was last charged: (seconds, dollars) to add, by intent.
 
-    Between two looks of one process the monotonic clock tells. For the time when nobody looked, the clock on the wall
-    does, unless it says what cannot be: nobody renewed the VM, so it lived at most `life_s`; that is charged then.
+    The time between two looks of one process is taken from the monotonic clock, the time without a process from the
+    wall clock. If the latter is implausible, `life_s` is charged: a VM that was not renewed ran at most that long.
     The price is the present one where the job names it.
     """
     prices = {

@@ -1,7 +1,7 @@
-"""Whether VMs that are not heard have failed, or the leader's own network has: silences in, a verdict out.
+"""Whether silent VMs have failed, or the coordinator's own network has: silences in, a verdict out.
 
 One VM that falls silent has failed. Where most fall silent within moments, it is likelier this side that hears
-nothing, and what runs on them goes on without it. So a network that breaks is told from VMs that fail, and nothing is
+nothing, and what runs on them goes on without it. So a broken network is distinguished from failed VMs, and nothing is
 given up for it:
 
 ============================================  ======================  ==========================================
@@ -28,7 +28,7 @@ __all__ = ["SOUND", "Network", "SilenceLimits", "are_most", "judge_silence"]
 
 @dataclass(frozen=True, slots=True)
 class SilenceLimits:
-    """How long VMs may be silent.
+    """Limits on the silence of VMs.
 
     Attributes:
         doubt_s: Silence of most VMs after which the network is in doubt.
@@ -49,7 +49,7 @@ class SilenceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The leader's network, as it looks from the silence of VMs.
+    """State of the local network, inferred from the silence of VMs.
 
     Attributes:
         broken_since_s: When most VMs were last heard, monotonic; None while it is sound.
@@ -61,12 +61,12 @@ class Network:
 
     @property
     def is_sound(self) -> bool:
-        """The silence of a VM is its own."""
+        """Whether the network works, so that the silence of a VM is evidence of its failure."""
         return self.broken_since_s is None
 
     @property
     def is_broken(self) -> bool:
-        """Most VMs are silent."""
+        """Whether the network is broken, since most VMs are silent."""
         return not self.is_sound and self.mending_since_s is None
 
 
@@ -74,23 +74,23 @@ SOUND = Network()
 
 
 def are_most(silent: Collection[str], all_vms: Collection[str]) -> bool:
-    """Whether so many VMs are silent that it is likelier this side that hears nothing; never where it is only one."""
+    """Whether so many VMs are silent that the local network is the likelier cause; never if it is only one VM."""
     return len(silent) > 1 and 2 * len(silent) > len(all_vms)
 
 
 def judge_silence(
     network: Network, silent_s: Mapping[str, float], limits: SilenceLimits, now_s: float
 ) -> tuple[Network, frozenset[str]]:
-    """What to make of the silence of VMs; see the table of the module.
+    """Judge the silence of VMs; see the table of the module.
 
     Args:
-        network: As of the last look.
-        silent_s: For how long each VM has not been heard, by its intent; of VMs that have joined.
-        limits: How long they may be silent.
-        now_s: Monotonic.
+        network: State at the last look.
+        silent_s: Time since the last message of each VM that has joined, by its intent.
+        limits: Limits on the silence.
+        now_s: Monotonic time, seconds.
 
     Returns:
-        The network as of now, and the VMs that are lost.
+        The present state of the network, and the VMs that are lost.
     """
     doubtful = {vm for vm, seconds in silent_s.items() if seconds >= limits.doubt_s}
     kept_too_long = frozenset(vm for vm, seconds in silent_s.items() if seconds >= limits.keep_s)

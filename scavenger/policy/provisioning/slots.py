@@ -1,4 +1,4 @@
-"""How many VMs a job asks for, and which it gives back: one slot for each, by what its processes need."""
+"""Plans the slots of a job: one for each VM that its processes need, and which VMs it releases."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ AGGREGATOR_SLOT = 0
 """The slot of the aggregators' VM; workers have the others."""
 
 AGGREGATORS = ""
-"""Stands for the type of the aggregators' VM among the types of the workers' VMs."""
+"""Key of the aggregators' VM in mappings by VM type."""
 
 AGGREGATORS_PER_VM = 64
-"""All aggregators of a job share one VM."""
+"""Aggregators on one VM: all of a job's share one."""
 
 IDLE_S = 10.0
-"""A VM with nothing to do is kept so long: a process that crashed is followed by another within moments."""
+"""How long an idle VM is kept: a crashed process is usually replaced within seconds."""
 
 LAST_S = 3.0
-"""A VM whose end was announced is given up so long before it, lest another be started in its slot as well."""
+"""Time before its announced end at which a VM is given up, so that its slot is not filled again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for one VM, whose number is never given twice.
+    """A slot for one VM; its number is never reused.
 
     Attributes:
-        vm: Its type.
-        places: Workers that its VM holds.
+        vm: VM type.
+        places: Capacity of its VM, workers.
     """
 
     number: int
@@ -40,14 +40,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class SlotSeen:
-    """A slot that is wished for, and what is known of its VM.
+    """A wanted slot, and the state of its VM.
 
     Attributes:
-        joined: The VM has been heard of.
-        busy: Processes on it.
-        idle_s: For how long it has had none; 0 while it has some.
-        ends_in_s: Until the VM ends, by the cloud's word; None where it did not say so.
-        avoided: Too many processes have failed there.
+        joined: Whether the VM has connected.
+        busy: Number of processes on it.
+        idle_s: Time since it had any; 0 while it has some.
+        ends_in_s: Time until the end that the cloud announced; None if it announced none.
+        avoided: Whether too many processes have failed there.
     """
 
     slot: Slot
@@ -59,28 +59,28 @@ class SlotSeen:
 
     @property
     def stays(self) -> bool:
-        """New processes may be placed there."""
+        """Whether new processes may be placed on its VM."""
         return self.ends_in_s is None and not self.avoided
 
     @property
     def left_s(self) -> float:
-        """How long what runs there may stay."""
+        """Time for which the processes on its VM may stay."""
         return math.inf if self.ends_in_s is None else self.ends_in_s
 
 
 def plan_slots(
     seen: Sequence[SlotSeen], needs: Mapping[str, int], places: Mapping[str, int], first: int
 ) -> tuple[Slot, ...]:
-    """The slots to wish for from now on.
+    """Plan the slots that are wanted from now on.
 
     A VM that works is never given up for another. Of those that do not, the ones that are not there yet go first: they
     cost the least. A VM that is to end, or that is avoided, counts no more; its slot goes once nothing runs there.
 
     Args:
-        seen: Slots that are wished for by now.
-        needs: Processes that are there or wait for a place, by type of VM.
-        places: Processes that a VM of each type holds.
-        first: The lowest number that no slot has had.
+        seen: Slots that are wanted now.
+        needs: Processes that run or wait for a VM, by VM type.
+        places: Capacity of a VM of each type, processes.
+        first: Lowest slot number that was never used.
     """
     wanted: list[Slot] = []
     for vm in dict.fromkeys((*(one.slot.vm for one in seen), *needs)):
