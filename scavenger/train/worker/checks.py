@@ -96,6 +96,7 @@ def _check_learning_rate(rate: Any) -> None:
 
 def _check_layers(model: Any) -> None:
     aug_mix: Any = getattr(keras.layers, "AugMix", ())
+    elastic: Any = getattr(keras.layers, "RandomElasticTransform", ())
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
             raise NotSupportedError(
@@ -106,6 +107,11 @@ def _check_layers(model: Any) -> None:
             raise NotSupportedError(
                 f"{layer.name}: AugMix chooses its transformations once, with Python's random, when it is traced, so "
                 "each worker would have others for good; use RandAugment, or AugMix in the data set"
+            )
+        if isinstance(layer, elastic):
+            raise NotSupportedError(
+                f"{layer.name}: RandomElasticTransform draws one displacement for all samples of a batch, so the parts "
+                "of a batch that workers compute would have different ones; use it in the data set"
             )
         if getattr(layer, "stateful", False):
             raise NotSupportedError(
