@@ -169,7 +169,7 @@ def test_a_checkpoint_taken_at_an_epoch_s_end_has_that_epoch_judged_again(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"), [("normalised", "of another model or data set"), (None, "holds no checkpoint")]
+    ("name", "complaint"), [("normalised", "another model or data set"), (None, "holds no checkpoint")]
 )
 def test_what_cannot_be_taken_up_is_told_in_one_line(
     name: str | None, complaint: str, tmp_path: Path
