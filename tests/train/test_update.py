@@ -443,7 +443,7 @@ def test_a_step_without_samples_or_number_or_room_is_refused() -> None:
         update.apply([(1, gradient)], old, [], [np.zeros((4, 4), "float32").T[:, ::-1]], [], step=1)
     with pytest.raises(ValueError, match="1 tensors with 0 slots"):
         update.apply([(1, gradient)], old, [], new, new, step=1)
-    with pytest.raises(ValueError, match="0 threads"):
+    with pytest.raises(ValueError, match="at least 1, not 0"):
         Update(tensors(), _ADAM, threads=0)
 
 
