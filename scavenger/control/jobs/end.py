@@ -32,7 +32,7 @@ class Ending:
     in_haste: bool = False
 
 
-def ended_by(error: ScavengerError | OSError, work_dir: Path) -> Ending:
+def ended_by(error: ScavengerError | Interrupted | OSError, work_dir: Path) -> Ending:
     """Translate the error that ended a job into its ending.
 
     Args:

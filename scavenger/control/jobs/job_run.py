@@ -15,7 +15,7 @@ from scavenger.control.jobs.workflow import Confirm
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport
-from scavenger.errors import CleanupError, ModelNotSavedError, ScavengerError
+from scavenger.errors import CleanupError, Interrupted, ModelNotSavedError, ScavengerError
 from scavenger.store import Store
 
 __all__ = ["Confirm", "JobRun"]
@@ -119,7 +119,7 @@ class JobRun:
                 started_at,
             )
             ending = Ending(self._driven(attempt))
-        except (ScavengerError, OSError) as error:
+        except (ScavengerError, Interrupted, OSError) as error:
             ending = ended_by(error, work_dir)
         except BaseException:
             self._end(save=False, in_haste=True)  # no process or VM may be left behind
