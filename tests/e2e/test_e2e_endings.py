@@ -375,7 +375,7 @@ def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_o
 
     holder = sqlite3.connect(job.store.removeprefix("sqlite:///").partition("?")[0], isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    wait_for(lambda: _said(process, "meanwhile the job went on"))
+    wait_for(lambda: _said(process, "the job continues for at most"))
     holder.execute("ROLLBACK")
     holder.close()
     outcome = ended(process)
