@@ -78,7 +78,7 @@ def test_a_killed_command_is_resumed_from_its_last_checkpoint_with_each_sample_o
     job = make_job(
         goal={"metric": "val_loss", "target": 0.0001, "max_epochs": epochs, "epochs_hint": 10},
         checkpoint={"path": "./saved", "every_steps": 35},
-        code={"sleep_s": 0.0002},
+        code={"sleep_s": 0.001},
     )
     driver = job.start("optimize", "--audit")
     wait_for(lambda: _progress(job) >= 4 * STEPS and _job(job).checkpoint is not None, driver)
