@@ -354,7 +354,7 @@ def test_the_next_attempt_ends_what_the_one_before_has_left(scene: Scene) -> Non
     left = scene.alive()
     scene.engines[0].close()
     del scene.fleets[0], scene.engines[0]
-    before._hosts.close()
+    before._agent_server.close()
 
     scene.store.update_job(job, checkpoint="ck")
     scene.store.finish_job(job, state="failed", report=None, error="killed", exit_code=1)

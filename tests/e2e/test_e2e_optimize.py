@@ -171,7 +171,12 @@ def test_a_stored_model_of_another_machine_is_noticed_said_and_replaced_by_a_sea
         slow = JobModel.from_dict(newest.model).to_dict()
         _slow_down(slow, 10.0)
         store.save_model(
-            newest.fingerprint, slow, job_id=None, schema_version=1, measurements=4, runs=newest.runs
+            newest.fingerprint,
+            slow,
+            job_id=None,
+            schema_version=newest.schema_version,
+            measurements=4,
+            runs=newest.runs,
         )
 
     outcome = first.job.run()
@@ -194,7 +199,7 @@ def _slow_down(document: Any, factor: float) -> None:
                 document[key] = []
             else:
                 _slow_down(value, factor)
-    elif isinstance(document, list):
+    elif isinstance(document, list | tuple):
         for item in document:
             _slow_down(item, factor)
 
