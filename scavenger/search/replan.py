@@ -35,6 +35,20 @@ class Move:
     saved_usd: float
     reason: str
 
+    @property
+    def effect(self) -> str:
+        """What the move changes of the rest's time and cost, for the user; a negative saving is said as a price."""
+        time_s, usd = f"{abs(self.saved_s):.3g} s", f"${abs(self.saved_usd):.3g}"
+        match self.saved_s >= 0.0, self.saved_usd >= 0.0:
+            case True, True:
+                return f"it saves {time_s} and {usd} of what is left"
+            case True, False:
+                return f"it saves {time_s} of what is left for {usd} more"
+            case False, True:
+                return f"it saves {usd} of what is left and takes {time_s} longer"
+            case _:
+                return f"it takes {time_s} longer and {usd} more"
+
 
 def why_measure_no_more(
     curve: TradeoffCurve,

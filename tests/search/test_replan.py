@@ -37,6 +37,22 @@ def test_a_faster_configuration_is_moved_to_only_if_it_gains_more_than_the_switc
     assert move(curve, "time", 1, switch=Switch(95.0, 1.0)) is None
 
 
+@pytest.mark.parametrize(
+    ("saved_s", "saved_usd", "words"),
+    [
+        (13.9, 0.02, "it saves 13.9 s and $0.02 of what is left"),
+        (13.9, -0.02, "it saves 13.9 s of what is left for $0.02 more"),
+        (-13.9, 0.02, "it saves $0.02 of what is left and takes 13.9 s longer"),
+        (-13.9, -0.02, "it takes 13.9 s longer and $0.02 more"),
+    ],
+)
+def test_a_loss_of_a_move_is_not_told_as_a_negative_saving(
+    saved_s: float, saved_usd: float, words: str
+) -> None:
+    where = curve_of((100.0, 10.0))[0].configuration
+    assert Move(where, saved_s, saved_usd, "").effect == words
+
+
 def test_the_less_is_left_the_less_a_move_is_worth() -> None:
     curve = curve_of((100.0, 10.0), (200.0, 4.0))
 

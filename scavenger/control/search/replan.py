@@ -144,6 +144,6 @@ class Replanning:
             return now
         trainer.note(
             f"refitted after {1.0 - remaining:.0%} of the way: {move.configuration} instead of {now}, as "
-            f"{move.reason}; it saves {move.saved_s:.3g} s and ${move.saved_usd:.3g} of what is left"
+            f"{move.reason}; {move.effect}"
         )
         return move.configuration
