@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted, trainer_of
 
-from scavenger.control.training import history as courses
+from scavenger.control.training import history
 from scavenger.control.training import journal as journals
 from scavenger.control.training.journal import Journal, read_history
 from scavenger.control.training.sample_counter import SampleCounter
@@ -70,7 +70,7 @@ def test_a_tally_of_many_epochs_is_small() -> None:
 @pytest.fixture
 def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     """At `PLACE`, with 12 epochs of ten steps behind it."""
-    monkeypatch.setattr(courses, "KEPT_STEPS", KEPT)
+    monkeypatch.setattr(history, "KEPT_STEPS", KEPT)
     made = trainer_of(Scripted(), tmp_path, goal=GoalSpec(max_epochs=10_000))
     made.start(2)
     made.move(PLACE, "test")
