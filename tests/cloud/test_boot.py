@@ -144,7 +144,7 @@ def test_the_agent_starts_with_what_it_needs_to_join_and_nobody_else_sees_it(mac
 
 @needs_machines
 def test_a_vm_without_its_time_limit_or_without_its_agent_is_no_use_and_ends() -> None:
-    with Machines("#!/bin/sh\nexit 3\n", stop_s=0.5) as machines:
+    with Machines("#!/bin/sh\nexit 3\n", stop_s=3.0) as machines:
         no_limit = machines.boot(
             "endless", archive("#!/bin/sh\nrm -f x\n").replace("systemctl start", "true")
         )
@@ -318,15 +318,15 @@ def test_a_launch_boots_a_vm_that_reaches_its_leader_and_its_end_ends_all(
 
 
 @needs_machines
-def test_a_vm_lives_while_it_is_renewed_and_ends_within_a_second_when_it_is_not(cloud: LiveCloud) -> None:
-    seen, machine = cloud.launch("#!/bin/sh\n", life_s=1.0)
-    for _ in range(3):
-        assert not machine.over.wait(0.45)
+def test_a_vm_lives_while_it_is_renewed_and_ends_soon_when_it_is_not(cloud: LiveCloud) -> None:
+    seen, machine = cloud.launch("#!/bin/sh\n", life_s=2.0)
+    for _ in range(4):
+        assert not machine.over.wait(0.6)
         assert machine.run(*RENEW_COMMAND.split()).returncode == 0
     renewed = time.monotonic()
 
     assert machine.over.wait(10)
-    assert 0.8 < time.monotonic() - renewed < 2.0
+    assert 1.8 < time.monotonic() - renewed < 8.0
     assert machine.how == "poweroff"
     now = wait_for(lambda: (now := cloud.look(seen)) and now.state in ("stopping", "gone") and now)
     if cloud.name == "aws":
@@ -334,7 +334,7 @@ def test_a_vm_lives_while_it_is_renewed_and_ends_within_a_second_when_it_is_not(
         assert now.reason.startswith("Client.InstanceInitiatedShutdown")
     else:  # its disk is there, until it is deleted
         assert (now.state, now.reason) == ("stopping", "TERMINATED")
-        assert abs((now.ended_at - now.launched_at).total_seconds() - 2.4) < 1.5
+        assert 4.0 < (now.ended_at - now.launched_at).total_seconds() < 15.0
         cloud.provider.terminate(seen.instance_id, seen.zone)
         assert wait_for(lambda: cloud.is_gone(seen))
 
@@ -346,7 +346,7 @@ def test_a_vms_last_moment_is_not_renewed(cloud: LiveCloud) -> None:
 
     while not machine.over.wait(0.3):
         machine.run(*RENEW_COMMAND.split())
-    assert 0.8 < time.monotonic() - began < 3.5
+    assert 0.8 < time.monotonic() - began < 4.5  # without its last moment it would live for five seconds
 
 
 WATCH = """

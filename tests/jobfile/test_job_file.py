@@ -288,13 +288,13 @@ edits = st.lists(
 
 
 def accepted_or_refused_in_one_line(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     refused = None
     try:
         parse_job(text, path="job.yaml")
     except JobFileError as error:
         refused = error
-    assert time.perf_counter() - started < SECONDS_MAX
+    assert time.process_time() - started < SECONDS_MAX
     if refused is not None:
         message = str(refused)
         assert message.isprintable()
@@ -356,7 +356,7 @@ def test_any_damage_to_a_good_file_is_accepted_or_refused_in_one_line(
     ids=lambda text: f"{text[:8]!r}",
 )
 def test_files_made_to_exhaust_the_parser_are_refused_soon(text: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     refusal(text)
 
-    assert time.perf_counter() - started < SECONDS_MAX
+    assert time.process_time() - started < SECONDS_MAX
