@@ -133,7 +133,7 @@ def test_without_a_terminal_nothing_is_paid_for_unless_agreed_beforehand(make_jo
             id="raises",
         ),
         pytest.param(
-            {"in_sample": "time.sleep(100 if index % 64 == 63 and os.path.exists('/proc') else 0)"},
+            {"in_sample": "time.sleep(100 if index % 100 == 37 else 0)"},
             {"limits": {"step": 2}},
             6,
             ["limits.step", "stack", "log"],

@@ -36,7 +36,7 @@ class First:
 @pytest.fixture(scope="module")
 def first(make_job: MakeJob, request: pytest.FixtureRequest) -> First:
     """The first run of a job, from an empty store; the other tests look at it from all sides."""
-    job = make_job(search=SEARCH, code={"sleep_s": 0.0002})
+    job = make_job(search=SEARCH, code={"sleep_s": 0.0004})
     return First(job, job.run())
 
 

@@ -23,4 +23,6 @@ def _nothing_is_left_behind() -> Iterator[None]:
     before, files = ours(), _files()
     yield
     assert eventually(lambda: not ours() - before), "a process was left behind"
-    assert not _files() - files
+    # what another process of the tests has made in the meantime goes with its own job
+    left = _files() - files
+    assert eventually(lambda: not left & _files(), within_s=60.0), "a file was left behind"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-NETWORK = "10.213.77."
+NETWORK = f"10.213.{os.getpid() % 254}."  # tests of other processes make networks too
 LEADER = f"{NETWORK}1"
 
 

@@ -297,7 +297,7 @@ def test_a_killed_raylet_ends_its_processes_and_is_told_of(
     assert capfd.readouterr().out == ""
 
 
-_NETWORK = "198.18.77."  # of the range that is set aside for tests of networks
+_NETWORK = f"198.18.{os.getpid() % 254}."  # of the range that is set aside for tests of networks
 _REMOTE_LEADER = """
 import sys
 from pathlib import Path
