@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Half of the suite's time is spent waiting for processes, so two run at once; a file's tests share what they set up.
+TEST_JOBS ?= 2
+PARALLEL := --numprocesses $(TEST_JOBS) --dist loadfile
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -14,10 +17,10 @@ demo: install  ## train a small network at the knee of its time-cost curve, on t
 	$(BIN)/scavenger optimize examples/digits/job.yaml --objective knee --yes
 
 test: install-dev  ## the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 quick: install-dev  ## the tests that start no processes and train nothing; minutes
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 check: install-dev  ## lint, format, types and import layers
 	$(BIN)/ruff check .
