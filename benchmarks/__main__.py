@@ -21,6 +21,7 @@ from benchmarks import (
     elastic_watching,
     planning,
     prediction,
+    priors,
     search_overhead,
     sequencing,
     startup,
@@ -45,6 +46,7 @@ _MODULES = (
     elastic_faults,
     elastic_watching,
     prediction,
+    priors,
     search_overhead,
     agents,
 )

@@ -15,6 +15,7 @@ from scavenger.models.backtest import (
     Skipped,
 )
 from scavenger.models.design import Candidate, propose
+from scavenger.models.overlap_law import BELIEFS, Beliefs
 from scavenger.models.parallel import INTERVAL_Z, StepTimes, fit_parallel
 
 __all__ = ["backtest_steps", "step_times_of"]
@@ -26,7 +27,9 @@ SAME_BATCH_MAX = 1.0
 """Samples by which the local batches of one step may differ: more contradict the global one."""
 
 
-def backtest_steps(rows: Iterable[PlacementRow], points: int | str) -> list[GroupResult | Skipped]:
+def backtest_steps(
+    rows: Iterable[PlacementRow], points: int | str, *, beliefs: Beliefs = BELIEFS
+) -> list[GroupResult | Skipped]:
     """Fit each group's step times at a few placements, and predict them at all others.
 
     Args:
@@ -35,6 +38,7 @@ def backtest_steps(rows: Iterable[PlacementRow], points: int | str) -> list[Grou
         points: What to fit to: `marked`, the rows that say so; `extremes`, the smallest and the largest batch
             at the fewest and at the most workers; or how many placements, at least 2, which are then chosen one
             after the other by `design.propose`, each seeing only the step times of those before it.
+        beliefs: Prior that the fits use (not the design).
 
     Returns:
         One per (cluster, workers per node, workload), sorted.
@@ -49,7 +53,7 @@ def backtest_steps(rows: Iterable[PlacementRow], points: int | str) -> list[Grou
     groups: dict[tuple[str, int, str], list[PlacementRow]] = {}
     for row in rows:
         groups.setdefault((row.cluster, row.workers_per_node, row.workload), []).append(row)
-    return [_backtest(*key, groups[key], points) for key in sorted(groups)]
+    return [_backtest(*key, groups[key], points, beliefs) for key in sorted(groups)]
 
 
 def step_times_of(rows: Iterable[PlacementRow]) -> list[StepTimes]:
@@ -77,7 +81,12 @@ def step_times_of(rows: Iterable[PlacementRow]) -> list[StepTimes]:
 
 
 def _backtest(
-    cluster: str, workers_per_node: int, workload: str, rows: Sequence[PlacementRow], points: int | str
+    cluster: str,
+    workers_per_node: int,
+    workload: str,
+    rows: Sequence[PlacementRow],
+    points: int | str,
+    beliefs: Beliefs,
 ) -> GroupResult | Skipped:
     places: dict[Candidate, list[PlacementRow]] = {}
     for row in sorted((row for row in rows if _usable(row)), key=_order):
@@ -92,7 +101,7 @@ def _backtest(
         )
         return Skipped(cluster, workers_per_node, workload, reason, dropped)
     known = all(_synchronisation(row) is not None for place in chosen for row in places[place])
-    model = fit_parallel(_times(places, chosen), law=None if known else "overlap")
+    model = fit_parallel(_times(places, chosen), law=None if known else "overlap", beliefs=beliefs)
     unseen = [place for place in sorted(places) if place not in chosen]
     predicted, deviation = model.predict(
         np.array([place.workers for place in unseen]),

@@ -166,7 +166,7 @@ def _gain(
     """
     points = joined([t for t in measured if t.usable()])
     prior = prior_of(points, places(candidates))
-    law = fit_overlap(points, prior=prior)[0] if points else OverlapLaw.from_unknowns(prior.mean)
+    law = fit_overlap(points, prior=prior) if points else OverlapLaw.from_unknowns(prior.mean)
     kriging = Kriging(law, points, SCATTER_LOG_SD, CURVATURE)
     covariance = posterior_covariance(kriging, prior.precision)
     wanted = places(_thinned(aim))

@@ -100,9 +100,9 @@ class Scatter:
 NO_SCATTER = Scatter()
 """Scatter of an averaged model, which has one deviation for everything."""
 
-SCATTER = Scatter(sync=3.0, smooth_compute=2.5, smooth_sync=3.0)
-"""With `overlap_fit.SCATTER_LOG_SD`: scatter 4 % of computing and 12 % of what goes over a shared network, smooth
-deviations 10 and 12 %. Predictions change little with them; the intervals rest on them."""
+SCATTER = Scatter(sync=4.5, smooth_compute=2.5, smooth_sync=5.0)
+"""With a scatter of 2 % in computing: 9 % of what goes over a shared network, smooth deviations 5 and 10 %. Set by the
+likelihood of public step times (`python -m benchmarks priors`). The intervals rest on them."""
 
 
 class Kriging:
@@ -135,6 +135,10 @@ class Kriging:
     def information(self) -> FloatArray:
         """Jᵀ (kernel)⁻¹ J, shape `(p, p)`."""
         return np.asarray(self.features.T @ cho_solve(self.factor, self.features))
+
+    def misfit(self) -> float:
+        """Squared distance of the points from the law, in deviations of scatter, smooth part and measurement."""
+        return float(self.residual @ cho_solve(self.factor, self.residual))
 
     def predict(self, places: Places, covariance: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predict ln τ and its variance at unmeasured points, shape `(n,)` both.

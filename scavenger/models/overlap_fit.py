@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
+from scipy.special import logsumexp
 
 from scavenger.domain.curve import FloatArray
 from scavenger.models.kriging import SCATTER, Kriging, Measured, Places, Scatter, places_of
-from scavenger.models.overlap_law import COEFFICIENTS, OverlapLaw, Prior, overlap_prior
+from scavenger.models.overlap_law import (
+    BELIEFS,
+    COEFFICIENTS,
+    Beliefs,
+    OverlapLaw,
+    Prior,
+    overlap_prior,
+)
 
-__all__ = ["SCATTER_LOG_SD", "fit_overlap", "held_out_errors", "posterior_covariance", "prior_of"]
+__all__ = [
+    "SCATTER_LOG_SD",
+    "WIDTHS",
+    "Mixture",
+    "fit_overlap",
+    "fit_widths",
+    "held_out_errors",
+    "log_evidence",
+    "mix_widths",
+    "posterior_covariance",
+    "prior_of",
+    "undetermined",
+]
 
 SCATTER_LOG_SD = 0.04
-"""Prior of what a law leaves of a step that computing decides; the points soon outweigh it."""
+"""What a law leaves of a step that computing decides, where no point has told yet: the wide side of `WIDTHS`."""
+
+WIDTHS = (0.01, 0.02, 0.04, 0.08)
+"""Standard deviations of that scatter that are weighed against each other once there are points."""
+
+WIDTH_PRIOR = (0.025, 0.5)
+"""Log-normal prior of the width: median, and standard deviation of the logarithm."""
 
 ITERATIONS_MAX = 40
 """Some ten are usual; points that contradict each other may need more, and then the last is as good as any."""
@@ -33,29 +60,51 @@ IMPROVEMENT_MIN = 1e-10
 """Of half the squared deviations; below this nothing that is ever shown moves."""
 
 
-def prior_of(measured: Sequence[Measured], places: Places | None = None) -> Prior:
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What several widths of the scatter say together.
+
+    Attributes:
+        coefficients: Mean of the laws' coefficients, shape `(p,)`.
+        covariance: Theirs, within and between the widths, shape `(p, p)`.
+        scatter_log_sd: Root mean square of the widths.
+        log_evidence: Marginal likelihood of the points over all widths, up to a constant.
+    """
+
+    coefficients: FloatArray
+    covariance: FloatArray
+    scatter_log_sd: float
+    log_evidence: float
+
+
+def prior_of(measured: Sequence[Measured], places: Places | None = None, beliefs: Beliefs = BELIEFS) -> Prior:
     """The prior at the scale of some points; without any, at one second and the middle of `places`."""
     if measured:
         unit_s = math.exp(float(np.mean([math.log(m.step_time_s) for m in measured])))
-        return overlap_prior(unit_s, math.exp(float(np.mean([math.log(m.work) for m in measured]))))
+        return overlap_prior(unit_s, math.exp(float(np.mean([math.log(m.work) for m in measured]))), beliefs)
     work = 1.0 if places is None else math.exp(float(np.mean(np.log(places.work))))
-    return overlap_prior(1.0, work)
+    return overlap_prior(1.0, work, beliefs)
 
 
 def fit_overlap(
-    measured: Sequence[Measured], *, prior: Prior | None = None, scatter: Scatter = SCATTER
-) -> tuple[OverlapLaw, list[str]]:
+    measured: Sequence[Measured],
+    *,
+    prior: Prior | None = None,
+    scatter: Scatter = SCATTER,
+    scatter_log_sd: float = SCATTER_LOG_SD,
+    start: FloatArray | None = None,
+) -> OverlapLaw:
     """Levenberg-Marquardt steps on the posterior; the kernel follows the law from step to step.
 
-    Returns:
-        The law, and a note on the coefficients that the points do not determine.
+    Args:
+        start: The unknowns to begin from, shape `(11,)`; the prior's if None.
     """
     prior = prior_of(measured) if prior is None else prior
     places = places_of(measured)
     observed = np.log([m.step_time_s for m in measured])
-    unknowns = prior.mean.copy()
+    unknowns = (prior.mean if start is None else start).copy()
     damping = 1e-3
-    kriging = Kriging(OverlapLaw.from_unknowns(unknowns), measured, SCATTER_LOG_SD, scatter)
+    kriging = Kriging(OverlapLaw.from_unknowns(unknowns), measured, scatter_log_sd, scatter)
 
     def deviation(candidate: FloatArray, law: OverlapLaw) -> float:
         residual = observed - np.log(law.evaluate(*places)[0])
@@ -79,19 +128,82 @@ def fit_overlap(
                 break
             continue
         unknowns, damping = unknowns + move, max(damping / 10.0, 1e-9)
-        kriging = Kriging(there, measured, SCATTER_LOG_SD, scatter)
+        kriging = Kriging(there, measured, scatter_log_sd, scatter)
         if gain < IMPROVEMENT_MIN:
             break
-    covariance = posterior_covariance(kriging, prior.precision)
-    return _named(OverlapLaw.from_unknowns(unknowns), covariance, prior)
+    return OverlapLaw.from_unknowns(unknowns)
 
 
-def _named(law: OverlapLaw, covariance: FloatArray, prior: Prior) -> tuple[OverlapLaw, list[str]]:
+def fit_widths(measured: Sequence[Measured], prior: Prior) -> tuple[OverlapLaw, Mixture]:
+    """The law fitted under each of `WIDTHS`, and their mixture; no unknown strays from one width to the next."""
+    law = fit_overlap(measured, prior=prior, scatter_log_sd=WIDTH_PRIOR[0])
+    unknowns, fitted = law.unknowns(), []
+    krigings = [Kriging(law, measured, width, SCATTER) for width in WIDTHS]
+    for kriging in krigings:
+        # One Gauss-Newton step from the law of the most usual width: the others are near.
+        downhill = kriging.features.T @ cho_solve(kriging.factor, kriging.residual)
+        downhill -= prior.precision @ (unknowns - prior.mean)
+        move = np.linalg.solve(kriging.information() + prior.precision, downhill)
+        fitted.append(unknowns + np.clip(move, -STEP_MAX, STEP_MAX))
+    krigings = [
+        Kriging(OverlapLaw.from_unknowns(u), measured, width, SCATTER)
+        for u, width in zip(fitted, WIDTHS, strict=True)
+    ]
+    mixture = mix_widths(krigings, prior.precision, fitted, prior.mean)
     before = np.sqrt(np.diag(np.linalg.inv(prior.precision)))
-    free = tuple((np.sqrt(np.diag(covariance)) < UNTOLD * before).tolist())
-    law = OverlapLaw.from_unknowns(law.unknowns(), free)
-    names = [name for name, told in zip(COEFFICIENTS, free, strict=True) if not told]
-    return law, [f"the profile does not tell, so held at what is usual: {', '.join(names)}"] if names else []
+    free = tuple((np.sqrt(np.diag(mixture.covariance)) < UNTOLD * before).tolist())
+    return OverlapLaw.from_unknowns(mixture.coefficients, free), mixture
+
+
+def undetermined(law: OverlapLaw) -> list[str]:
+    """A note on the coefficients that the points do not determine, if any."""
+    names = [name for name, told in zip(COEFFICIENTS, law.free, strict=True) if not told]
+    return [f"the profile does not tell, so held at what is usual: {', '.join(names)}"] if names else []
+
+
+def mix_widths(
+    krigings: Sequence[Kriging], precision: FloatArray, coefficients: Sequence[FloatArray], mean: FloatArray
+) -> Mixture:
+    """Weigh fits under different widths of the scatter by how well each explains the points.
+
+    The mixture is summed up by its mean and covariance (Bayesian model averaging; Hoeting et al., 1999).
+
+    Args:
+        krigings: One per width, with the law fitted under it.
+        precision: Prior inverse covariance of the coefficients, shape `(p, p)`.
+        coefficients: Of each law, shape `(p,)`.
+        mean: Of their prior.
+    """
+    centre, spread = WIDTH_PRIOR
+    widths = np.array([k.scatter_log_sd for k in krigings])
+    log_weights = -0.5 * (np.log(widths / centre) / spread) ** 2
+    log_weights -= logsumexp(log_weights)
+    log_weights += [log_evidence(k, precision, c - mean) for k, c in zip(krigings, coefficients, strict=True)]
+    total = float(logsumexp(log_weights))
+    weights = np.exp(log_weights - total)
+    middle = weights @ np.array(coefficients)
+    covariance = np.zeros_like(precision)
+    for weight, kriging, own in zip(weights, krigings, coefficients, strict=True):
+        off = own - middle
+        covariance += weight * (posterior_covariance(kriging, precision) + np.outer(off, off))
+    return Mixture(np.asarray(middle), covariance, math.sqrt(float(weights @ widths**2)), total)
+
+
+def log_evidence(kriging: Kriging, precision: FloatArray, off: FloatArray) -> float:
+    """ln of the marginal likelihood of the points, to second order around the fitted law (Laplace).
+
+    Args:
+        precision: Prior inverse covariance of the coefficients, shape `(p, p)`.
+        off: How far the fitted coefficients are from the prior's mean, shape `(p,)`.
+    """
+    misfit = kriging.misfit() + float(off @ precision @ off)
+    volume = _log_det(kriging.information() + precision) - _log_det(precision)
+    spread = 2.0 * float(np.log(np.diag(kriging.factor[0])).sum())
+    return -0.5 * (misfit + volume + spread + len(kriging.residual) * math.log(2.0 * math.pi))
+
+
+def _log_det(matrix: FloatArray) -> float:
+    return float(np.linalg.slogdet(matrix)[1])
 
 
 def posterior_covariance(kriging: Kriging, precision: FloatArray) -> FloatArray:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -30,7 +30,7 @@ from scavenger.domain.curve import FloatArray
 from scavenger.models.step_laws import STEP_TIME_MIN_S
 from scavenger.models.types import Finite, Positive
 
-__all__ = ["COEFFICIENTS", "OverlapLaw", "Prior", "overlap_prior"]
+__all__ = ["BELIEFS", "COEFFICIENTS", "Beliefs", "OverlapLaw", "Prior", "overlap_prior"]
 
 COEFFICIENTS = (
     "fixed computing",
@@ -218,7 +218,28 @@ class OverlapLaw:
         return directions
 
 
-def overlap_prior(unit_s: float, work: float) -> Prior:
+class Beliefs(NamedTuple):
+    """The statements of `overlap_prior` that public measurements can tell apart: mean and standard deviation of each.
+
+    `python -m benchmarks priors` compares settings by the marginal likelihood of the public step times.
+
+    Attributes:
+        fixed: ln of fixed computing over computing per batch, at the middle of the measured batches.
+        straggling: σ.
+        growth: ln β.
+        bending: Of the growth with machines: 0 the logarithm of their number, as of a tree; 1 the number itself.
+    """
+
+    fixed: tuple[float, float] = (0.0, 1.5)
+    straggling: tuple[float, float] = (0.04, 0.03)
+    growth: tuple[float, float] = (math.log(0.12), 0.7)
+    bending: tuple[float, float] = (0.85, 0.3)
+
+
+BELIEFS = Beliefs()
+
+
+def overlap_prior(unit_s: float, work: float, beliefs: Beliefs = BELIEFS) -> Prior:
     """What is known of any job before it is measured; the same for all, and free of the unit of time.
 
     Args:
@@ -230,17 +251,17 @@ def overlap_prior(unit_s: float, work: float) -> Prior:
     statements: tuple[tuple[dict[int, float], float, float], ...] = (
         # Computing per batch: any speed, within a factor of e^10 of the steps that were seen.
         ({1: 1.0}, math.log(unit_s / work), 10.0),
-        # The fixed part against that per batch: a fifth or so, since batches are chosen to keep processors busy.
-        ({0: 1.0, 1: -1.0}, math.log(work) - 1.5, 1.0),
-        # The slowest of sixteen workers is some 6 % slower than one alone, or three times that, or not at all.
-        ({2: 1.0}, 0.02, 0.03),
+        # The fixed part against that per batch: small batches leave an accelerator idle, so it may be as long.
+        ({0: 1.0, 1: -1.0}, math.log(work) + beliefs.fixed[0], beliefs.fixed[1]),
+        # The slowest of sixteen workers is some 12 % slower than one alone, or 20 %, or 3 %.
+        ({2: 1.0}, *beliefs.straggling),
         # Synchronisation is about as long as computing between two machines, and shorter on one; widely.
         ({3: 1.0, 1: -1.0}, math.log(work) - 1.0, 1.5),
         ({4: 1.0, 1: -1.0}, math.log(work), 1.5),
-        # Twice the machines add a quarter: between a ring (hundredths) and a lone parameter server (all of it).
-        ({5: 1.0}, math.log(0.25), 0.7),
-        # Nearer to the logarithm of the number of machines (0), as of a tree, than to the number itself (1).
-        ({6: 1.0}, 0.3, 0.3),
+        # Twice the machines add an eighth: between a ring (hundredths) and a lone parameter server (all of it).
+        ({5: 1.0}, *beliefs.growth),
+        # Nearer to the number of machines (1) than to its logarithm (0).
+        ({6: 1.0}, *beliefs.bending),
         ({7: 1.0}, 0.5, 0.5),
         ({8: 1.0}, 0.5, 0.5),
         # Gradients leave layer by layer as they are ready, so within the backward pass hiding is nearly

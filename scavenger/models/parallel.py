@@ -27,18 +27,20 @@ from typing import Annotated
 
 import numpy as np
 from pydantic import Field
-from scipy.special import stdtrit
 
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray
 from scavenger.models.kriging import NO_SCATTER, SCATTER, Kriging, Measured, Places, Scatter, places_of
 from scavenger.models.overlap_fit import (
     SCATTER_LOG_SD,
-    fit_overlap,
+    WIDTHS,
+    Mixture,
+    fit_widths,
     held_out_errors,
-    posterior_covariance,
+    mix_widths,
     prior_of,
+    undetermined,
 )
-from scavenger.models.overlap_law import OverlapLaw
+from scavenger.models.overlap_law import BELIEFS, Beliefs, OverlapLaw, Prior
 from scavenger.models.step_laws import LinearLaw, StepLaw, StepTimes, fit_linear, join
 from scavenger.models.types import Count, Finite, Positive
 
@@ -55,9 +57,6 @@ __all__ = [
 
 INTERVAL_Z = 1.6449
 """Standard deviations on each side that hold 90 % of a normal distribution."""
-
-RESIDUAL_WEIGHT = 4.0
-"""Points that the prior of the scatter counts for, against those that were measured."""
 
 MEASUREMENT_LOG_SD_MIN = 0.02
 """A median over twenty steps does not repeat better than this some minutes later on a shared machine."""
@@ -96,9 +95,8 @@ class ParallelModel:
     """A fitted law, its measurements and its uncertainty; created by `fit_parallel` or `transfer`.
 
     Attributes:
-        residual_log_sd: What is left at a configuration that computing decides and that was not measured,
-            widened for the degrees of freedom it was estimated from (Student's t), so that `INTERVAL_Z`
-            times it holds 90 %.
+        residual_log_sd: What is left at a configuration that computing decides and that was not measured: root
+            mean square of several widths, weighed by how well each explains the points (`mix_widths`).
         covariance: Of the law's coefficients, in units of the residual variance, shape `(p, p)`.
         workers_min, workers_max, work_min, work_max: Profiled range of K and of x.
         scatter: Other residual deviations, relative to `residual_log_sd`.
@@ -242,12 +240,15 @@ def _beyond(value: FloatArray, low: Bound, high: Bound) -> FloatArray:
     return np.asarray(np.maximum(np.maximum(np.log(value / high), np.log(low / value)), 0.0))
 
 
-def fit_parallel(times: Sequence[StepTimes], *, law: StepLaw | None = None) -> ParallelModel:
+def fit_parallel(
+    times: Sequence[StepTimes], *, law: StepLaw | None = None, beliefs: Beliefs = BELIEFS
+) -> ParallelModel:
     """Fit τ(K, B) to measured configurations of one VM type; the result does not depend on their order.
 
     Args:
         times: One or more; bad ones (not finite, not positive) are dropped and counted in the notes.
         law: `linear` or `overlap`; None takes what the points favour: see `_choose_law`.
+        beliefs: Prior of the overlap law.
 
     Raises:
         ValueError: If no usable measurement is left.
@@ -257,21 +258,21 @@ def fit_parallel(times: Sequence[StepTimes], *, law: StepLaw | None = None) -> P
     if not good:
         raise ValueError("no usable step time was measured")
     measured = joined(good)
-    overlap, overlap_notes = fit_overlap(measured)
+    prior = prior_of(measured, beliefs=beliefs)
+    overlap, mixture = fit_widths(measured, prior)
     linear, linear_notes = fit_linear(good)
     if law is None:
-        law, why = _choose_law(good, measured, linear, overlap)
+        law, why = _choose_law(good, measured, linear, overlap, prior)
         notes += why
     if law == "overlap":
-        prior = prior_of(measured)
-        off = overlap.unknowns() - prior.mean
-        return _with_doubt(
-            overlap, measured, [*notes, *overlap_notes], prior.precision, float(off @ prior.precision @ off)
-        )
+        return _model(overlap, mixture, measured, [*notes, *undetermined(overlap)])
+    krigings = [Kriging(linear, measured, width, SCATTER) for width in WIDTHS]
     information = np.diag(Kriging(linear, measured, SCATTER_LOG_SD, SCATTER).information())
     # A frozen coefficient has no feature anywhere, so that its own variance is never seen.
     ridge = np.diag(np.where(information > 0.0, RIDGE * information, 1.0))
-    return _with_doubt(linear, measured, [*notes, *linear_notes], ridge, 0.0)
+    still = np.zeros(len(ridge))
+    mixture = mix_widths(krigings, ridge, [still] * len(krigings), still)
+    return _model(linear, mixture, measured, [*notes, *linear_notes])
 
 
 def joined(times: Sequence[StepTimes]) -> tuple[Measured, ...]:
@@ -300,28 +301,20 @@ def _standard_error(time: StepTimes) -> float:
     return math.hypot(sampling, MEASUREMENT_LOG_SD_MIN)
 
 
-def _with_doubt(
-    law: LinearLaw | OverlapLaw,
-    measured: tuple[Measured, ...],
-    notes: Sequence[str],
-    precision: FloatArray,
-    penalty: float,
+def _model(
+    law: LinearLaw | OverlapLaw, mixture: Mixture, measured: tuple[Measured, ...], notes: Sequence[str]
 ) -> ParallelModel:
-    """The scatter as large as the points say, weighed against its prior, and the model that follows.
+    """The model of a law whose scatter is that of a mixture of widths.
 
-    Args:
-        precision: Prior inverse covariance of the coefficients, shape `(p, p)`.
-        penalty: Squared distance of the coefficients from their prior, in its deviations.
+    Points that none of the widths explains widen all of it, as in Birge's ratio.
     """
-    kriging = Kriging(law, measured, SCATTER_LOG_SD, SCATTER)
-    misfit = float(kriging.residual @ np.linalg.solve(kriging.kernel, kriging.residual)) + penalty
-    freedom = RESIDUAL_WEIGHT + len(measured)
-    scale = math.sqrt((RESIDUAL_WEIGHT + misfit) / freedom) * float(stdtrit(freedom, 0.95)) / INTERVAL_Z
-    covariance = posterior_covariance(kriging, precision) / SCATTER_LOG_SD**2
+    misfit = Kriging(law, measured, mixture.scatter_log_sd, SCATTER).misfit()
+    scale = math.sqrt(max(misfit / len(measured), 1.0))
+    covariance = mixture.covariance / mixture.scatter_log_sd**2
     places = places_of(measured)
     return ParallelModel(
         law=law,
-        residual_log_sd=SCATTER_LOG_SD * scale,
+        residual_log_sd=mixture.scatter_log_sd * scale,
         covariance=tuple(tuple(float(value) for value in row) for row in covariance),
         workers_min=int(places.workers.min()),
         workers_max=int(places.workers.max()),
@@ -339,6 +332,7 @@ def _choose_law(
     measured: Sequence[Measured],
     linear: LinearLaw,
     overlap: OverlapLaw,
+    prior: Prior,
 ) -> tuple[StepLaw, tuple[str, ...]]:
     """Linear where computing and synchronisation were seen to add up, and held-out points confirm it; and why.
 
@@ -351,7 +345,7 @@ def _choose_law(
     if len(measured) < HELD_OUT_MIN or not varied or _misfit_of_parts(times, linear) > ADDITIVE_LOG_SD:
         return "overlap", ()
     kriging = Kriging(overlap, measured, SCATTER_LOG_SD, SCATTER)
-    by_overlap = float(np.mean(held_out_errors(kriging, overlap, prior_of(measured))))
+    by_overlap = float(np.mean(held_out_errors(kriging, overlap, prior)))
     by_linear = _held_out_error(times)
     chosen: StepLaw = "overlap" if by_overlap < by_linear else "linear"
     note = f"step time law {chosen}: held-out error {100 * by_overlap:.1f} % overlap, {100 * by_linear:.1f} % linear"

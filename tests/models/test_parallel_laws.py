@@ -243,14 +243,13 @@ def test_six_points_of_a_job_that_hides_synchronisation_predict_the_others(worke
 
 
 def test_workers_on_one_machine_are_not_workers_on_four() -> None:
-    model = fit_parallel(
-        [*hidden_times(((4, 64), (8, 128)), workers_per_node=4), *hidden_times(((4, 64), (8, 128)))]
-    )
+    law, points = HIDING.scaled(1.0, 3.0), ((4, 64), (8, 128))
+    model = fit_parallel([*hidden_times(points, law, 4), *hidden_times(points, law)])
     point = (np.array([4]), np.array([64]), np.ones(1))
     apart, together = model.predict(*point, 1)[0], model.predict(*point, 4)[0]
 
-    assert apart[0] == pytest.approx(hidden_times(((4, 64),))[0].step_time_s, rel=0.02)
-    assert together[0] == pytest.approx(hidden_times(((4, 64),), workers_per_node=4)[0].step_time_s, rel=0.02)
+    assert apart[0] == pytest.approx(hidden_times(points[:1], law)[0].step_time_s, rel=0.02)
+    assert together[0] == pytest.approx(hidden_times(points[:1], law, 4)[0].step_time_s, rel=0.02)
     # Four machines synchronise over their network, one does not.
     assert apart[0] > 1.05 * together[0]
 

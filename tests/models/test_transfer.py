@@ -79,7 +79,8 @@ def test_two_points_find_how_fast_it_computes_and_how_fast_it_synchronises(
         for points in ((), ((1, 64),), ((1, 64), (8, 128)))
     )
 
-    assert error(two, other) < 0.1
+    # Of a step that is mostly synchronisation a single point is believed less.
+    assert error(two, other) < (0.1 if law is LAW else 0.2)
     assert error(two, other) < error(none, other)
     assert max(np.mean(predict(seen)[1]) for seen in (one, two)) < np.mean(predict(none)[1])
     assert held(two, other) > 0.85
