@@ -27,6 +27,7 @@ from benchmarks import (
     startup,
     step,
     switch,
+    vm_types,
 )
 from benchmarks.figures import Benchmark, Result, markdown_table, replace_section
 from benchmarks.machine import conditions, describe
@@ -37,6 +38,7 @@ _MODULES = (
     planning,
     startup,
     switch,
+    vm_types,
     step,
     aggregation,
     sequencing,
