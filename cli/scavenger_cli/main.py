@@ -184,6 +184,14 @@ def curves(
     workload: WorkloadOption = None,
     price: PriceOption = None,
     dataset_size: DatasetSizeOption = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="With --from: workers to predict, such as 1..64 or 1,2,4."),
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="With --from: global batch sizes to predict, such as 64,128,256."),
+    ] = None,
     objective: ObjectiveOption = None,
     budget: BudgetOption = None,
     deadline: DeadlineOption = None,
@@ -224,10 +232,12 @@ def curves(
         sizes = Sizes.of(None if pricing is None else pricing.value, rates, cpus, memory, price)
         if not sources:
             drawing.refuse_limits_of_a_job(limits)
+            drawing.refuse_sizes_of_a_job(workers, batch_size)
             return drawing.show(job, form=wanted, out=out, store_url=store, sizes=sizes, verbose=verbose)
-        from scavenger.control.search.imported import ImportOptions
+        from scavenger.control.search.imported import ImportOptions, parse_sizes
 
-        terms = ImportOptions(price, workload, dataset_size)
+        sizes_of = [None if text is None else parse_sizes(text) for text in (workers, batch_size)]
+        terms = ImportOptions(price, workload, dataset_size, *sizes_of)
         return drawing.show_imported(
             sources, terms, limits, form=wanted, out=out, sizes=sizes, verbose=verbose
         )

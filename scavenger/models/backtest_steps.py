@@ -18,7 +18,7 @@ from scavenger.models.design import Candidate, propose
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 from scavenger.models.parallel import INTERVAL_Z, StepTimes, fit_parallel
 
-__all__ = ["backtest_steps", "step_times_of"]
+__all__ = ["backtest_steps", "notes_on_rows", "step_times_of"]
 
 STEPS = 20
 """Assumed number of steps of a mean in a file; without a known spread it has no influence."""
@@ -78,6 +78,33 @@ def step_times_of(rows: Iterable[PlacementRow]) -> list[StepTimes]:
             )
         )
     return times
+
+
+def notes_on_rows(rows: Iterable[PlacementRow]) -> list[str]:
+    """How many rows `step_times_of` and the back-test leave out, by reason; empty if none."""
+    left = [row for row in rows if not _usable(row)]
+    shared = sum(_shares_samples(row) for row in left)
+    notes = []
+    if shared:
+        notes.append(
+            f"rows of step times left out: {shared} with fewer samples than workers; several workers that share "
+            "a sample are model parallelism: give the groups that share one as the workers (K / degree)"
+        )
+    if len(left) > shared:
+        notes.append(f"rows of step times left out: {len(left) - shared} without plausible positive numbers")
+    return notes
+
+
+def _shares_samples(row: PlacementRow) -> bool:
+    """Whether there is less than a sample for each worker, in a row that makes sense otherwise."""
+    low, high = STEP_TIME_RANGE_S
+    return (
+        min(row.workers, row.workers_per_node) >= 1
+        and low <= row.step_time_s <= high
+        and 0.0 < row.local_batch_size < 1.0
+        and 1 <= round(row.local_batch_size * row.workers) < row.workers
+        and abs(row.global_batch_size / row.workers - row.local_batch_size) <= SAME_BATCH_MAX
+    )
 
 
 def _backtest(

@@ -165,3 +165,16 @@ def test_epochs_of_another_data_set_are_not_stored_for_a_job(
 def test_a_result_knows_its_errors() -> None:
     one = GroupResult("s", None, "a", "law", ("batch 1",), (), 0)
     assert one.errors().size == one.covered().size == 0
+
+
+def test_a_curve_of_files_covers_the_sizes_that_are_asked_for(
+    files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("curves", "--from", files[0], "--price", "0.5", "--dataset-size", "50000", "-o", "json")
+    found = answer(capsys, *words, "--workers", "1..16", "--batch-size", "48,100")
+
+    points = found["curve"]
+    assert {point["workers"] for point in points} == set(range(1, 17))
+    assert {point["global_batch_size"] for point in points} == {48, 100}
+    assert main(("curves", "--workers", "1..16")) == 2
+    assert "go with --from" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from scavenger.control.search.imported import (
     DESIGN_POINTS_MAX,
     Imported,
     ImportOptions,
+    parse_sizes,
     read_sources,
 )
 from scavenger.errors import ConfigurationError
@@ -196,3 +198,47 @@ def test_a_file_of_models_that_was_tampered_with_is_refused(
 
     with pytest.raises(ConfigurationError, match="not a file of models"):
         read_sources([path], ImportOptions(None))
+
+
+def test_sizes_that_no_row_has_are_predicted(tmp_path: Path, files: tuple[Path, Path]) -> None:
+    options = ImportOptions(PRICE, dataset_size=50_000, workers=(3, 32), global_batch_sizes=(100, 4096))
+    imported = read_sources(files, options)
+    stored = tmp_path / "models.json"
+    stored.write_text(json.dumps(read_sources(files, ImportOptions(PRICE, dataset_size=50_000)).to_dict()))
+
+    for one in (imported, read_sources([stored], options)):
+        curve = build_curve(one.model, one.space)
+        assert {(p.configuration.workers, p.configuration.global_batch_size) for p in curve} == {
+            (3, 100),
+            (3, 4096),
+            (32, 100),
+            (32, 4096),
+        }
+        assert not any(point.measured for point in curve)
+        # The files go from 4 to 16 workers: 3 and 32 lie outside.
+        assert all(point.extrapolated for point in curve)
+    with pytest.raises(ConfigurationError, match="gives every worker a sample"):
+        read_sources(files, replace(options, workers=(8192,)))
+
+
+def test_sizes_are_numbers_and_ranges() -> None:
+    assert parse_sizes("4, 1..3,2") == (1, 2, 3, 4)
+    many = parse_sizes("1..100000")
+    assert (many[0], many[-1]) == (1, 100_000)
+    assert len(many) <= AXIS_MAX
+    for text in ("", "0", "3..1", "a", "1...3", "-4", "1.5", "1..2..3", "1e400"):
+        with pytest.raises(ConfigurationError, match="positive whole numbers"):
+            parse_sizes(text)
+
+
+def test_rows_with_fewer_samples_than_workers_are_left_out_and_said(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.csv"
+    rows = "a,small,1,64,0.25,0.1,0.0\na,small,1,4,8,-1,0.0\n"
+    steps.write_text(f"{STEPS}\n{rows}")
+    imported = read_sources([steps], ImportOptions(PRICE, dataset_size=50_000))
+
+    assert any("1 with fewer samples than workers" in note for note in imported.model.notes)
+    assert any("1 without plausible positive numbers" in note for note in imported.model.notes)
+    steps.write_text(f"{STEPS.splitlines()[0]}\n{rows}")
+    with pytest.raises(ConfigurationError, match=r"no usable step time of a; .*fewer samples than workers"):
+        read_sources([steps], ImportOptions(PRICE, dataset_size=50_000))

@@ -12,7 +12,7 @@ import pytest
 
 from scavenger.control.search.tables import read_placements
 from scavenger.models.backtest import GroupResult, PlacementRow, Skipped, coverage90
-from scavenger.models.backtest_steps import backtest_steps, step_times_of
+from scavenger.models.backtest_steps import backtest_steps, notes_on_rows, step_times_of
 from scavenger.models.overlap_law import OverlapLaw, overlap_prior
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "measured" / "step_times.csv"
@@ -107,6 +107,18 @@ def test_the_order_of_the_rows_does_not_matter() -> None:
 )
 def test_bad_rows_are_dropped_and_counted(changes: dict[str, object]) -> None:
     assert judged([*ROWS, replace(row(4, 64), **changes)]) == replace(judged(ROWS), dropped=1)  # type: ignore[arg-type]
+
+
+def test_rows_with_fewer_samples_than_workers_are_told_apart() -> None:
+    shared = row(8, 16, local_batch_size=0.25, global_batch_size=2)
+
+    assert notes_on_rows(ROWS) == []
+    (note,) = notes_on_rows([*ROWS, shared, shared])
+    assert "2 with fewer samples than workers" in note
+    assert len(notes_on_rows([*ROWS, shared, row(4, 64, step_time_s=math.nan)])) == 2
+    for absurd in (math.inf, math.nan, -1.0):
+        (note,) = notes_on_rows([row(4, 64, local_batch_size=absurd, global_batch_size=absurd)])
+        assert "plausible" in note
 
 
 @pytest.mark.parametrize("sync_s", [math.nan, -1.0, 1e9])

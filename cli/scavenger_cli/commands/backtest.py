@@ -32,14 +32,17 @@ def backtest(step_times: Path | None, convergence: Path | None, *, points: str |
         raise ConfigurationError("no measurements: give --step-times FILE or --convergence FILE")
     wanted = _points(points)
     found: list[GroupResult | Skipped] = []
+    notes: list[str] = []
     if convergence is not None:
         from scavenger.models.backtest_epochs import backtest_epochs
 
         if wanted == "marked":
             raise ConfigurationError("--points marked is for step times; give extremes or a number")
         found += backtest_epochs(read_runs(convergence), wanted or "extremes")
+        if dropped := sum(one.dropped for one in found):
+            notes.append(f"bad rows of convergence dropped: {dropped}")
     if step_times is not None:
-        from scavenger.models.backtest_steps import backtest_steps
+        from scavenger.models.backtest_steps import backtest_steps, notes_on_rows
 
         rows = read_placements(step_times)
         if wanted == "marked" and not any(row.marked for row in rows):
@@ -47,10 +50,11 @@ def backtest(step_times: Path | None, convergence: Path | None, *, points: str |
                 f"{step_times}: no row is marked in a column 'profiled'; give --points 6"
             )
         found += backtest_steps(rows, wanted or ("marked" if any(row.marked for row in rows) else 6))
+        notes += notes_on_rows(rows)
     if as_json:
-        console.emit_json(_document(found))
+        console.emit_json(_document(found, notes))
     else:
-        _show(found)
+        _show(found, notes)
     return 0
 
 
@@ -71,7 +75,7 @@ def _parted(found: list[GroupResult | Skipped]) -> tuple[list[GroupResult], list
     return judged, [one for one in found if isinstance(one, Skipped)]
 
 
-def _document(found: list[GroupResult | Skipped]) -> dict[str, Any]:
+def _document(found: list[GroupResult | Skipped], notes: list[str]) -> dict[str, Any]:
     judged, skipped = _parted(found)
     return {
         "schema_version": console.SCHEMA_VERSION,
@@ -92,6 +96,7 @@ def _document(found: list[GroupResult | Skipped]) -> dict[str, Any]:
         "skipped": [{**_place(one), "reason": one.reason, "dropped": one.dropped} for one in skipped],
         "median_ape": median_ape(judged),
         "coverage90": coverage90(judged),
+        "notes": notes,
     }
 
 
@@ -100,7 +105,7 @@ def _place(one: GroupResult | Skipped) -> dict[str, Any]:
     return {origin: one.origin, "workers_per_node": one.workers_per_node, "workload": one.workload}
 
 
-def _show(found: list[GroupResult | Skipped]) -> None:
+def _show(found: list[GroupResult | Skipped], notes: list[str]) -> None:
     judged, skipped = _parted(found)
     for heading in dict.fromkeys(map(_heading, judged)):
         grid = render.table((heading, "left"))
@@ -128,8 +133,8 @@ def _show(found: list[GroupResult | Skipped]) -> None:
         )
     for one_skipped in skipped:
         console.note(f"skipped: {_heading(one_skipped)}: {one_skipped.workload}: {one_skipped.reason}")
-    if dropped := sum(one.dropped for one in found):
-        console.note(f"{plural(dropped, 'row')} left out: not all values are plausible positive numbers")
+    for note in notes:
+        console.note(note)
     if not judged:
         console.note("no workload has enough points to fit some and test on others")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scavenger.store.store import Store
     from scavenger_cli.commands.pricing import Sizes
 
-__all__ = ["Limits", "form_of", "refuse_limits_of_a_job", "show", "show_imported"]
+__all__ = ["Limits", "form_of", "refuse_limits_of_a_job", "refuse_sizes_of_a_job", "show", "show_imported"]
 
 RECENT = 50
 """Number of jobs among which the latest with a curve is looked for."""
@@ -154,6 +154,16 @@ def refuse_limits_of_a_job(limits: Limits) -> None:
         raise ConfigurationError(
             "--objective, --budget and --deadline go with --from; for a job: `scavenger plan JOB.yaml --objective ...`"
         )
+
+
+def refuse_sizes_of_a_job(*sizes: str | None) -> None:
+    """Refuse other sizes for a stored job: its curve covers the search of its job file.
+
+    Raises:
+        ConfigurationError: If some were given.
+    """
+    if any(size is not None for size in sizes):
+        raise ConfigurationError("--workers and --batch-size go with --from; a job's are in its job file")
 
 
 def _latest(store: Store) -> JobRecord:

@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from scavenger.control.search.tables import TABLE_MAX_BYTES, read_header, read_placements, read_runs
+from scavenger.control.search.tables import (
+    TABLE_MAX_BYTES,
+    read_header,
+    read_placements,
+    read_runs,
+    whole,
+)
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import BATCH_MAX, PlacementRow, RunRow
-from scavenger.models.backtest_steps import step_times_of
+from scavenger.models.backtest_steps import notes_on_rows, step_times_of
 from scavenger.models.job_model import EvaluationLaw, JobModel, VmModel
 from scavenger.models.parallel import fit_parallel
 from scavenger.models.statistical import fit_statistical
 from scavenger.search.plan import evenly
 
-__all__ = ["ImportOptions", "Imported", "fit_to_rows", "read_sources"]
+__all__ = ["ImportOptions", "Imported", "fit_to_rows", "parse_sizes", "read_sources"]
 
 SCHEMA_VERSION = 1
 
@@ -45,11 +52,14 @@ class ImportOptions:
         workload: The workload to import; None if the files have only one.
         price_usd_per_hour: Price of one node. An unknown price is an error, never 0.
         dataset_size: Samples per epoch; None if the column `epochs` counts samples.
+        workers, global_batch_sizes: What to predict, increasing, measured or not; None for what the files have.
     """
 
     price_usd_per_hour: float | None
     workload: str | None = None
     dataset_size: int | None = None
+    workers: tuple[int, ...] | None = None
+    global_batch_sizes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +107,7 @@ def read_sources(paths: Sequence[Path], options: ImportOptions) -> Imported:
         ConfigurationError: If a file cannot be read or is of another kind, or required information is missing.
     """
     if len(paths) == 1 and paths[0].suffix.lower() == ".json":
-        return _read_models(paths[0])
+        return _over(_read_models(paths[0]), options)
     placements: list[PlacementRow] = []
     runs: list[RunRow] = []
     for path in paths:
@@ -110,7 +120,45 @@ def read_sources(paths: Sequence[Path], options: ImportOptions) -> Imported:
             raise ConfigurationError(
                 f"{path}:1: neither a table of step times (column 'step_time_s') nor of convergence (column 'epochs')"
             )
-    return fit_to_rows(placements, runs, options)
+    return _over(fit_to_rows(placements, runs, options), options)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Numbers and ranges, such as `1,2,4` or `1..64`, as increasing whole numbers; at most `AXIS_MAX`.
+
+    Of a range with more, `AXIS_MAX` are taken, evenly in their logarithms, with both ends.
+
+    Raises:
+        ConfigurationError: If it is something else.
+    """
+    sizes: set[int] = set()
+    for part in text.split(","):
+        low, dots, high = part.partition("..")
+        ends = (whole(low.strip()), whole((high if dots else low).strip()))
+        if not 1 <= ends[0] <= ends[1]:
+            raise ConfigurationError(
+                f"{text!r}: give positive whole numbers and ranges, such as 1,2,4 or 1..64"
+            )
+        if ends[1] - ends[0] < AXIS_MAX:
+            sizes.update(range(ends[0], ends[1] + 1))
+        else:
+            sizes.update(int(size) for size in np.unique(np.geomspace(*ends, AXIS_MAX).round()))
+    return evenly(tuple(sorted(sizes)), AXIS_MAX)
+
+
+def _over(imported: Imported, options: ImportOptions) -> Imported:
+    """The same models over the numbers of workers and batch sizes that the options name."""
+    space = replace(
+        imported.space,
+        workers=options.workers or imported.space.workers,
+        global_batch_sizes=options.global_batch_sizes or imported.space.global_batch_sizes,
+    )
+    if space.workers[0] > space.global_batch_sizes[-1]:
+        raise ConfigurationError(
+            f"no configuration gives every worker a sample: {space.workers[0]} workers or more share batches of "
+            f"{space.global_batch_sizes[-1]} or fewer"
+        )
+    return replace(imported, space=space)
 
 
 def fit_to_rows(
@@ -135,7 +183,7 @@ def fit_to_rows(
         raise ConfigurationError(f"a data set has at least one sample, not {options.dataset_size}")
     mine = [row for row in placements if row.workload == workload]
     vms, offers, workers, batches = [], [], set(), set()
-    notes: list[str] = []
+    notes = notes_on_rows(mine)
     for cluster, per_node in sorted({(row.cluster, row.workers_per_node) for row in mine}):
         times = step_times_of([r for r in mine if (r.cluster, r.workers_per_node) == (cluster, per_node)])
         if not times:
@@ -166,7 +214,7 @@ def fit_to_rows(
         workers |= {time.workers for time in times}
         batches |= {time.global_batch_size for time in times}
     if not vms:
-        raise ConfigurationError(f"there is no usable step time of {workload}")
+        raise ConfigurationError("; ".join((f"there is no usable step time of {workload}", *notes)))
     records, size, of_runs = _records([run for run in runs if run.workload == workload], options.dataset_size)
     notes += of_runs
     if records:
