@@ -7,26 +7,40 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks import public_steps
 from benchmarks.figures import Benchmark, Result
 from benchmarks.peers.published_laws import critical_batch, noise_linear, p_norm
-from scavenger.control.search.tables import number, read_placements, read_runs, read_table
+from benchmarks.public_steps import read_step_times
+from scavenger.control.search.tables import number, read_runs, read_table
 from scavenger.domain.curve import FloatArray
 from scavenger.domain.measurement import ConvergenceRecord
 from scavenger.models.backtest import GroupResult, PlacementRow, RunRow, Skipped
 from scavenger.models.backtest_epochs import backtest_epochs
-from scavenger.models.backtest_steps import backtest_steps, step_times_of
+from scavenger.models.backtest_steps import backtest_steps, profiled_rows, step_times_of
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 from scavenger.models.step_laws import StepTimes
 
 __all__ = ["BENCHMARK"]
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "measured"
+DATA = public_steps.DATA / "measured"
+
+CLUSTERS = {1: "T4, 1 a node", 4: "T4, 4 a node", 8: "A100, 8 a node"}
+"""By workers per node."""
+
+STEP_POINTS: dict[int | str, str] = {
+    "extremes": "corners",
+    "marked": "six marked points",
+    6: "six own points",
+}
+
+AIMS: dict[int | str, str] = {"extremes": "mean under 10", "marked": "mean under 10", 6: "mean under 7"}
 
 _Line = tuple[str, str, str, str, str]
 
@@ -39,54 +53,12 @@ def run(repetitions: int, work_dir: Path) -> Result:
     """
     if not DATA.is_dir():
         raise SystemExit(f"the public measurements are not at {DATA}: nothing to test against")
-    runs, placements = read_runs(DATA / "convergence.csv"), read_placements(DATA / "step_times.csv")
+    runs, placements = read_runs(DATA / "convergence.csv"), read_step_times()
     began = time.perf_counter()
-    lines: list[_Line] = []
-    covered: list[bool] = []
-    figures: dict[str, object] = {}
-    for source, points, aim in (
-        ("mlperf-rcp", "extremes", "median under 4"),
-        ("mlperf-rcp", 3, "median under 3"),
-        ("zeus", 3, "median under 6, worst under 15"),
-        ("pollux-threshold", 3, "worst under 10"),
-    ):
-        of_source = [row for row in runs if row.source == source]
-        found = _judged(backtest_epochs(of_source, points))
-        name = f"epochs, {source}, {points if points == 'extremes' else f'{points} points'}"
-        medians = {one.workload: float(np.median(one.errors())) for one in found}
-        by_critical, by_noise = (_of_law(law, of_source, found) for law in (critical_batch, noise_linear))
-        reference = f"critical-batch {_middle_worst(by_critical)}, noise-linear {_middle_worst(by_noise)}"
-        lines.append((name, reference, aim, _middle_worst(list(medians.values())), _share(found)))
-        covered += _covered(found)
-        figures[name] = medians
-    for points, per_node, aim in (
-        ("marked", 1, "each under 7"),
-        ("marked", 4, "each under 12"),
-        (6, 1, "each under 6"),
-        (6, 4, "each under 10"),
-    ):
-        here = [row for row in placements if row.workers_per_node == per_node]
-        found = _judged(backtest_steps(here, points))
-        means = {one.workload: float(np.mean(one.errors())) for one in found}
-        chosen = "marked" if points == "marked" else "own"
-        name = f"step time, {per_node} a node, six {chosen} points"
-        reference = ", ".join(f"{value:.1f}" for value in _p_norm(here, found))
-        lines.append((name, f"p-norm {reference}", aim, _each(means.values()), _share(found)))
-        covered += _covered(found)
-        figures[name] = means
-    errors, published, held = _grid(placements)
-    mean = float(np.mean(list(errors.values())))
-    lines.append(
-        (
-            "time over the (K, B) grid",
-            f"p-norm and critical-batch {_each(published.values())}",
-            "mean under 6, each under 8",
-            f"{mean:.1f}: {_each(errors.values())}",
-            f"{100 * np.mean(held):.0f} %",
-        )
-    )
-    covered += held
-    figures["time over the (K, B) grid"] = errors
+    found = [*_epochs(runs), *_step_times(placements), *_times(placements)]
+    lines = [one.line for one in found]
+    covered = [held for one in found for held in one.held]
+    figures: dict[str, object] = {one.line[0]: one.errors for one in found}
     coverage = float(np.mean(covered))
     lines.append(
         ("coverage of the 90 % interval over everything", "-", "85 to 96 %", f"{100 * coverage:.0f} %", "")
@@ -99,11 +71,67 @@ def run(repetitions: int, work_dir: Path) -> Result:
         figures=figures,
         remarks=(
             "epochs: median over the workloads of each one's median error / the worst of these medians; step time "
-            "and grid: mean error of each workload, in alphabetical order",
+            "and grid: mean over the workloads, and mean error of each in alphabetical order",
             "errors are |predicted / measured - 1| where nothing was fitted; of the grid, everywhere",
             f"all of it, reading and the published forms included, takes {time.perf_counter() - began:.1f} s",
         ),
     )
+
+
+class _Found(NamedTuple):
+    """A line of the table, its figures by workload, and which measurements lie in their intervals."""
+
+    line: _Line
+    errors: dict[str, float]
+    held: list[bool]
+
+
+def _epochs(runs: Sequence[RunRow]) -> Iterator[_Found]:
+    for source, points, aim in (
+        ("mlperf-rcp", "extremes", "median under 4"),
+        ("mlperf-rcp", 3, "median under 3"),
+        ("zeus", 3, "median under 6, worst under 15"),
+        ("pollux-threshold", 3, "worst under 10"),
+    ):
+        of_source = [row for row in runs if row.source == source]
+        found = _judged(backtest_epochs(of_source, points))
+        name = f"epochs, {source}, {points if points == 'extremes' else f'{points} points'}"
+        medians = {one.workload: float(np.median(one.errors())) for one in found}
+        by_critical, by_noise = (_of_law(law, of_source, found) for law in (critical_batch, noise_linear))
+        reference = f"critical-batch {_middle_worst(by_critical)}, noise-linear {_middle_worst(by_noise)}"
+        line = (name, reference, aim, _middle_worst(list(medians.values())), _share(found))
+        yield _Found(line, medians, _covered(found))
+
+
+def _step_times(placements: Sequence[PlacementRow]) -> Iterator[_Found]:
+    for per_node, cluster in CLUSTERS.items():
+        here = [row for row in placements if row.workers_per_node == per_node]
+        for points, name in STEP_POINTS.items():
+            found = _judged(backtest_steps(here, points))
+            means = {one.workload: float(np.mean(one.errors())) for one in found}
+            reference = f"p-norm {np.mean(_p_norm(here, found)):.1f}"
+            line = (
+                f"step time, {cluster}, {name}",
+                reference,
+                AIMS[points],
+                _mean_each(means),
+                _share(found),
+            )
+            yield _Found(line, means, _covered(found))
+
+
+def _times(placements: Sequence[PlacementRow]) -> Iterator[_Found]:
+    for points in ("marked", 6):
+        errors, published, held = _grid(placements, points)
+        reference = f"p-norm and critical-batch {np.mean(list(published.values())):.1f}"
+        line = (
+            f"time over the (K, B) grid, {STEP_POINTS[points]}",
+            reference,
+            "mean under 5",
+            _mean_each(errors),
+            f"{100 * np.mean(held):.0f} %",
+        )
+        yield _Found(line, errors, held)
 
 
 def _judged(found: Sequence[GroupResult | Skipped]) -> list[GroupResult]:
@@ -122,8 +150,9 @@ def _middle_worst(values: Sequence[float]) -> str:
     return f"{np.median(values):.1f} / {max(values):.1f}"
 
 
-def _each(values: object) -> str:
-    return ", ".join(f"{value:.1f}" for value in values)  # type: ignore[attr-defined]
+def _mean_each(errors: Mapping[str, float]) -> str:
+    values = list(errors.values())
+    return f"{np.mean(values):.1f}: {', '.join(f'{value:.1f}' for value in values)}"
 
 
 _Law = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
@@ -173,11 +202,13 @@ def _p_norm_of(times: Sequence[StepTimes]) -> Callable[[FloatArray, FloatArray],
     )
 
 
-def _grid(placements: Sequence[PlacementRow]) -> tuple[dict[str, float], dict[str, float], list[bool]]:
+def _grid(
+    placements: Sequence[PlacementRow], points: int | str
+) -> tuple[dict[str, float], dict[str, float], list[bool]]:
     """Mean error of time over the (K, B) grid of each workload, that of the published forms, and which times lie in
     their intervals.
 
-    Step times from the six marked placements with one worker a node; samples to the target from three batch sizes:
+    Step times from six placements with one worker a node; samples to the target from three batch sizes:
     the ends and the one that the model finds most informative.
     """
     columns = ("workload", "workers", "global_batch_size", "iterations", "time_s")
@@ -190,8 +221,8 @@ def _grid(placements: Sequence[PlacementRow]) -> tuple[dict[str, float], dict[st
             [[number(row[name]) for name in columns[1:]] for row in rows if row["workload"] == workload]
         )
         workers, batch, iterations, time_s = table.T
-        marked = [r for r in placements if r.workload == workload and r.workers_per_node == 1 and r.marked]
-        times = step_times_of(marked)
+        here = [r for r in placements if r.workload == workload and r.workers_per_node == 1]
+        times = step_times_of(profiled_rows(here, points))
         steps: ParallelModel = fit_parallel(times)
         samples = {int(b): float(i * b) for b, i in zip(batch, iterations, strict=True)}
         epochs, profiled = _three_points(samples)

@@ -23,7 +23,7 @@ from scavenger.models.overlap_fit import fit_widths, prior_of
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 from scavenger.models.parallel import joined
 
-__all__ = ["BENCHMARK"]
+__all__ = ["BENCHMARK", "log_likelihood"]
 
 FIXED = ((-1.5, 1.0), (-0.5, 1.0), (0.0, 1.5), (0.5, 2.0))
 STRAGGLING = ((0.02, 0.03), (0.04, 0.03))
@@ -98,12 +98,9 @@ def _row(beliefs: Beliefs, score: dict[str, float], best: float) -> tuple[str, .
 
 
 def _scores(clusters: list[list[PlacementRow]], beliefs: Beliefs) -> dict[str, float]:
-    scores = {"log_likelihood": 0.0}
+    scores = {"log_likelihood": sum(log_likelihood(rows, beliefs) for rows in clusters)}
     everything: list[GroupResult] = []
     for kind, rows in zip(("T4", "A100"), clusters, strict=True):
-        for measured in _groups(rows):
-            prior = prior_of(measured, beliefs=beliefs)
-            scores["log_likelihood"] += fit_widths(measured, prior)[1].log_evidence
         for points in ("extremes", "marked"):
             found = [
                 one for one in backtest_steps(rows, points, beliefs=beliefs) if isinstance(one, GroupResult)
@@ -111,6 +108,12 @@ def _scores(clusters: list[list[PlacementRow]], beliefs: Beliefs) -> dict[str, f
             scores[f"{kind}, {points}"] = float(np.mean([one.errors().mean() for one in found]))
             everything += found
     return {**scores, "coverage90": coverage90(everything) or 0.0}
+
+
+def log_likelihood(rows: list[PlacementRow], beliefs: Beliefs) -> float:
+    """Marginal log likelihood of all step times, each cluster and workload with coefficients of its own."""
+    groups = _groups(rows)
+    return sum(fit_widths(group, prior_of(group, beliefs=beliefs))[1].log_evidence for group in groups)
 
 
 def _groups(rows: list[PlacementRow]) -> list[tuple[Measured, ...]]:

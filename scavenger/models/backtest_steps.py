@@ -18,7 +18,7 @@ from scavenger.models.design import Candidate, propose
 from scavenger.models.overlap_law import BELIEFS, Beliefs
 from scavenger.models.parallel import INTERVAL_Z, StepTimes, fit_parallel
 
-__all__ = ["backtest_steps", "notes_on_rows", "step_times_of"]
+__all__ = ["backtest_steps", "notes_on_rows", "profiled_rows", "step_times_of"]
 
 STEPS = 20
 """Assumed number of steps of a mean in a file; without a known spread it has no influence."""
@@ -115,13 +115,9 @@ def _backtest(
     points: int | str,
     beliefs: Beliefs,
 ) -> GroupResult | Skipped:
-    places: dict[Candidate, list[PlacementRow]] = {}
-    for row in sorted((row for row in rows if _usable(row)), key=_order):
-        places.setdefault(_place(row), []).append(row)
+    places = _places(rows)
     dropped = len(rows) - sum(len(alike) for alike in places.values())
-    chosen = _marked(places) if points == "marked" else _extremes(places) if points == "extremes" else []
-    if isinstance(points, int) and points < len(places):
-        chosen = _proposed(places, points)
+    chosen = _chosen(places, points)
     if len(chosen) < 2 or len(chosen) >= len(places):
         reason = (
             f"{len(places)} placements, {len(chosen)} to fit to: 2 or more are needed, and one to predict"
@@ -151,6 +147,25 @@ def _backtest(
         ),
         dropped=dropped,
     )
+
+
+def profiled_rows(rows: Iterable[PlacementRow], points: int | str) -> list[PlacementRow]:
+    """The rows of one group that `backtest_steps` fits to."""
+    places = _places(rows)
+    return [row for place in _chosen(places, points) for row in places[place]]
+
+
+def _places(rows: Iterable[PlacementRow]) -> dict[Candidate, list[PlacementRow]]:
+    places: dict[Candidate, list[PlacementRow]] = {}
+    for row in sorted((row for row in rows if _usable(row)), key=_order):
+        places.setdefault(_place(row), []).append(row)
+    return places
+
+
+def _chosen(places: dict[Candidate, list[PlacementRow]], points: int | str) -> list[Candidate]:
+    if isinstance(points, int):
+        return _proposed(places, points) if points < len(places) else []
+    return _marked(places) if points == "marked" else _extremes(places)
 
 
 def _usable(row: PlacementRow) -> bool:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from speed import UNIT_S, units
 from synthetic import CORNERS, POINTS, SHARED, step_parts
 
+from scavenger.models.overlap_fit import WIDTHS
 from scavenger.models.overlap_law import OverlapLaw, overlap_prior
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel, local_batch_sizes
 from scavenger.models.step_laws import LinearLaw, StepTimes
@@ -252,6 +253,22 @@ def test_workers_on_one_machine_are_not_workers_on_four() -> None:
     assert together[0] == pytest.approx(hidden_times(points[:1], law, 4)[0].step_time_s, rel=0.02)
     # Four machines synchronise over their network, one does not.
     assert apart[0] > 1.05 * together[0]
+
+
+def test_points_that_scatter_widen_every_interval_and_exact_ones_narrow_it() -> None:
+    points = [(k, k * b) for k in (1, 2, 4, 8) for b in (16, 64, 256)]
+    exact = hidden_times(points)
+    signs = np.where(np.arange(len(points)) % 2, 1.0, -1.0)
+    scattered = [
+        replace(time, step_time_s=time.step_time_s * math.exp(0.15 * sign))
+        for time, sign in zip(exact, signs, strict=True)
+    ]
+    narrow, usual, wide = (fit_parallel(rows) for rows in (exact, exact[:1], scattered))
+
+    assert narrow.residual_log_sd < usual.residual_log_sd < wide.residual_log_sd
+    assert min(WIDTHS) <= narrow.residual_log_sd < 0.5 * wide.residual_log_sd
+    places = [(3, 300), (6, 100)]
+    assert np.all(2.0 * predict(narrow, places)[1] < predict(wide, places)[1])
 
 
 def test_both_laws_remain_available_by_name() -> None:
