@@ -77,7 +77,7 @@ class Sequencer:
         self._failed = False
         self._finishing: m.Finish | None = None
         self._finalising: set[int] = set()
-        self._newest_piece = 0
+        self._ordered: set[int] = set()
         self._view: m.ViewBody | None = None
         self._views_sent: dict[str, int] = {}
         self.beat = m.Beat(barrier.step)
@@ -325,6 +325,7 @@ class Sequencer:
         fail_here("aggregator.published")
         self._report(report)
         self._contributions.clear()
+        self._ordered.clear()
         follows: list[b.Instruction] = []
         for aggregator in range(self._shard.layout.aggregators):
             follows += self._barrier.handle(b.Applied(order.step, aggregator))
@@ -407,9 +408,10 @@ class Sequencer:
             self._evaluating_since, self._opened_at = 0.0, now
         elif self._opened_at == 0.0:
             self._opened_at = now
-        newest = max((piece.number for piece in instruction.pieces), default=0)
-        if newest > self._newest_piece:  # the wait for the new piece begins now
-            self._newest_piece, self._progress_at = newest, now
+        numbers = {piece.number for piece in instruction.pieces}
+        if not numbers <= self._ordered:  # the wait for the new piece begins now
+            self._ordered |= numbers
+            self._progress_at = now
         self._send_view(instruction.worker, instruction.view)
         self._to_worker(
             instruction.worker,

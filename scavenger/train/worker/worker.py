@@ -51,8 +51,6 @@ __all__ = ["Worker", "load_program", "seed_worker"]
 
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
-_FLUSH_S = 0.05
-"""Long enough for the sockets' threads to send a result."""
 
 log = logging.getLogger(__name__)
 
@@ -390,9 +388,6 @@ class Worker:
             if not isinstance(result, m.Contributed):
                 result = self._compute(order, plan.epoch, view, piece)
             self._push(result)
-            if order.cautious:
-                # a result that has not left this process is lost with it, and its piece would be blamed for the death
-                time.sleep(_FLUSH_S)
         self._step = step
 
     def _compute(self, order: m.Order, epoch: int, view: View, piece: Piece) -> m.Contributed:
