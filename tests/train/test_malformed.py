@@ -355,9 +355,10 @@ def test_an_aggregator_goes_on_and_applies_nothing_whatever_peers_say(
 def test_what_another_aggregator_would_say_is_believed_of_it_alone(aggregator: Aggregator) -> None:
     sequencer = aggregator._sequencer
     assert sequencer is not None
-    number = sequencer._newest_piece
+    pieces = sequencer._barrier._pieces
+    [number] = [piece.number for piece in pieces.open]
     for peer in ("w0", "aggregator-0", "aggregator-2"):
         aggregator._from_peer(peer, m.Held(1, "w0", 1, 1, number), None)
-        assert not sequencer._barrier._held[number]
+        assert not pieces._held[number]
     aggregator._from_peer("aggregator-1", m.Held(1, "w0", 1, 1, number), None)
-    assert sequencer._barrier._held[number] == {1}
+    assert pieces._held[number] == {1}
