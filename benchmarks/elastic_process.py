@@ -184,13 +184,14 @@ def main() -> int:
         elif boot.role == "aggregator":
             _arm_aggregator(clocks)
         if plain and boot.role == "worker":
-            from scavenger.train.worker.worker import worker
+            from scavenger.train.worker import connections
 
-            _without_keys(worker, "Dealer")
+            _without_keys(connections, "Dealer")
         if plain and boot.role == "aggregator":
-            from scavenger.train.aggregation import aggregator
+            from scavenger.train.aggregation import aggregator, upstream
 
-            _without_keys(aggregator, "Dealer", "Router")
+            _without_keys(aggregator, "Router")
+            _without_keys(upstream, "Dealer")
         clocks.skips(wire.Dealer, "send", None, _Unneeded())
         try:
             serve(boot, context, seat)
