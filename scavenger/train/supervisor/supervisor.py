@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,26 +17,20 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from scavenger.elastic.liveness import HEARTBEAT_S
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.outage import Outage
 from scavenger.elastic.recovery import Role, Status
-from scavenger.errors import (
-    MessageError,
-    ModelNotSavedError,
-    TrainingHungError,
-    WorkersLostError,
-)
+from scavenger.errors import MessageError
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name, partial_model
+from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name
+from scavenger.train.supervisor.ending import Ending
 from scavenger.train.supervisor.events import Event, Leaving, ProcessState, Started, Warned
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
-from scavenger.train.supervisor.saving import Saving
+from scavenger.train.supervisor.watching import MemoryWatch, NetworkWatch
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
@@ -46,9 +39,7 @@ from scavenger.train.transport.sockets import EVERYBODY, Malformed
 
 __all__ = ["Supervisor"]
 
-_MEMORY_SAMPLE_S = 0.5
 _GRACE_S = 5.0
-_ASK_AGAIN_S = 1.0
 _QUIT_S = 10.0  # how long a released worker may take to end; its time is paid for
 
 log = logging.getLogger(__name__)
@@ -60,14 +51,6 @@ class _Requested:
 
     command: int = 0
     resize: m.Resize | None = None
-
-
-@dataclass(slots=True)
-class _LastChecked:
-    """When memory and liveness were last checked, monotonic seconds."""
-
-    memory_s: float = 0.0
-    liveness_s: float = 0.0
 
 
 class Supervisor:
@@ -84,7 +67,6 @@ class Supervisor:
 
     Attributes:
         manifest: Description of the model; None before a worker has built it.
-        memory_bytes: The peak memory of each process so far.
         quarantined: Samples that are left out, by their indices in the data.
         on_wait: Called while `finish` waits, which may take long; it fetches the events by `poll(0.0)`.
         recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be committed.
@@ -120,15 +102,15 @@ class Supervisor:
             receive=self._receive,
             clock=clock,
         )
-        self._saving = Saving()
-        self._requested, self._checked, self._outage = _Requested(), _LastChecked(), Outage()
+        self._ending = Ending(
+            processes, self._registry, aggregators=aggregators, turn=self._turn, clock=clock
+        )
+        self._requested, self._memory, self._network = _Requested(), MemoryWatch(), NetworkWatch()
         self._undelivered: list[tuple[str, bytes]] = []
         self.manifest: m.Manifest | None = None
-        self.memory_bytes: dict[str, int] = {}
         self.quarantined: tuple[int, ...] = ()
         self.on_wait: Callable[[], None] | None = None
         self.recorded: Callable[[], bool] = lambda: True
-        self._unrecorded: int | None = None
 
     @classmethod
     def open(
@@ -273,15 +255,8 @@ class Supervisor:
             TrainingError: If writing fails in another way, or takes longer than `within_s`.
         """
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
-        saving = self._finalise(best=best, checkpoint=checkpoint, deadline=deadline)
-        while not saving.saved:
-            able = [name for name in self.alive if self._registry[name].status is Status.READY]
-            if not able:
-                raise WorkersLostError("no worker is left to write the model")
-            assert saving.step is not None
-            self._save(able[0], path.resolve(), saving.step, deadline)
-            if saving.refusal:
-                raise ModelNotSavedError(saving.refusal)
+        self._ending.finalise(best=best, checkpoint=checkpoint, deadline=deadline)
+        self._ending.write(path.resolve(), deadline=deadline)
 
     def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
         """End training with the last applied step, and write a checkpoint of it, if the job has a checkpoint plan.
@@ -289,35 +264,7 @@ class Supervisor:
         Raises what `finish` does. An event reports whether the checkpoint was written.
         """
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
-        self._finalise(best=best, checkpoint=True, deadline=deadline)
-
-    def _finalise(self, *, best: bool, checkpoint: bool, deadline: float) -> Saving:
-        saving = self._saving = Saving()
-        gone = [name for name in self._aggregators if name not in self.engine.running]
-        if gone:
-            raise WorkersLostError(f"{gone[0]}, which held the weights, is gone")
-        self._wait(
-            lambda: saving.step is not None,
-            "the aggregator did not finish in time",
-            deadline,
-            # asked repeatedly, since the sequencer may be restarted meanwhile
-            asking=lambda: self._processes.send(self._aggregators[0], m.Finish(best, checkpoint)),
-        )
-        return saving
-
-    def _save(self, writer: str, path: Path, step: int, deadline: float) -> None:
-        """Have a worker write the model to `path`, or, if it runs on another host, send the model here."""
-        here, saving = self.engine.host(writer) == self.engine.leader_host, self._saving
-        with contextlib.ExitStack() as after:
-            after.callback(partial_model(path).unlink, missing_ok=True)
-            if not here:
-                after.enter_context(saving.received(writer, path))
-            self._processes.send(writer, m.Save(str(path) if here else "", step))
-            self._wait(
-                lambda: saving.saved or bool(saving.refusal) or writer not in self.engine.running,
-                "the model was not written in time",
-                deadline,
-            )
+        self._ending.finalise(best=best, checkpoint=True, deadline=deadline)
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End every process and free everything; safe to call twice.
@@ -391,6 +338,11 @@ class Supervisor:
         """Return the seconds that workers have existed, summed over the workers of each type of VM."""
         return self._registry.worker_seconds()
 
+    @property
+    def memory_bytes(self) -> Mapping[str, int]:
+        """The peak memory of each process so far."""
+        return self._memory.peaks
+
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -405,15 +357,17 @@ class Supervisor:
         self._update(timeout_s)
         events = list(self._events)
         self._events.clear()  # not a new list: the hub appends its warnings to this one
-        ready = [event.step for event in events if isinstance(event, m.CheckpointReady)]
-        self._unrecorded = ready[-1] if ready else self._unrecorded
+        for event in events:
+            if isinstance(event, m.CheckpointReady):
+                self._checkpoints.unrecorded = event.step
         return events
 
     def _answer_recorded(self) -> None:
         """Let the sequencer commit a checkpoint once all steps up to it are stored."""
-        if self._unrecorded is not None and self.recorded():
-            self._processes.send(self._aggregators[0], m.Recorded(self._unrecorded))
-            self._unrecorded = None
+        step = self._checkpoints.unrecorded
+        if step is not None and self.recorded():
+            self._processes.send(self._aggregators[0], m.Recorded(step))
+            self._checkpoints.unrecorded = None
 
     def _update(self, timeout_s: float) -> None:
         """Handle messages that have arrived, processes that have ended, and preemption notices."""
@@ -429,31 +383,13 @@ class Supervisor:
                 self._warn(f"{notice.name}: {notice.reason}; it will be replaced when it has ended")
         self._watch()
 
-    def _wait(
-        self,
-        condition: Callable[[], bool],
-        complaint: str,
-        deadline: float,
-        *,
-        asking: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Wait until a condition holds, and call `asking` at regular intervals meanwhile.
-
-        Raises:
-            TrainingHungError: With the complaint, if the condition does not hold at the deadline.
-        """
-        asked_at = -math.inf
-        while not condition():
-            if self._clock() - asked_at >= _ASK_AGAIN_S:
-                asked_at = self._clock()
-                asking()
-            if self._clock() > deadline:
-                raise TrainingHungError(complaint)
-            if self.on_wait is None:
-                self._events[:0] = self.poll(0.05)
-            else:
-                self._update(0.05)
-                self.on_wait()
+    def _turn(self) -> None:
+        """One turn of the loop while training ends."""
+        if self.on_wait is None:
+            self._events[:0] = self.poll(0.05)
+        else:
+            self._update(0.05)
+            self.on_wait()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
@@ -483,7 +419,7 @@ class Supervisor:
         match message:
             case m.Beat():
                 self._registry.beat(peer.removesuffix(HEARTBEAT_SUFFIX), message)
-                self._outage.heard(peer.removesuffix(HEARTBEAT_SUFFIX))
+                self._network.heard(peer.removesuffix(HEARTBEAT_SUFFIX))
             case (
                 m.StepReport()
                 | m.EpochReport()
@@ -500,7 +436,7 @@ class Supervisor:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
             case m.Done() | m.Saved() | m.SavedPart() | m.Unsaved():
-                self._saving.take(peer, message)
+                self._ending.take(peer, message)
                 return
             case m.Failed():
                 self._fail(peer, message)
@@ -604,16 +540,12 @@ class Supervisor:
     def _watch(self) -> None:
         """Replace a silent coordinator, kill released workers that do not end, and sample memory."""
         now = self._clock()
-        if now - self._checked.memory_s >= _MEMORY_SAMPLE_S:
-            self._checked.memory_s = now
-            self.memory_bytes |= self.engine.sample_memory()
-            self.engine.cap_logs()
+        self._memory.look(self.engine, now)
         for worker in self._registry.let_go:
             if now - worker.leaving_s > _QUIT_S:
                 self.engine.kill(worker.name)
-        if now - self._checked.liveness_s >= HEARTBEAT_S:
-            self._checked.liveness_s = now
+        if self._network.is_due(now):
             # without these heartbeats, the coordinator counts no process as silent
-            if not self._outage.look(now, in_doubt=self.engine.in_doubt, processes=self._registry.beating):
+            if not self._network.in_doubt(self.engine, self._registry.beating, now):
                 self._to_coordinator(m.Beat())
             self._recoveries.watch(now)
