@@ -6,8 +6,8 @@ import math
 
 from scavenger.elastic import barrier as b
 from scavenger.elastic.view import Piece
-from scavenger.train.transport.messages.control import StepReport
 from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied
+from scavenger.train.transport.messages.reports import StepReport
 
 __all__ = ["StepInProgress"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scavenger.elastic.membership import Membership, WorkerState
-from scavenger.train.transport.messages.control import Roster
+from scavenger.train.transport.messages.coordination import Roster
 
 __all__ = ["RosterReport"]
 

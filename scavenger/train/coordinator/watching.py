@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from scavenger.elastic.liveness import evaluation_limit_s
-from scavenger.train.transport.messages.control import Beat, Brief
+from scavenger.train.transport.messages.coordination import Brief
+from scavenger.train.transport.messages.reports import Beat
 
 __all__ = ["SequencerProgress", "StartTimes"]
 
