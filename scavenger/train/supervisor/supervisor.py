@@ -19,7 +19,6 @@ import zmq
 
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.recovery import Role, Status
-from scavenger.errors import MessageError
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
@@ -30,12 +29,13 @@ from scavenger.train.supervisor.events import Event, Leaving, ProcessState, Star
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
+from scavenger.train.supervisor.routing import Routing
 from scavenger.train.supervisor.watching import MemoryWatch, NetworkWatch
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.shared_memory import Block, Layout
-from scavenger.train.transport.sockets import EVERYBODY, Malformed
+from scavenger.train.transport.sockets import Malformed
 
 __all__ = ["Supervisor"]
 
@@ -90,6 +90,13 @@ class Supervisor:
         self._checkpoints = Checkpoints(checkpoint, restore)
         self._registry = ProcessRegistry(processes.engine, clock)
         self._slots = WorkerSlots()
+        self._routing = Routing(
+            processes,
+            self._registry,
+            from_process=self._from_process,
+            from_coordinator=self._from_coordinator,
+            is_first=lambda: self._recoveries.token == 1,
+        )
         self._recoveries = Recoveries(
             processes,
             self._registry,
@@ -98,15 +105,14 @@ class Supervisor:
             aggregators=aggregators,
             start_s=timeouts.start_s,
             events=events.append,
-            send=self._to_coordinator,
-            receive=self._receive,
+            send=self._routing.send,
+            receive=self._routing.receive,
             clock=clock,
         )
         self._ending = Ending(
             processes, self._registry, aggregators=aggregators, turn=self._turn, clock=clock
         )
         self._requested, self._memory, self._network = _Requested(), MemoryWatch(), NetworkWatch()
-        self._undelivered: list[tuple[str, bytes]] = []
         self.manifest: m.Manifest | None = None
         self.quarantined: tuple[int, ...] = ()
         self.on_wait: Callable[[], None] | None = None
@@ -202,7 +208,7 @@ class Supervisor:
 
     def _announce(self, worker: str) -> None:
         self._registry[worker].announced = True
-        self._to_coordinator(m.Launched(worker))
+        self._routing.send(m.Launched(worker))
 
     def resize(
         self,
@@ -226,13 +232,13 @@ class Supervisor:
         self._registry.ask_to_leave(without)
         resize = m.Resize(command, workers, global_batch_size, reason, tuple(without), lr_scale)
         self._requested = _Requested(command, resize)
-        self._to_coordinator(resize)
+        self._routing.send(resize)
 
     def release(self, keep: int) -> None:
         """Release workers that no view needs, newest first, until `keep` are alive; `Leaving` events name them."""
         if self.settled and (len(self.alive) > keep or self._registry.departing):
             self._requested.command += 1
-            self._to_coordinator(m.Release(self._requested.command, keep))
+            self._routing.send(m.Release(self._requested.command, keep))
 
     def verdict(self, epoch: int, *, stop: bool, keep_best: bool) -> None:
         """Answer an `EpochReport`; the job waits for the answer."""
@@ -277,7 +283,7 @@ class Supervisor:
             for name in self.engine.running:
                 worker = self._registry.worker(name)
                 if name == self._registry.coordinator:
-                    self._to_coordinator(m.Quit())
+                    self._routing.send(m.Quit())
                 elif worker is not None and worker.status is Status.STARTING:
                     self.engine.kill(name)  # it would not receive a message for seconds, and holds no state
                 else:
@@ -372,7 +378,7 @@ class Supervisor:
     def _update(self, timeout_s: float) -> None:
         """Handle messages that have arrived, processes that have ended, and preemption notices."""
         self._processes.wait(timeout_s)
-        self._receive()
+        self._routing.receive()
         for ended in self.engine.poll():
             self._recoveries.ended(ended)
         self._announce_placed()
@@ -393,25 +399,8 @@ class Supervisor:
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def _receive(self) -> None:
-        for peer, frames in self._processes.take():
-            try:
-                if peer.startswith("coordinator"):
-                    target, body = frames
-                    name = target.decode()
-                    message = None if name else m.decode(body)
-                else:
-                    (body,) = frames
-                    name, message = "", m.decode(body)
-            except (MessageError, ValueError):
-                self._processes.hub.malformed(peer)
-                continue
-            if peer.startswith("coordinator"):
-                self._from_coordinator(peer, name, message, body)
-            elif message is not None:
-                self._from_process(peer, message, body)
-
-    def _from_process(self, peer: str, message: m.Message, body: bytes) -> None:
+    def _from_process(self, peer: str, message: m.Message) -> bool:
+        """Handle a message of another process; returns whether the coordinator gets it too."""
         sequencing = peer == self._aggregators[0]
         worker = self._registry.worker(peer)
         if worker is not None and not worker.announced:
@@ -431,22 +420,22 @@ class Supervisor:
                     self._checkpoints.written = True
                     log.info("wrote a checkpoint of step %d in %.1f s", message.step, message.written_s)
                 self._events.append(message)
-                return
+                return False
             case m.Quarantined() if sequencing:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
             case m.Done() | m.Saved() | m.SavedPart() | m.Unsaved():
                 self._ending.take(peer, message)
-                return
+                return False
             case m.Failed():
                 self._fail(peer, message)
-                return
+                return False
             case m.Hello() | m.Present() if self.manifest is None:
                 try:
                     layout = Layout.of(message.manifest, len(self._aggregators))
                 except (ArithmeticError, AttributeError, TypeError, ValueError):  # no model has such tensors
                     self._processes.hub.malformed(peer)
-                    return
+                    return False
                 self._slots.set_layout(layout)
                 self.manifest = message.manifest
             case m.Ready() if worker is not None and worker.status is Status.STARTING:
@@ -460,32 +449,16 @@ class Supervisor:
                 self._recoveries.part_held(peer, message.step)
             case _:
                 pass
-        if self._recoveries.token == 1 and self._registry[self._registry.coordinator].beat is None:
-            # the first coordinator may start after processes that send to it, and it sends no roll call
-            self._undelivered.append((peer, body))
-        else:
-            self._processes.pass_on(self._registry.coordinator, peer.encode(), body)
+        return True
 
-    def _from_coordinator(self, peer: str, name: str, message: m.Message | None, body: bytes) -> None:
-        """Handle a message of the coordinator to a process, or, with an empty name, to the supervisor."""
-        if peer != self._registry.coordinator:
-            return  # it was replaced: its messages no longer count
+    def _from_coordinator(self, message: m.Message | None) -> None:
+        """Handle a message of the coordinator; None for one to another process."""
         self._recoveries.coordinator_alive()
-        if name == EVERYBODY:
-            for process in self.engine.running:
-                if not process.startswith("coordinator"):
-                    self._processes.pass_on(process, body)
-            return
-        if name:
-            self._processes.pass_on(name, body)
-            return
+        coordinator = self._registry.coordinator
         match message:
-            case m.Beat() if self._registry[peer].beat is None:
-                self._registry.beat(peer, message)
-                self._to_coordinator(self._brief())
-                for process, undelivered in self._undelivered if self._recoveries.token == 1 else ():
-                    self._processes.pass_on(peer, process.encode(), undelivered)
-                self._undelivered.clear()
+            case m.Beat() if self._registry[coordinator].beat is None:
+                self._registry.beat(coordinator, message)
+                self._routing.welcome(self._brief())
             case m.Roster():
                 self._take_roster(message)
             case m.Expel():
@@ -493,7 +466,7 @@ class Supervisor:
             case m.RollBack():
                 self._recoveries.roll_back(message.cause)
             case m.Failed():
-                self._fail(peer, message)
+                self._fail(coordinator, message)
             case _:
                 pass
 
@@ -508,9 +481,6 @@ class Supervisor:
                 Block(self._processes.block_fd, self._slots.layout).release_slots(worker_slot(name))
             for aggregator in self._aggregators:
                 self._processes.send(aggregator, m.Forget(name))
-
-    def _to_coordinator(self, message: m.Message) -> None:
-        self._processes.pass_on(self._registry.coordinator, b"", m.encode(message))
 
     def _brief(self) -> m.Brief:
         return m.Brief(
@@ -547,5 +517,5 @@ class Supervisor:
         if self._network.is_due(now):
             # without these heartbeats, the coordinator counts no process as silent
             if not self._network.in_doubt(self.engine, self._registry.beating, now):
-                self._to_coordinator(m.Beat())
+                self._routing.send(m.Beat())
             self._recoveries.watch(now)
