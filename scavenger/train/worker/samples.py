@@ -21,12 +21,11 @@ class Samples:
 
     Args:
         source: The training data.
-        size: Number of training samples.
         seed: The job's seed, which determines the order of each epoch.
     """
 
-    def __init__(self, source: Source, size: int, seed: int) -> None:
-        self._size, self._seed = size, seed
+    def __init__(self, source: Source, seed: int) -> None:
+        self._size, self._seed = len(source), seed
         self._batches = Prefetcher(source)
         self._order: tuple[int, npt.NDArray[np.int64]] | None = None
         self._quarantined: tuple[int, ...] = ()

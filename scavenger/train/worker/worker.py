@@ -111,7 +111,7 @@ class Worker:
         self._config, self._control = config, control
         self._program = load_program(config.train, config.job_dir, config.seed)
         seed_worker(config.seed, config.name)
-        self._samples = Samples(self._program.train, len(self._program.train), config.seed)
+        self._samples = Samples(self._program.train, config.seed)
         self._fd = open_block(config)
         self._memory_id = memory_id(self._fd)
         self._connections = Connections(context, config.name, keys, memory=self._memory_id, control=control)
