@@ -1,4 +1,4 @@
-"""Which pieces the sequencer blames for the deaths of their workers."""
+"""The pieces of a step, and which of them the sequencer blames for the deaths of their workers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,28 @@ from scavenger.elastic.barrier import (
     Quarantine,
     Tick,
 )
+from scavenger.elastic.pieces import Pieces
 from scavenger.elastic.quarantine import DEATHS_MIN, Cause, Suspects
 from scavenger.elastic.quarantine import Piece as Suspected
-from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece
+from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share
 
 SIZE = 40
+
+
+def test_pieces_are_ordered_at_once_or_one_by_one_for_each_worker() -> None:
+    pieces, members = Pieces(1), (Member("w0", 0), Member("w1", SLOTS_PER_WORKER))
+    pieces.cut((Share(0, 2), Share(2, 4)), members)
+    pieces.give(Share(4, 6), members[0])
+
+    assert [piece.worker for piece in pieces.order(one_by_one=True)] == ["w0", "w1"]
+    assert pieces.order(one_by_one=True) == []
+    pieces.finish(pieces.outstanding[0].number)
+    [third] = pieces.order(one_by_one=True)
+    assert third.share == Share(4, 6)
+
+    pieces.give(Share(6, 8), members[0])
+    assert [piece.share for piece in pieces.order(one_by_one=False)] == [Share(6, 8)]
+    assert pieces.open == pieces.outstanding
 
 
 def announce(number: int, *workers: int, batch: int, died: str = "") -> Announce:
