@@ -113,7 +113,7 @@ def _arm_aggregator(clocks: _Clocks) -> None:
     from scavenger.elastic.barrier import Barrier
     from scavenger.train.aggregation import update
     from scavenger.train.aggregation.model_shard import ModelShard
-    from scavenger.train.aggregation.sequencer import Sequencer
+    from scavenger.train.aggregation.step_in_progress import StepInProgress
     from scavenger.train.transport.shared_memory import Block
 
     clocks.times(Barrier, "handle", "watching")
@@ -124,8 +124,8 @@ def _arm_aggregator(clocks: _Clocks) -> None:
     for record in ("write_job", "write_part", "write_report"):
         clocks.times(Block, record, "watching")
         clocks.skips(Block, record, None)
-    clocks.times(Sequencer, "_step_report", "watching")
-    make_report = Sequencer._step_report
+    clocks.times(StepInProgress, "report", "watching")
+    make_report = StepInProgress.report
 
     @functools.wraps(make_report)
     def report(*args: Any, **options: Any) -> m.StepReport:
@@ -133,7 +133,7 @@ def _arm_aggregator(clocks: _Clocks) -> None:
         clocks.note("step", made.step_time_s)
         return made
 
-    Sequencer._step_report = report  # type: ignore[method-assign]
+    StepInProgress.report = report  # type: ignore[method-assign]
 
 
 class _PlainSocket:
@@ -184,13 +184,14 @@ def main() -> int:
         elif boot.role == "aggregator":
             _arm_aggregator(clocks)
         if plain and boot.role == "worker":
-            from scavenger.train.worker.worker import worker
+            from scavenger.train.worker import connections
 
-            _without_keys(worker, "Dealer")
+            _without_keys(connections, "Dealer")
         if plain and boot.role == "aggregator":
-            from scavenger.train.aggregation import aggregator
+            from scavenger.train.aggregation import aggregator, upstream
 
-            _without_keys(aggregator, "Dealer", "Router")
+            _without_keys(aggregator, "Router")
+            _without_keys(upstream, "Dealer")
         clocks.skips(wire.Dealer, "send", None, _Unneeded())
         try:
             serve(boot, context, seat)

@@ -28,15 +28,21 @@ at the same weights, and late messages of the lost worker about it are refused; 
 aggregators apply the one list of pieces that is decided here, so each sample of each step is applied exactly
 once on each of them.
 
+**Whom a death blames.** While pieces are suspected of killing their workers, a worker has at most one piece at a time:
+the next is ordered when the result of the one before has arrived. So a death blames the one piece that is outstanding,
+whatever results were lost with the worker. Who died of one of several pieces leaves each of them to be tried alone.
+
 A view that is *pending* takes effect at the next step boundary: no worker stops for it, and no work is lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
 from scavenger.elastic import quarantine as q
+from scavenger.elastic.pieces import Pieces
 from scavenger.elastic.steps import (
     Announce,
     Applied,
@@ -61,7 +67,6 @@ from scavenger.elastic.steps import (
     Verdict,
 )
 from scavenger.elastic.view import (
-    SLOTS_PER_WORKER,
     Member,
     Piece,
     Position,
@@ -97,11 +102,6 @@ __all__ = [
     "Tick",
     "Verdict",
 ]
-
-
-_PIECES_PER_VIEW = 1 << 32
-"""Range of piece numbers of a view, larger than a view ever needs: so a restarted sequencer never reuses the number
-of a piece that its predecessor gave out in the same step under an older view."""
 
 
 class Phase(Enum):
@@ -153,13 +153,7 @@ class Barrier:
         self.token = 0
         self._pending: Announce | None = None
         self._plan: StepPlan | None = None
-        self._pieces: dict[int, Piece] = {}
-        self._held: dict[int, set[int]] = {}
-        self._open: dict[int, Piece] = {}
-        """Pieces that some aggregator does not have yet."""
-        self._orphans: list[Share] = []
-        self._pieces_made = 0
-        self._slots_used: dict[str, int] = {}
+        self._pieces = Pieces(aggregators)
         self._unapplied: set[int] = set()
         self._lost: set[str] = set()
         self._suspects = suspects
@@ -175,7 +169,7 @@ class Barrier:
     def missing(self) -> tuple[str, ...]:
         """The workers that the current phase waits for."""
         if self.phase in (Phase.STEP, Phase.EVALUATE):
-            return tuple(dict.fromkeys(piece.worker for piece in self._awaited()))
+            return tuple(dict.fromkeys(piece.worker for piece in self._pieces.open))
         if self.phase is Phase.SUMMARISE and self._summariser is not None:
             return (self._summariser,)
         return ()
@@ -236,18 +230,14 @@ class Barrier:
     def _contribution(self, event: Contribution) -> list[Instruction]:
         if refusal := self._refusal(event, Phase.STEP, self.step + 1):
             return [refusal]
-        held = self._held[event.piece]
-        held.add(event.aggregator)
-        if len(held) == self.aggregators:
-            self._open.pop(event.piece, None)
-            if self._suspects is not None:
-                self._suspects.passed(self._suspect(self._pieces[event.piece].share))
-        return self._begin_apply()
+        piece = self._pieces.of(event.worker, event.piece)
+        assert piece is not None
+        if self._pieces.hold(piece.number, event.aggregator) and self._suspects is not None:
+            self._suspects.passed(self._suspect(piece.share))
+        return self._begin_apply() if self._pieces.complete else self._order()
 
     def _begin_apply(self) -> list[Instruction]:
-        """Start to apply the step, once no piece is missing."""
-        if self._orphans or self._open:
-            return []
+        """Start to apply the step, now that no piece is missing."""
         assert self.view is not None
         self.phase = Phase.APPLY
         self._plan = plan_step(self.view, self.step + 1, self.dataset_size)
@@ -269,11 +259,8 @@ class Barrier:
     def _evaluated(self, event: Evaluated) -> list[Instruction]:
         if refusal := self._refusal(event, Phase.EVALUATE, self.step):
             return [refusal]
-        self._held[event.piece].update(range(self.aggregators))
-        self._open.pop(event.piece, None)
-        if self._orphans or self._open:
-            return []
-        return self._summarise()
+        self._pieces.finish(event.piece)
+        return self._summarise() if self._pieces.complete else []
 
     def _summed(self, event: Summed) -> list[Instruction]:
         if (
@@ -296,7 +283,7 @@ class Barrier:
     def _repeat(self) -> list[Instruction]:
         match self.phase:
             case Phase.STEP | Phase.EVALUATE:
-                return self._orders(self._awaited())
+                return self._orders(self._pieces.outstanding)
             case Phase.APPLY:
                 return [replace(self._apply(), aggregators=tuple(sorted(self._unapplied)))]
             case Phase.SUMMARISE if self._summariser is not None:
@@ -321,19 +308,18 @@ class Barrier:
         assert self.view is not None
         self.phase = Phase.STEP
         # no member of a new view is known to be lost
-        self._cut(plan_step(self.view, self.step + 1, self.dataset_size).shares, self.view.members)
-        return instructions + self._orders(self._awaited())
+        self._pieces.cut(plan_step(self.view, self.step + 1, self.dataset_size).shares, self.view.members)
+        return instructions + self._order()
 
     def _begin_evaluation(self) -> list[Instruction]:
         assert self.view is not None
         self.phase = Phase.EVALUATE
         able = self._able()
-        self._cut(split(0, self.validation_size, max(1, len(able))), able)
-        if not self._pieces and not self._orphans:
-            return (
-                self._summarise()
-            )  # even without validation data, one worker has to turn the sums into metrics
-        return self._orders(self._awaited())
+        self._pieces.cut(split(0, self.validation_size, max(1, len(able))), able)
+        if self._pieces.complete:
+            # even without validation data, one worker has to turn the sums into metrics
+            return self._summarise()
+        return self._order()
 
     def _evaluate_again(self) -> list[Instruction]:
         """Repeat the evaluation if the job was resumed at the end of an epoch, under a new view."""
@@ -355,7 +341,7 @@ class Barrier:
             lr_scale=announced.lr_scale,
             reason=announced.reason,
         )
-        self._pieces_made = max(self._pieces_made, self.view.number * _PIECES_PER_VIEW)
+        self._pieces.new_view(self.view.number)
         members = {member.worker for member in self.view.members}
         left = [] if before is None else [m for m in before.members if m.worker not in members]
         lost = self._lost
@@ -367,32 +353,11 @@ class Barrier:
             *(Proceed(m.worker, "idle", self.step, self.view) for m in left if m.worker not in lost),
         ]
 
-    def _cut(self, shares: tuple[Share, ...], members: tuple[Member, ...]) -> None:
-        self._pieces.clear()
-        self._held.clear()
-        self._open.clear()
-        self._orphans.clear()
-        self._slots_used.clear()
-        if not members:
-            self._orphans = [share for share in shares if share.samples]
-            return
-        for share, member in zip(shares, members, strict=True):
-            if share.samples:
-                self._give(share, member)
+    def _order(self) -> list[Instruction]:
+        """Order the pieces that are due: in a suspicious step, a worker's next one only when it has no other."""
+        return self._orders(self._pieces.order(one_by_one=self.suspicious and self.phase is Phase.STEP))
 
-    def _give(self, share: Share, member: Member) -> Piece:
-        used = self._slots_used.get(member.worker, 0)
-        self._slots_used[member.worker] = used + 1
-        self._pieces_made += 1
-        piece = Piece(self._pieces_made, share, member.worker, member.slot + used)
-        self._pieces[piece.number] = self._open[piece.number] = piece
-        self._held[piece.number] = set()
-        return piece
-
-    def _awaited(self) -> list[Piece]:
-        return list(self._open.values())
-
-    def _orders(self, pieces: list[Piece]) -> list[Instruction]:
+    def _orders(self, pieces: Sequence[Piece]) -> list[Instruction]:
         """One order for each worker, with all of its pieces."""
         assert self.view is not None
         action = "train" if self.phase is Phase.STEP else "evaluate"
@@ -410,44 +375,46 @@ class Barrier:
         # a stand-in that was a member of a view which never took effect may be gone without a report
         known = {member.worker for member in (*self.view.members, *self._pending.members)}
         found: list[Instruction] = []
-        for piece in self._awaited():
-            if piece.worker in self._lost or piece.worker not in known:
-                del self._pieces[piece.number], self._open[piece.number]
-                self._orphans.append(piece.share)
-                # a worker does its pieces in order, so it died on the first that it has not finished
-                if (death := self._deaths.pop(piece.worker, None)) is not None:
-                    found += self._inquire(death, piece)
+        orphaned = self._pieces.withdraw(lambda worker: worker in self._lost or worker not in known)
+        for worker, outstanding in orphaned.items():
+            if (death := self._deaths.pop(worker, None)) is not None:
+                found += self._inquire(death, outstanding)
         able = self._able()
-        if not self._orphans or not able:
-            return found
-        parts = self._apart(self._orphans)
-        self._orphans = []
-        needed = max(self._slots_used.get(member.worker, 0) for member in able) + len(parts)
-        if needed > SLOTS_PER_WORKER:
+        if not self._pieces.orphans or not able:
+            return found + self._order()
+        parts = self._apart(self._pieces.adopt())
+        if not self._pieces.has_room(able, len(parts)):
             # no worker has slots left for this step: restart it with as few pieces as possible
-            shares = [piece.share for piece in self._pieces.values()] + [share for share, _ in parts]
+            shares = [*self._pieces.covered, *(share for share, _ in parts)]
             low, high = min(share.start for share in shares), max(share.stop for share in shares)
-            self._cut((), ())
+            self._pieces.cut((), ())
             parts = self._apart([Share(low, high)])
-        pieces: list[Piece] = []
         for share, alone in parts:
             if alone:
-                pieces.append(self._give(share, min(able, key=lambda m: self._slots_used.get(m.worker, 0))))
+                self._pieces.give(share, self._pieces.least_used(able))
                 continue
             cuts = zip(split(share.start, share.samples, len(able)), able, strict=True)
-            pieces += [self._give(part, member) for part, member in cuts if part.samples]
-        if not self._pieces and self.phase is Phase.STEP:
+            for part, member in cuts:
+                if part.samples:
+                    self._pieces.give(part, member)
+        if self._pieces.complete and self.phase is Phase.STEP:
             return found + self._begin_apply()  # all remaining samples are left out
-        return found + self._orders(pieces)
+        return found + self._order()
 
-    def _inquire(self, death: Death, piece: Piece) -> list[Instruction]:
+    def _inquire(self, death: Death, outstanding: Sequence[Piece]) -> list[Instruction]:
         """Check whether a worker died of its data; evaluations are not checked, since no weights depend on them."""
         if self._suspects is None or self.phase is not Phase.STEP:
+            return []
+        if len(outstanding) > 1:
+            # results of the first ones may be lost with the worker, so any of them may be the cause
+            if death.cause.blames_data:
+                for piece in outstanding:
+                    self._suspects.watch(self._suspect(piece.share))
             return []
         finding = self._suspects.crashed(
             death.worker,
             death.host,
-            self._suspect(piece.share),
+            self._suspect(outstanding[0].share),
             self.step + 1,
             death.cause,
             hosts=death.hosts,
@@ -484,7 +451,7 @@ class Barrier:
     def _apply(self) -> Apply:
         assert self.view is not None
         assert self._plan is not None
-        pieces = sorted(self._pieces.values(), key=lambda piece: piece.share.start)
+        pieces = sorted(self._pieces.all, key=lambda piece: piece.share.start)
         return Apply(self._plan, self.view, tuple(pieces), tuple(range(self.aggregators)))
 
     def _summarise(self) -> list[Instruction]:
@@ -495,7 +462,7 @@ class Barrier:
         self._summariser = able[0].worker if able else None
         if self._summariser is None:
             return []
-        pieces = tuple(sorted(self._pieces.values(), key=lambda piece: piece.share.start))
+        pieces = tuple(sorted(self._pieces.all, key=lambda piece: piece.share.start))
         return [Sum(self._plan, self.view, pieces, self._summariser)]
 
     def _refusal(self, event: Contribution | Evaluated, phase: Phase, step: int) -> Refuse | None:
@@ -505,7 +472,6 @@ class Barrier:
             return Refuse(
                 event.worker, f"view {event.view} step {event.step}, not view {self.view.number} step {step}"
             )
-        piece = self._pieces.get(event.piece)
-        if piece is None or piece.worker != event.worker:
+        if self._pieces.of(event.worker, event.piece) is None:
             return Refuse(event.worker, f"piece {event.piece} of step {event.step} is no longer its own")
         return None

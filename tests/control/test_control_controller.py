@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import offer
 
-from scavenger.control.training.controller import CRASHES_MAX, HEALTHY_STEPS, Controller, Mode
+from scavenger.control.training.controller import Controller, Mode
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
+from scavenger.control.training.losses import CRASHES_MAX, HEALTHY_STEPS
 from scavenger.control.training.orders import (
     Abandon,
     Action,

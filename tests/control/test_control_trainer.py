@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import PRICE, STEP_S, Heard, Scripted, offer, trainer_of
 
-from scavenger.control.training.controller import GIVE_UP, VIEW_WARM_UP_STEPS
 from scavenger.control.training.limits import DRAIN_S
+from scavenger.control.training.losses import GIVE_UP
 from scavenger.control.training.measure import measure
+from scavenger.control.training.view_in_effect import VIEW_WARM_UP_STEPS
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.measurement import StepRecord

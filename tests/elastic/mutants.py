@@ -21,7 +21,7 @@ class LateIsWelcome(Barrier):
 
     def _contribution(self, event: Contribution) -> list[Instruction]:
         if self.view is not None and self.phase is Phase.STEP and event.step == self.step + 1:
-            mine = [piece.number for piece in self._awaited() if piece.worker == event.worker]
+            mine = [piece.number for piece in self._pieces.open if piece.worker == event.worker]
             if mine:
                 event = replace(event, view=self.view.number, piece=mine[0])
         return super()._contribution(event)
@@ -38,10 +38,9 @@ class DoneAndAgain(Barrier):
     """Has all that a lost worker had to do done again, and keeps what is complete of it."""
 
     def _reassign(self) -> list[Instruction]:
-        complete = [
-            piece for number, piece in self._pieces.items() if len(self._held[number]) == self.aggregators
-        ]
-        self._orphans += [piece.share for piece in complete if piece.worker in self._lost]
+        complete = set(self._pieces.all) - set(self._pieces.open)
+        again = sorted((piece.number, piece.share) for piece in complete if piece.worker in self._lost)
+        self._pieces._orphans += [share for _, share in again]
         return super()._reassign()
 
 
@@ -68,9 +67,9 @@ class PiecesNumberedAnew(Barrier):
     """Begins at piece 1 whenever a sequencer is restarted."""
 
     def _install(self) -> list[Instruction]:
-        made = self._pieces_made
+        made = self._pieces._made
         instructions = super()._install()
-        self._pieces_made = made
+        self._pieces._made = made
         return instructions
 
 
@@ -81,7 +80,7 @@ class StandInsStay(Barrier):
         pending = self._pending
         assert pending is not None
         members = {member.worker: member for member in pending.members}
-        for piece in self._awaited():
+        for piece in self._pieces.open:
             members.setdefault(piece.worker, replace(pending.members[0], worker=piece.worker))
         self._pending = replace(pending, members=tuple(members.values()))
         instructions = super()._reassign()

@@ -98,7 +98,7 @@ def stub_supervisor(
     try:
         supervisor.start(workers)
         hello = m.Hello(manifest())
-        supervisor._from_process("w0", hello, m.encode(hello))
+        supervisor._from_process("w0", hello)
         yield supervisor, engine
     finally:
         supervisor.close()

@@ -65,7 +65,8 @@ def test_workers_that_are_gone_are_forgotten_everywhere() -> None:
     few = membership._GONE_KEPT + 2
     assert len(hub.rosters[-1].states) <= few
     assert hub.rosters[-1].states["w0"] == "training"
-    books = (coordinator._present, coordinator._launched_at, coordinator._expelled, coordinator._leaving)
+    leaving, launched = coordinator._roster.leaving, coordinator._starts._launched_at
+    books = (coordinator._present, launched, coordinator._expelled, leaving)
     assert max(map(len, books)) <= few
     assert f"w{rounds - 1}" in hub.rosters[-1].forgotten, "the supervisor may give its slots to another"
 

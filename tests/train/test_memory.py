@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
 from scavenger.train.transport.block_file import block_path, create_block, memory_id, open_block, same_block
+from scavenger.train.transport.messages import StepReport, decode, encode
 from scavenger.train.transport.messages.values import Manifest, ProcessConfiguration, TensorSpec
 from scavenger.train.transport.shared_memory import Block, JobRecord, Layout, OptimizerMemory, PartRecord
 
@@ -307,6 +308,37 @@ def test_what_is_told_of_a_step_is_kept_until_the_step_after_the_next(fd: int) -
     assert block.read_report(6) == b"six"
     block.range(4096 + 8, 1)[:] = b"x"
     assert block.read_report(6) is None
+
+
+@pytest.mark.parametrize("workers", [1000, 4096])
+def test_the_report_of_a_step_by_very_many_workers_is_kept(fd: int, workers: int) -> None:
+    # late in a job on a large data set: its first workers are replaced, and positions take all their bytes
+    names = [f"w{10_500 + rank}" for rank in range(workers)]
+    first = 5_000_000_000
+    report = StepReport(
+        step=123_456,
+        view=321,
+        epoch=12,
+        workers=workers,
+        global_batch_size=32 * workers,
+        samples=32 * workers,
+        step_time_s=1.2,
+        compute_s=1.1,
+        update_s=0.1,
+        data_wait_s=0.01,
+        loss=0.123,
+        mean_worker_sqnorm=1.23,
+        mean_sqnorm=0.123,
+        noise_parts=workers,
+        worker_compute_s=dict.fromkeys(names, 1.1),
+        pieces=tuple((name, first + 32 * rank, first + 32 * (rank + 1)) for rank, name in enumerate(names)),
+    )
+    block = Block(fd, _LAYOUT)
+    block.write_report(report.step, encode(report))
+
+    kept = block.read_report(report.step)
+    assert kept is not None
+    assert decode(kept) == report
 
 
 # ---- what it costs -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.sequencing import SequencedJob
-from scavenger.train.aggregation import sequencer
+from scavenger.train.aggregation import step_timer
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
@@ -142,12 +142,13 @@ class Host:
 def test_a_slow_gradient_and_its_weights_cross_the_network_once_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sequencer, "_REPEAT_S", 0.05)
+    monkeypatch.setattr(step_timer, "_REPEAT_S", 0.05)
     monkeypatch.setattr(worker, "_ASK_AGAIN_S", 0.05)
     host = Host(monkeypatch)
     with host.run() as made:
         sent = Counter(host.bytes)
-        layout = made._layout
+        assert made._memory is not None
+        layout = made._memory.layout
 
     part = layout.part_ranges[0][1]
     assert sent["initial"] == part
@@ -226,13 +227,13 @@ def job() -> Iterator[tuple[SequencedJob, list[tuple[str, m.Message]]]]:
     fd = create_block()
     made = SequencedJob(fd, 300, 3)
     said: list[tuple[str, m.Message]] = []
-    send = made._sequencer._to_worker
+    send = made._sequencer._workers.send
 
     def note(worker: str, message: m.Message) -> None:
         said.append((worker, message))
         send(worker, message)
 
-    made._sequencer._to_worker = note  # type: ignore[method-assign]
+    made._sequencer._workers.send = note
     made.begin()
     yield made, said
     os.close(fd)

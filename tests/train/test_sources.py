@@ -82,4 +82,4 @@ def test_a_worker_that_was_prepared_can_still_give_its_initial_weights_where_oth
     layout = Layout.of(worker._program.manifest, 1)
     held = Block(block, layout).tensors(layout.state_at(0))
     assert all(np.array_equal(a, b) for a, b in zip(held, weights, strict=True))
-    worker._batches.close()
+    worker._samples.close()

@@ -125,7 +125,7 @@ def test_what_a_worker_that_died_has_written_of_the_model_is_removed(
     with stub_supervisor(tmp_path, workers=1) as (supervisor, engine):
         partial_model(path).write_bytes(b"half of it")
         engine.die("w0")
-        supervisor._save("w0", path, 7, supervisor._clock() + 60.0)
+        supervisor._ending._save("w0", path, 7, supervisor._clock() + 60.0)
     assert not list(tmp_path.glob(".*")) + list(tmp_path.glob("*.keras*"))
 
 
@@ -138,10 +138,10 @@ def test_a_model_that_arrived_whole_is_put_in_its_place(
 
         def send(peer: str, message: m.Message) -> None:
             for said in (m.SavedPart(4, b"5678"), m.SavedPart(0, b"1234"), m.Saved()):
-                supervisor._from_process(peer, said, b"")
+                supervisor._from_process(peer, said)
 
         monkeypatch.setattr(Processes, "send", lambda self, peer, message: send(peer, message))
-        supervisor._save("w0", path, 7, supervisor._clock() + 60.0)
+        supervisor._ending._save("w0", path, 7, supervisor._clock() + 60.0)
         monkeypatch.undo()
     assert path.read_bytes() == b"12345678"
     assert not partial_model(path).exists()

@@ -51,6 +51,7 @@ import msgspec
 
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
+from scavenger.control.training.losses import GIVE_UP, Losses
 from scavenger.control.training.orders import (
     Abandon,
     Action,
@@ -61,7 +62,6 @@ from scavenger.control.training.orders import (
     FollowNoise,
     Gather,
     GatherSpares,
-    GiveUp,
     GiveVerdict,
     Launch,
     Look,
@@ -77,9 +77,10 @@ from scavenger.control.training.orders import (
     Warn,
     Write,
 )
+from scavenger.control.training.view_in_effect import ViewInEffect
 from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.measurement import EpochRecord
-from scavenger.domain.report import EpochEnded, Noted, ViewChanged, WorkerChanged
+from scavenger.domain.report import EpochEnded, Noted, WorkerChanged
 from scavenger.domain.snapshot import Departure
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import (
@@ -94,20 +95,12 @@ from scavenger.train.supervisor.events import (
 )
 from scavenger.train.transport import messages as m
 
-__all__ = ["Controller", "Losses", "Mode"]
+__all__ = ["Controller", "Mode"]
 
-VIEW_WARM_UP_STEPS = 3
-"""First steps of a view, whose times reflect cold caches and new shapes rather than the configuration."""
 RATE_STEPS = 50
 """Minimum number of steps at one learning rate when it follows the noise: each change needs a change of view."""
 RATE_CHANGE = 0.05
 """Relative changes of the learning rate below this are not worth a change of view."""
-GIVE_UP = 5
-CRASHES_MAX = 30
-"""Consecutive worker crashes without a step between them that are tolerated: finding the one of 16,000 samples that
-crashes workers takes 20."""
-HEALTHY_STEPS = 20
-"""Steps after which a worker counts as healthy: its failure does not predict that its replacement fails too."""
 REFUSED_S = 600.0
 """Time after a refused launch (no capacity) during which no larger cluster is planned, seconds."""
 
@@ -128,96 +121,6 @@ class Mode(Enum):
     RECORD = "record only"
 
 
-class Losses:
-    """Decides whether a lost worker is replaced.
-
-    What follows from the failure of a worker, while fewer are alive than wanted::
-
-        how it died                               what follows
-        its node was about to end                 replaced at once; it was expected
-        crashed while it could compute samples    replaced at once, up to `CRASHES_MAX` in a row without a step: the
-                                                  samples may be the cause, and finding out takes
-                                                  several crashes
-        in any other way, the n-th in a row       n below `give_up`: owed, see below; else the job
-        before it has done `HEALTHY_STEPS`        continues with the others, or ends if there are none
-
-    A worker that is *owed* is launched once no more than `give_up` can have died early even if all starting ones die:
-    while workers die as they start, a job of any size starts `give_up` of them, or its initial workers if these are
-    more. A process that dies before it is ready has read no sample of the job, whatever its cause of failure.
-
-    Attributes:
-        give_up: Maximum number of consecutive early failures.
-        died_early: Number of consecutive early failures so far.
-    """
-
-    def __init__(self, give_up: int) -> None:
-        self.give_up = give_up
-        self.died_early = 0
-        self._crashes = 0
-        self._owed: list[str] = []
-
-    @property
-    def too_many(self) -> bool:
-        """Whether no replacement may be launched any more."""
-        return self.died_early >= self.give_up
-
-    def stepped(self) -> None:
-        """Handle an applied step: the samples that crashed workers have been passed."""
-        self._crashes = 0
-
-    def gathered(self) -> None:
-        """Clear the owed workers: all missing workers have been launched."""
-        self._owed.clear()
-
-    def due(self, now: Situation, wanted: int) -> dict[str, int]:
-        """Number of owed workers to launch now, by VM type."""
-        del self._owed[max(0, wanted - len(now.vms)) :]
-        count = min(len(self._owed), max(0, self.give_up - self.died_early - now.starting))
-        launched, self._owed = self._owed[:count], self._owed[count:]
-        return {vm: launched.count(vm) for vm in dict.fromkeys(launched)}
-
-    def lost(
-        self, event: Lost, now: Situation, *, missing: int, steps: int
-    ) -> tuple[list[Action], int | None]:
-        """Handle the unexpected failure of a worker.
-
-        Args:
-            missing: Wanted minus living workers.
-            steps: Number of steps to which the worker contributed.
-
-        Returns:
-            The actions, and the new number of wanted workers; None if it does not change.
-        """
-        if steps >= HEALTHY_STEPS:
-            self.died_early = 0
-        if missing <= 0:
-            return [], None
-        failure = f"{event.worker} {event.cause}"
-        if event.crashed and event.ready and self._crashes < CRASHES_MAX:
-            self._crashes += 1
-            self._owed.clear()
-            return [
-                Warn(f"{failure}; its samples are tried again separately, and it is replaced"),
-                Launch(missing, now.vm),
-            ], None
-        self.died_early += 1
-        if not event.ready:
-            failure += " before it could train"
-        if not self.too_many:
-            self._owed.append(now.vm)
-            others = "its samples were computed by the others, and " if event.ready else ""
-            return [Warn(f"{failure}; {others}it is replaced")], None
-        if alive := len(now.vms):
-            return [
-                Warn(
-                    f"{failure}, the last of {self.died_early} workers that died soon after their start, so the job "
-                    f"continues with {alive}"
-                )
-            ], alive
-        others = f", as did {self.died_early - 1} before it" if self.died_early > 1 else ""
-        return [GiveUp(event.worker, f"{failure}{others}", by_code=event.crashed and not event.ready)], None
-
-
 class Controller:
     """State machine of one job's training. Not thread-safe; pass it one event at a time.
 
@@ -231,7 +134,6 @@ class Controller:
     Attributes:
         wanted: Number of workers that the job should have.
         offer: The VM type on which the job runs.
-        configuration: The configuration in effect; None before the first view.
         finished: Whether the goal is reached or no epoch is left.
         reached: Whether the goal is reached.
         at_risk: Workers that the cloud may preempt at an unannounced time.
@@ -251,16 +153,13 @@ class Controller:
         self._offers, self._lr_scale_of = offers, lr_scale
         self.offer = next(iter(offers.values()))
         self.wanted = 0
-        self.configuration: Configuration | None = None
         self.finished = self.reached = False
         self.at_risk: frozenset[str] = frozenset()
         self.checkpoint_step = 0
         self._losses = Losses(give_up)
         self._recording_only = self._keeping = False
-        self._lr_scale = 1.0
         self._asked: Resize | None = None
-        self._view: m.ViewBody | None = None
-        self._view_steps = 0
+        self._view = ViewInEffect()
         self._evicted: set[str] = set()
         self._warned_of: set[str] = set()
         self._refused_at_s = -math.inf
@@ -275,7 +174,12 @@ class Controller:
     @property
     def view(self) -> int:
         """Number of the view in effect; 0 before the first view."""
-        return 0 if self._view is None else self._view.number
+        return self._view.number
+
+    @property
+    def configuration(self) -> Configuration | None:
+        """The configuration in effect; None before the first view."""
+        return self._view.configuration
 
     def workers_max(self, at_s: float) -> int | None:
         """Largest cluster that can currently be kept alive; None if no limit is known."""
@@ -358,10 +262,8 @@ class Controller:
 
     def _installed(self, event: m.ViewInstalled, now: Situation) -> list[Action]:
         view = event.view
-        if self._view is not None and view.number <= self._view.number:
+        if not self._view.installed(view, now.vm):
             return []  # a repeated message
-        self._view, self._view_steps = view, 0
-        self.configuration = Configuration(now.vm, len(view.members), view.global_batch_size)
         self.history.viewed([member.worker for member in view.members], now.at_s)
         return []
 
@@ -369,24 +271,20 @@ class Controller:
         if report.step <= self.history.step:
             return []  # repeated after a recovery
         self._losses.stepped()
-        self._view_steps += 1
+        self._view.stepped()
         record = self.history.stepped(
             report, self.configuration, disturbed=self._disturbed(report, now), at_s=now.at_s
         )
         done = {"step": report.step, "view": report.view, "epoch": report.epoch, "pieces": report.pieces}
         actions: list[Action] = [Write("step", record), Write("step", done, audit=True)]
-        if self._view_steps == 1 and self._view is not None and self.configuration is not None:
-            # in the first step of a view, all time outside computation was spent waiting for the change
-            change = ViewChanged(
-                self._view.number, self.configuration, self._view.first_step, record.sync_s, self._view.reason
-            )
+        if (change := self._view.change(record)) is not None:
             actions += [Write("view", change), Notify(change)]
         return [*actions, ReportStep(record)]
 
     def _disturbed(self, report: m.StepReport, now: Situation) -> bool:
         shared = self.offer.shared_cpus is not None
         return (
-            self._view_steps <= VIEW_WARM_UP_STEPS
+            self._view.warming_up
             or report.samples < report.global_batch_size
             or (shared and (now.starting > 0 or now.ending))
         )
@@ -540,10 +438,11 @@ class Controller:
 
     def _follow_noise(self, now: Situation) -> list[Action]:
         here = self.configuration
-        if here is None or not now.settled or self._view_steps < RATE_STEPS:
+        if here is None or not now.settled or self._view.steps < RATE_STEPS:
             return []
         scale = self._lr_scale_of(here.global_batch_size, self.history.noise)
-        if abs(scale / self._lr_scale - 1.0) <= RATE_CHANGE:
+        asked = 1.0 if self._asked is None else self._asked.lr_scale
+        if abs(scale / asked - 1.0) <= RATE_CHANGE:
             return []
         return self._resize(here.workers, here.global_batch_size, f"learning rate x {scale:.3g}")
 
@@ -571,8 +470,8 @@ class Controller:
     def _resize(
         self, workers: int, batch: int, reason: str, *, without: Collection[str] = ()
     ) -> list[Action]:
-        self._lr_scale = self._lr_scale_of(batch, self.history.noise)
-        self._asked = Resize(workers, batch, reason, self._lr_scale, tuple(without))
+        lr_scale = self._lr_scale_of(batch, self.history.noise)
+        self._asked = Resize(workers, batch, reason, lr_scale, tuple(without))
         return [self._asked]
 
     def _warn_once(self, cause: str, words: str) -> list[Action]:

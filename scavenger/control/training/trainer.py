@@ -8,12 +8,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from scavenger.control.training.controller import GIVE_UP, VIEW_WARM_UP_STEPS, Controller
+from scavenger.control.training.controller import Controller
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import EarlierAttempts, TrainingHistory
 from scavenger.control.training.journal import Journal
 from scavenger.control.training.limits import CLOSE_S, Limits, reserve_s
+from scavenger.control.training.losses import GIVE_UP
 from scavenger.control.training.orders import (
     Abandon,
     Action,
@@ -40,6 +41,7 @@ from scavenger.control.training.orders import (
     Warn,
     Write,
 )
+from scavenger.control.training.view_in_effect import VIEW_WARM_UP_STEPS
 from scavenger.domain import report
 from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.cost import CostTerms

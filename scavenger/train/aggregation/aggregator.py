@@ -7,7 +7,6 @@ process can serve several jobs, each with its own keys, sockets and shared-memor
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import queue
@@ -23,13 +22,15 @@ from scavenger.elastic.quarantine import Suspects
 from scavenger.elastic.view import Position
 from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.aggregation.remote_workers import RemoteWorkers
 from scavenger.train.aggregation.sequencer import Sequencer
+from scavenger.train.aggregation.upstream import Upstream
 from scavenger.train.checkpoints.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore
 from scavenger.train.names import aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import memory_id, open_block, same_block
 from scavenger.train.transport.heartbeat import Heartbeat
-from scavenger.train.transport.replication import Inbox, Outbox, Send, WeightsInbox, weights_payload
+from scavenger.train.transport.replication import WeightsInbox
 from scavenger.train.transport.shared_memory import JobRecord, Layout
 from scavenger.train.transport.sockets import Dealer, Keys, Router, address_towards
 
@@ -56,28 +57,25 @@ class Aggregator:
     """
 
     def __init__(self, context: Any, config: m.ProcessConfiguration, control: Dealer) -> None:
-        self._context, self._config, self._control = context, config, control
+        self._config, self._control = config, control
         self.index = config.index
-        self._keys: Keys = (config.data_public_key.encode(), config.data_secret_key.encode())
+        keys: Keys = (config.data_public_key.encode(), config.data_secret_key.encode())
         self._fd = open_block(config)
-        self._data = Router(context, self._keys, address_towards(config.coordinator))
+        self._data = Router(context, keys, address_towards(config.coordinator))
         self._address = m.AggregatorAddress(self._data.address, config.data_public_key, memory_id(self._fd))
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._poller.register(self._data.socket, zmq.POLLIN)
-        self._upstream: Dealer | None = None
+        self._upstream = Upstream(context, aggregator_name(self.index), keys, self._poller)
+        self._remote_workers = RemoteWorkers(self.index, self._data.send)
         self._shard: ModelShard | None = None
         self._sequencer: Sequencer | None = None
-        self._inbox: Inbox | None = None
         self._seeding: _Seeding | None = None
         self._ready: m.Initialised | None = None
         self._posted: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
-        self._pulls: dict[str, m.Pull] = {}
-        self._outboxes: dict[str, Outbox] = {}
         self._step = 0
-        self._quarantined: tuple[int, ...] = ()
+        self._owner = _Owner(config.memory, self._fd)
         self._running = True
-        self._owner_seen_at = time.monotonic()
         self._heartbeat = Heartbeat(context, config, self._beat)
 
     def run(self) -> None:
@@ -97,21 +95,14 @@ class Aggregator:
             self._from_control(message)
         for peer, message, payload in self._data.receive():
             self._from_peer(peer, message, payload)
-        if self._upstream is not None:
-            for message, _ in self._upstream.receive():
-                self._from_sequencer(message)
+        for message in self._upstream.receive():
+            self._from_sequencer(message)
         while not self._posted.empty():
             self._post_arrived(self._posted.get())
         if self._sequencer is not None:
             self._sequencer.tick()
         self._ask_seeder()
-        self._check_owner()
-
-    def _check_owner(self) -> None:
-        """In a pool, quit when the job's owner is gone: a killed job sends no message to quit."""
-        if self._config.memory and time.monotonic() - self._owner_seen_at > _OWNER_S:
-            self._owner_seen_at = time.monotonic()
-            self._running = self._running and same_block(self._config.memory, self._fd)
+        self._running = self._running and not self._owner.is_gone()
 
     def _announce(self) -> None:
         config = self._config
@@ -126,8 +117,7 @@ class Aggregator:
                 self._post_arrived(self._posted.get())
         self._heartbeat.close()
         self._data.close()
-        if self._upstream is not None:
-            self._upstream.close()
+        self._upstream.close()
         if self._config.memory_fd < 0:
             os.close(
                 self._fd
@@ -148,13 +138,11 @@ class Aggregator:
                     self._control.send(self._sequencer.inform(message.token))
                 elif self.index == 0:
                     self._control.send(m.Inform(False, 0, None, 0))
-            case m.Reconnect() if self.index > 0 and self._upstream is not None:
+            case m.Reconnect() if self._upstream.connected:
                 self._connect_upstream(message.aggregators[0])
             case m.Forget():
-                self._pulls.pop(message.worker, None)
-                self._outboxes.pop(message.worker, None)
-                if self._inbox is not None and self._config.memory_fd < 0 and not self._config.memory:
-                    self._inbox.forget(message.worker)
+                free = self._config.memory_fd < 0 and not self._config.memory
+                self._remote_workers.forget(message.worker, free=free)
             case m.Quit():
                 self._running = False
             case _ if self._sequencer is not None:
@@ -176,23 +164,20 @@ class Aggregator:
                     self._sequencer.repeat_to(peer)  # it may have missed messages sent before it connected
             case m.Chunk() if self._seeding is not None and payload is not None:
                 self._take_initial(peer, message, payload)
-            case m.Chunk() if self._inbox is not None and payload is not None:
-                if self._inbox.take(peer, message, payload) and self.index:
-                    self._to_sequencer(m.Held(self.index, peer, message.view, message.step, message.piece))
+            case m.Chunk() if payload is not None:
+                if self._remote_workers.take(peer, message, payload) and self.index:
+                    self._upstream.send(m.Held(self.index, peer, message.view, message.step, message.piece))
             case m.Check():
                 self._check(peer, message)
             case m.Pull():
-                self._pulls[peer] = message
+                self._remote_workers.pull(peer, message)
                 self._answer_pulls()
-            case m.Lacking() if self._shard is not None and peer in self._outboxes:
-                pull = m.Pull(message.step, message.piece)
-                if self._is_served(pull):
-                    weights = weights_payload(self._shard.block, self.index, pull)
-                    self._outboxes[peer].resend(message, weights, self._sender(peer))
-            case _ if self._sequencer is None or self._inbox is None:
+            case m.Lacking():
+                self._remote_workers.resend(peer, message, self._applied)
+            case _ if self._sequencer is None:
                 pass
             case m.Contributed():
-                complete = 0 in message.held or self._inbox.holds(peer, message.piece)
+                complete = 0 in message.held or self._remote_workers.holds(peer, message.piece)
                 self._sequencer.from_worker(peer, message, complete=complete)
                 self._answer_pulls()
             case m.Evaluation() | m.Summary() | m.AskView():
@@ -211,13 +196,13 @@ class Aggregator:
             case m.ApplyPart() if message.step in (self._step, self._step + 1):
                 applied = self._shard.apply(message)
                 self._step = message.step if applied.finite else self._step
-                self._to_sequencer(applied)
+                self._upstream.send(applied)
                 self._answer_pulls()
             case m.KeepBest():
                 self._shard.keep_best(message.step)
             case m.Finalise():
                 self._shard.finalise(message.step, best=message.best)
-                self._to_sequencer(m.Finalised(self.index, message.step))
+                self._upstream.send(m.Finalised(self.index, message.step))
             case m.SavePart():
                 store = CheckpointStore(message.url)
                 self._shard.save(
@@ -230,11 +215,7 @@ class Aggregator:
         if self._sequencer is not None:
             self._sequencer.from_aggregator(message)
         else:
-            self._to_sequencer(message)
-
-    def _to_sequencer(self, message: m.Message) -> None:
-        assert self._upstream is not None
-        self._upstream.send(message)
+            self._upstream.send(message)
 
     # ---- start-up ------------------------------------------------------------------------------------------
 
@@ -248,42 +229,44 @@ class Aggregator:
         layout = Layout.of(message.manifest, len(message.aggregators))
         try:
             shard = ModelShard(self._fd, layout, self.index)
-            record = self._begin(shard, message)
+            state = self._begin(shard, message)
         except NotSupportedError as error:
             self._control.send(m.Failed("unsupported", str(error)))
             return
         except ScavengerError as error:
             self._control.send(m.Failed("restore", str(error)))
             return
-        if record is None:
+        if state is None:
             inbox = WeightsInbox(shard.block, (self.index,))
             inbox.want(0)
             self._seeding = _Seeding(message, shard, inbox)
             return
-        self._serve(message, shard, record)
+        self._serve(message, shard, state)
 
-    def _serve(self, message: m.Initialise, shard: ModelShard, record: JobRecord) -> None:
+    def _serve(self, message: m.Initialise, shard: ModelShard, state: _State) -> None:
         """Start to serve, with the shard in its initial or restored state."""
-        self._seeding = None
-        self._shard, self._inbox, self._step = shard, Inbox(shard.block, self.index), record.step
+        self._seeding, record = None, state.record
+        self._shard, self._step = shard, record.step
+        self._remote_workers.open(shard.block)
         if self.index == 0:
-            self._sequence(shard, message, record)
+            self._sequence(shard, message, state)
         else:
             self._connect_upstream(message.aggregators[0])
         position = record.position
         log.info("holds its model shard as of step %d", record.step)
         self._ready = m.Initialised(self.index, record.step, position.epoch, position.consumed)
         self._control.send(self._ready)
-        if self._upstream is not None:
-            self._to_sequencer(self._ready)
+        if self._upstream.connected:
+            self._upstream.send(self._ready)
         self._answer_pulls()
 
-    def _begin(self, shard: ModelShard, message: m.Initialise) -> JobRecord | None:
-        """Initialise or restore the shard; return the job's record, or None if a worker has to send the weights."""
+    def _begin(self, shard: ModelShard, message: m.Initialise) -> _State | None:
+        """Initialise or restore the shard; return the job's state, or None if a worker has to send the weights."""
         kept, job = shard.block.read_part(self.index), shard.block.read_job()
         if message.recover and kept is not None and (self.index or job is not None):
-            return job if job is not None and not self.index else JobRecord(step=kept.step)
+            return _State(job if job is not None and not self.index else JobRecord(step=kept.step))
         shard.block.forget(self.index)
+        quarantined: tuple[int, ...] = ()
         if message.restore is None:
             if message.seeder:
                 return None
@@ -296,7 +279,7 @@ class Aggregator:
             for saved in manifest.parts:
                 tensors |= checkpoint.tensors(saved.name)
             shard.load(manifest.step, tensors)
-            self._quarantined = tuple(int(index) for index in manifest.state.get("quarantined", ()))
+            quarantined = tuple(int(index) for index in manifest.state.get("quarantined", ()))
             # without the view number: the coordinator of this attempt counts its own
             record = JobRecord(
                 manifest.step,
@@ -305,10 +288,10 @@ class Aggregator:
             )
         if self.index == 0:
             shard.block.write_job(record)
-        return record
+        return _State(record, quarantined)
 
-    def _sequence(self, shard: ModelShard, message: m.Initialise, record: JobRecord) -> None:
-        manifest = message.manifest
+    def _sequence(self, shard: ModelShard, message: m.Initialise, state: _State) -> None:
+        manifest, record = message.manifest, state.record
         if message.checkpoint is not None and not message.recover:
             with contextlib.suppress(
                 ScavengerError, OSError
@@ -334,11 +317,11 @@ class Aggregator:
             checkpoint=message.checkpoint,
             best_step=record.best_step,
             seed=self._config.seed,
-            quarantined=tuple(sorted({*message.quarantined, *self._quarantined})),
+            quarantined=tuple(sorted({*message.quarantined, *state.quarantined})),
         )
-        if self._quarantined:
+        if state.quarantined:
             self._control.send(
-                m.Quarantined(self._quarantined, "workers crashed on them in an earlier attempt")
+                m.Quarantined(state.quarantined, "workers crashed on them in an earlier attempt")
             )
         if message.recover and (report := shard.block.read_report(record.step)) is not None:
             step_report = m.decode(report)
@@ -346,14 +329,8 @@ class Aggregator:
                 self._control.send(step_report)  # the first one may have been lost
 
     def _connect_upstream(self, first: m.AggregatorAddress) -> None:
-        if self._upstream is not None:
-            self._poller.unregister(self._upstream.socket)
-            self._upstream.close()
-        self._upstream = Dealer(
-            self._context, aggregator_name(self.index), first.address, first.key.encode(), self._keys
-        )
-        self._poller.register(self._upstream.socket, zmq.POLLIN)
-        self._to_sequencer(m.Initialised(self.index, self._step, 0, 0))
+        self._upstream.connect(first)
+        self._upstream.send(m.Initialised(self.index, self._step, 0, 0))
 
     # ---- workers of other hosts ----------------------------------------------------------------------------
 
@@ -380,50 +357,29 @@ class Aggregator:
         seeding.shard.begin()
         if self.index == 0:
             seeding.shard.block.write_job(JobRecord())
-        self._serve(seeding.order, seeding.shard, JobRecord())
+        self._serve(seeding.order, seeding.shard, _State(JobRecord()))
 
     def _check(self, peer: str, check: m.Check) -> None:
         """Report missing chunks to the worker, or to the sequencer that a contribution is complete."""
         if self._seeding is not None:
             if peer == self._seeding.order.seeder:
                 self._answer(peer, self._seeding.inbox.check(self.index, check))
-        elif self._inbox is not None:
-            if not self._inbox.holds(peer, check.piece):
-                self._answer(peer, self._inbox.check(peer, check))
+        elif self._shard is not None:
+            if not self._remote_workers.holds(peer, check.piece):
+                self._answer(peer, self._remote_workers.check(peer, check))
             elif self.index:
-                self._to_sequencer(m.Held(self.index, peer, check.view, check.step, check.piece))
+                self._upstream.send(m.Held(self.index, peer, check.view, check.step, check.piece))
 
     def _answer(self, peer: str, lacking: m.Lacking | None) -> None:
         if lacking is not None:
             self._data.send(peer, lacking)
 
-    def _sender(self, peer: str) -> Send:
-        return functools.partial(self._data.send, peer)
-
     @property
     def _applied(self) -> int:
         return self._sequencer.step if self._sequencer is not None else self._step
 
-    def _is_served(self, pull: m.Pull) -> bool:
-        """Return whether the weights that a worker requests are available.
-
-        The step before the last is still needed when a restarted sequencer repeats a step. Only workers that no
-        longer take part ask for older weights, and newer ones do not exist yet.
-        """
-        return self._applied - 1 <= pull.step <= self._applied
-
     def _answer_pulls(self) -> None:
-        """Send the weights to the workers that wait for them, as soon as they exist."""
-        if self._shard is None or not self._pulls:
-            return
-        for peer, pull in list(self._pulls.items()):
-            if pull.step > self._applied:
-                continue
-            del self._pulls[peer]
-            if self._is_served(pull):
-                outbox = self._outboxes.setdefault(peer, Outbox())
-                outbox.forget_before(pull.step)
-                outbox.push(weights_payload(self._shard.block, self.index, pull), self._sender(peer))
+        self._remote_workers.answer(self._applied)
 
 
 def _checkpoint(url: str, model: m.Manifest) -> Checkpoint:
@@ -457,3 +413,31 @@ class _Seeding:
     shard: ModelShard
     inbox: WeightsInbox
     asked_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The state that a model shard begins with, and samples that an earlier attempt has left out."""
+
+    record: JobRecord
+    quarantined: tuple[int, ...] = ()
+
+
+class _Owner:
+    """The job that a pooled aggregator belongs to: a killed job sends no message to quit.
+
+    Args:
+        memory: Path of the job's block; empty outside of a pool.
+        fd: The aggregator's descriptor of the block.
+    """
+
+    def __init__(self, memory: str, fd: int) -> None:
+        self._memory, self._fd = memory, fd
+        self._seen_at = time.monotonic()
+
+    def is_gone(self) -> bool:
+        """Check now and then whether the job still exists."""
+        if not self._memory or time.monotonic() - self._seen_at <= _OWNER_S:
+            return False
+        self._seen_at = time.monotonic()
+        return not same_block(self._memory, self._fd)

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
 
 from scavenger.elastic import barrier as b
 from scavenger.elastic.order import epoch_order
 from scavenger.elastic.quarantine import Cause
-from scavenger.elastic.view import Member, Piece, StepPlan, View
+from scavenger.elastic.view import Member, StepPlan
 from scavenger.train.aggregation.checkpointing import Checkpointing
+from scavenger.train.aggregation.evaluation import EpochEvaluation
+from scavenger.train.aggregation.finalisation import Finalisation
 from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.aggregation.step_in_progress import StepInProgress
+from scavenger.train.aggregation.step_timer import StepTimer
+from scavenger.train.aggregation.worker_orders import WorkerOrders
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.shared_memory import JobRecord
 
 __all__ = ["Sequencer"]
-
-_REPEAT_S = 1.0
-"""Time without progress after which pending requests are repeated."""
 
 
 class Sequencer:
@@ -57,29 +54,17 @@ class Sequencer:
     ) -> None:
         self._shard, self._barrier = shard, barrier
         self._seed, self._quarantined = seed, quarantined
-        self._manifest = shard.layout.manifest
         self._others = range(1, shard.layout.aggregators)
-        self._to_worker, self._to_aggregator = to_worker, to_aggregator
-        self._report = report
+        self._to_aggregator, self._report = to_aggregator, report
         self._checkpoints = Checkpointing(
             shard, checkpoint, to_aggregator=to_aggregator, report=report, post=post, step=barrier.step
         )
-        self._contributions: dict[int, m.Contributed] = {}
-        self._sums: dict[int, list[Any]] = {}
-        self._summary: dict[str, float] = {}
-        self._applied: dict[int, m.PartApplied] = {}
-        self._order: m.ApplyPart | None = None
-        self._apply: b.Apply | None = None
+        self._step, self._timer = StepInProgress(shard.layout.aggregators), StepTimer()
+        self._workers = WorkerOrders(to_worker)
+        self._evaluation = EpochEvaluation(shard.layout.manifest.metrics)
+        self._finalisation: Finalisation | None = None
         self._best_step = best_step
-        self._opened_at = 0.0
-        self._evaluating_since = 0.0
-        self._progress_at = self._repeated_at = time.perf_counter()
         self._failed = False
-        self._finishing: m.Finish | None = None
-        self._finalising: set[int] = set()
-        self._newest_piece = 0
-        self._view: m.ViewBody | None = None
-        self._views_sent: dict[str, int] = {}
         self.beat = m.Beat(barrier.step)
         """The current heartbeat message; an immutable value, because another thread reads it."""
 
@@ -94,8 +79,8 @@ class Sequencer:
         """Build a heartbeat: which workers and aggregators are awaited, and for how long."""
         barrier, view = self._barrier, self._barrier.view
         missing = barrier.missing
-        behind = tuple(a for a in self._others if a not in self._applied) if self._order else ()
-        waiting = time.perf_counter() - self._progress_at if missing or behind else 0.0
+        behind = self._step.behind()
+        waiting = self._timer.waiting_s if missing or behind else 0.0
         evaluating = barrier.phase in (b.Phase.EVALUATE, b.Phase.SUMMARISE)
         return m.Beat(barrier.step, view.number if view else 0, missing, waiting, behind, evaluating)
 
@@ -133,13 +118,10 @@ class Sequencer:
                 if message.keep_best and self._barrier.phase is b.Phase.VERDICT:
                     self._keep_best()
                 self._handle(b.Verdict(message.epoch, message.stop))
-            case m.Finish() if self._finishing is None:
-                self._finishing = message
+            case m.Finish() if self._finalisation is None:
                 self._handle(b.Halt())
-                self._order = self._apply = (
-                    None  # a step that only some aggregators have applied is never reported
-                )
-                self._finish()
+                self._step.abandon()
+                self._finish(message)
             case m.Recorded():
                 self._checkpoints.recorded(message.step)
             case _:
@@ -162,20 +144,20 @@ class Sequencer:
                     self._contributed(peer, message, aggregator)
             case m.Evaluation():
                 try:
-                    sums = self._unpack(message.sums)
+                    sums = self._evaluation.unpack(message.sums)
                 except ValueError as error:
                     print(f"refused {peer}: metric sums of the wrong shape: {error}", flush=True)
                     return
                 follows = self._barrier.handle(b.Evaluated(peer, message.view, message.step, message.piece))
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
-                    self._sums[message.piece] = sums
+                    self._evaluation.add(message.piece, sums)
                 self._carry_out(follows)
             case m.AskView():
                 self.repeat_to(peer)
             case m.Summary():
                 follows = self._barrier.handle(b.Summed(peer, message.view, message.step))
                 if not any(isinstance(instruction, b.Refuse) for instruction in follows):
-                    self._summary = message.metrics
+                    self._evaluation.metrics = message.metrics
                 self._carry_out(follows)
             case _:
                 pass
@@ -187,11 +169,12 @@ class Sequencer:
                 self._handle(
                     b.Contribution(message.worker, message.view, message.step, message.piece, message.index)
                 )
-            case m.PartApplied() if self._order is not None and message.step == self._order.step:
-                self._applied[message.index] = message
+            case m.PartApplied():
+                self._step.applied(message)
                 self._complete()
             case m.Finalised():
-                self._finalising.discard(message.index)
+                if self._finalisation is not None:
+                    self._finalisation.answered(message.index)
                 self._report_if_done()
             case m.Initialised():
                 self._checkpoints.restarted(message.index)
@@ -208,25 +191,21 @@ class Sequencer:
 
     def tick(self) -> None:
         """Repeat what was not answered and update the heartbeat; called several times a second."""
-        now = time.perf_counter()
-        if now - max(self._progress_at, self._repeated_at) > _REPEAT_S and not self._failed:
+        if self._timer.is_repeat_due() and not self._failed:
             self.repeat()
         self._checkpoints.tick()
         self.beat = self._new_beat()
 
     def repeat(self) -> None:
         """Repeat the requests for everything that is awaited."""
-        self._repeated_at = time.perf_counter()
-        waiting_since = self._progress_at
-        self._handle(b.Tick())
-        if self._order is not None or self._barrier.missing:
-            self._progress_at = waiting_since  # the heartbeat reports the time since the first request
-        if self._finishing is not None and self._finalising:
-            self._finalise()
+        with self._timer.repeating():
+            self._handle(b.Tick())
+        if self._finalisation is not None and not self._finalisation.complete:
+            self._finalisation.carry_out()
 
     def repeat_to(self, worker: str) -> None:
         """Send the view and all pending orders to one worker, which has just connected or lacks the view."""
-        self._views_sent.pop(worker, None)
+        self._workers.lacks_view(worker)
         self._carry_out(
             [
                 instruction
@@ -240,7 +219,7 @@ class Sequencer:
             b.Contribution(peer, message.view, message.step, message.piece, aggregator)
         )
         if not any(isinstance(instruction, b.Refuse) for instruction in follows):
-            self._contributions[message.piece] = message
+            self._step.contributed(message)
             fail_here("aggregator.received")
         self._carry_out(follows)
 
@@ -275,192 +254,85 @@ class Sequencer:
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def _begin_apply(self, instruction: b.Apply) -> None:
-        order = m.ApplyPart(
-            step=instruction.plan.step,
-            view=instruction.view.number,
-            lr_scale=instruction.view.lr_scale,
-            pieces=tuple(
-                (piece.number, self._contributions[piece.number].samples, piece.slot)
-                for piece in instruction.pieces
-            ),
-        )
-        if order != self._order:
-            self._order, self._apply = order, instruction
-            self._applied.clear()
-            self._progress_at = time.perf_counter()
+        if self._step.begin_apply(instruction):
+            self._timer.progressed()
+        order, behind = self._step.order, self._step.behind()
+        assert order is not None
         for aggregator in instruction.aggregators:
-            if aggregator and aggregator not in self._applied:
+            if aggregator and aggregator in behind:
                 self._to_aggregator(aggregator, order)
-        if 0 not in self._applied:
-            self._applied[0] = self._shard.apply(order)
+        if 0 in behind:
+            self._step.applied(self._shard.apply(order))
         self._complete()
 
     def _complete(self) -> None:
         """Finish the step once every shard is updated; refuse it if a value is not finite."""
-        if self._order is None or self._apply is None or len(self._applied) < self._shard.layout.aggregators:
+        instruction = self._step.completed()
+        if instruction is None:
             return
-        order, instruction = self._order, self._apply
-        plan, view, pieces = instruction.plan, instruction.view, instruction.pieces
-        contributions = [self._contributions[piece.number] for piece in pieces]
-        loss = sum(each.samples * each.loss for each in contributions) / max(
-            1, sum(each.samples for each in contributions)
-        )
-        norms = list(self._applied.values())
-        if not (math.isfinite(loss) and all(shard.finite for shard in norms)):
-            self._refuse_step(plan, pieces, loss)
+        if what := self._step.not_finite(instruction):
+            # the job fails, and keeps the weights of the step before
+            self._failed = True
+            advice = "the step was not applied. Lower the learning rate, or check the data"
+            self._report(m.Failed("nonfinite", f"{what}; {advice}"))
             return
-        self._order = self._apply = None
+        plan = instruction.plan
         self._shard.sum_metrics(
             plan.step,
-            [piece.slot for piece, each in zip(pieces, contributions, strict=True) if each.samples],
+            self._step.counted_slots(instruction.pieces),
             begins_epoch=plan.shares[0].start == 0,
         )
-        report = self._step_report(
-            plan, view.number, view.workers, view.global_batch_size, pieces, loss, norms
-        )
+        report = self._step.report(instruction, self._timer.step_ended())
+        self._step.close()
         self._shard.block.write_report(plan.step, m.encode(report))
         self._shard.block.write_job(
             JobRecord(plan.step, plan.next_position, self._barrier.number, self._best_step)
         )
         fail_here("aggregator.published")
         self._report(report)
-        self._contributions.clear()
         follows: list[b.Instruction] = []
         for aggregator in range(self._shard.layout.aggregators):
-            follows += self._barrier.handle(b.Applied(order.step, aggregator))
+            follows += self._barrier.handle(b.Applied(plan.step, aggregator))
         if plan.ends_epoch:
-            self._evaluating_since = self._opened_at
+            self._timer.evaluation_began()
         self._checkpoints.look(self._barrier, best_step=self._best_step, quarantined=self._quarantined)
         self._carry_out(follows)
-
-    def _step_report(
-        self,
-        plan: StepPlan,
-        view: int,
-        workers: int,
-        batch: int,
-        pieces: tuple[Piece, ...],
-        loss: float,
-        norms: list[m.PartApplied],
-    ) -> m.StepReport:
-        contributions = [self._contributions[piece.number] for piece in pieces]
-        compute: dict[str, float] = {}
-        for piece, each in zip(pieces, contributions, strict=True):
-            # waiting for samples grows with the share, like computing, and is not synchronisation
-            spent = each.compute_s + each.data_wait_s
-            compute[piece.worker] = compute.get(piece.worker, 0.0) + spent
-        counted = [each for each in contributions if each.samples]
-        parts, worker_sqnorm = len(counted), sum(shard.mean_worker_sqnorm for shard in norms)
-        if parts == 1:
-            worker_sqnorm = counted[0].half_sqnorm
-            parts = 2 if worker_sqnorm > 0 else 0
-        now = time.perf_counter()
-        report = m.StepReport(
-            step=plan.step,
-            view=view,
-            epoch=plan.epoch,
-            workers=workers,
-            global_batch_size=batch,
-            samples=sum(each.samples for each in contributions),
-            step_time_s=now - self._opened_at,
-            compute_s=max(compute.values(), default=0.0),
-            update_s=max(shard.update_s for shard in norms),
-            data_wait_s=max((each.data_wait_s for each in contributions), default=0.0),
-            loss=loss,
-            mean_worker_sqnorm=worker_sqnorm,
-            mean_sqnorm=sum(shard.mean_sqnorm for shard in norms),
-            noise_parts=parts,
-            worker_compute_s=compute,
-            pieces=tuple((piece.worker, piece.share.start, piece.share.stop) for piece in pieces),
-        )
-        self._opened_at = self._progress_at = now
-        return report
 
     def _quarantine_samples(self, instruction: b.Quarantine) -> None:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
-        order = epoch_order(self._seed, piece.scope, self._manifest.dataset_size)
+        order = epoch_order(self._seed, piece.scope, self._shard.layout.manifest.dataset_size)
         samples = tuple(int(index) for index in order[piece.start : piece.stop])
         self._quarantined = tuple(sorted({*self._quarantined, *samples}))
         self._report(m.Quarantined(samples, instruction.reason))
 
-    def _refuse_step(self, plan: StepPlan, pieces: tuple[Piece, ...], loss: float) -> None:
-        """Fail the job at a non-finite loss or gradient, keeping the weights of the step before."""
-        self._failed = True
-        what = "loss" if not math.isfinite(loss) else "gradient"
-        value = loss if what == "loss" else math.nan
-        names = dict.fromkeys(
-            p.worker for p in pieces if not math.isfinite(self._contributions[p.number].loss)
-        )
-        where = f" (on {', '.join(names)})" if names else ""
-        self._report(
-            m.Failed(
-                "nonfinite",
-                f"the {what} became {value} at step {plan.step}, epoch {plan.epoch + 1}{where}; the step was "
-                "not applied. Lower the learning rate, or check the data",
-            )
-        )
-
     def _proceed(self, instruction: b.Proceed) -> None:
-        now = time.perf_counter()
-        if instruction.action == "train" and self._evaluating_since:
-            self._evaluating_since, self._opened_at = 0.0, now
-        elif self._opened_at == 0.0:
-            self._opened_at = now
-        newest = max((piece.number for piece in instruction.pieces), default=0)
-        if newest > self._newest_piece:  # the wait for the new piece begins now
-            self._newest_piece, self._progress_at = newest, now
-        self._send_view(instruction.worker, instruction.view)
-        self._to_worker(
-            instruction.worker,
-            m.Order(
-                instruction.action,
-                instruction.step,
-                instruction.view.number,
-                tuple(m.piece_body(piece) for piece in instruction.pieces),
-                self._quarantined,
-                self._barrier.suspicious,
-            ),
-        )
-
-    def _send_view(self, worker: str, view: View) -> None:
-        """Send a worker the view that its orders refer to, unless it was sent before."""
-        if self._view is None or self._view.number != view.number:
-            self._view = m.view_body(view)
-            members = {member.worker for member in view.members}
-            self._views_sent = {name: number for name, number in self._views_sent.items() if name in members}
-        if self._views_sent.get(worker) != view.number:
-            self._views_sent[worker] = view.number
-            self._to_worker(worker, m.TakeView(self._view))
+        self._timer.ordered(instruction.action)
+        if self._step.is_new(instruction.pieces):
+            self._timer.progressed()
+        self._workers.order(instruction, quarantined=self._quarantined, cautious=self._barrier.suspicious)
 
     # ---- epochs --------------------------------------------------------------------------------------------
 
-    def _unpack(self, sums: Sequence[bytes]) -> list[Any]:
-        shapes = self._manifest.metrics
-        return [np.frombuffer(data).reshape(shape) for data, shape in zip(sums, shapes, strict=True)]
-
     def _sum(self, instruction: b.Sum) -> None:
         """Ask one worker to compute the epoch's metrics from their sums."""
-        self._progress_at = time.perf_counter()
-        validation = [np.zeros(shape) for shape in self._manifest.metrics]
-        for piece in instruction.pieces:
-            for total, value in zip(validation, self._sums[piece.number], strict=True):
-                total += value
-        self._to_worker(
+        self._timer.progressed()
+        training = self._shard.metric_sums(instruction.plan.step)
+        self._workers.send(
             instruction.worker,
             m.Summarise(
                 instruction.view.number,
                 instruction.plan.step,
-                tuple(total.tobytes() for total in self._shard.metric_sums(instruction.plan.step)),
-                tuple(total.tobytes() for total in validation),
+                tuple(total.tobytes() for total in training),
+                self._evaluation.total(instruction.pieces),
             ),
         )
 
     def _report_epoch(self, plan: StepPlan) -> None:
-        self._sums.clear()
-        self._progress_at = now = time.perf_counter()
-        since = self._evaluating_since or now
-        self._report(m.EpochReport(plan.epoch, plan.step, self._summary, now - since))
+        evaluation_s = self._timer.evaluation_ended()
+        self._report(m.EpochReport(plan.epoch, plan.step, self._evaluation.metrics, evaluation_s))
+        # the message is repeated until it is answered, so only the sums may go
+        self._evaluation.forget_sums()
 
     def _write_record(self) -> None:
         barrier = self._barrier
@@ -477,26 +349,18 @@ class Sequencer:
 
     # ---- shutdown ------------------------------------------------------------------------------------------
 
-    def _finish(self) -> None:
-        assert self._finishing is not None
-        if self._finishing.checkpoint:
+    def _finish(self, request: m.Finish) -> None:
+        if request.checkpoint:
             # a checkpoint of the state before `finalise`; the copy is made first
             self._checkpoints.look(
                 self._barrier, best_step=self._best_step, quarantined=self._quarantined, now=True
             )
-        self._finalising = set(self._others)
-        self._finalise()
+        order = m.Finalise(self._barrier.step, request.best and self._best_step > 0)
+        self._finalisation = Finalisation(self._shard, self._others, order, send=self._to_aggregator)
+        self._finalisation.carry_out()
         self._report_if_done()
 
-    def _finalise(self) -> None:
-        """Finalise the weights on all aggregators; idempotent."""
-        assert self._finishing is not None
-        step, best = self._barrier.step, self._finishing.best and self._best_step > 0
-        self._shard.finalise(step, best=best)
-        for aggregator in sorted(self._finalising):
-            self._to_aggregator(aggregator, m.Finalise(step, best))
-
     def _report_if_done(self) -> None:
-        if self._finishing is not None and not self._finalising and not self._checkpoints.busy:
-            self._finishing = None
+        if self._finalisation is not None and self._finalisation.complete and not self._checkpoints.busy:
+            self._finalisation = None
             self._report(m.Done(self._barrier.step))

@@ -14,10 +14,12 @@ from collections.abc import Callable
 import zmq
 
 from scavenger.elastic.barrier import Announce, Death
-from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness, evaluation_limit_s
+from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness
 from scavenger.elastic.membership import Membership, WorkerState
 from scavenger.elastic.quarantine import Cause
 from scavenger.train.coordinator.initialization import Initialization
+from scavenger.train.coordinator.roster import RosterReport
+from scavenger.train.coordinator.watching import SequencerProgress, StartTimes
 from scavenger.train.failpoints import fail_here
 from scavenger.train.names import HEARTBEAT_SUFFIX, SUPERVISOR, aggregator_name
 from scavenger.train.transport import messages as m
@@ -59,21 +61,11 @@ class Coordinator:
             self._membership, token=config.token, send=hub.send_to, announce=self._announce
         )
         self._present: set[str] = set()
-        self._launched_at: dict[str, float] = {}
-        self._leaving: set[str] = set()
         self._expelled: set[str] = set()
         self._command = 0
         self._wanted: m.Resize | None = None
-        self._sequencer = m.Beat()
-        self._step_time_s = 0.0
-        self._validation_size = 0
-        self._stepped: tuple[int, float] | None = None
-        self._announced_at = 0.0
-        self._aggregators_at = 0.0
-        self._watched_at = self._supervisor_at = 0.0
-        self._roster: m.Roster | None = None
-        self._changed = True
-        """Whether a message other than a heartbeat has arrived since the last roster was sent."""
+        self._sequencer, self._starts, self._roster = SequencerProgress(), StartTimes(), RosterReport()
+        self._announced_at = self._watched_at = self._supervisor_at = 0.0
         self._running = True
 
     def run(self) -> None:
@@ -96,7 +88,7 @@ class Coordinator:
     # ---- messages ------------------------------------------------------------------------------------------
 
     def _take(self, peer: str, message: m.Message) -> None:
-        self._changed = self._changed or not isinstance(message, m.Beat)
+        self._roster.changed = self._roster.changed or not isinstance(message, m.Beat)
         if peer == SUPERVISOR:
             self._from_supervisor(message)
             return
@@ -138,7 +130,7 @@ class Coordinator:
                 leaving = self._membership.spare(message.keep)
                 for worker in leaving:
                     self._membership.release(worker)
-                    self._leaving.add(worker)
+                    self._roster.leaving.add(worker)
                     self._liveness.forget(worker)
                     self._initialization.lost(worker)
                 self._publish()  # before they end, so that the supervisor does not take that for a failure
@@ -152,10 +144,10 @@ class Coordinator:
     def _from_worker(self, worker: str, message: m.Message) -> None:
         match message:
             case m.Hello():
-                self._validation_size = message.manifest.validation_size
+                self._sequencer.validation_size = message.manifest.validation_size
                 self._initialization.hello(worker, message.manifest)
             case m.Present():
-                self._validation_size = message.manifest.validation_size
+                self._sequencer.validation_size = message.manifest.validation_size
                 if message.ready:
                     self._present.add(worker)
                 self._initialization.present(worker, message)
@@ -227,7 +219,7 @@ class Coordinator:
     def _launched(self, worker: str) -> None:
         if not self._membership.knows(worker):
             self._membership.launch(worker)
-            self._launched_at[worker] = self._clock()
+            self._starts.launched(worker, self._clock())
 
     def _aggregator_ready(self, message: m.AggregatorReady) -> None:
         name = aggregator_name(message.index)
@@ -302,12 +294,7 @@ class Coordinator:
         if name in self._brief.aggregators:
             self._liveness.heard(name, now)
             if name == self._brief.aggregators[0]:
-                self._sequencer = beat
-                if self._stepped is not None and beat.step > self._stepped[0]:
-                    steps, since = beat.step - self._stepped[0], now - self._stepped[1]
-                    self._step_time_s = since / steps
-                if self._stepped is None or beat.step != self._stepped[0]:
-                    self._stepped = (beat.step, now)
+                self._sequencer.heard(beat, now)
         elif self._membership.knows(name) and self._membership.state(name) in (
             WorkerState.STANDBY,
             WorkerState.TRAINING,
@@ -320,67 +307,50 @@ class Coordinator:
             return
         if now - self._supervisor_at > _CUT_OFF_S:
             return  # the connection is broken, or the supervisor passes no messages on
-        self._watched_at, self._changed = now, True
-        sequencer = self._sequencer
+        self._watched_at, self._roster.changed = now, True
+        beat = self._sequencer.beat
         for name in self._liveness.suspects(
             now,
-            awaited=sequencer.missing,
-            awaited_for_s=sequencer.waiting_s,
-            step_time_s=self._step_time_s,
+            awaited=beat.missing,
+            awaited_for_s=beat.waiting_s,
+            step_time_s=self._sequencer.step_time_s,
         ):
             self._liveness.forget(name)
             self._expel(name, "was silent, though its process was running")
         self._end_slow_starters(now)
-        if sequencer.waiting_s > (limit := self._limit_s(sequencer)):
-            self._end_hung(sequencer, limit)
+        limit_s = self._sequencer.limit_s(
+            self._brief,
+            workers=self._membership.count(WorkerState.TRAINING),
+            global_batch_size=None if self._wanted is None else self._wanted.global_batch_size,
+        )
+        if beat.waiting_s > limit_s:
+            self._end_hung(limit_s)
         if now - self._announced_at > _AGAIN_S:
             self._announce(self._membership.announce_again())
 
     def _end_slow_starters(self, now: float) -> None:
         assert self._brief is not None
         limit = self._brief.start_s
-        if not self._initialization.complete:
-            # a worker that waits for aggregators, which may still boot, is not slow
-            self._aggregators_at = now
-        for worker in self._membership.workers(WorkerState.STARTING):
-            since = max(self._launched_at[worker], self._aggregators_at)
-            if now - since > limit and worker not in self._expelled:
+        starting = self._membership.workers(WorkerState.STARTING)
+        slow = self._starts.slow(starting, now, limit, connectable=self._initialization.complete)
+        for worker in slow:
+            if worker not in self._expelled:
                 cause = f"did not get ready within {limit:.0f} s (limits.start)"
                 # if other workers are ready, the training code is not the cause
                 others = self._membership.count(WorkerState.STANDBY, WorkerState.TRAINING)
                 self._expel(worker, cause, hung=True, fatal="" if others else f"{worker} {cause}")
 
-    def _limit_s(self, sequencer: m.Beat) -> float:
-        """Return the time limit of the step or evaluation that the sequencer waits for, seconds."""
-        assert self._brief is not None
-        if not sequencer.evaluating:
-            return self._brief.step_s
-        if self._brief.evaluation_s is not None:
-            return self._brief.evaluation_s
-        workers = max(1, self._membership.count(WorkerState.TRAINING))
-        return evaluation_limit_s(
-            self._validation_size,
-            workers=workers,
-            global_batch_size=workers if self._wanted is None else self._wanted.global_batch_size,
-            step_s=self._brief.step_s,
-            step_time_s=self._step_time_s,
-        )
-
-    def _end_hung(self, sequencer: m.Beat, limit: float) -> None:
+    def _end_hung(self, limit_s: float) -> None:
         """End processes that did not do their part in time; if no worker did, the training code is the cause."""
         assert self._brief is not None
-        what, key = f"step {sequencer.step + 1}", "limits.step"
-        if sequencer.evaluating:
-            what, key = f"the evaluation after step {sequencer.step}", "limits.evaluation"
-        self._sequencer = m.Beat(step=sequencer.step)
-        training = self._membership.count(WorkerState.TRAINING)
+        beat, what, within = self._sequencer.overdue(limit_s)
         fatal = ""
-        if sequencer.missing and len(sequencer.missing) >= training:
-            fatal = f"{what} was not done within {limit:.0f} s ({key})"
-        cause = f"did not do its part of {what} within {limit:.0f} s ({key})"
-        for worker in sequencer.missing:
+        if beat.missing and len(beat.missing) >= self._membership.count(WorkerState.TRAINING):
+            fatal = f"{what} was not done {within}"
+        cause = f"did not do its part of {what} {within}"
+        for worker in beat.missing:
             self._expel(worker, cause, hung=True, fatal=fatal)
-        for index in sequencer.behind:
+        for index in beat.behind:
             self._expel(self._brief.aggregators[index], cause, hung=True)
 
     def _expel(self, name: str, cause: str, *, hung: bool = False, fatal: str = "") -> None:
@@ -394,36 +364,13 @@ class Coordinator:
     # ---- the roster ----------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
-        """Send the supervisor the roster if it has changed."""
-        membership = self._membership
-        states = {
-            WorkerState.STARTING: "starting",
-            WorkerState.STANDBY: "ready",
-            WorkerState.TRAINING: "training",
-            WorkerState.GONE: "gone",
-        }
-        if self._brief is None or not self._initialization.informed or not self._changed:
+        """Send the supervisor the roster if it has changed, and drop workers that the membership has forgotten."""
+        if self._brief is None or not self._initialization.informed:
             return
-        self._changed = False
-        names = membership.workers(*WorkerState)
-        roster = m.Roster(
-            command=self._command,
-            states={
-                name: "leaving" if name in self._leaving else states[membership.state(name)] for name in names
-            },
-            settled=membership.settled,
-            number=membership.number,
-            forgotten=tuple(name for name in names if membership.forgotten(name)),
-        )
-        if roster != self._roster:
-            self._roster = roster
+        roster = self._roster.update(self._membership, self._command)
+        if roster is not None:
             self._hub.send_to(SUPERVISOR, roster)
-            self._forget(set(names))
-
-    def _forget(self, known: set[str]) -> None:
-        """Drop the state of workers that the membership has forgotten."""
-        self._present &= known
-        self._leaving &= known
-        aggregators = () if self._brief is None else self._brief.aggregators
-        self._expelled &= known.union(aggregators)
-        self._launched_at = {name: at for name, at in self._launched_at.items() if name in known}
+            known = set(roster.states)
+            self._present &= known
+            self._expelled &= known.union(self._brief.aggregators)
+            self._starts.keep(known)

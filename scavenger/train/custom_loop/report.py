@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from scavenger.elastic.leases import Part
 from scavenger.elastic.quarantine import Quarantined
 from scavenger.train.custom_loop.messages import Array
 from scavenger.train.supervisor.events import Lost, Started
 
-__all__ = ["EpochDone", "LoopEvent", "LoopReport", "RolledBack", "Snapshotted", "StepDone"]
+__all__ = ["EpochDone", "LoopEvent", "LoopReport", "LoopResults", "RolledBack", "Snapshotted", "StepDone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +73,56 @@ class LoopReport:
     replicas_equal: bool
     lost: tuple[str, ...]
     quarantined: tuple[Quarantined, ...]
+
+
+class LoopResults:
+    """What a loop comes to: the losses of its epochs, and the replicas with which its workers end."""
+
+    def __init__(self) -> None:
+        self._losses: dict[int, tuple[float, int]] = {}
+        self._state: dict[str, Array] | None = None
+        self._equal = True
+
+    def loss(self, epoch: int, loss: float, samples: int) -> None:
+        """Add the mean loss that a worker has reported over some samples."""
+        total, before = self._losses.get(epoch, (0.0, 0))
+        self._losses[epoch] = (total + loss * samples, before + samples)
+
+    def undo_from(self, epoch: int) -> None:
+        """Forget the losses of this epoch and later ones, which are repeated."""
+        self._losses = {earlier: sums for earlier, sums in self._losses.items() if earlier < epoch}
+
+    def finished(self, state: dict[str, Array]) -> None:
+        """Add the replica of a worker that has finished."""
+        if self._state is None:
+            self._state = state
+        self._equal = self._equal and _same(self._state, state)
+
+    def report(
+        self, *, steps: int, epochs: int, lost: tuple[str, ...], quarantined: tuple[Quarantined, ...]
+    ) -> LoopReport:
+        """Return the report; see there for the arguments.
+
+        Raises:
+            RuntimeError: If no worker has finished.
+        """
+        if self._state is None:
+            raise RuntimeError("the loop is not done")
+        return LoopReport(
+            steps=steps,
+            epochs=epochs,
+            losses={epoch: total / samples for epoch, (total, samples) in sorted(self._losses.items())},
+            state=self._state,
+            replicas_equal=self._equal,
+            lost=lost,
+            quarantined=quarantined,
+        )
+
+
+def _same(a: dict[str, Array], b: dict[str, Array]) -> bool:
+    # compare bits, so that a NaN equals itself and -0.0 differs from 0.0
+    return a.keys() == b.keys() and all(np.array_equal(_bits(a[name]), _bits(b[name])) for name in a)
+
+
+def _bits(array: Array) -> Array:
+    return np.frombuffer(array.tobytes(), dtype=np.uint8)

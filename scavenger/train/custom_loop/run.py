@@ -8,12 +8,9 @@ resumed from a checkpoint.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-
-import numpy as np
 
 from scavenger.elastic import round_events as r
 from scavenger.elastic.leases import Attempt, EpochEnded, Found, Grant, Part
@@ -29,10 +26,12 @@ from scavenger.errors import (
 )
 from scavenger.train.custom_loop import messages as lm
 from scavenger.train.custom_loop.mean import weighted_mean
+from scavenger.train.custom_loop.progress import LostWorkers, StepTimer
 from scavenger.train.custom_loop.report import (
     EpochDone,
     LoopEvent,
     LoopReport,
+    LoopResults,
     RolledBack,
     Snapshotted,
     StepDone,
@@ -47,9 +46,6 @@ from scavenger.train.supervisor.events import Lost, Started
 from scavenger.train.transport.messages import Failed
 
 __all__ = ["LoopRun"]
-
-_LOSSES_MAX, _LOSSES_WITHIN_S = 5, 60.0  # more losses than this have a systematic cause
-_STEP_TIME_WEIGHT = 0.2  # of the newest step in the moving average, which only scales the silence limit
 
 
 class LoopRun:
@@ -80,15 +76,11 @@ class LoopRun:
         self._timeouts, self._replace, self._clock = timeouts, replace, clock
         self._rounds: Rounds | None = None
         self._target, self._begun = workers, False
-        self._lost: list[str] = []
-        self._losses_at: deque[float] = deque()
+        self._lost = LostWorkers()
         self._pushed: dict[tuple[str, int], dict[str, lm.Array]] = {}
         self._donation: dict[str, lm.Array] = {}
-        self._round_at = self._watched_at = clock()
-        self._step_time_s = 0.0
-        self._losses: dict[int, tuple[float, int]] = {}
-        self._final: dict[str, lm.Array] | None = None
-        self._equal = True
+        self._timer, self._results = StepTimer(clock()), LoopResults()
+        self._watched_at = clock()
         self._events: list[LoopEvent] = []
 
     @classmethod
@@ -195,16 +187,14 @@ class LoopRun:
         Raises:
             RuntimeError: If the run is not done.
         """
-        if not self.done or self._rounds is None or self._final is None:
+        if not self.done or self._rounds is None:
             raise RuntimeError("the loop is not done")
-        return LoopReport(
-            steps=self._rounds.step,
-            epochs=self._rounds.epoch,
-            losses={epoch: total / samples for epoch, (total, samples) in sorted(self._losses.items())},
-            state=self._final,
-            replicas_equal=self._equal,
-            lost=tuple(self._lost),
-            quarantined=self._rounds.ledger.quarantined,
+        rounds = self._rounds
+        return self._results.report(
+            steps=rounds.step,
+            epochs=rounds.epoch,
+            lost=self._lost.names,
+            quarantined=rounds.ledger.quarantined,
         )
 
     def poll(self, timeout_s: float) -> list[LoopEvent]:
@@ -244,9 +234,7 @@ class LoopRun:
                 case lm.DonatedState():
                     self._donated(name, message.step, _unpack(name, message.tensors, frames))
                 case lm.Stepped() if message.loss is not None:
-                    total, samples = self._losses.get(message.epoch, (0.0, 0))
-                    total += message.loss * message.samples
-                    self._losses[message.epoch] = (total, samples + message.samples)
+                    self._results.loss(message.epoch, message.loss, message.samples)
                 case lm.Finished() if name in self.members:
                     self._finished(name, _unpack(name, message.tensors, frames))
                 case _:
@@ -272,9 +260,7 @@ class LoopRun:
             self._events.append(Snapshotted(step))
 
     def _finished(self, name: str, state: dict[str, lm.Array]) -> None:
-        if self._final is None:
-            self._final = state
-        self._equal = self._equal and _same(self._final, state)
+        self._results.finished(state)
         self._handle(r.Finished(name))
         self.supervisor.leave(name, "training has ended")
 
@@ -349,9 +335,7 @@ class LoopRun:
             (name, part.stop - part.start, self._pushed[name, step]) for name, part in action.contributions
         ]
         headers, frames = lm.pack(weighted_mean(pushed, step=step))
-        now = self._clock()
-        took, self._round_at = now - self._round_at, now
-        self._step_time_s += (took - self._step_time_s) * (_STEP_TIME_WEIGHT if self._step_time_s else 1.0)
+        self._timer.stepped(self._clock())
         self._pushed = {key: value for key, value in self._pushed.items() if key[1] > step}
         self._events.append(StepDone(step, epoch, view, action.contributions))
         actions = rounds.handle(r.Averaged(step))
@@ -368,7 +352,7 @@ class LoopRun:
             held = self._checkpointer.held  # after a resume, no member can donate its state
             state = self._donation or (held.state if held is not None else {})
         headers, frames = lm.pack(state)
-        self._round_at = self._clock()
+        self._timer.restart(self._clock())
         start = lm.Start(action.step, action.epoch, action.view, members, action.load, headers)
         self.supervisor.send(action.worker, start, frames)
 
@@ -395,14 +379,18 @@ class LoopRun:
         if worker not in self.supervisor.staying:
             return
         self.supervisor.mark_lost(worker)
-        self._lost.append(worker)
+        self._lost.add(worker)
         self._events.append(Lost(worker, reason))
         actions = self._rounds.handle(r.Gone(worker, cause)) if self._rounds is not None else []
         # deaths that are blamed on samples do not count: they end when those samples are quarantined
         if not any(
             isinstance(action, Found) and not isinstance(action.finding, Innocent) for action in actions
         ):
-            self._count_loss(worker, reason)
+            self._lost.count(self._clock())
+            if self._replace and (times := self._lost.too_many):
+                raise WorkersLostError(
+                    f"{times}, the last since it {reason} (log: {self.supervisor.log(worker)})"
+                )
         if self._replace and not (self._rounds is not None and self._rounds.finishing):
             self._launch()
         if self._rounds is not None:
@@ -410,17 +398,6 @@ class LoopRun:
         if not self.done and not self.supervisor.staying:
             raise WorkersLostError(
                 f"no worker is left: {worker} {reason} (log: {self.supervisor.log(worker)})"
-            )
-
-    def _count_loss(self, worker: str, reason: str) -> None:
-        now = self._clock()
-        self._losses_at.append(now)
-        while now - self._losses_at[0] > _LOSSES_WITHIN_S:
-            self._losses_at.popleft()
-        if self._replace and len(self._losses_at) > _LOSSES_MAX:
-            times = f"{len(self._losses_at)} workers were lost within {_LOSSES_WITHIN_S:.0f} s"
-            raise WorkersLostError(
-                f"{times}, the last since it {reason} (log: {self.supervisor.log(worker)})"
             )
 
     def _roll_back(self) -> None:
@@ -432,7 +409,7 @@ class LoopRun:
             raise WorkersLostError("every worker that held the weights was lost, and there is no checkpoint")
         self._open(rounds.ledger.sizes)
         self._events.append(RolledBack(held.step))
-        self._losses = {epoch: sums for epoch, sums in self._losses.items() if epoch < held.ledger["epoch"]}
+        self._results.undo_from(held.ledger["epoch"])
         for name in self.supervisor.arrived:
             self._handle(r.Arrived(name, self.supervisor.host(name)))
         self._resize("after a checkpoint", ())
@@ -453,13 +430,13 @@ class LoopRun:
         rounds = self._rounds
         if rounds is None:
             return
-        missing, waited = rounds.missing, now - self._round_at
+        missing, waited = rounds.missing, self._timer.waited_s(now)
         for worker in self.supervisor.liveness.suspects(
-            now, awaited=missing, awaited_for_s=waited, step_time_s=self._step_time_s
+            now, awaited=missing, awaited_for_s=waited, step_time_s=self._timer.step_time_s
         ):
             self._lose(worker, "was silent, though its process was running", Cause.SILENT)
         if waited > self._timeouts.step_s:
-            self._round_at = now
+            self._timer.restart(now)
             reason = f"did not do its part of step {rounds.step + 1} within {self._timeouts.step_s:.0f} s"
             others = set(rounds.members) - set(missing)
             for worker in missing:
@@ -482,12 +459,3 @@ def _unpack(name: str, headers: Sequence[lm.TensorHeader], frames: Sequence[byte
         return lm.unpack(headers, frames)
     except (ValueError, TypeError) as error:
         raise TrainingCodeError(f"{name} sent arrays that cannot be read: {error}") from error
-
-
-def _same(a: dict[str, lm.Array], b: dict[str, lm.Array]) -> bool:
-    # compare bits, so that a NaN equals itself and -0.0 differs from 0.0
-    return a.keys() == b.keys() and all(np.array_equal(_bits(a[name]), _bits(b[name])) for name in a)
-
-
-def _bits(array: lm.Array) -> lm.Array:
-    return np.frombuffer(array.tobytes(), dtype=np.uint8)

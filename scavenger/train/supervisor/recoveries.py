@@ -26,11 +26,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoint plan of a job, the checkpoint that it began with, and whether it has written one since."""
+    """The checkpoints of a job.
+
+    Attributes:
+        plan: Where and when to write; None for none.
+        restore: The checkpoint that the job began with; None for a new model.
+        written: Whether it has written one since.
+        unrecorded: The step of a checkpoint that is complete, but is committed only once all steps up to it are
+            stored; None for none.
+    """
 
     plan: m.CheckpointPlan | None
     restore: m.Restore | None
     written: bool = False
+    unrecorded: int | None = None
 
     def newest(self) -> m.Restore | None:
         """The newest checkpoint, which restarted aggregators begin with; None for initial weights."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,37 +17,29 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from scavenger.elastic.liveness import HEARTBEAT_S
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.outage import Outage
 from scavenger.elastic.recovery import Role, Status
-from scavenger.errors import (
-    MessageError,
-    ModelNotSavedError,
-    TrainingHungError,
-    WorkersLostError,
-)
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
-from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name, partial_model
+from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name
+from scavenger.train.supervisor.ending import Ending
 from scavenger.train.supervisor.events import Event, Leaving, ProcessState, Started, Warned
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
-from scavenger.train.supervisor.saving import Saving
+from scavenger.train.supervisor.routing import Routing
+from scavenger.train.supervisor.watching import MemoryWatch, NetworkWatch
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.shared_memory import Block, Layout
-from scavenger.train.transport.sockets import EVERYBODY, Malformed
+from scavenger.train.transport.sockets import Malformed
 
 __all__ = ["Supervisor"]
 
-_MEMORY_SAMPLE_S = 0.5
 _GRACE_S = 5.0
-_ASK_AGAIN_S = 1.0
 _QUIT_S = 10.0  # how long a released worker may take to end; its time is paid for
 
 log = logging.getLogger(__name__)
@@ -60,14 +51,6 @@ class _Requested:
 
     command: int = 0
     resize: m.Resize | None = None
-
-
-@dataclass(slots=True)
-class _LastChecked:
-    """When memory and liveness were last checked, monotonic seconds."""
-
-    memory_s: float = 0.0
-    liveness_s: float = 0.0
 
 
 class Supervisor:
@@ -84,7 +67,6 @@ class Supervisor:
 
     Attributes:
         manifest: Description of the model; None before a worker has built it.
-        memory_bytes: The peak memory of each process so far.
         quarantined: Samples that are left out, by their indices in the data.
         on_wait: Called while `finish` waits, which may take long; it fetches the events by `poll(0.0)`.
         recorded: Whether all events that `poll` has returned are stored, so that a checkpoint may be committed.
@@ -108,6 +90,13 @@ class Supervisor:
         self._checkpoints = Checkpoints(checkpoint, restore)
         self._registry = ProcessRegistry(processes.engine, clock)
         self._slots = WorkerSlots()
+        self._routing = Routing(
+            processes,
+            self._registry,
+            from_process=self._from_process,
+            from_coordinator=self._from_coordinator,
+            is_first=lambda: self._recoveries.token == 1,
+        )
         self._recoveries = Recoveries(
             processes,
             self._registry,
@@ -116,19 +105,18 @@ class Supervisor:
             aggregators=aggregators,
             start_s=timeouts.start_s,
             events=events.append,
-            send=self._to_coordinator,
-            receive=self._receive,
+            send=self._routing.send,
+            receive=self._routing.receive,
             clock=clock,
         )
-        self._saving = Saving()
-        self._requested, self._checked, self._outage = _Requested(), _LastChecked(), Outage()
-        self._undelivered: list[tuple[str, bytes]] = []
+        self._ending = Ending(
+            processes, self._registry, aggregators=aggregators, turn=self._turn, clock=clock
+        )
+        self._requested, self._memory, self._network = _Requested(), MemoryWatch(), NetworkWatch()
         self.manifest: m.Manifest | None = None
-        self.memory_bytes: dict[str, int] = {}
         self.quarantined: tuple[int, ...] = ()
         self.on_wait: Callable[[], None] | None = None
         self.recorded: Callable[[], bool] = lambda: True
-        self._unrecorded: int | None = None
 
     @classmethod
     def open(
@@ -220,7 +208,7 @@ class Supervisor:
 
     def _announce(self, worker: str) -> None:
         self._registry[worker].announced = True
-        self._to_coordinator(m.Launched(worker))
+        self._routing.send(m.Launched(worker))
 
     def resize(
         self,
@@ -244,13 +232,13 @@ class Supervisor:
         self._registry.ask_to_leave(without)
         resize = m.Resize(command, workers, global_batch_size, reason, tuple(without), lr_scale)
         self._requested = _Requested(command, resize)
-        self._to_coordinator(resize)
+        self._routing.send(resize)
 
     def release(self, keep: int) -> None:
         """Release workers that no view needs, newest first, until `keep` are alive; `Leaving` events name them."""
         if self.settled and (len(self.alive) > keep or self._registry.departing):
             self._requested.command += 1
-            self._to_coordinator(m.Release(self._requested.command, keep))
+            self._routing.send(m.Release(self._requested.command, keep))
 
     def verdict(self, epoch: int, *, stop: bool, keep_best: bool) -> None:
         """Answer an `EpochReport`; the job waits for the answer."""
@@ -273,15 +261,8 @@ class Supervisor:
             TrainingError: If writing fails in another way, or takes longer than `within_s`.
         """
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
-        saving = self._finalise(best=best, checkpoint=checkpoint, deadline=deadline)
-        while not saving.saved:
-            able = [name for name in self.alive if self._registry[name].status is Status.READY]
-            if not able:
-                raise WorkersLostError("no worker is left to write the model")
-            assert saving.step is not None
-            self._save(able[0], path.resolve(), saving.step, deadline)
-            if saving.refusal:
-                raise ModelNotSavedError(saving.refusal)
+        self._ending.finalise(best=best, checkpoint=checkpoint, deadline=deadline)
+        self._ending.write(path.resolve(), deadline=deadline)
 
     def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
         """End training with the last applied step, and write a checkpoint of it, if the job has a checkpoint plan.
@@ -289,35 +270,7 @@ class Supervisor:
         Raises what `finish` does. An event reports whether the checkpoint was written.
         """
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
-        self._finalise(best=best, checkpoint=True, deadline=deadline)
-
-    def _finalise(self, *, best: bool, checkpoint: bool, deadline: float) -> Saving:
-        saving = self._saving = Saving()
-        gone = [name for name in self._aggregators if name not in self.engine.running]
-        if gone:
-            raise WorkersLostError(f"{gone[0]}, which held the weights, is gone")
-        self._wait(
-            lambda: saving.step is not None,
-            "the aggregator did not finish in time",
-            deadline,
-            # asked repeatedly, since the sequencer may be restarted meanwhile
-            asking=lambda: self._processes.send(self._aggregators[0], m.Finish(best, checkpoint)),
-        )
-        return saving
-
-    def _save(self, writer: str, path: Path, step: int, deadline: float) -> None:
-        """Have a worker write the model to `path`, or, if it runs on another host, send the model here."""
-        here, saving = self.engine.host(writer) == self.engine.leader_host, self._saving
-        with contextlib.ExitStack() as after:
-            after.callback(partial_model(path).unlink, missing_ok=True)
-            if not here:
-                after.enter_context(saving.received(writer, path))
-            self._processes.send(writer, m.Save(str(path) if here else "", step))
-            self._wait(
-                lambda: saving.saved or bool(saving.refusal) or writer not in self.engine.running,
-                "the model was not written in time",
-                deadline,
-            )
+        self._ending.finalise(best=best, checkpoint=True, deadline=deadline)
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End every process and free everything; safe to call twice.
@@ -330,7 +283,7 @@ class Supervisor:
             for name in self.engine.running:
                 worker = self._registry.worker(name)
                 if name == self._registry.coordinator:
-                    self._to_coordinator(m.Quit())
+                    self._routing.send(m.Quit())
                 elif worker is not None and worker.status is Status.STARTING:
                     self.engine.kill(name)  # it would not receive a message for seconds, and holds no state
                 else:
@@ -391,6 +344,11 @@ class Supervisor:
         """Return the seconds that workers have existed, summed over the workers of each type of VM."""
         return self._registry.worker_seconds()
 
+    @property
+    def memory_bytes(self) -> Mapping[str, int]:
+        """The peak memory of each process so far."""
+        return self._memory.peaks
+
     # ---- the loop ------------------------------------------------------------------------------------------
 
     def poll(self, timeout_s: float) -> list[Event]:
@@ -405,20 +363,22 @@ class Supervisor:
         self._update(timeout_s)
         events = list(self._events)
         self._events.clear()  # not a new list: the hub appends its warnings to this one
-        ready = [event.step for event in events if isinstance(event, m.CheckpointReady)]
-        self._unrecorded = ready[-1] if ready else self._unrecorded
+        for event in events:
+            if isinstance(event, m.CheckpointReady):
+                self._checkpoints.unrecorded = event.step
         return events
 
     def _answer_recorded(self) -> None:
         """Let the sequencer commit a checkpoint once all steps up to it are stored."""
-        if self._unrecorded is not None and self.recorded():
-            self._processes.send(self._aggregators[0], m.Recorded(self._unrecorded))
-            self._unrecorded = None
+        step = self._checkpoints.unrecorded
+        if step is not None and self.recorded():
+            self._processes.send(self._aggregators[0], m.Recorded(step))
+            self._checkpoints.unrecorded = None
 
     def _update(self, timeout_s: float) -> None:
         """Handle messages that have arrived, processes that have ended, and preemption notices."""
         self._processes.wait(timeout_s)
-        self._receive()
+        self._routing.receive()
         for ended in self.engine.poll():
             self._recoveries.ended(ended)
         self._announce_placed()
@@ -429,53 +389,18 @@ class Supervisor:
                 self._warn(f"{notice.name}: {notice.reason}; it will be replaced when it has ended")
         self._watch()
 
-    def _wait(
-        self,
-        condition: Callable[[], bool],
-        complaint: str,
-        deadline: float,
-        *,
-        asking: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Wait until a condition holds, and call `asking` at regular intervals meanwhile.
-
-        Raises:
-            TrainingHungError: With the complaint, if the condition does not hold at the deadline.
-        """
-        asked_at = -math.inf
-        while not condition():
-            if self._clock() - asked_at >= _ASK_AGAIN_S:
-                asked_at = self._clock()
-                asking()
-            if self._clock() > deadline:
-                raise TrainingHungError(complaint)
-            if self.on_wait is None:
-                self._events[:0] = self.poll(0.05)
-            else:
-                self._update(0.05)
-                self.on_wait()
+    def _turn(self) -> None:
+        """One turn of the loop while training ends."""
+        if self.on_wait is None:
+            self._events[:0] = self.poll(0.05)
+        else:
+            self._update(0.05)
+            self.on_wait()
 
     # ---- messages ------------------------------------------------------------------------------------------
 
-    def _receive(self) -> None:
-        for peer, frames in self._processes.take():
-            try:
-                if peer.startswith("coordinator"):
-                    target, body = frames
-                    name = target.decode()
-                    message = None if name else m.decode(body)
-                else:
-                    (body,) = frames
-                    name, message = "", m.decode(body)
-            except (MessageError, ValueError):
-                self._processes.hub.malformed(peer)
-                continue
-            if peer.startswith("coordinator"):
-                self._from_coordinator(peer, name, message, body)
-            elif message is not None:
-                self._from_process(peer, message, body)
-
-    def _from_process(self, peer: str, message: m.Message, body: bytes) -> None:
+    def _from_process(self, peer: str, message: m.Message) -> bool:
+        """Handle a message of another process; returns whether the coordinator gets it too."""
         sequencing = peer == self._aggregators[0]
         worker = self._registry.worker(peer)
         if worker is not None and not worker.announced:
@@ -483,7 +408,7 @@ class Supervisor:
         match message:
             case m.Beat():
                 self._registry.beat(peer.removesuffix(HEARTBEAT_SUFFIX), message)
-                self._outage.heard(peer.removesuffix(HEARTBEAT_SUFFIX))
+                self._network.heard(peer.removesuffix(HEARTBEAT_SUFFIX))
             case (
                 m.StepReport()
                 | m.EpochReport()
@@ -495,22 +420,22 @@ class Supervisor:
                     self._checkpoints.written = True
                     log.info("wrote a checkpoint of step %d in %.1f s", message.step, message.written_s)
                 self._events.append(message)
-                return
+                return False
             case m.Quarantined() if sequencing:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
             case m.Done() | m.Saved() | m.SavedPart() | m.Unsaved():
-                self._saving.take(peer, message)
-                return
+                self._ending.take(peer, message)
+                return False
             case m.Failed():
                 self._fail(peer, message)
-                return
+                return False
             case m.Hello() | m.Present() if self.manifest is None:
                 try:
                     layout = Layout.of(message.manifest, len(self._aggregators))
                 except (ArithmeticError, AttributeError, TypeError, ValueError):  # no model has such tensors
                     self._processes.hub.malformed(peer)
-                    return
+                    return False
                 self._slots.set_layout(layout)
                 self.manifest = message.manifest
             case m.Ready() if worker is not None and worker.status is Status.STARTING:
@@ -524,32 +449,16 @@ class Supervisor:
                 self._recoveries.part_held(peer, message.step)
             case _:
                 pass
-        if self._recoveries.token == 1 and self._registry[self._registry.coordinator].beat is None:
-            # the first coordinator may start after processes that send to it, and it sends no roll call
-            self._undelivered.append((peer, body))
-        else:
-            self._processes.pass_on(self._registry.coordinator, peer.encode(), body)
+        return True
 
-    def _from_coordinator(self, peer: str, name: str, message: m.Message | None, body: bytes) -> None:
-        """Handle a message of the coordinator to a process, or, with an empty name, to the supervisor."""
-        if peer != self._registry.coordinator:
-            return  # it was replaced: its messages no longer count
+    def _from_coordinator(self, message: m.Message | None) -> None:
+        """Handle a message of the coordinator; None for one to another process."""
         self._recoveries.coordinator_alive()
-        if name == EVERYBODY:
-            for process in self.engine.running:
-                if not process.startswith("coordinator"):
-                    self._processes.pass_on(process, body)
-            return
-        if name:
-            self._processes.pass_on(name, body)
-            return
+        coordinator = self._registry.coordinator
         match message:
-            case m.Beat() if self._registry[peer].beat is None:
-                self._registry.beat(peer, message)
-                self._to_coordinator(self._brief())
-                for process, undelivered in self._undelivered if self._recoveries.token == 1 else ():
-                    self._processes.pass_on(peer, process.encode(), undelivered)
-                self._undelivered.clear()
+            case m.Beat() if self._registry[coordinator].beat is None:
+                self._registry.beat(coordinator, message)
+                self._routing.welcome(self._brief())
             case m.Roster():
                 self._take_roster(message)
             case m.Expel():
@@ -557,7 +466,7 @@ class Supervisor:
             case m.RollBack():
                 self._recoveries.roll_back(message.cause)
             case m.Failed():
-                self._fail(peer, message)
+                self._fail(coordinator, message)
             case _:
                 pass
 
@@ -572,9 +481,6 @@ class Supervisor:
                 Block(self._processes.block_fd, self._slots.layout).release_slots(worker_slot(name))
             for aggregator in self._aggregators:
                 self._processes.send(aggregator, m.Forget(name))
-
-    def _to_coordinator(self, message: m.Message) -> None:
-        self._processes.pass_on(self._registry.coordinator, b"", m.encode(message))
 
     def _brief(self) -> m.Brief:
         return m.Brief(
@@ -604,16 +510,12 @@ class Supervisor:
     def _watch(self) -> None:
         """Replace a silent coordinator, kill released workers that do not end, and sample memory."""
         now = self._clock()
-        if now - self._checked.memory_s >= _MEMORY_SAMPLE_S:
-            self._checked.memory_s = now
-            self.memory_bytes |= self.engine.sample_memory()
-            self.engine.cap_logs()
+        self._memory.look(self.engine, now)
         for worker in self._registry.let_go:
             if now - worker.leaving_s > _QUIT_S:
                 self.engine.kill(worker.name)
-        if now - self._checked.liveness_s >= HEARTBEAT_S:
-            self._checked.liveness_s = now
+        if self._network.is_due(now):
             # without these heartbeats, the coordinator counts no process as silent
-            if not self._outage.look(now, in_doubt=self.engine.in_doubt, processes=self._registry.beating):
-                self._to_coordinator(m.Beat())
+            if not self._network.in_doubt(self.engine, self._registry.beating, now):
+                self._routing.send(m.Beat())
             self._recoveries.watch(now)

@@ -49,7 +49,8 @@ _SLOTS_BYTES_MAX = 1 << 45
 _OPTIMIZER_COPIES_MAX = 16
 _OPTIMIZER_EXTRA_BYTES = 1 << 20
 _RECORDS_BYTES = 4096
-_REPORT_BYTES = 32 << 10
+_REPORT_BYTES = 256 << 10
+"""Room for the report of a step by `_WORKERS_MAX` workers: up to 43 bytes each, for its name, time and piece."""
 _HEADER_BYTES = _RECORDS_BYTES + 2 * _REPORT_BYTES
 
 

@@ -14,7 +14,6 @@ import os
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -22,14 +21,14 @@ import zmq
 
 from scavenger import __version__
 from scavenger.errors import ConfigurationError, MessageError
-from scavenger.policy.provisioning.silence import SOUND, SilenceLimits, judge_silence
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.agent_socket import AgentSocket
 from scavenger.train.engines.vm.channel import Channel
+from scavenger.train.engines.vm.event_queue import EventQueue
 from scavenger.train.engines.vm.file_server import FileServer
 from scavenger.train.engines.vm.job_archive import Archive
+from scavenger.train.engines.vm.silence_watch import LOST_S, SilenceWatch, silent_for
 from scavenger.train.engines.vm.values import (
-    LEADER_SILENT_S,
     AgentSession,
     AgentStatus,
     Alarms,
@@ -43,21 +42,9 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 
 __all__ = ["LOST_S", "AgentServer", "AgentStatus", "one_time_keys"]
 
-LOST_S = 15.0
-"""Silence after which the processes of a VM count as lost, unless most VMs are silent."""
-LATELY_S = 3.0
-"""Silence after which a VM gets no new process and `renew` does not wait for it; agents send every second."""
-KEEP_S = LEADER_SILENT_S + LOST_S
-"""Silence after which processes count as lost even in an outage: the VM's agent has ended them by then."""
 RENEW_S = 2.0
 """How long `renew` waits for the VM's answer."""
-LEASE_S = 300.0
-"""Time without a call of `take_events` after which the leader counts as hung, and sends no more heartbeats."""
 _TICK_MS = 20
-_PAUSE_S = 1.0
-"""Longest time between two polls; after a longer pause of this process, silence is not held against VMs."""
-_EVENTS_MAX, _EVENTS_BYTES_MAX = 1000, 8 << 20
-"""Limits of the events of one VM that wait for the engine; an agent has at most two MiB in flight."""
 _CHUNKS_MAX = 2
 """Chunks of the job's folder in flight to a VM; an agent requests the next one when it has received one."""
 _BACKLOG_MAX = 2000
@@ -97,8 +84,7 @@ class AgentServer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._limits = SilenceLimits(min(LATELY_S, 0.75 * lost_s), lost_s, max(KEEP_S, lost_s))
-        self._network = SOUND
+        self._silence = SilenceWatch(lost_s, clock())
         self.boot_key = boot_key or secrets.token_bytes(32)
         self._archive = Archive(job_dir, leave_out=leave_out)
         self._socket = AgentSocket(address, port)
@@ -106,13 +92,11 @@ class AgentServer:
         self._gone: set[str] = set()
         self._heard: set[str] = set()
         self._launches = 0
-        self._events: deque[tuple[int, ProcessEvent]] = deque()
+        self._events = EventQueue()
         self._alarms = Alarms(
             f"{link}, a link that leads out of the folder of the training code, is not sent to VMs"
             for link in self._archive.left_out
         )
-        self._attended_at: float | None = None
-        self._turned_at = clock()
         self._lock = threading.Condition(
             threading.RLock()
         )  # re-entrant, because a signal handler may interrupt a method
@@ -133,7 +117,7 @@ class AgentServer:
             self.close()
             raise
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._turned_at = self._clock()
+        self._silence.started(self._clock())
         self._thread.start()
 
     @property
@@ -159,7 +143,7 @@ class AgentServer:
     @property
     def in_doubt(self) -> bool:
         """Whether most VMs are silent, or were until recently, so that the network is the likely cause."""
-        return not self._network.is_sound
+        return self._silence.in_doubt
 
     # ---- for the fleet -------------------------------------------------------------------------------------
 
@@ -213,7 +197,7 @@ class AgentServer:
             session = self._sessions.get(intent)
             if session is None or not (session.address and session.route):
                 return False
-            if self._clock() - session.heard_at >= self._limits.doubt_s:
+            if self._clock() - session.heard_at >= self._silence.limits.doubt_s:
                 return False
             session.renewals += 1
             number = session.renewals
@@ -256,7 +240,7 @@ class AgentServer:
         return tuple(vm for vm in self.vms() if self._is_free(vm))
 
     def _is_free(self, vm: AgentStatus) -> bool:
-        able = vm.joined and vm.preemption is None and vm.heard_s_ago < self._limits.doubt_s
+        able = vm.joined and vm.preemption is None and vm.heard_s_ago < self._silence.limits.doubt_s
         return able and len(vm.processes) < vm.slots
 
     def launch(
@@ -297,10 +281,10 @@ class AgentServer:
             if (
                 session is None
                 or launch not in session.launches
-                or now - session.heard_at < self._limits.lost_s
+                or now - session.heard_at < self._silence.limits.lost_s
             ):
                 return
-            self._record(session, launch, Gone(_silent_for(session, now)))
+            self._events.record(session, launch, Gone(silent_for(session, now)))
             session.channel.put(m.Kill(launch))  # in case the VM comes back
             del session.launches[launch]
 
@@ -317,17 +301,12 @@ class AgentServer:
     def take_events(self) -> list[tuple[int, ProcessEvent]]:
         """Return events of processes since the last call, with launch numbers; shows that the engine is alive."""
         with self._lock:
-            self._attended_at = self._clock()
-            events = list(self._events)
-            self._events.clear()
-            for session in self._sessions.values():
-                session.unread = session.unread_bytes = 0
-        return events
+            return self._events.take(self._sessions.values(), self._clock())
 
     def unattended(self) -> None:
         """Record that no engine calls `take_events` any more."""
         with self._lock:
-            self._attended_at = None
+            self._events.unattended()
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -342,7 +321,7 @@ class AgentServer:
                 os.eventfd_read(self._wakeup)
             with self._lock:
                 now = self._clock()
-                self._allow_for_pause(now)
+                self._silence.allow_for_pause(self._sessions.values(), now)
                 self._socket.answer_connections()
                 self._receive(now)
                 self._judge_silence(now)
@@ -352,38 +331,14 @@ class AgentServer:
             if last:
                 return
 
-    def _allow_for_pause(self, now: float) -> None:
-        pause = now - self._turned_at
-        self._turned_at = now
-        if pause > _PAUSE_S:
-            for session in self._sessions.values():
-                session.heard_at += pause
-
     def _judge_silence(self, now: float) -> None:
         """Give up the processes of silent VMs, unless the leader's own network is the likelier cause."""
-        silent_s, ending = dict[str, float](), list[AgentSession]()
-        for session in self._sessions.values():
-            seconds = now - session.heard_at
-            if session.ending or session.shut_out or session.preemption is not None:
-                if seconds >= self._limits.lost_s:
-                    ending.append(session)  # an agent that was about to end is expected to be silent
-            elif session.route and (session.launches or seconds < self._limits.doubt_s):
-                silent_s[session.intent] = (
-                    seconds  # a VM without processes may have been returned to the cloud
-                )
-        before = self._network
-        self._network, lost = judge_silence(before, silent_s, self._limits, now)
-        if self._network.is_broken and before.is_sound:
-            silent = sum(seconds >= self._limits.doubt_s for seconds in silent_s.values())
-            self._alarms.add(
-                f"not hearing the VMs ({silent} of {len(silent_s)} are silent): training goes on there, and nothing is "
-                f"given up for {self._limits.keep_s:.0f} s"
-            )
-        elif before.broken_since_s is not None and before.is_broken and not self._network.is_broken:
-            self._alarms.add(f"hearing the VMs again, after {now - before.broken_since_s:.0f} s")
-        for session in (*(self._sessions[intent] for intent in lost), *ending):
+        alarm, lost = self._silence.judge(self._sessions.values(), now)
+        if alarm:
+            self._alarms.add(alarm)
+        for session in lost:
             if session.launches:
-                self._lose(session, _silent_for(session, now))
+                self._lose(session, silent_for(session, now))
 
     def _receive(self, now: float) -> None:
         for _ in range(_TURN_MAX):
@@ -449,9 +404,7 @@ class AgentServer:
             self._socket.admit(f"spent.{session.intent}", one_time_keys(self.boot_key, session.intent)[0])
         session.route, session.heard_at = route, now
         self._heard.add(session.intent)
-        if (
-            session.unread > _EVENTS_MAX or session.unread_bytes > _EVENTS_BYTES_MAX
-        ):  # the agent resends them after the engine has taken events
+        if self._events.is_full(session):  # the agent resends them after the engine has taken events
             packet = m.Packet(0, packet.heard)
         message = session.channel.take(packet, now)
         if message is not None:
@@ -470,7 +423,7 @@ class AgentServer:
                 with contextlib.suppress(ValueError):
                     session.address = str(ipaddress.ip_address(message.address))
             case m.Placed() | m.Report() if message.launch in session.launches:
-                self._record(session, message.launch, message)
+                self._events.record(session, message.launch, message)
                 if isinstance(message, m.Report) and message.status is not None:
                     del session.launches[message.launch]
             case m.Fetch():
@@ -487,7 +440,7 @@ class AgentServer:
             case m.Doom():
                 session.preemption, session.preempted_at = message, now
                 for launch in session.launches:
-                    self._record(session, launch, message)
+                    self._events.record(session, launch, message)
             case m.Renewed():
                 if message.error:
                     self._alarms.add_from(
@@ -503,21 +456,15 @@ class AgentServer:
             case _:
                 pass
 
-    def _record(self, session: AgentSession, launch: int, event: ProcessEvent) -> None:
-        self._events.append((launch, event))
-        session.unread += 1
-        if isinstance(event, m.Report):
-            session.unread_bytes += len(event.log)
-
     def _send(self, session: AgentSession, now: float) -> None:
-        hung = self._attended_at is not None and now - self._attended_at > LEASE_S
-        if session.route and not hung and now - session.heard_at <= self._limits.lost_s:
+        reachable = now - session.heard_at <= self._silence.limits.lost_s
+        if session.route and reachable and not self._events.engine_hangs(now):
             for packet in session.channel.due(now):
                 self._socket.send(session.route, packet)
 
     def _lose(self, session: AgentSession, reason: str) -> None:
         for launch in session.launches:
-            self._record(session, launch, Gone(session.ending or reason))
+            self._events.record(session, launch, Gone(session.ending or reason))
             session.channel.put(m.Kill(launch))  # in case the VM comes back
         session.launches.clear()
         self._files.lose(session.intent)
@@ -547,10 +494,6 @@ class AgentServer:
     def _revoke_keys(self, intent: str) -> None:
         for name in ("join", "spent", "vm"):
             self._socket.shut(f"{name}.{intent}")
-
-
-def _silent_for(session: AgentSession, now: float) -> str:
-    return f"was lost: its VM ({session.address}) has been silent for {now - session.heard_at:.0f} s"
 
 
 _MISUSED = (

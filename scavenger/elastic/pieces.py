@@ -1,0 +1,160 @@
+"""The pieces of the step or evaluation in progress: which worker computes each, and which are complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scavenger.elastic.view import SLOTS_PER_WORKER, Member, Piece, Share
+
+__all__ = ["Pieces"]
+
+_PIECES_PER_VIEW = 1 << 32
+"""Range of piece numbers of a view, larger than a view ever needs: so a restarted sequencer never reuses the number
+of a piece that its predecessor gave out in the same step under an older view."""
+
+
+class Pieces:
+    """The pieces that cover a step's samples, and the shares for which there is no worker (*orphans*).
+
+    A piece is *open* until all aggregators have it. It is *outstanding* if it is open and was ordered: its worker may
+    be computing it.
+
+    Args:
+        aggregators: Number of aggregators that must have a piece.
+    """
+
+    def __init__(self, aggregators: int) -> None:
+        self._aggregators = aggregators
+        self._made = 0
+        self._orphans: list[Share] = []
+        self._all: dict[int, Piece] = {}
+        self._open: dict[int, Piece] = {}
+        self._held: dict[int, set[int]] = {}
+        self._withheld: dict[int, Piece] = {}
+        self._slots_used: dict[str, int] = {}
+
+    @property
+    def all(self) -> tuple[Piece, ...]:
+        """All pieces, complete or not, in the order of their numbers."""
+        return tuple(self._all.values())
+
+    @property
+    def open(self) -> tuple[Piece, ...]:
+        """The pieces that some aggregator does not have, in the order of their numbers."""
+        return tuple(self._open.values())
+
+    @property
+    def outstanding(self) -> tuple[Piece, ...]:
+        """The open pieces that were ordered, in the order of their numbers."""
+        return tuple(piece for piece in self._open.values() if piece.number not in self._withheld)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is in a piece that all aggregators have."""
+        return not self._orphans and not self._open
+
+    @property
+    def covered(self) -> tuple[Share, ...]:
+        """The shares of all pieces."""
+        return tuple(piece.share for piece in self._all.values())
+
+    def of(self, worker: str, number: int) -> Piece | None:
+        """Return the piece of that number if it is this worker's, else None."""
+        piece = self._all.get(number)
+        return piece if piece is not None and piece.worker == worker else None
+
+    def new_view(self, number: int) -> None:
+        """Number the pieces from here on in the range of a view."""
+        self._made = max(self._made, number * _PIECES_PER_VIEW)
+
+    def cut(self, shares: tuple[Share, ...], members: tuple[Member, ...]) -> None:
+        """Begin a step or evaluation: each member has the share of its rank. Without members, all are orphans."""
+        self._all.clear()
+        self._held.clear()
+        self._open.clear()
+        self._withheld.clear()
+        self._orphans.clear()
+        self._slots_used.clear()
+        if not members:
+            self._orphans = [share for share in shares if share.samples]
+            return
+        for share, member in zip(shares, members, strict=True):
+            if share.samples:
+                self.give(share, member)
+
+    def give(self, share: Share, member: Member) -> None:
+        """Make a piece of a share, and give it to a member."""
+        used = self._slots_used.get(member.worker, 0)
+        self._slots_used[member.worker] = used + 1
+        self._made += 1
+        piece = Piece(self._made, share, member.worker, member.slot + used)
+        self._all[piece.number] = self._open[piece.number] = self._withheld[piece.number] = piece
+        self._held[piece.number] = set()
+
+    def hold(self, number: int, aggregator: int) -> bool:
+        """Record that an aggregator has a piece; returns whether all have it now."""
+        held = self._held[number]
+        held.add(aggregator)
+        if len(held) < self._aggregators:
+            return False
+        self._open.pop(number, None)
+        return True
+
+    def finish(self, number: int) -> None:
+        """Record that a piece is complete."""
+        for aggregator in range(self._aggregators):
+            self.hold(number, aggregator)
+
+    def withdraw(self, gone: Callable[[str], bool]) -> dict[str, list[Piece]]:
+        """Make orphans of the open pieces of the workers that are gone.
+
+        Returns:
+            For each worker that had open pieces, those of them that were outstanding.
+        """
+        outstanding: dict[str, list[Piece]] = {}
+        for piece in self.open:
+            if gone(piece.worker):
+                del self._all[piece.number], self._open[piece.number]
+                self._orphans.append(piece.share)
+                of_worker = outstanding.setdefault(piece.worker, [])
+                if self._withheld.pop(piece.number, None) is None:
+                    of_worker.append(piece)
+        return outstanding
+
+    @property
+    def orphans(self) -> tuple[Share, ...]:
+        """The shares for which there is no worker."""
+        return tuple(self._orphans)
+
+    def adopt(self) -> list[Share]:
+        """Remove and return the orphans."""
+        orphans, self._orphans = self._orphans, []
+        return orphans
+
+    def has_room(self, members: tuple[Member, ...], pieces: int) -> bool:
+        """Whether each of the members has free slots for that many more pieces."""
+        return max(self._slots_used.get(member.worker, 0) for member in members) + pieces <= SLOTS_PER_WORKER
+
+    def least_used(self, members: tuple[Member, ...]) -> Member:
+        """Return the first of the members with the fewest pieces in this step."""
+        return min(members, key=lambda member: self._slots_used.get(member.worker, 0))
+
+    def order(self, *, one_by_one: bool) -> list[Piece]:
+        """Return the open pieces that are to be ordered now, and record that they were.
+
+        Args:
+            one_by_one: Whether a worker's next piece waits until no piece of it is outstanding. Then a death can only
+                be due to the one that is outstanding, even if the results of earlier ones were lost with the worker.
+        """
+        if not self._withheld:
+            return []
+        busy = {piece.worker for piece in self.outstanding} if one_by_one else set()
+        due: list[Piece] = []
+        for piece in self._withheld.values():
+            if piece.worker not in busy:
+                due.append(piece)
+            if one_by_one:
+                busy.add(piece.worker)
+        for piece in due:
+            del self._withheld[piece.number]
+        return due

@@ -1,0 +1,151 @@
+"""The step in progress at the sequencer: what workers have contributed, and what aggregators have applied."""
+
+from __future__ import annotations
+
+import math
+
+from scavenger.elastic import barrier as b
+from scavenger.elastic.view import Piece
+from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied
+from scavenger.train.transport.messages.reports import StepReport
+
+__all__ = ["StepInProgress"]
+
+
+class StepInProgress:
+    """Contributions to a step, and its application by all aggregators.
+
+    Args:
+        aggregators: Number of aggregators that hold parts of the model.
+    """
+
+    def __init__(self, aggregators: int) -> None:
+        self._aggregators = aggregators
+        self._ordered: set[int] = set()
+        self._contributions: dict[int, Contributed] = {}
+        self._apply: b.Apply | None = None
+        self._order: ApplyPart | None = None
+        self._applied: dict[int, PartApplied] = {}
+
+    def is_new(self, pieces: tuple[Piece, ...]) -> bool:
+        """Record the pieces of an order to a worker; returns whether one of them was not ordered before."""
+        numbers = {piece.number for piece in pieces}
+        new = not numbers <= self._ordered
+        self._ordered |= numbers
+        return new
+
+    def contributed(self, message: Contributed) -> None:
+        """Record the contribution of a piece."""
+        self._contributions[message.piece] = message
+
+    # ---- applying it ---------------------------------------------------------------------------------------
+
+    def begin_apply(self, instruction: b.Apply) -> bool:
+        """Begin to apply the step; returns False if that was begun before."""
+        order = ApplyPart(
+            step=instruction.plan.step,
+            view=instruction.view.number,
+            lr_scale=instruction.view.lr_scale,
+            pieces=tuple(
+                (piece.number, self._contributions[piece.number].samples, piece.slot)
+                for piece in instruction.pieces
+            ),
+        )
+        if order == self._order:
+            return False
+        self._order, self._apply = order, instruction
+        self._applied.clear()
+        return True
+
+    @property
+    def order(self) -> ApplyPart | None:
+        """The order to all aggregators; None if the step is not being applied."""
+        return self._order
+
+    def behind(self) -> tuple[int, ...]:
+        """Indices of the aggregators that have the order and have not applied it."""
+        if self._order is None:
+            return ()
+        return tuple(index for index in range(self._aggregators) if index not in self._applied)
+
+    def applied(self, message: PartApplied) -> None:
+        """Record that an aggregator has applied the step to its model shard; other steps are ignored."""
+        if self._order is not None and message.step == self._order.step:
+            self._applied[message.index] = message
+
+    def completed(self) -> b.Apply | None:
+        """Return what was applied, once every aggregator has applied it."""
+        return self._apply if not self.behind() else None
+
+    def abandon(self) -> None:
+        """Do not complete the step: one that only some aggregators have applied is never reported."""
+        self._order = self._apply = None
+
+    def close(self) -> None:
+        """Forget the step, which was reported."""
+        self.abandon()
+        self._contributions.clear()
+        self._ordered.clear()
+
+    # ---- what came of it -----------------------------------------------------------------------------------
+
+    def _of(self, pieces: tuple[Piece, ...]) -> list[Contributed]:
+        return [self._contributions[piece.number] for piece in pieces]
+
+    def counted_slots(self, pieces: tuple[Piece, ...]) -> list[int]:
+        """Slots of the pieces that have samples."""
+        return [piece.slot for piece, each in zip(pieces, self._of(pieces), strict=True) if each.samples]
+
+    def loss(self, pieces: tuple[Piece, ...]) -> float:
+        """Mean loss over the samples of the pieces."""
+        contributions = self._of(pieces)
+        samples = sum(each.samples for each in contributions)
+        return sum(each.samples * each.loss for each in contributions) / max(1, samples)
+
+    def not_finite(self, instruction: b.Apply) -> str:
+        """Describe a non-finite loss or gradient; empty if all values are finite."""
+        loss = self.loss(instruction.pieces)
+        if math.isfinite(loss) and all(shard.finite for shard in self._applied.values()):
+            return ""
+        what, value = ("gradient", math.nan) if math.isfinite(loss) else ("loss", loss)
+        names = dict.fromkeys(
+            piece.worker
+            for piece in instruction.pieces
+            if not math.isfinite(self._contributions[piece.number].loss)
+        )
+        where = f" (on {', '.join(names)})" if names else ""
+        plan = instruction.plan
+        return f"the {what} became {value} at step {plan.step}, epoch {plan.epoch + 1}{where}"
+
+    def report(self, instruction: b.Apply, step_time_s: float) -> StepReport:
+        """Report the step, which every aggregator has applied."""
+        plan, view, pieces = instruction.plan, instruction.view, instruction.pieces
+        contributions, norms = self._of(pieces), list(self._applied.values())
+        compute: dict[str, float] = {}
+        for piece, each in zip(pieces, contributions, strict=True):
+            # waiting for samples grows with the share, like computing, and is not synchronisation
+            spent = each.compute_s + each.data_wait_s
+            compute[piece.worker] = compute.get(piece.worker, 0.0) + spent
+        counted = [each for each in contributions if each.samples]
+        parts, worker_sqnorm = len(counted), sum(shard.mean_worker_sqnorm for shard in norms)
+        if parts == 1:
+            worker_sqnorm = counted[0].half_sqnorm
+            parts = 2 if worker_sqnorm > 0 else 0
+        return StepReport(
+            step=plan.step,
+            view=view.number,
+            epoch=plan.epoch,
+            workers=view.workers,
+            global_batch_size=view.global_batch_size,
+            samples=sum(each.samples for each in contributions),
+            step_time_s=step_time_s,
+            compute_s=max(compute.values(), default=0.0),
+            update_s=max(shard.update_s for shard in norms),
+            data_wait_s=max((each.data_wait_s for each in contributions), default=0.0),
+            loss=self.loss(pieces),
+            mean_worker_sqnorm=worker_sqnorm,
+            mean_sqnorm=sum(shard.mean_sqnorm for shard in norms),
+            noise_parts=parts,
+            worker_compute_s=compute,
+            pieces=tuple((piece.worker, piece.share.start, piece.share.stop) for piece in pieces),
+        )

@@ -1,0 +1,55 @@
+"""The connection of an aggregator to the first one, which sequences the job's steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from scavenger.train.transport.messages import Message
+from scavenger.train.transport.messages.values import AggregatorAddress
+from scavenger.train.transport.sockets import Dealer, Keys
+
+__all__ = ["Upstream"]
+
+
+class Upstream:
+    """Connection to the sequencer; there is none before `connect`, and never one of the first aggregator.
+
+    Args:
+        context: ZeroMQ context.
+        name: The aggregator's name.
+        keys: Its key pair for the data channel.
+        poller: Waits for messages from the sequencer too.
+    """
+
+    def __init__(self, context: Any, name: str, keys: Keys, poller: zmq.Poller) -> None:
+        self._context, self._name, self._keys, self._poller = context, name, keys, poller
+        self._dealer: Dealer | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._dealer is not None
+
+    def connect(self, first: AggregatorAddress) -> None:
+        """Connect to the first aggregator, instead of the one before it."""
+        if self._dealer is not None:
+            self._poller.unregister(self._dealer.socket)
+            self._dealer.close()
+        self._dealer = Dealer(self._context, self._name, first.address, first.key.encode(), self._keys)
+        self._poller.register(self._dealer.socket, zmq.POLLIN)
+
+    def send(self, message: Message) -> None:
+        """Send a message to the sequencer."""
+        assert self._dealer is not None
+        self._dealer.send(message)
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have arrived."""
+        return [] if self._dealer is None else [message for message, _ in self._dealer.receive()]
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._dealer is not None:
+            self._dealer.close()

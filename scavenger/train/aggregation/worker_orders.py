@@ -1,0 +1,59 @@
+"""The sequencer's messages to workers: each gets a view once, before the first order that refers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scavenger.elastic import barrier as b
+from scavenger.elastic.view import View
+from scavenger.train.transport.messages.data import DataMessage, Order, TakeView
+from scavenger.train.transport.messages.values import ViewBody, piece_body, view_body
+
+__all__ = ["WorkerOrders"]
+
+
+class WorkerOrders:
+    """Sends orders to workers.
+
+    Args:
+        send: Sends a message to a worker.
+    """
+
+    def __init__(self, send: Callable[[str, DataMessage], None]) -> None:
+        self.send = send
+        self._view: ViewBody | None = None
+        self._sent: dict[str, int] = {}
+
+    def order(self, instruction: b.Proceed, *, quarantined: tuple[int, ...], cautious: bool) -> None:
+        """Send a worker its order, and before that the view, if it was not sent yet.
+
+        Args:
+            instruction: The order.
+            quarantined: Samples to leave out.
+            cautious: See `Order`.
+        """
+        self._send_view(instruction.worker, instruction.view)
+        self.send(
+            instruction.worker,
+            Order(
+                instruction.action,
+                instruction.step,
+                instruction.view.number,
+                tuple(piece_body(piece) for piece in instruction.pieces),
+                quarantined,
+                cautious,
+            ),
+        )
+
+    def lacks_view(self, worker: str) -> None:
+        """Record that a worker has no view: it has just connected, or asks for it."""
+        self._sent.pop(worker, None)
+
+    def _send_view(self, worker: str, view: View) -> None:
+        if self._view is None or self._view.number != view.number:
+            self._view = view_body(view)
+            members = {member.worker for member in view.members}
+            self._sent = {name: number for name, number in self._sent.items() if name in members}
+        if self._sent.get(worker) != view.number:
+            self._sent[worker] = view.number
+            self.send(worker, TakeView(self._view))

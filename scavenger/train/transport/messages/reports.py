@@ -1,0 +1,235 @@
+"""Messages of the control channel from workers and aggregators, to the coordinator or the supervisor."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from scavenger.train.transport.messages.values import AggregatorAddress, Manifest, Tagged, ViewBody
+
+__all__ = [
+    "AggregatorReady",
+    "Beat",
+    "CheckpointFailed",
+    "CheckpointReady",
+    "CheckpointWritten",
+    "Done",
+    "EpochReport",
+    "Failed",
+    "Hello",
+    "Inform",
+    "Initialised",
+    "Present",
+    "Quarantined",
+    "Ready",
+    "Saved",
+    "SavedPart",
+    "Seeded",
+    "StepReport",
+    "Unsaved",
+    "ViewInstalled",
+]
+
+
+class Hello(Tagged, frozen=True):
+    """A worker has built the model."""
+
+    manifest: Manifest
+
+
+class Ready(Tagged, frozen=True):
+    """A worker has mapped the block, traced its functions and connected to every aggregator."""
+
+
+class Present(Tagged, frozen=True):
+    """A worker's answer to `RollCall`.
+
+    Attributes:
+        manifest: The worker's model and data.
+        prepared: Whether it has received `Prepare`.
+        seeded: Whether its initial weights are in its memory.
+        ready: Whether it is ready to train.
+        memory: The identity of its block.
+    """
+
+    manifest: Manifest
+    prepared: bool
+    seeded: bool
+    ready: bool
+    memory: str
+
+
+class Beat(Tagged, frozen=True):
+    """A heartbeat. Only the sequencer sets the fields from `missing` on.
+
+    Attributes:
+        step: The last step that the process computed, or applied.
+        view: The newest view that it knows.
+        missing: Workers that the sequencer waits for.
+        waiting_s: How long it has waited, seconds.
+        behind: Indices of the aggregators that it waits for.
+        evaluating: Whether it waits for an evaluation.
+    """
+
+    step: int = 0
+    view: int = 0
+    missing: tuple[str, ...] = ()
+    waiting_s: float = 0.0
+    behind: tuple[int, ...] = ()
+    evaluating: bool = False
+
+
+class Failed(Tagged, frozen=True):
+    """A process ends with an error.
+
+    `kind` is `code` (an error of the user's code), `unsupported`, `nonfinite`, `internal` or another kind that
+    `scavenger.train.failure.error_of` knows.
+    """
+
+    kind: str
+    message: str
+
+
+class Saved(Tagged, frozen=True):
+    """A worker has written the model."""
+
+
+class SavedPart(Tagged, frozen=True):
+    """Bytes of the model's file, from a worker that was asked to send it; `Saved` follows the last of them."""
+
+    offset: Annotated[int, msgspec.Meta(ge=0)]
+    data: bytes
+
+
+class AggregatorReady(Tagged, frozen=True):
+    """An aggregator accepts connections.
+
+    Attributes:
+        index: The aggregator's index.
+        at: Its address.
+        initialised: Whether it holds its model shard.
+        own_memory: Whether only this process has its block, so that its state is lost when it ends.
+    """
+
+    index: int
+    at: AggregatorAddress
+    initialised: bool
+    own_memory: bool
+
+
+class Seeded(Tagged, frozen=True):
+    """A worker has written its initial weights to its memory, in the place of the job's weights."""
+
+    memory: str
+
+
+class Initialised(Tagged, frozen=True):
+    """An aggregator holds its model shard, in the state after `step`; the next step begins at `epoch`, `consumed`."""
+
+    index: int
+    step: int
+    epoch: int
+    consumed: int
+
+
+class StepReport(Tagged, frozen=True):
+    """A step was applied; see `scavenger.domain.measurement.StepRecord` for the fields.
+
+    Attributes:
+        compute_s: Time of the slowest worker, its waiting for samples included.
+        update_s: Time for averaging and for the optimizer.
+        data_wait_s: Time that the worker that waited longest waited for samples.
+    """
+
+    step: int
+    view: int
+    epoch: int
+    workers: int
+    global_batch_size: int
+    samples: int
+    step_time_s: float
+    compute_s: float
+    update_s: float
+    data_wait_s: float
+    loss: float
+    mean_worker_sqnorm: float
+    mean_sqnorm: float
+    noise_parts: int
+    worker_compute_s: dict[str, float] = msgspec.field(default_factory=dict)
+    pieces: tuple[tuple[str, int, int], ...] = ()
+
+
+class EpochReport(Tagged, frozen=True):
+    """An epoch was evaluated; the sequencer waits for the verdict."""
+
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+    evaluation_s: float
+
+
+class ViewInstalled(Tagged, frozen=True):
+    """The sequencer has put a view into effect."""
+
+    view: ViewBody
+
+
+class Inform(Tagged, frozen=True):
+    """The sequencer's answer to a `RollCall`.
+
+    Attributes:
+        initialised: Whether it holds its model shard.
+        number: The number of the newest view that it knows.
+        view: The view in effect; None before the first.
+        step: The last applied step.
+    """
+
+    initialised: bool
+    number: int
+    view: ViewBody | None
+    step: int
+
+
+class Quarantined(Tagged, frozen=True):
+    """Samples, by their indices in the data, are left out from now on: workers died of them."""
+
+    samples: tuple[int, ...]
+    reason: str
+
+
+class Done(Tagged, frozen=True):
+    """The aggregators have finalised the weights."""
+
+    step: int
+
+
+class CheckpointWritten(Tagged, frozen=True):
+    """A checkpoint was written and committed."""
+
+    step: int
+    epoch: int
+    written_s: float
+    bytes: int
+
+
+class CheckpointFailed(Tagged, frozen=True):
+    """A checkpoint could not be written."""
+
+    step: int
+    message: str
+
+
+class CheckpointReady(Tagged, frozen=True):
+    """All parts of a checkpoint are written; it is committed once all steps up to its own are stored.
+
+    The sequencer repeats the message until `Recorded` answers it.
+    """
+
+    step: int
+
+
+class Unsaved(Tagged, frozen=True):
+    """A worker could not write the model because its disk is full, or has another error."""
+
+    cause: str

@@ -1,0 +1,129 @@
+"""Messages of the control channel to workers and aggregators, from the coordinator or the supervisor."""
+
+from __future__ import annotations
+
+from scavenger.train.transport.messages.values import (
+    AggregatorAddress,
+    CheckpointPlan,
+    DeathBody,
+    Manifest,
+    MemberBody,
+    Restore,
+    Tagged,
+)
+
+__all__ = [
+    "Announcement",
+    "Finish",
+    "Forget",
+    "Initialise",
+    "Prepare",
+    "Quit",
+    "Reconnect",
+    "Recorded",
+    "RollCall",
+    "Save",
+    "VerdictGiven",
+]
+
+
+class Recorded(Tagged, frozen=True):
+    """The supervisor's answer to `CheckpointReady`: all steps up to `step` are stored."""
+
+    step: int
+
+
+class RollCall(Tagged, frozen=True):
+    """A coordinator takes over the job and asks all processes for their states."""
+
+    token: int
+
+
+class Prepare(Tagged, frozen=True):
+    """To a worker whose manifest fits: prepare to train. If `initial`, its initial weights become the job's."""
+
+    manifest: Manifest
+    aggregators: tuple[AggregatorAddress, ...]
+    initial: bool
+
+
+class Reconnect(Tagged, frozen=True):
+    """To workers and aggregators: an aggregator was restarted and has another address now."""
+
+    aggregators: tuple[AggregatorAddress, ...]
+
+
+class Initialise(Tagged, frozen=True):
+    """To an aggregator: load your model shard; sent once a worker has described the model and seeded its weights.
+
+    Attributes:
+        manifest: The model.
+        aggregators: The addresses of all aggregators.
+        restore: The checkpoint to begin with; None for initial weights.
+        checkpoint: The checkpoint plan; None for none.
+        recover: Whether to continue with the state in the block, if its records show one.
+        seeder: The worker to ask for the initial weights; empty if they are in the block.
+        number: The number of the newest view.
+        token: The coordinator's token.
+        quarantined: Samples that are left out, besides those that a checkpoint lists.
+    """
+
+    manifest: Manifest
+    aggregators: tuple[AggregatorAddress, ...]
+    restore: Restore | None
+    checkpoint: CheckpointPlan | None
+    recover: bool
+    seeder: str
+    number: int
+    token: int
+    quarantined: tuple[int, ...]
+
+
+class Announcement(Tagged, frozen=True):
+    """To the sequencer: the next view; see `scavenger.elastic.barrier.Announce`."""
+
+    number: int
+    members: tuple[MemberBody, ...]
+    global_batch_size: int
+    lost: tuple[str, ...]
+    deaths: tuple[DeathBody, ...]
+    token: int
+    lr_scale: float
+    reason: str
+
+
+class VerdictGiven(Tagged, frozen=True):
+    """The answer to an `EpochReport`: whether to stop, and whether to keep this epoch's weights as the best so far."""
+
+    epoch: int
+    stop: bool
+    keep_best: bool
+
+
+class Finish(Tagged, frozen=True):
+    """To the sequencer: stop, and finalise the weights.
+
+    Attributes:
+        best: Whether to use the best weights instead of the last ones.
+        checkpoint: Whether to write a checkpoint first, so that the job can be resumed.
+    """
+
+    best: bool
+    checkpoint: bool
+
+
+class Save(Tagged, frozen=True):
+    """To a worker: write the model with the weights of `step` to `path`, or send it if `path` is empty."""
+
+    path: str
+    step: int
+
+
+class Forget(Tagged, frozen=True):
+    """To aggregators: the worker is gone, and no process will read its gradients any more."""
+
+    worker: str
+
+
+class Quit(Tagged, frozen=True):
+    """Order for a process to end."""

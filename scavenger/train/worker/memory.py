@@ -1,0 +1,101 @@
+"""The memory block as a worker uses it: reads weights, writes gradients into its slots, and the initial weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from scavenger.train.transport.messages.data import Lacking
+from scavenger.train.transport.messages.values import Manifest
+from scavenger.train.transport.replication import Outbox, Send, initial_payload, pack
+from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.worker.program import Gradient, Program
+
+__all__ = ["InitialWeights", "WorkerMemory"]
+
+
+class WorkerMemory:
+    """The mapped memory block of one worker.
+
+    Args:
+        fd: Descriptor of the block.
+        manifest: The model.
+        aggregators: Number of aggregators.
+        program: The worker's model, whose weights are to be in the block.
+
+    Attributes:
+        layout: The layout of the block.
+        block: The block.
+    """
+
+    def __init__(self, fd: int, manifest: Manifest, aggregators: int, program: Program) -> None:
+        self.layout = Layout.of(manifest, aggregators)
+        self.block = Block(fd, self.layout)
+        arrays = [self.block.tensors(self.layout.state_at(turn)) for turn in (0, 1)]
+        self._weights = [program.alias(turn) for turn in arrays]
+        self._slots: dict[int, list[Any]] = {}
+
+    def weights(self, step: int) -> list[Any]:
+        """Return the weights after a step, if they are in this memory, without a copy."""
+        return self._weights[step % 2]
+
+    def write(self, result: Gradient, slot: int) -> None:
+        """Write the results for a piece to its slot, where the aggregators read them."""
+        if slot not in self._slots:
+            at = self.layout.slot_at(slot)
+            self._slots[slot] = [*self.block.tensors(at), *self.block.metrics(at)]
+        values = (*result.gradients, *result.states, *result.metrics)
+        for target, value in zip(self._slots[slot], values, strict=True):
+            np.copyto(target, value)
+
+    def touch(self) -> None:
+        """Map the pages of the weights now, so that the first step does not wait for it."""
+        for turn in (0, 1):
+            self.block.touch(self.layout.state_at(turn), self.layout.state_bytes)
+
+
+class InitialWeights:
+    """The weights that this worker's model began with, for a job that has none yet.
+
+    Args:
+        memory: The worker's memory.
+        values: The weights, in the manifest's order.
+        packed: Whether an aggregator on another host may request them.
+
+    Attributes:
+        seeded: Whether they are in this host's memory, as the weights of step 0.
+    """
+
+    def __init__(self, memory: WorkerMemory, values: list[Any], *, packed: bool) -> None:
+        self._memory = memory
+        self._values: list[Any] | None = values
+        self._packed = pack(memory.layout, values) if packed else None
+        self._outboxes = [Outbox() for _ in range(memory.layout.aggregators)]
+        self.seeded = False
+
+    def publish(self) -> bool:
+        """Write them to this host's memory; returns False if they are there, or were dropped."""
+        if self._values is None:
+            return False
+        memory = self._memory
+        for target, value in zip(memory.block.tensors(memory.layout.state_at(0)), self._values, strict=True):
+            target[...] = value
+        self._values, self.seeded = None, True
+        return True
+
+    def drop(self) -> None:
+        """Free them, since the job has weights."""
+        self._values = None
+
+    def send(self, index: int, number: int, send: Send) -> None:
+        """Send an aggregator its share, as the answer to its request of that number."""
+        if self._packed is not None:
+            payload = initial_payload(self._memory.layout, index, self._packed, number)
+            self._outboxes[index].push(payload, send)
+
+    def resend(self, index: int, answer: Lacking, send: Send) -> None:
+        """Send the chunks that an aggregator reports as missing."""
+        if self._packed is not None:
+            payload = initial_payload(self._memory.layout, index, self._packed, answer.piece)
+            self._outboxes[index].resend(answer, payload, send)

@@ -1,0 +1,72 @@
+"""The samples that a worker computes: in each epoch's order, without quarantined ones, read ahead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from scavenger.elastic.order import epoch_order
+from scavenger.elastic.quarantine import without
+from scavenger.elastic.view import Share, View, plan_step
+from scavenger.train.worker.data import Source
+from scavenger.train.worker.prefetch import Prefetcher
+
+__all__ = ["Samples"]
+
+
+class Samples:
+    """Training samples of one worker.
+
+    Args:
+        source: The training data.
+        seed: The job's seed, which determines the order of each epoch.
+    """
+
+    def __init__(self, source: Source, seed: int) -> None:
+        self._size, self._seed = len(source), seed
+        self._batches = Prefetcher(source)
+        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
+        self._quarantined: tuple[int, ...] = ()
+
+    @property
+    def waited_s(self) -> float:
+        """Total seconds that `read` has waited for data."""
+        return self._batches.waited_s
+
+    def leave_out(self, quarantined: tuple[int, ...]) -> None:
+        """Leave out these samples, by their indices in the data, from now on."""
+        self._quarantined = quarantined
+
+    def indices(self, epoch: int, share: Share) -> npt.NDArray[np.int64]:
+        """Return the indices of a share of an epoch's order, without quarantined samples."""
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, epoch_order(self._seed, epoch, self._size))
+        return without(self._order[1][share.start : share.stop], self._quarantined)
+
+    def read(self, epoch: int, share: Share) -> tuple[Any, ...]:
+        """Return the batch of a share; waits for it if it was not read ahead.
+
+        Raises:
+            Exception: The exception that the user's data raised.
+        """
+        return self._batches.take((epoch, share.start, share.stop), self.indices(epoch, share))
+
+    def read_ahead(self, view: View, step: int, worker: str) -> None:
+        """Begin to read the share that a member has in a step according to a view."""
+        rank = view.rank(worker)
+        if rank is None:
+            return
+        plan = plan_step(view, step, self._size)
+        share = plan.shares[rank]
+        if share.samples:
+            self._batches.want((plan.epoch, share.start, share.stop), self.indices(plan.epoch, share))
+
+    def forget(self) -> None:
+        """Drop what was read ahead."""
+        self._batches.forget()
+
+    def close(self) -> None:
+        """End the reading thread."""
+        self._batches.close()
