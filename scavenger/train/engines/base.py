@@ -182,6 +182,11 @@ class Engine(Protocol):
         """Port at which the leader has to listen for its processes; 0: any."""
         return 0
 
+    @property
+    def socket_dir(self) -> Path | None:
+        """Private folder for the Unix sockets of a job whose processes are all on this machine; None: they use TCP."""
+        return None
+
     def reachable(self, url: str) -> str:
         """Translate a URL of the leader into the URL of the same files for its processes.
 

@@ -21,9 +21,10 @@ import psutil
 from scavenger.errors import CleanupError
 from scavenger.train.engines import reaper
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
-from scavenger.train.engines.leftovers import make_folder, sweep
+from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
 from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.transport.sockets import SOCKET_FOLDER_BYTES_MAX
 
 __all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]
 
@@ -72,7 +73,12 @@ class ProcessEngine(Engine):
         self._memory_kills = MemoryKills(find_counter())
         sweep(lambda tag: reaper.kill_marked(f"{tag}.", prefix=True))
         # killed processes cannot delete their files: TensorFlow alone leaves one for each function that it rewrote
-        self._temporary, self._lock = make_folder(self._tag)
+        self._temporary, lock = make_folder(self._tag)
+        self._folders = {self._temporary: lock}
+        self._sockets = self._temporary
+        if len(os.fsencode(self._sockets)) > SOCKET_FOLDER_BYTES_MAX:
+            self._sockets, lock = make_folder(self._tag, SHORT_PARENT)
+            self._folders[self._sockets] = lock
         self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
         self._log_dir.mkdir(parents=True, exist_ok=True)
         self._reaper = self._start_reaper()
@@ -81,10 +87,10 @@ class ProcessEngine(Engine):
     def _start_reaper(self) -> subprocess.Popen[bytes]:
         groups = [str(process.popen.pid) for process in self._processes.values() if not process.ended]
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, self._tag, self._temporary, *groups],
+            [sys.executable, "-I", "-S", reaper.__file__, self._tag, *self._folders, *groups],
             stdin=subprocess.PIPE,
             start_new_session=True,
-            pass_fds=(self._lock,),
+            pass_fds=tuple(self._folders.values()),
         )
 
     def _restart_dead_reaper(self) -> None:
@@ -197,6 +203,11 @@ class ProcessEngine(Engine):
         """See `Engine.leader_host`."""
         return _HOST
 
+    @property
+    def socket_dir(self) -> Path | None:
+        """See `Engine.socket_dir`."""
+        return Path(self._sockets)
+
     def suspended(self, name: str) -> bool:
         """See `Engine.suspended`."""
         process = self._processes[name]
@@ -290,10 +301,10 @@ class ProcessEngine(Engine):
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
             self._reaper.wait()
-            shutil.rmtree(self._temporary, ignore_errors=True)  # if the reaper was killed
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            while self._folders:
+                folder, lock = self._folders.popitem()
+                shutil.rmtree(folder, ignore_errors=True)  # if the reaper was killed
+                os.close(lock)
 
     def _mark(self, name: str) -> str:
         return f"{self._tag}.{name}"
