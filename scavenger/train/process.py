@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from scavenger import logs
+from scavenger.masking import mask
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure
 from scavenger.train.transport import messages as m
@@ -82,10 +83,11 @@ def main() -> int:
     try:
         _serve(config, context, hub)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - every exception of user code is reported
-        traceback.print_exc()
+        sys.stderr.write(mask(traceback.format_exc()))
         kind, message = "internal", f"{type(error).__name__}: {error}"
         if config.role in ("loop", "worker"):
             kind, message = describe_failure(error, config.job_dir)
+        message = mask(message)
         if config.role == "coordinator":
             hub.send_to("", m.Failed(kind, message))
         else:

@@ -26,6 +26,7 @@ from scavenger.domain.report import (
     WorkerChanged,
 )
 from scavenger.errors import StoreError, StoreUnavailableError, TransientError
+from scavenger.masking import mask
 from scavenger.store import Store
 from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
 from scavenger.train.supervisor.events import ProcessState as SupervisorProcess
@@ -106,7 +107,7 @@ class Recorder(Observer):
                     self.job_id,
                     state="failed",
                     report=None,
-                    error=text.splitlines()[0],
+                    error=mask(text.splitlines()[0]),
                     exit_code=getattr(error, "exit_code", 1),
                 )
             )
@@ -173,6 +174,7 @@ class Recorder(Observer):
                     },
                 )
             case Noted():
+                event = replace(event, message=mask(event.message))
                 self._record_event("note", event.message, event.level)
             case _:
                 pass

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError
+from scavenger.private_files import FILE_MODE, FOLDER_MODE
 from scavenger.train.checkpoints.format import DamagedError, Readable, check_size, verify_tensors
 from scavenger.train.checkpoints.remote_folder import SCHEME, LeaderFiles
 
@@ -68,7 +69,7 @@ class LocalFiles:
         temporary = f"{target}.tmp"
         try:
             _make_folder(parent)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
             try:
                 for chunk in chunks:
                     _write_all(descriptor, chunk)
@@ -127,7 +128,7 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
 
 def _make_folder(path: str) -> None:
     try:
-        os.mkdir(path)
+        os.mkdir(path, FOLDER_MODE)
     except FileExistsError:
         pass  # possibly just created by another process, and not synchronised yet
     except FileNotFoundError:

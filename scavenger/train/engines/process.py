@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from scavenger.errors import CleanupError
+from scavenger.private_files import make_private_folder, private_opener
 from scavenger.train.engines import reaper
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
@@ -80,7 +81,7 @@ class ProcessEngine(Engine):
             self._sockets, lock = make_folder(self._tag, SHORT_PARENT)
             self._folders[self._sockets] = lock
         self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._log_dir)
         self._reaper = self._start_reaper()
         self._reaped_at = 0.0
 
@@ -120,7 +121,7 @@ class ProcessEngine(Engine):
         if host not in (None, _HOST):
             raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
         log = self._log_dir / f"{config.name}.log"
-        with log.open("ab") as output:
+        with open(log, "ab", opener=private_opener) as output:
             popen = subprocess.Popen(
                 list(self._command),
                 stdin=subprocess.PIPE,

@@ -54,7 +54,7 @@ class PendingConnections:
         address = f"inproc://connections.{id(self)}"
         listener.monitor(address, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED)
         # not in the context's own list of sockets: only the thread may close it
-        events = zmq.Context.shadow(context).socket(zmq.PAIR)
+        events: Any = zmq.Context.shadow(context).socket(zmq.PAIR)
         events.setsockopt(zmq.LINGER, 0)
         events.setsockopt(zmq.RCVHWM, 0)  # ZeroMQ's own thread would wait for us if the queue was full
         events.connect(address)
