@@ -325,6 +325,9 @@ def test_a_second_ctrl_c_leaves_at_once(make_job: MakeJob, mark: str) -> None:
     process.send_signal(signal.SIGINT)
 
     assert process.wait(timeout=10) == 130
+    with Store.open(job.store) as store:
+        (entry,) = store.jobs()
+        assert (entry.state, entry.exit_code) == ("interrupted", 130)
 
 
 def test_a_killed_command_leaves_nothing_and_the_next_marks_its_job_failed(

@@ -21,7 +21,17 @@ from scavenger.private_files import FILE_MODE, FOLDER_MODE
 from scavenger.train.checkpoints.format import DamagedError, Readable, check_size, verify_tensors
 from scavenger.train.checkpoints.remote_folder import SCHEME, LeaderFiles
 
-__all__ = ["Files", "LocalFiles", "RemoteFiles", "local_path", "open_files"]
+__all__ = ["Files", "LocalFiles", "RemoteFiles", "check_location", "local_path", "open_files"]
+
+
+_READ_ONLY = "checkpoints cannot be written there; name a folder or a bucket"
+_UNFIT = {
+    "memory": "this storage ends with its process; name a folder or a bucket",
+    "leader": "this protocol is for Scavenger's own processes; name a folder or a bucket",
+    "http": _READ_ONLY,
+    "https": _READ_ONLY,
+    "data": _READ_ONLY,
+}
 
 
 class Files(Protocol):
@@ -251,6 +261,22 @@ def local_path(url: str) -> str | None:
     return str(Path(path))
 
 
+def check_location(url: str) -> None:
+    """Refuse a location that cannot hold a job's checkpoints; opens nothing.
+
+    Raises:
+        ConfigurationError: If the URL names storage that cannot be written, that ends with a process, or that only
+            Scavenger itself uses.
+    """
+    protocol, separator, _ = url.partition("://")
+    if separator and (why := _UNFIT.get(protocol.lower())):
+        raise ConfigurationError(f"checkpoint.path: {_without_user(url)}: {why}")
+
+
+def _without_user(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
 def open_files(url: str) -> Files:
     """Open the storage at a local path, a `file://` URL or any other URL that fsspec supports; creates nothing.
 
@@ -260,7 +286,7 @@ def open_files(url: str) -> Files:
         ConfigurationError: If the URL's protocol is unknown, or it names no absolute path.
         NotSupportedError: If a package must be installed for the protocol, or the URL is a chained one.
     """
-    shown = re.sub(r"//[^/@]*@", "//", url)
+    shown = _without_user(url)
     path = local_path(url)
     if path is not None:
         return LocalFiles(path)
