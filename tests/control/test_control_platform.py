@@ -56,7 +56,9 @@ def test_what_cannot_run_is_refused_before_anything_is_prepared(tmp_path: Path) 
         prepared(tmp_path, train="absent:job")
 
 
-@pytest.mark.parametrize("url", ["memory://here", "leader:///here", "http://host/here", "HTTPS://me:pw@host/here"])
+@pytest.mark.parametrize(
+    "url", ["memory://here", "leader:///here", "http://host/here", "HTTPS://me:pw@host/here"]
+)
 def test_a_location_that_cannot_hold_checkpoints_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"checkpoint\.path: .*name a folder or a bucket") as caught:
         prepared(tmp_path, checkpoint={"path": url})
