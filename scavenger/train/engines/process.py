@@ -36,7 +36,7 @@ _HOST = "127.0.0.1"
 LOG_BYTES_MAX = 16 << 20
 """Size to which a log is truncated."""
 _REAPER_S = 1.0
-"""Shortest time between two starts of the reaper."""
+"""How often the reaper is looked after, seconds."""
 _SWEEPS_MAX = 40
 _SWEEP_S = 0.05
 
@@ -94,12 +94,15 @@ class ProcessEngine(Engine):
             pass_fds=tuple(self._folders.values()),
         )
 
-    def _restart_dead_reaper(self) -> None:
-        """If the reaper has died, start another one that knows all running processes."""
+    def _watch_reaper(self) -> None:
+        """Continue a reaper that was stopped, and replace a dead one by another that knows all running processes."""
         now = time.monotonic()
-        if self._closed or self._reaper.poll() is None or now - self._reaped_at < _REAPER_S:
+        if self._closed or now - self._reaped_at < _REAPER_S:
             return
         self._reaped_at = now
+        if self._reaper.poll() is None:
+            self._reaper.send_signal(signal.SIGCONT)
+            return
         if self._reaper.stdin is not None:
             with contextlib.suppress(OSError):
                 self._reaper.stdin.close()
@@ -160,7 +163,7 @@ class ProcessEngine(Engine):
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`; whatever the ended processes started is killed too."""
-        self._restart_dead_reaper()
+        self._watch_reaper()
         ended = {
             name: process
             for name, process in self._processes.items()
