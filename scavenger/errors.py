@@ -35,6 +35,8 @@
 
 from __future__ import annotations
 
+from scavenger.masking import mask
+
 __all__ = [
     "CleanupError",
     "CloudError",
@@ -68,9 +70,15 @@ __all__ = [
 
 
 class ScavengerError(Exception):
-    """Base of all errors; the message is one line for the user that names the location and the remedy."""
+    """Base of all errors; the message is one line for the user that names the location and the remedy.
+
+    Secrets in it are masked, wherever it is shown or stored.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return mask(super().__str__())
 
 
 class ConfigurationError(ScavengerError):

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 from scavenger.errors import ConfigurationError
+from scavenger.masking import mask
 
 __all__ = ["FORMAT_VARIABLE", "LEVEL_VARIABLE", "Settings", "read_settings", "set_job", "set_up"]
 
@@ -90,11 +91,19 @@ def set_job(job_id: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """Base of the formatters; holds the names of process and job."""
+    """Base of the formatters; holds the names of process and job, and masks secrets in messages and exceptions."""
 
     def __init__(self, process: str, job_id: str) -> None:
         super().__init__()
         self.process, self.job_id = process, job_id
+
+    @staticmethod
+    def _message(record: logging.LogRecord) -> str:
+        return mask(record.getMessage())
+
+    def _exception(self, record: logging.LogRecord) -> str:
+        """Traceback of a record; empty if it has none."""
+        return "" if record.exc_info is None else mask(self.formatException(record.exc_info))
 
     @staticmethod
     def _time(record: logging.LogRecord) -> str:
@@ -108,8 +117,8 @@ class _TextFormatter(_Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         who = f"{self.job_id} {self.process}" if self.job_id else self.process
-        text = f"{self._time(record)} {record.levelname} {who}: {record.getMessage()}"
-        return text if record.exc_info is None else f"{text}\n{self.formatException(record.exc_info)}"
+        text = f"{self._time(record)} {record.levelname} {who}: {self._message(record)}"
+        return f"{text}\n{exception}" if (exception := self._exception(record)) else text
 
 
 class _JsonFormatter(_Formatter):
@@ -122,8 +131,8 @@ class _JsonFormatter(_Formatter):
             "job": self.job_id,
             "process": self.process,
             "module": record.name,
-            "message": record.getMessage(),
+            "message": self._message(record),
         }
-        if record.exc_info is not None:
-            fields["exception"] = self.formatException(record.exc_info)
+        if exception := self._exception(record):
+            fields["exception"] = exception
         return json.dumps(fields, ensure_ascii=False)

@@ -13,6 +13,7 @@ import typer
 
 from scavenger import __version__, logs
 from scavenger.errors import Interrupted, ScavengerError
+from scavenger.masking import mask
 from scavenger_cli import catalog, clearing, costing, modelling, operating
 from scavenger_cli.options import (
     AuditOption,
@@ -324,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _show_traceback_if_asked() -> None:
     if os.environ.get("SCAVENGER_DEBUG", "") not in ("", "0"):
-        console.write(sys.stderr, traceback.format_exc())
+        console.write(sys.stderr, mask(traceback.format_exc()))
 
 
 def _keep_traceback() -> str:
@@ -333,7 +334,7 @@ def _keep_traceback() -> str:
 
     from platformdirs import user_log_path
 
-    text = f"scavenger {__version__}, Python {sys.version}\n{traceback.format_exc()}"
+    text = f"scavenger {__version__}, Python {sys.version}\n{mask(traceback.format_exc())}"
     for folder in (user_log_path("scavenger"), Path(tempfile.gettempdir())):
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)

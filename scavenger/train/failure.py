@@ -5,12 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from scavenger.errors import NonFiniteError, NotSupportedError, ScavengerError, TrainingCodeError
+from scavenger.errors import (
+    NonFiniteError,
+    NotSupportedError,
+    ScavengerError,
+    TrainingCodeError,
+    TransientError,
+)
 
-__all__ = ["DataError", "describe_disk_failure", "describe_failure", "error_of"]
+__all__ = ["DataError", "describe_disk_failure", "describe_failure", "describe_limit", "error_of"]
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NODES = re.compile(r"\{\{[^{}]*\}\} ?|\s*\[Op:\w+\](?: name:.*)?$")
@@ -20,6 +28,10 @@ _HDF5_ERRNO = re.compile(r"\berrno = (\d+)")
 _DISK_ERRORS = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
 )
+_LIMITS = (
+    (resource.RLIMIT_AS, "-v", "the address space of a process is limited to", (errno.ENOMEM,)),
+    (resource.RLIMIT_FSIZE, "-f", "files are limited to", (errno.EFBIG,)),
+)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -27,11 +39,38 @@ class DataError(ValueError):
     """The data's type or structure is not supported for training; the message names it."""
 
 
+def describe_limit(
+    error: BaseException | None, limit_of: Callable[[int], tuple[int, int]] = resource.getrlimit
+) -> str:
+    """Name the limit of this process that caused an error, such as that of `ulimit -v`; empty if none did.
+
+    Args:
+        error: The error; its causes are considered too.
+        limit_of: Returns the soft and the hard limit of a resource.
+    """
+    for cause in _causes(error):
+        number = cause.errno if isinstance(cause, OSError) else None
+        for limit, option, words, causes in _LIMITS:
+            if not (number in causes or (limit == resource.RLIMIT_AS and isinstance(cause, MemoryError))):
+                continue
+            soft, _ = limit_of(limit)
+            if soft != resource.RLIM_INFINITY:
+                return f"{words} {soft / 1e9:.3g} GB, by `ulimit {option}`, which is not enough ({_named(cause)})"
+    return ""
+
+
+def _named(error: BaseException) -> str:
+    text = str(error).splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
 def describe_failure(error: BaseException, job_dir: str) -> tuple[str, str]:
     """Describe an exception by its failure kind and one line of text.
 
     The text begins with the file and line of the user's code where the traceback has one.
     """
+    if limit := describe_limit(error):
+        return "limit", limit
     if isinstance(error, (NotSupportedError, DataError)):
         return "unsupported", str(error)
     if isinstance(error, ScavengerError):
@@ -53,16 +92,22 @@ def describe_disk_failure(error: BaseException | None) -> str:
 
     HDF5 reports the system's error number only in its text, and Keras raises other exceptions while it handles one.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        number = error.errno if isinstance(error, OSError) else None
-        if number is None and (found := _HDF5_ERRNO.search(str(error))):
+    for cause in _causes(error):
+        number = cause.errno if isinstance(cause, OSError) else None
+        if number is None and (found := _HDF5_ERRNO.search(str(cause))):
             number = int(found[1])
         if number in _DISK_ERRORS:
             return os.strerror(number)
-        error = error.__cause__ or error.__context__
     return ""
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, its cause, the cause of that, and so on."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def error_of(kind: str, message: str, *, process: str, log: Path) -> ScavengerError:
@@ -76,6 +121,8 @@ def error_of(kind: str, message: str, *, process: str, log: Path) -> ScavengerEr
             return NotSupportedError(message)
         case "nonfinite":
             return NonFiniteError(message)
+        case "limit":
+            return TransientError(f"{process}: {message}")
         case "restore":
             return ScavengerError(message)
         case _:

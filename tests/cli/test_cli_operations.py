@@ -210,6 +210,13 @@ def test_ctrl_c_stops_the_waiting_and_says_what_is_left(store_url: str, job_id: 
     assert "Traceback" not in said
 
 
+def test_a_limit_may_be_a_plain_number_of_seconds(scavenger: Run, store_url: str, job_id: str) -> None:
+    code, _, err = scavenger("migrate", job_id, "--timeout", "0.05")
+
+    assert code == 3
+    assert "no answer within 50 ms" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "fragment"),
     [

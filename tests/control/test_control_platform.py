@@ -56,6 +56,20 @@ def test_what_cannot_run_is_refused_before_anything_is_prepared(tmp_path: Path) 
         prepared(tmp_path, train="absent:job")
 
 
+@pytest.mark.parametrize(
+    "url", ["memory://here", "leader:///here", "http://host/here", "HTTPS://me:pw@host/here"]
+)
+def test_a_location_that_cannot_hold_checkpoints_is_refused(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"checkpoint\.path: .*name a folder or a bucket") as caught:
+        prepared(tmp_path, checkpoint={"path": url})
+    assert "pw" not in str(caught.value)
+
+
+def test_folders_and_buckets_may_hold_checkpoints(tmp_path: Path) -> None:
+    for path in ("./checkpoints", "s3://bucket/job", "file:///data/job"):
+        prepared(tmp_path, checkpoint={"path": path})
+
+
 def test_a_job_on_a_cloud_that_vms_cannot_reach_is_refused_when_it_is_run_and_leaves_no_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

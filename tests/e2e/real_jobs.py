@@ -93,19 +93,21 @@ class Job:
         self.file.write_text(json.dumps(self.spec))
         return self
 
-    def start(self, command: str = "optimize", *options: str, yes: bool = True) -> subprocess.Popen[str]:
+    def start(
+        self, command: str = "optimize", *options: str, yes: bool = True, stderr: int = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """Run a command of the program on the job file, with its answer as JSON."""
         agreed = ("--yes",) if yes and command == "optimize" else ()
-        return self.begin(command, str(self.file), *agreed, *options)
+        return self.begin(command, str(self.file), *agreed, *options, stderr=stderr)
 
-    def begin(self, *arguments: str) -> subprocess.Popen[str]:
+    def begin(self, *arguments: str, stderr: int = subprocess.PIPE) -> subprocess.Popen[str]:
         """Run a command of the program with the job's store, and its answer as JSON."""
         return subprocess.Popen(
             [sys.executable, "-m", "scavenger_cli", *arguments, "--store", self.store, "-o", "json"],
             env=environment(self.mark),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             start_new_session=True,
         )

@@ -126,10 +126,10 @@ def test_without_a_terminal_nothing_is_paid_for_unless_agreed_beforehand(make_jo
     ("code", "sections", "exit_code", "words"),
     [
         pytest.param(
-            {"in_sample": "assert self.x is None, 'bad sample'"},
+            {"in_sample": "assert self.x is None, 'bad sample of ' + os.environ['SERVICE_API_KEY']"},
             {},
             6,
-            ["train.py:15", "bad sample"],
+            ["train.py:15", "bad sample of ***"],
             id="raises",
         ),
         pytest.param(
@@ -154,14 +154,26 @@ def test_without_a_terminal_nothing_is_paid_for_unless_agreed_beforehand(make_jo
     ],
 )
 def test_what_the_training_code_or_job_file_gets_wrong_is_told_in_one_line(
-    make_job: MakeJob, code: dict[str, Any], sections: dict[str, Any], exit_code: int, words: list[str]
+    make_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    code: dict[str, Any],
+    sections: dict[str, Any],
+    exit_code: int,
+    words: list[str],
 ) -> None:
-    outcome = make_job(code=code, **sections).run()
+    secret = "not-for-others"
+    monkeypatch.setenv("SERVICE_API_KEY", secret)
+    job = make_job(code=code, **sections)
+    outcome = job.run()
 
     assert outcome.code == exit_code
     assert [word for word in words if word not in outcome.error] == []
     assert outcome.report["exit_code"] == exit_code
     assert outcome.report["error"] == outcome.error
+    # not in the output, the store, the logs or anywhere else
+    assert secret not in outcome.stdout + outcome.stderr
+    written = [file for file in job.folder.rglob("*") if file.is_file()]
+    assert [file for file in written if secret.encode() in file.read_bytes()] == []
 
 
 def test_training_code_that_crashes_while_it_is_built_is_started_no_oftener_than_it_may_fail(
@@ -313,6 +325,9 @@ def test_a_second_ctrl_c_leaves_at_once(make_job: MakeJob, mark: str) -> None:
     process.send_signal(signal.SIGINT)
 
     assert process.wait(timeout=10) == 130
+    with Store.open(job.store) as store:
+        (entry,) = store.jobs()
+        assert (entry.state, entry.exit_code) == ("interrupted", 130)
 
 
 def test_a_killed_command_leaves_nothing_and_the_next_marks_its_job_failed(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,6 +117,15 @@ def test_the_model_file_evaluates_to_the_reported_metric(first: First) -> None:
     loss = keras.models.load_model(report["model_path"]).evaluate(x[1600:], y[1600:], verbose=0)
 
     assert loss == pytest.approx(report["metric"]["value"], rel=1e-4)
+
+
+def test_all_that_a_job_writes_is_for_its_owner_only(first: First) -> None:
+    folder = Path(first.report["model_path"]).parent
+    written = [folder.parent, folder, *folder.rglob("*")]
+
+    assert {"model.keras", "logs", "w0.log"} <= {path.name for path in written}
+    for path in written:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_what_was_predicted_and_what_came_count_the_same_things(first: First) -> None:

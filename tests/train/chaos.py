@@ -1,4 +1,7 @@
-"""`make chaos`: train while somebody kills and stops processes at random, and prove that nothing came of it.
+"""`make chaos`: break what a job needs while it trains, and prove that nothing came of it.
+
+First, processes are killed and stopped at random (below); then `chaos_cases` breaks what is around the training: a
+full disk, a store that is out of service, a command that stops and is killed, strangers' connections, an unread pipe.
 
 A quiet run of `examples/digits` says what the weights should be. A second one, of the same steps, has a process
 killed or stopped every few seconds, drawn by a seed: a worker, an aggregator or the coordinator. At its end every
@@ -11,7 +14,7 @@ in float64, where nothing shows for thousands; the quiet run has one worker, so 
 faults and the number of workers. To prove that the bound tells anything, the run also tells how far off the
 weights would be had one single batch been left out.
 
-    python tests/train/chaos.py [--workers 2] [--epochs 12] [--seed 0] [--every 4]
+    python tests/train/chaos.py [--workers 2] [--epochs 12] [--seed 0] [--every 4] [--only CASE ...]
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from chaos_cases import CASES, Verdicts
 from driving import JOBS, SEED, Run, batches
 from processes import eventually, ours
 from rich.console import Console
@@ -161,15 +165,8 @@ def without_one_batch(steps: list[Any]) -> list[Any]:
     return list(program.model.get_weights())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="train while processes die; exit status 1 if anything shows")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=float, default=4.0, help="seconds between two deeds, on average")
-    options = parser.parse_args()
-    console = Console()
-    work_dir = Path(tempfile.mkdtemp(prefix="chaos-"))
+def processes_killed(console: Console, work_dir: Path, options: argparse.Namespace) -> Verdicts:
+    """Kill and stop processes of a training at random."""
     console.print(f"a quiet run of {options.epochs} epochs on one worker ...")
     quiet, expected, _ = train(work_dir / "quiet", 1, options.epochs, None)
     console.print(
@@ -194,18 +191,44 @@ def main() -> int:
         ledger = True
     except AssertionError:
         ledger = False
-    verdicts = {
-        f"{len(chaos.deeds)} deeds, {noticed} losses and recoveries": len(chaos.deeds) >= 5 and noticed > 0,
-        f"{len(run.steps)} steps, as in the quiet run": len(run.steps) == len(quiet.steps),
-        f"{sum(step.samples for step in run.steps):,} samples, each exactly once an epoch": ledger,
-        f"weights off by {off:.1e} of the largest, at most {TOLERANCE:g}": off <= TOLERANCE,
-        f"one batch left out would show: {meaning:.1e}": meaning > 1000 * TOLERANCE,
-        f"longest standstill {longest:.1f} s, at most {STANDSTILL_MAX_S:g}": longest <= STANDSTILL_MAX_S,
-        "no process is left": eventually(lambda: not ours()),
+    return [
+        (f"{len(chaos.deeds)} deeds, {noticed} losses and recoveries", len(chaos.deeds) >= 5 and noticed > 0),
+        (f"{len(run.steps)} steps, as in the quiet run", len(run.steps) == len(quiet.steps)),
+        (f"{sum(step.samples for step in run.steps):,} samples, each exactly once an epoch", ledger),
+        (f"weights off by {off:.1e} of the largest, at most {TOLERANCE:g}", off <= TOLERANCE),
+        (f"one batch left out would show: {meaning:.1e}", meaning > 1000 * TOLERANCE),
+        (f"longest standstill {longest:.1f} s, at most {STANDSTILL_MAX_S:g}", longest <= STANDSTILL_MAX_S),
+        ("no process is left", eventually(lambda: not ours())),
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description="break a job while it trains; exit status 1 if anything shows"
+    )
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=float, default=4.0, help="seconds between two deeds, on average")
+    parser.add_argument("--only", nargs="+", default=[], help="names of cases; default: all")
+    options = parser.parse_args()
+    console = Console(highlight=False)
+    work_dir = Path(tempfile.mkdtemp(prefix="chaos-"))
+    cases: dict[str, Callable[[Path], Verdicts]] = {
+        "processes_killed": lambda folder: processes_killed(console, folder, options),
+        **{case.__name__: case for case in CASES},
     }
-    for text, good in verdicts.items():
-        console.print(f"[green]  ok[/] {text}" if good else f"[red]FAIL[/] {text}")
-    if all(verdicts.values()):
+    all_good = True
+    for name, case in cases.items():
+        if options.only and name not in options.only:
+            continue
+        began = time.monotonic()
+        verdicts = case(work_dir / name)
+        console.print(f"[bold]{name.replace('_', ' ')}[/] ({time.monotonic() - began:.0f} s)")
+        for text, good in verdicts:
+            console.print(f"[green]  ok[/] {text}" if good else f"[red]FAIL[/] {text}")
+        all_good = all_good and all(good for _, good in verdicts)
+    if all_good:
         shutil.rmtree(work_dir)
         return 0
     console.print(f"logs: {work_dir}")

@@ -33,7 +33,7 @@ class FaultyEngine(ProcessEngine):
 
     Attributes:
         faults: What `SCAV_FAIL` is set to.
-        remote: Names of processes that get no share of the job's block, as those of another host.
+        remote: Names of processes that get no share of the job's block, as those of another host; then all use TCP.
         spared: Names that `kill` leaves alone, as if the order to end them did not arrive.
         exits: Every end that was seen.
         killed: Names that were to be killed, and whether they were suspended then.
@@ -62,6 +62,10 @@ class FaultyEngine(ProcessEngine):
         faults = "" if boot.name in self._launched else self.faults
         self._launched.add(boot.name)
         return super().launch(boot, env={**(env or {}), VARIABLE: faults}, host=host)
+
+    @property
+    def socket_dir(self) -> Path | None:
+        return None if self.remote else super().socket_dir
 
     def poll(self) -> list[Exit]:
         exits = super().poll()

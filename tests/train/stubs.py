@@ -18,6 +18,7 @@ class StubEngine:
 
     leader_host = "127.0.0.1"
     leader_port = 0
+    socket_dir = None
     in_doubt = False
 
     def __init__(self) -> None:

@@ -119,6 +119,19 @@ while True:
 """
 
 
+def test_a_reaper_that_was_stopped_is_continued(tmp_path: Path) -> None:
+    with contextlib.closing(ProcessEngine(tmp_path, -1, command=command(SLEEP))) as engine:
+        (reaping,) = _reapers(psutil.Process())
+        reaping.suspend()
+        assert eventually(lambda: bool(reaping.status() == psutil.STATUS_STOPPED))
+
+        def continued() -> bool:
+            engine.poll()
+            return bool(reaping.status() != psutil.STATUS_STOPPED)
+
+        assert eventually(continued)
+
+
 def test_a_reaper_that_dies_is_replaced_and_the_new_one_knows_of_all_that_run(tmp_path: Path) -> None:
     started = subprocess.Popen(
         [sys.executable, "-c", _LEADER_THAT_POLLS, tmp_path, _STUBBORN], stdout=subprocess.PIPE, text=True

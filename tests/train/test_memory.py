@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -78,7 +80,7 @@ def test_no_two_sections_or_tensors_overlap_and_all_lie_within_the_block(
     assert all(start % 64 == 0 for start, _ in extents)
     assert all(start >= 0 and start + length <= layout.total_bytes for start, length in extents)
     assert layout.state_at(7) == layout.state_at(1) != layout.state_at(4)
-    assert layout.total_bytes <= layout.optimizer_at(0) < layout.optimizer_at(1)
+    assert layout.fixed_bytes <= layout.optimizer_at(0) < layout.optimizer_at(1) <= layout.slots_at
 
 
 @given(tensors=_tensors, aggregators=st.integers(1, 4), optimizer=st.sampled_from([_SGD, _CLIPPED]))
@@ -373,6 +375,33 @@ def test_slots_that_nobody_uses_cost_nothing(fd: int) -> None:
 
     assert layout.total_bytes > 10**9
     assert os.fstat(fd).st_blocks * 512 < 10**7
+
+
+_LIMITED = """
+import resource, sys
+from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.shared_memory import Block, Layout
+tensors = (TensorSpec("kernel", (1_000_000,), "float32", "trainable"),)
+layout = Layout.of(Manifest(tensors, (), "", "", 0, 1, 0, 1, ()))
+with open("/proc/self/statm") as file:
+    now = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + (200 << 20),) * 2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (600 << 20,) * 2)
+block = Block(create_block(), layout)
+block.tensors(layout.slot_at(0))[0][...] = 1
+block.tensors(layout.slot_at(65))[0][...] = 2
+"""
+
+
+def test_limits_on_files_and_addresses_concern_only_what_is_used() -> None:
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc")
+    ended = subprocess.run(
+        [sys.executable, "-c", _LIMITED], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_touching_a_range_changes_nothing_of_it(fd: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,10 +62,9 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def block(layout: Layout) -> Block:
     fd = create_block()
-    try:
-        return Block(fd, layout)
-    finally:
-        os.close(fd)
+    made = Block(fd, layout)
+    weakref.finalize(made, os.close, fd)
+    return made
 
 
 def filled(layout: Layout, section: int, seed: int) -> Block:

@@ -120,12 +120,13 @@ class Limits:
         Raises:
             ConfigurationError: If one is not an amount of money or a duration.
         """
+        from scavenger.control.job_file.yaml_loader import read_scalar
         from scavenger.domain.forms import parse_duration, parse_money
 
         try:
             return cls(
                 objective,
-                None if deadline is None else parse_duration(deadline),
+                None if deadline is None else parse_duration(read_scalar(deadline)),
                 # shells eat a `$`, so it may be left out here
                 None if budget is None else parse_money(f"${budget.removeprefix('$')}"),
             )

@@ -41,7 +41,7 @@ class Stoppable(Protocol):
         """Ask the job to stop in an orderly way; safe in a signal handler."""
 
     def kill_now(self) -> None:
-        """Kill all processes of the job; safe in a signal handler."""
+        """Kill all processes of the job, before this process exits; safe in a signal handler."""
 
 
 class Driver(Stoppable, Protocol):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scavenger.errors import ConfigurationError
+from scavenger.masking import mask
 from scavenger_cli.ui import console
 from scavenger_cli.ui.formatting import harmless, when
 
@@ -77,7 +78,7 @@ class LogTail:
         if self._partial and (whole or len(self._partial) > LINE_BYTES_MAX):
             done.append(self._partial)
             self._partial = b""
-        return [harmless(line.decode("utf-8", "backslashreplace").rstrip("\r")) for line in done]
+        return [harmless(mask(line.decode("utf-8", "backslashreplace").rstrip("\r"))) for line in done]
 
 
 def log_folder(job: JobRecord) -> Path:

@@ -82,11 +82,12 @@ def operate(
         ConfigurationError: There is no such job, or it is not running.
         TransientError: The job is busy with another operation, did not answer in time, or has gone silent.
     """
+    from scavenger.control.job_file.yaml_loader import read_scalar
     from scavenger.domain.forms import parse_duration
     from scavenger.store import Store
 
     try:
-        timeout_s = parse_duration(timeout)
+        timeout_s = parse_duration(read_scalar(timeout))
     except ValueError as error:
         raise ConfigurationError(f"--timeout {error}") from None
     with Store.open(store_url) as store:

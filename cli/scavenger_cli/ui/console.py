@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scavenger.errors import ScavengerError
+from scavenger.masking import mask
 from scavenger_cli.ui.formatting import clean
 from scavenger_cli.ui.outlet import has_room
 
@@ -140,7 +141,7 @@ def emit_json(document: Mapping[str, Any]) -> None:
 
 def note(message: object) -> None:
     """Print one line on stderr."""
-    write(sys.stderr, clean(message) + "\n")
+    write(sys.stderr, clean(mask(str(message))) + "\n")
 
 
 def error(message: object) -> None:

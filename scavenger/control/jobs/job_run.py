@@ -49,6 +49,7 @@ class JobRun:
         self._prepared, self._store, self._observer = prepared, store, observer
         self._options = Options(run, confirm, resumed, audit, clock)
         self._running: RunningJob | None = None
+        self._recorder_in_use: Recorder | None = None
         self._stop_reason: str | None = None
 
     # ---- calls from other threads --------------------------------------------------------------------------
@@ -70,9 +71,11 @@ class JobRun:
         return 0 if self._running is None else self._running.parts.resources.vms
 
     def kill_now(self) -> None:
-        """Send SIGKILL to every process of the job; safe in signal handlers."""
+        """Kill every process of the job and record its end, before this process exits; safe in signal handlers."""
         if self._running is not None:
             self._running.parts.supervisor.engine.kill_all()
+        if self._recorder_in_use is not None:
+            self._recorder_in_use.record_kill("killed by a second interrupt")
 
     # ---- the run -------------------------------------------------------------------------------------------
 
@@ -90,6 +93,7 @@ class JobRun:
         job_file, resumed = self._prepared.job_file, self._options.resumed is not None
         refuse_second_run(self._store, job_file, None, resumed=resumed)
         with self._recorder() as recorder:
+            self._recorder_in_use = recorder
             refuse_second_run(self._store, job_file, recorder.record, resumed=resumed)
             return self._recorded(recorder)
 

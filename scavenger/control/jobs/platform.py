@@ -25,6 +25,7 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.job import JobSpec
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
+from scavenger.train.checkpoints.files import check_location
 from scavenger.train.engines.base import Engine
 
 __all__ = ["Platform", "PreparedJob", "Resources", "platform_of", "prepare_job"]
@@ -138,6 +139,8 @@ def prepare_job(job: JobSpec, job_file: Path) -> PreparedJob:
     """
     check_supported(job)
     check_keras_backend(os.environ)
+    if job.checkpoint is not None:
+        check_location(job.checkpoint.path)
     folder = check_training_module(job, job_file)
     return PreparedJob(job, job_file, folder, platform_of(job))
 

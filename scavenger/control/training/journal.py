@@ -15,6 +15,7 @@ import msgspec
 
 from scavenger.control.training.sample_counter import SampleCounter
 from scavenger.domain.measurement import EpochRecord
+from scavenger.private_files import make_private_folder, private_opener
 
 __all__ = ["History", "Journal", "Journals", "read_history"]
 
@@ -43,11 +44,12 @@ class Journal:
     """
 
     def __init__(self, path: Path, *, resumed_step: int | None = None, **header: Any) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         self.path, self.problem = path, ""
         self._written_at_s = -math.inf
         self._pending = bytearray()
-        self._file: IO[bytes] = path.open("wb" if resumed_step is None else "ab", buffering=0)
+        mode = "wb" if resumed_step is None else "ab"
+        self._file: IO[bytes] = open(path, mode, buffering=0, opener=private_opener)  # noqa: SIM115
         if resumed_step is None:
             self._write("header", {"schema_version": SCHEMA_VERSION, **header})
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +27,8 @@ from scavenger.domain.report import (
     ViewChanged,
     WorkerChanged,
 )
-from scavenger.errors import StoreError, StoreUnavailableError, TransientError
+from scavenger.errors import Interrupted, ScavengerError, StoreError, StoreUnavailableError, TransientError
+from scavenger.masking import mask
 from scavenger.store import Store
 from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
 from scavenger.train.supervisor.events import ProcessState as SupervisorProcess
@@ -38,6 +41,8 @@ _END_S = 30.0
 """Minimum time that the end of a job waits for its record to be written; the store may be briefly locked."""
 _HASTE_S = 10.0
 """The same limit after Ctrl-C, or if the store has been unavailable for too long already."""
+_KILL_S = 3.0
+"""The same limit after a second Ctrl-C."""
 _LOOK_S = 0.5
 
 T = TypeVar("T")
@@ -106,7 +111,7 @@ class Recorder(Observer):
                     self.job_id,
                     state="failed",
                     report=None,
-                    error=text.splitlines()[0],
+                    error=mask(text.splitlines()[0]),
                     exit_code=getattr(error, "exit_code", 1),
                 )
             )
@@ -173,6 +178,7 @@ class Recorder(Observer):
                     },
                 )
             case Noted():
+                event = replace(event, message=mask(event.message))
                 self._record_event("note", event.message, event.level)
             case _:
                 pass
@@ -198,6 +204,22 @@ class Recorder(Observer):
         self._writes.add(lambda: self._end_entry(report, changes))
         self._wait_for_writes(_HASTE_S if self._gave_up or report.state == "interrupted" else None)
         self._notify(PhaseChanged("done", report.state))
+
+    def record_kill(self, reason: str) -> None:
+        """End the entry of a job whose processes were killed, within seconds; for a process that exits next.
+
+        Safe in a signal handler: the write is tried in a thread of its own, since the interrupted code may hold a lock.
+        """
+        writing = threading.Thread(target=self._end_killed, args=(reason,), name="store-kill", daemon=True)
+        writing.start()
+        writing.join(_KILL_S)
+
+    def _end_killed(self, reason: str) -> None:
+        # without the write, the next command finds that the job is dead
+        with contextlib.suppress(ScavengerError):
+            self._store.finish_job(
+                self.job_id, state="interrupted", report=None, error=reason, exit_code=Interrupted.exit_code
+            )
 
     def _end_entry(self, report: RunReport, changes: dict[str, Any]) -> None:
         try:

@@ -48,6 +48,7 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.report import Noted, Observer, StepDone, WorkerChanged
 from scavenger.domain.snapshot import WorkerSnapshot
 from scavenger.errors import Interrupted, TrainingCodeError, WorkersLostError
+from scavenger.masking import mask
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
 from scavenger.train.supervisor.supervisor import Supervisor
@@ -269,6 +270,7 @@ class Trainer:
 
     def note(self, message: str) -> None:
         """Warn the user, now and in the report."""
+        message = mask(message)
         self.warnings.append(message)
         self._notify(Noted("warning", message))
 

@@ -17,10 +17,21 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerError
+from scavenger.private_files import FILE_MODE, FOLDER_MODE
 from scavenger.train.checkpoints.format import DamagedError, Readable, check_size, verify_tensors
 from scavenger.train.checkpoints.remote_folder import SCHEME, LeaderFiles
 
-__all__ = ["Files", "LocalFiles", "RemoteFiles", "local_path", "open_files"]
+__all__ = ["Files", "LocalFiles", "RemoteFiles", "check_location", "local_path", "open_files"]
+
+
+_READ_ONLY = "checkpoints cannot be written there; name a folder or a bucket"
+_UNFIT = {
+    "memory": "this storage ends with its process; name a folder or a bucket",
+    "leader": "this protocol is for Scavenger's own processes; name a folder or a bucket",
+    "http": _READ_ONLY,
+    "https": _READ_ONLY,
+    "data": _READ_ONLY,
+}
 
 
 class Files(Protocol):
@@ -68,7 +79,7 @@ class LocalFiles:
         temporary = f"{target}.tmp"
         try:
             _make_folder(parent)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, FILE_MODE)
             try:
                 for chunk in chunks:
                     _write_all(descriptor, chunk)
@@ -127,7 +138,7 @@ def _write_all(descriptor: int, chunk: memoryview) -> None:
 
 def _make_folder(path: str) -> None:
     try:
-        os.mkdir(path)
+        os.mkdir(path, FOLDER_MODE)
     except FileExistsError:
         pass  # possibly just created by another process, and not synchronised yet
     except FileNotFoundError:
@@ -250,6 +261,22 @@ def local_path(url: str) -> str | None:
     return str(Path(path))
 
 
+def check_location(url: str) -> None:
+    """Refuse a location that cannot hold a job's checkpoints; opens nothing.
+
+    Raises:
+        ConfigurationError: If the URL names storage that cannot be written, that ends with a process, or that only
+            Scavenger itself uses.
+    """
+    protocol, separator, _ = url.partition("://")
+    if separator and (why := _UNFIT.get(protocol.lower())):
+        raise ConfigurationError(f"checkpoint.path: {_without_user(url)}: {why}")
+
+
+def _without_user(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
 def open_files(url: str) -> Files:
     """Open the storage at a local path, a `file://` URL or any other URL that fsspec supports; creates nothing.
 
@@ -259,7 +286,7 @@ def open_files(url: str) -> Files:
         ConfigurationError: If the URL's protocol is unknown, or it names no absolute path.
         NotSupportedError: If a package must be installed for the protocol, or the URL is a chained one.
     """
-    shown = re.sub(r"//[^/@]*@", "//", url)
+    shown = _without_user(url)
     path = local_path(url)
     if path is not None:
         return LocalFiles(path)

@@ -23,6 +23,12 @@ LINE_BYTES_MAX = select.PIPE_BUF - 1
 """Longest line of `Engine.send_line`: the largest write to a pipe that is atomic, minus the newline."""
 
 
+_LIMITS = {
+    "SIGXFSZ": "the limit on file sizes (ulimit -f)",
+    "SIGXCPU": "the limit on processor time (ulimit -t)",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Exit:
     """A process that ended.
@@ -52,7 +58,8 @@ class Exit:
             name = signal.Signals(-self.status).name
         except ValueError:  # a real-time signal, or none at all
             name = f"signal {-self.status}"
-        return f"was killed by {name}" + (": out of memory" if self.out_of_memory else "")
+        why = "out of memory" if self.out_of_memory else _LIMITS.get(name, "")
+        return f"was killed by {name}" + (f": {why}" if why else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +188,11 @@ class Engine(Protocol):
     def leader_port(self) -> int:
         """Port at which the leader has to listen for its processes; 0: any."""
         return 0
+
+    @property
+    def socket_dir(self) -> Path | None:
+        """Private folder for the Unix sockets of a job whose processes are all on this machine; None: they use TCP."""
+        return None
 
     def reachable(self, url: str) -> str:
         """Translate a URL of the leader into the URL of the same files for its processes.

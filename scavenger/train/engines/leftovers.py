@@ -10,23 +10,26 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["make_folder", "sweep"]
+__all__ = ["SHORT_PARENT", "make_folder", "sweep"]
 
+SHORT_PARENT = "/tmp"  # noqa: S108 - the folders in it are private
+"""Where folders are made whose path has to be short: the system's temporary folder may be anywhere."""
 PREFIX = "scavenger-"
 _LOCK, _NEW = "engine", "engine.new"
 
 
-def make_folder(tag: str) -> tuple[str, int]:
-    """Create the temporary folder of an engine.
+def make_folder(tag: str, parent: str | None = None) -> tuple[str, int]:
+    """Create a temporary folder of an engine, with mode 0700.
 
     Args:
         tag: Marker of the engine's processes in their environment.
+        parent: `SHORT_PARENT`; None for the system's temporary folder.
 
     Returns:
         The path, and a file descriptor that locks the folder: while any process holds it or a copy, `sweep` keeps
         the folder.
     """
-    folder = tempfile.mkdtemp(prefix=PREFIX)
+    folder = tempfile.mkdtemp(prefix=PREFIX, dir=parent)
     lock = os.open(os.path.join(folder, _NEW), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.write(lock, tag.encode())
@@ -45,7 +48,8 @@ def sweep(end: Callable[[str], object]) -> int:
         Number of removed folders.
     """
     swept = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    parents = {Path(tempfile.gettempdir()), Path(SHORT_PARENT)}
+    for folder in (folder for parent in parents for folder in parent.glob(f"{PREFIX}*")):
         # a folder that cannot be read belongs to another user, or is being created or swept by another process
         with contextlib.suppress(OSError, ValueError):
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():

@@ -19,11 +19,13 @@ import msgspec
 import psutil
 
 from scavenger.errors import CleanupError
+from scavenger.private_files import make_private_folder, private_opener
 from scavenger.train.engines import reaper
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
-from scavenger.train.engines.leftovers import make_folder, sweep
+from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
 from scavenger.train.transport.messages.values import ProcessConfiguration
+from scavenger.train.transport.sockets import SOCKET_FOLDER_BYTES_MAX
 
 __all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]
 
@@ -34,7 +36,7 @@ _HOST = "127.0.0.1"
 LOG_BYTES_MAX = 16 << 20
 """Size to which a log is truncated."""
 _REAPER_S = 1.0
-"""Shortest time between two starts of the reaper."""
+"""How often the reaper is looked after, seconds."""
 _SWEEPS_MAX = 40
 _SWEEP_S = 0.05
 
@@ -72,27 +74,35 @@ class ProcessEngine(Engine):
         self._memory_kills = MemoryKills(find_counter())
         sweep(lambda tag: reaper.kill_marked(f"{tag}.", prefix=True))
         # killed processes cannot delete their files: TensorFlow alone leaves one for each function that it rewrote
-        self._temporary, self._lock = make_folder(self._tag)
+        self._temporary, lock = make_folder(self._tag)
+        self._folders = {self._temporary: lock}
+        self._sockets = self._temporary
+        if len(os.fsencode(self._sockets)) > SOCKET_FOLDER_BYTES_MAX:
+            self._sockets, lock = make_folder(self._tag, SHORT_PARENT)
+            self._folders[self._sockets] = lock
         self._log_dir = log_dir if log_dir is not None else Path(self._temporary)
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._log_dir)
         self._reaper = self._start_reaper()
         self._reaped_at = 0.0
 
     def _start_reaper(self) -> subprocess.Popen[bytes]:
         groups = [str(process.popen.pid) for process in self._processes.values() if not process.ended]
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, self._tag, self._temporary, *groups],
+            [sys.executable, "-I", "-S", reaper.__file__, self._tag, *self._folders, *groups],
             stdin=subprocess.PIPE,
             start_new_session=True,
-            pass_fds=(self._lock,),
+            pass_fds=tuple(self._folders.values()),
         )
 
-    def _restart_dead_reaper(self) -> None:
-        """If the reaper has died, start another one that knows all running processes."""
+    def _watch_reaper(self) -> None:
+        """Continue a reaper that was stopped, and replace a dead one by another that knows all running processes."""
         now = time.monotonic()
-        if self._closed or self._reaper.poll() is None or now - self._reaped_at < _REAPER_S:
+        if self._closed or now - self._reaped_at < _REAPER_S:
             return
         self._reaped_at = now
+        if self._reaper.poll() is None:
+            self._reaper.send_signal(signal.SIGCONT)
+            return
         if self._reaper.stdin is not None:
             with contextlib.suppress(OSError):
                 self._reaper.stdin.close()
@@ -114,7 +124,7 @@ class ProcessEngine(Engine):
         if host not in (None, _HOST):
             raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
         log = self._log_dir / f"{config.name}.log"
-        with log.open("ab") as output:
+        with open(log, "ab", opener=private_opener) as output:
             popen = subprocess.Popen(
                 list(self._command),
                 stdin=subprocess.PIPE,
@@ -153,7 +163,7 @@ class ProcessEngine(Engine):
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`; whatever the ended processes started is killed too."""
-        self._restart_dead_reaper()
+        self._watch_reaper()
         ended = {
             name: process
             for name, process in self._processes.items()
@@ -196,6 +206,11 @@ class ProcessEngine(Engine):
     def leader_host(self) -> str:
         """See `Engine.leader_host`."""
         return _HOST
+
+    @property
+    def socket_dir(self) -> Path | None:
+        """See `Engine.socket_dir`."""
+        return Path(self._sockets)
 
     def suspended(self, name: str) -> bool:
         """See `Engine.suspended`."""
@@ -290,10 +305,10 @@ class ProcessEngine(Engine):
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
             self._reaper.wait()
-            shutil.rmtree(self._temporary, ignore_errors=True)  # if the reaper was killed
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            while self._folders:
+                folder, lock = self._folders.popitem()
+                shutil.rmtree(folder, ignore_errors=True)  # if the reaper was killed
+                os.close(lock)
 
     def _mark(self, name: str) -> str:
         return f"{self._tag}.{name}"

@@ -1,9 +1,9 @@
-"""Small process that outlives a job's leader and kills what it left running: `reaper.py TAG FOLDER GROUP...`.
+"""Small process that outlives a job's leader and kills what it left running: `reaper.py TAG FOLDER... GROUP...`.
 
 Lines `+GROUP` and `-GROUP` on standard input add to and remove from the process groups that the arguments list. The
 input ends when the leader ends in whatever way, even by SIGKILL. Then this process kills every group on its list, and
 every process that carries the engine's tag in its environment: workers, and what their code started, even if that
-left the group. Last, it removes the folder with their temporary files.
+left the group. Last, it removes the folders, with their temporary files and sockets; their paths are absolute.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def kill_marked(mark: str, *, prefix: bool = False) -> int:
 
 def main() -> None:
     """Run the reaper with the arguments of the command line."""
-    groups = {int(group) for group in sys.argv[3:]}
+    folders = [argument for argument in sys.argv[2:] if argument.startswith("/")]
+    groups = {int(argument) for argument in sys.argv[2:] if not argument.startswith("/")}
     for line in sys.stdin:
         group = int(line[1:])
         if line[0] == "+":
@@ -61,7 +62,8 @@ def main() -> None:
     ):  # a process that is just starting has its marker only a moment later
         kill_marked(f"{sys.argv[1]}.", prefix=True)
         time.sleep(_SWEEP_S)
-    shutil.rmtree(sys.argv[2], ignore_errors=True)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from scavenger.private_files import FILE_MODE
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import cap_log
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -123,7 +124,7 @@ class RemoteEngine(Engine, Generic[P]):
 
     def _new_log(self, name: str) -> Path:
         log = self._log_dir / f"{name}.log"
-        log.touch()
+        log.touch(FILE_MODE)
         return log
 
     def _report(self, process: P, log: bytes, memory_bytes: int, *, suspended: bool) -> None:

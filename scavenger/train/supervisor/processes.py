@@ -70,7 +70,7 @@ class Processes:
             malformed: Called for each invalid message that arrives at the hub.
 
         Raises:
-            ConfigurationError: If the engine's port cannot be bound.
+            ConfigurationError: If the engine's port or Unix socket cannot be bound.
         """
         with contextlib.ExitStack() as undo:
             if block_fd >= 0:
@@ -85,7 +85,7 @@ class Processes:
             hub = Router(
                 context,
                 keys,
-                made.leader_host,
+                str(made.socket_dir or made.leader_host),
                 port=made.leader_port,
                 authenticator=authenticator,
                 malformed=malformed,

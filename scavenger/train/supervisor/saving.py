@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from scavenger.private_files import private_opener
 from scavenger.train.names import partial_model
 from scavenger.train.transport import messages as m
 
@@ -50,7 +51,7 @@ class Saving:
         If it is not, the caller removes the temporary file, as it does after a worker that wrote the file itself.
         """
         partial = partial_model(path)
-        with partial.open("wb") as file:
+        with open(partial, "wb", opener=private_opener) as file:
             self._incoming = writer, file
             try:
                 yield

@@ -6,20 +6,24 @@ as one process lives, so does the block: a restarted aggregator continues with t
 
 Layout, every section aligned to 4096 bytes, every tensor to 64::
 
-    | records | state, even steps | odd steps | best weights | slot 0 | slot 1 | ... | optimizer of part 0 | ...
+    | records | state, even steps | odd steps | best weights | optimizer of part 0 | ... | slot 0 | slot 1 | ...
 
 A state section holds all tensors, grouped by the aggregator that holds them, and then the epoch's metric sums so
 far. The state after step s is written to the other section than that after step s - 1, which stays intact until the
 *record* of step s marks s as complete. A slot holds gradients (at the trainable tensors' offsets), updated state and
-metric variables. The file is sparse: pages that no process has written take no memory.
+metric variables. The file is sparse: pages that no process has written take no memory. It ends with the last slot that
+a process has used, and each process maps only the slots that it uses: limits on file sizes and on the address space
+of a process (`ulimit -f`, `ulimit -v`) concern what a job needs, not what it could need.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,12 +49,13 @@ _TENSOR_ALIGNMENT = 64
 _SECTION_ALIGNMENT = mmap.ALLOCATIONGRANULARITY
 _WORKERS_MAX = 4096
 _SLOTS_BYTES_MAX = 1 << 45
-"""Address space for slots, bytes. Pages that no process touches take no memory, but addresses have 47 bits."""
+"""Room for slots, bytes. Slots that no process uses take neither memory nor addresses."""
 _OPTIMIZER_COPIES_MAX = 16
 _OPTIMIZER_EXTRA_BYTES = 1 << 20
 _RECORDS_BYTES = 4096
 _REPORT_BYTES = 256 << 10
 """Room for the report of a step by `_WORKERS_MAX` workers: up to 43 bytes each, for its name, time and piece."""
+_enlarging = threading.Lock()
 _HEADER_BYTES = _RECORDS_BYTES + 2 * _REPORT_BYTES
 
 
@@ -141,8 +146,8 @@ class Layout:
 
     @property
     def total_bytes(self) -> int:
-        """Size of the block without the optimizers' state."""
-        return self._slots_at + self.slots * self.state_bytes
+        """Size of a block whose slots are all used."""
+        return self.slots_at + self.slots * self.state_bytes
 
     def state_at(self, step: int) -> int:
         """Return the offset of the state section of a step."""
@@ -154,8 +159,14 @@ class Layout:
         return _HEADER_BYTES + 2 * self.state_bytes
 
     @property
-    def _slots_at(self) -> int:
+    def fixed_bytes(self) -> int:
+        """Size of what every process maps: records, state sections and best weights."""
         return self.best_at + self.weights_bytes
+
+    @property
+    def slots_at(self) -> int:
+        """Offset of the first slot."""
+        return self.optimizer_at(self.aggregators)
 
     def place_of(self, slot: int) -> int:
         """Return the index of a slot in the block. Slot numbers only grow; indices of lost workers are reused.
@@ -169,17 +180,12 @@ class Layout:
 
     def slot_at(self, slot: int) -> int:
         """Return the offset of a slot; see `place_of`."""
-        return self._slots_at + self.place_of(slot) * self.state_bytes
-
-    @property
-    def file_bytes(self) -> int:
-        """Size of the whole block, with the optimizers' state."""
-        return self.optimizer_at(self.aggregators)
+        return self.slots_at + self.place_of(slot) * self.state_bytes
 
     def optimizer_at(self, aggregator: int) -> int:
         """Return the offset of the section for an aggregator's optimizer state, large enough for Keras's optimizers."""
         stride = _OPTIMIZER_COPIES_MAX * 2 * self.weights_bytes + _OPTIMIZER_EXTRA_BYTES
-        return self.total_bytes + aggregator * _aligned(stride, _SECTION_ALIGNMENT)
+        return self.fixed_bytes + aggregator * _aligned(stride, _SECTION_ALIGNMENT)
 
 
 def _splittable(optimizer: str) -> bool:
@@ -238,51 +244,67 @@ class Block:
 
     Args:
         fd: Descriptor of the block; the caller keeps it open.
-        layout: The layout. A smaller block is enlarged to the layout's size.
+        layout: The layout. A smaller block is enlarged as sections and slots are used.
 
     Raises:
         OSError: If the memory cannot be allocated.
     """
 
     def __init__(self, fd: int, layout: Layout) -> None:
-        self.layout = layout
-        _grow(fd, layout)
-        self._map = mmap.mmap(fd, layout.total_bytes)
+        self.layout, self._fd = layout, fd
+        self._map = _mapped(fd, 0, layout.fixed_bytes)
+        self._slots: dict[int, mmap.mmap] = {}
+
+    def _mapped_at(self, offset: int) -> tuple[mmap.mmap, int]:
+        """Return the mapping of the section or slot at an offset, mapped on first use, and the offset within it."""
+        if offset < self.layout.fixed_bytes:
+            return self._map, offset
+        index, within = divmod(offset - self.layout.slots_at, self.layout.state_bytes)
+        if index not in self._slots:
+            self._slots[index] = _mapped(self._fd, offset - within, self.layout.state_bytes)
+        return self._slots[index], within
 
     def tensors(self, offset: int, indices: Sequence[int] | None = None) -> list[Array]:
         """Return views of all or some tensors of the section at `offset`, in the manifest's order."""
         chosen = range(len(self.layout.offsets)) if indices is None else indices
         specs = self.layout.manifest.tensors
+        mapped, begin = self._mapped_at(offset)
         return [
-            _view(self._map, offset + self.layout.offsets[i], specs[i].shape, np.dtype(specs[i].dtype))
+            _view(mapped, begin + self.layout.offsets[i], specs[i].shape, np.dtype(specs[i].dtype))
             for i in chosen
         ]
 
     def metrics(self, offset: int) -> list[npt.NDArray[np.float64]]:
         """Return views of the metric sums of the state section or slot at `offset`."""
-        begin = offset + self.layout.weights_bytes
+        mapped, begin = self._mapped_at(offset)
         return [
-            _view(self._map, begin + at, shape, np.dtype(np.float64))
+            _view(mapped, begin + self.layout.weights_bytes + at, shape, np.dtype(np.float64))
             for at, shape in zip(self.layout.metric_offsets, self.layout.manifest.metrics, strict=True)
         ]
 
     def range(self, offset: int, size: int) -> memoryview:
-        """Return a range of bytes, which can be read or written in place."""
-        return memoryview(self._map)[offset : offset + size]
+        """Return a range of bytes of the sections or of one slot, which can be read or written in place."""
+        mapped, begin = self._mapped_at(offset)
+        return memoryview(mapped)[begin : begin + size]
 
     def touch(self, offset: int, size: int) -> None:
         """Map the pages of a range now, so that their first use does not wait for it.
 
         100 MB take 0.25 s if no process has used them before, and 0.05 s if another has.
         """
-        np.frombuffer(self._map, np.uint8, size, offset)[:: mmap.PAGESIZE].max(initial=0)
+        mapped, begin = self._mapped_at(offset)
+        np.frombuffer(mapped, np.uint8, size, begin)[:: mmap.PAGESIZE].max(initial=0)
 
     def release_slots(self, first: int) -> None:
         """Free the memory of a worker's slots, beginning with slot `first`, when the worker is gone."""
-        if hasattr(mmap, "MADV_REMOVE"):
-            self._map.madvise(
-                mmap.MADV_REMOVE, self.layout.slot_at(first), SLOTS_PER_WORKER * self.layout.state_bytes
-            )
+        if not hasattr(mmap, "MADV_REMOVE"):
+            return
+        for slot in range(first, first + SLOTS_PER_WORKER):
+            begin = self.layout.slot_at(slot)
+            if begin >= os.fstat(self._fd).st_size:  # never used
+                return
+            self._mapped_at(begin)[0].madvise(mmap.MADV_REMOVE)
+            self._slots.pop(self.layout.place_of(slot), None)  # views of it may still be held
 
     # ---- records -------------------------------------------------------------------------------------------
     # Each record has two copies with checksums, which are written in turn: if a process dies while it writes one
@@ -379,8 +401,7 @@ class OptimizerMemory:
         begin = layout.optimizer_at(aggregator)
         if 2 * self._bytes > layout.optimizer_at(aggregator + 1) - begin:
             raise ValueError(f"there is no room for the {len(slots)} state tensors of the optimizer")
-        _grow(fd, layout)
-        self._map = mmap.mmap(fd, 2 * self._bytes, offset=begin)
+        self._map = _mapped(fd, begin, 2 * self._bytes)
         self._arrays = [
             [
                 _view(self._map, turn * self._bytes + offset, slot.shape, np.dtype(slot.dtype))
@@ -394,10 +415,23 @@ class OptimizerMemory:
         return self._arrays[step % 2]
 
 
-def _grow(fd: int, layout: Layout) -> None:
-    """Enlarge the block to the layout's size; it never shrinks, since that would cut off other processes' data."""
-    if os.fstat(fd).st_size < layout.file_bytes:
-        os.ftruncate(fd, layout.file_bytes)
+def _mapped(fd: int, offset: int, size: int) -> mmap.mmap:
+    """Map a part of the block; a smaller block is enlarged.
+
+    Raises:
+        OSError: If a limit of the process does not allow it, or memory runs out.
+    """
+    end = offset + size
+    if os.fstat(fd).st_size < end:
+        if hasattr(os, "posix_fallocate"):
+            # unlike ftruncate, it never shrinks a block that another process enlarges at the same time
+            os.posix_fallocate(fd, end - 1, 1)
+        else:
+            with _enlarging:
+                fcntl.lockf(fd, fcntl.LOCK_EX)
+                os.ftruncate(fd, max(end, os.fstat(fd).st_size))
+                fcntl.lockf(fd, fcntl.LOCK_UN)
+    return mmap.mmap(fd, size, offset=offset)
 
 
 def _view(buffer: mmap.mmap, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

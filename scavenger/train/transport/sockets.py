@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import secrets
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -13,10 +15,12 @@ import zmq
 from scavenger.errors import ConfigurationError, MessageError
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.transport.authenticator import Authenticator
+from scavenger.train.transport.connections import PendingConnections, raise_descriptor_limit
 from scavenger.train.transport.messages import Message, decode, encode
 
 __all__ = [
     "EVERYBODY",
+    "SOCKET_FOLDER_BYTES_MAX",
     "Dealer",
     "HubConnection",
     "Keys",
@@ -32,6 +36,11 @@ Keys = tuple[bytes, bytes]
 """Public and secret CURVE key, Z85."""
 EVERYBODY = "*"
 
+_SOCKET_NAME_BYTES = 8
+SOCKET_FOLDER_BYTES_MAX = 103 - 1 - 2 * _SOCKET_NAME_BYTES
+"""Longest path of a folder for Unix sockets. Systems allow 103 bytes (macOS) or 107 (Linux) for the whole path."""
+_BACKLOG = 1024
+
 _LINGER_MS = 500
 
 log = logging.getLogger(__name__)
@@ -45,14 +54,19 @@ def new_keys() -> Keys:
 
 
 def address_towards(endpoint: str) -> str:
-    """Return this host's address on the network through which it reaches another host.
+    """Return where this process has to listen, so that the peers of an endpoint reach it too.
 
     Args:
-        endpoint: The other host's endpoint, as `tcp://HOST:PORT`.
+        endpoint: `tcp://HOST:PORT` of another process, or `ipc://PATH` of one on this machine.
+
+    Returns:
+        This host's address on the network through which it reaches the other host, or the folder of the Unix socket.
 
     Raises:
         OSError: If there is no route to the other host.
     """
+    if endpoint.startswith("ipc://"):
+        return str(Path(endpoint.removeprefix("ipc://")).parent)
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         route.connect((host, int(port)))  # connecting a datagram socket sends nothing
@@ -91,6 +105,20 @@ def listen(listener: Any, host: str, port: int) -> int:
     return int(listener.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
+def _listen_in(listener: Any, folder: str) -> str:
+    """Bind a socket to a new Unix socket in a private folder; returns its endpoint.
+
+    Raises:
+        ConfigurationError: If it cannot be created.
+    """
+    endpoint = f"ipc://{folder}/{secrets.token_hex(_SOCKET_NAME_BYTES)}"
+    try:
+        listener.bind(endpoint)
+    except zmq.ZMQError as error:
+        raise ConfigurationError(f"cannot listen in {folder}: {error}") from error
+    return endpoint
+
+
 class Malformed:
     """Counts invalid messages, and warns of the first one and whenever their number has doubled.
 
@@ -113,7 +141,8 @@ class Router:
     Args:
         context: The ZeroMQ context.
         keys: The server's key pair.
-        host: The address or host name that peers connect to; see `listen`.
+        host: The address or host name that peers connect to, see `listen`; or the absolute path of a private folder,
+            for a Unix socket that only this user's processes on this machine can connect to.
         port: The port to listen at; 0 for any.
         authenticator: Decides which keys may connect, and under which names; None to accept every client that knows
             the public key, under any name.
@@ -121,10 +150,10 @@ class Router:
 
     Attributes:
         malformed: Counts the invalid messages that were dropped.
-        address: The address for peers, as `tcp://host:port`.
+        address: The address for peers, as `tcp://host:port` or `ipc://path`.
 
     Raises:
-        ConfigurationError: If the port cannot be bound.
+        ConfigurationError: If the port or the Unix socket cannot be bound.
     """
 
     def __init__(
@@ -140,6 +169,7 @@ class Router:
         self._authenticator, self.malformed = authenticator, malformed or Malformed()
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self.socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
@@ -147,8 +177,14 @@ class Router:
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.curve_server = True
         self.socket.curve_publickey, self.socket.curve_secretkey = keys
+        self._connections: PendingConnections | None = None
+        raise_descriptor_limit()
         try:
-            self.address = f"tcp://{host}:{listen(self.socket, host, port)}"
+            if host.startswith("/"):
+                self.address = _listen_in(self.socket, host)
+            else:
+                self.address = f"tcp://{host}:{listen(self.socket, host, port)}"
+                self._connections = PendingConnections(context, self.socket)
         except ConfigurationError:
             self.socket.close()
             raise
@@ -186,6 +222,8 @@ class Router:
             if self._authenticator is not None and not (frames and self._is_from(name, frames[0])):
                 self.malformed(name)
                 continue
+            if self._connections is not None and frames:
+                self._connections.heard(frames[0])
             yield name, [frame.bytes for frame in frames]
 
     def _is_from(self, name: str, frame: Any) -> bool:
@@ -205,6 +243,8 @@ class Router:
 
     def close(self) -> None:
         """Close the socket."""
+        if self._connections is not None:
+            self._connections.close()
         self.socket.close()
 
 

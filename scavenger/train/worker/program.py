@@ -22,6 +22,7 @@ from keras.src.random.seed_generator import global_seed_generator
 
 from scavenger.elastic.order import random_streams
 from scavenger.errors import NotSupportedError
+from scavenger.private_files import FILE_MODE, make_private_folder
 from scavenger.sdk.job import KerasJob
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
@@ -178,12 +179,13 @@ class Program:
         """Write the model with given weights atomically as a `.keras` file."""
         for variable, value in zip(self._trainable + self._states, weights, strict=True):
             variable.assign(value)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         partial = partial_model(path)
         # the aggregator holds the optimizer state; a new state is written so that the file can be loaded
         self.model.optimizer.build(self._trainable)
         try:
             self.model.save(partial)
+            partial.chmod(FILE_MODE)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

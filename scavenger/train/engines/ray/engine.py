@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from scavenger.errors import CleanupError, NotSupportedError, TransientError
+from scavenger.private_files import make_private_folder
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.process import cap_log
 from scavenger.train.engines.ray.host import Placed, ProcessActor, Report
@@ -96,7 +97,7 @@ class RayEngine(RemoteEngine[_Process]):
         self._command = command
         self._lease_s = lease_s
         self._avoided: frozenset[str] = frozenset()
-        log_dir.mkdir(parents=True, exist_ok=True)
+        make_private_folder(log_dir)
         self._actor_class = self._ray.remote(
             concurrency_groups={"watch": 1, "stop": 1},
             max_restarts=0,

@@ -11,6 +11,7 @@ from scavenger.errors import ConfigurationError
 from scavenger.train.engines.vm import messages as m
 from scavenger.train.engines.vm.channel import WINDOW
 from scavenger.train.transport.authenticator import Authenticator
+from scavenger.train.transport.connections import PendingConnections
 from scavenger.train.transport.sockets import listen, new_keys
 
 __all__ = ["AgentSocket"]
@@ -41,6 +42,7 @@ class AgentSocket:
         self._context: Any = None
         self._socket: Any = None
         self._authenticator_or_none: Authenticator | None = None
+        self._connections: PendingConnections | None = None
 
     def open(self) -> None:
         """Listen.
@@ -62,11 +64,15 @@ class AgentSocket:
         except ConfigurationError:
             self.close()
             raise
+        self._connections = PendingConnections(self._context, self._socket)
 
     def close(self) -> None:
         """Stop listening. Idempotent; no effect if the socket was never open."""
         if self._context is None:
             return
+        if self._connections is not None:
+            self._connections.close()
+            self._connections = None
         self._socket.close()
         self._authenticator.close()
         self._context.term()
@@ -101,6 +107,8 @@ class AgentSocket:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return None
+        if self._connections is not None:
+            self._connections.heard(frames[-1])
         name = self._authenticator.name_of(str(frames[-1].get("User-Id"))) or ""
         return name, frames[0].bytes, frames[-1].bytes
 

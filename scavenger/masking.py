@@ -1,0 +1,73 @@
+"""Masks secrets in texts for users: errors, warnings and log lines, which are shown, stored and sent around.
+
+An exception of the training code may contain a key, for instance a URL with a password. All such texts pass `mask`:
+the text of every `ScavengerError`, every log record, every reported exception and warning.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+__all__ = ["MASK", "mask"]
+
+MASK = "***"
+
+_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL", re.IGNORECASE)
+_VALUE_LENGTH_MIN = 8
+"""Shorter values, such as `true`, occur in other words too."""
+_PATH = re.compile(r"^[~./]*/")
+"""A variable such as GOOGLE_APPLICATION_CREDENTIALS names a file, which is no secret and helps to find it."""
+
+_SHAPES = tuple(
+    re.compile(pattern, re.DOTALL)
+    for pattern in (
+        r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)",
+        r"(?<=://)[^\s/@]{0,200}:[^\s/@]{1,200}(?=@)",  # user and password in a URL
+        r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",  # AWS
+        r"\bAIza[\w-]{35}",  # Google
+        r"\bya29\.[\w-]{20,}",
+        r"\bgh[pousr]_\w{20,}",  # GitHub
+        r"\bgithub_pat_\w{20,}",
+        r"(?<![\w-])sk-[\w-]{16,}",  # OpenAI, Anthropic
+        r"\bhf_\w{20,}",  # Hugging Face
+        r"\bxox[a-z]-[\w-]{10,}",  # Slack
+        r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}",  # JSON web tokens
+        r"(?<=[Bb]earer )[\w.~+/-]{8,}=*",
+        # an assignment, as in `aws_secret_access_key = ...`, `"password": "..."` or `?token=...`
+        r"(?i:(?:secret|token|passw(?:or)?d|passphrase|api_?key|access_?key|credential)[\w-]{0,30}"
+        r"(?:\s?=\s?|[\"']\s?[:=]\s?)[\"']?)(?P<value>[^\s\"',;&)]{6,})",
+    )
+)
+
+
+def mask(text: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Replace secrets in a text by `MASK`.
+
+    Args:
+        text: Any text.
+        environ: Variables of the environment. A value of at least 8 characters is a secret if the variable's name
+            says so (it contains KEY, TOKEN, SECRET, PASSWORD, CREDENTIAL or the like) and it is not a path.
+
+    Returns:
+        The text without these values, and without what has the usual shape of a secret: keys of clouds and services,
+        private keys, URLs with a password, assignments to a name such as `password`.
+    """
+    values = {
+        value
+        for name, value in environ.items()
+        if len(value) >= _VALUE_LENGTH_MIN and _SECRET_NAME.search(name) and not _PATH.match(value)
+    }
+    for value in sorted(values, key=len, reverse=True):  # one may contain another
+        text = text.replace(value, MASK)
+    for shape in _SHAPES:
+        text = shape.sub(_masked, text)
+    return text
+
+
+def _masked(match: re.Match[str]) -> str:
+    """Keep the name in an assignment."""
+    if "value" in match.re.groupindex:
+        return match[0][: match.start("value") - match.start()] + MASK
+    return MASK

@@ -1,0 +1,79 @@
+"""Secrets do not appear in texts for users, and other words stay."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from scavenger import logs
+from scavenger.errors import JobFileError, TrainingCodeError
+from scavenger.masking import mask
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("denied for AKIAIOSFODNN7EXAMPLE today", "denied for *** today"),
+        ("key AIza" + "b" * 35 + "!", "key ***!"),
+        ("push with ghp_" + "a1" * 18, "push with ***"),
+        ("Incorrect API key provided: sk-proj-abcdefghijklmnop1234", "Incorrect API key provided: ***"),
+        ("at postgresql://me:hunter2@db:5432/x", "at postgresql://***@db:5432/x"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----\nend", "***\nend"),
+        ("-----BEGIN PRIVATE KEY-----\nMIIE cut off", "***"),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", "aws_secret_access_key = ***"),
+        ('{"password": "hunter2"}', '{"password": "***"}'),
+        ("GET /x?token=abcdef123456&y=1", "GET /x?token=***&y=1"),
+        ("Authorization: Bearer abcdef.123456", "Authorization: Bearer ***"),
+    ],
+)
+def test_what_has_the_shape_of_a_secret_is_masked(text: str, shown: str) -> None:
+    assert mask(text, {}) == shown
+
+
+def test_values_of_the_environment_are_masked_if_their_name_says_that_they_are_secret() -> None:
+    environ = {
+        "SERVICE_API_KEY": "plainword1",
+        "DB_PASSWORD": "plainword1-and-more",
+        "TOKENIZERS_PARALLELISM": "false",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/home/me/key.json",
+        "HOME_TOWN": "Klagenfurt",
+    }
+
+    text = "plainword1 plainword1-and-more false /home/me/key.json Klagenfurt"
+
+    assert mask(text, environ) == "*** *** false /home/me/key.json Klagenfurt"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train.py:15: KeyError: 'val_loss'",
+        "Unexpected token: identifier_name at line 3",
+        "tokenizer=bert, key=layer_normalization_12",
+        "checkpoint s3://bucket/folder@2/step-100 of gs://other/x",
+        "task-scheduler-with-a-long-name and risk-adjusted-returns-of-much",
+        "10:23:45 http://127.0.0.1:8080/path",
+    ],
+)
+def test_other_words_stay(text: str) -> None:
+    assert mask(text, {}) == text
+
+
+def test_every_error_and_every_log_line_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "not-for-others")
+    assert str(TrainingCodeError("train.py:3: not-for-others")) == "train.py:3: ***"
+    assert str(JobFileError("not-for-others", path="job.yaml", line=2)) == "job.yaml:2: ***"
+
+    for form in ("text", "json"):
+        stream = io.StringIO()
+        logs.set_up("w0", logs.Settings(format=form), stream=stream)
+        logger = logging.getLogger("scavenger.masked")
+        try:
+            raise RuntimeError("not-for-others")
+        except RuntimeError:
+            logger.exception("failed with %s", "not-for-others")
+        logging.getLogger("scavenger").handlers = []
+        assert "not-for-others" not in stream.getvalue()
+        assert "***" in stream.getvalue()
