@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.data import ApplyPart
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.worker.program import Program
+from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 __all__ = ["LAYERS", "LEFT_OUT", "OPTIMIZERS", "Case", "Verdict", "exported", "stateful_layers", "verdict_of"]
 
@@ -48,12 +50,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model to be trained in both ways, from scratch each time that `build` is called."""
+    """One model to be trained in both ways, from scratch each time that `build` is called.
+
+    With `goes_on`, the saved model is trained further too, by Keras, which depends on the optimizer's state.
+    """
 
     name: str
     build: Callable[[], Any]
     x: Array
     floatx: str
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ def optimizer_cases() -> Iterator[Case]:
                 model.optimizer.build(model.trainable_variables)
             return model
 
-        yield Case(name, build, x, "float64")
+        yield Case(name, build, x, "float64", goes_on=True)
 
 
 # ---- layers ------------------------------------------------------------------------------------------------
@@ -255,13 +261,19 @@ def verdict_of(case: Case) -> Verdict:
     """Train it in both ways and compare."""
     before = keras.config.floatx()
     keras.config.set_floatx(case.floatx)
+    keras.config.set_dtype_policy(case.floatx)  # layers made earlier may have fixed another default
     try:
         program = _program(case)
-        plain = _plainly(case)
+        peer = _plainly(case)
+        plain = peer.initial_state()
         # one piece draws what Keras draws from the same state; several draw for themselves
         pieces = ((0, _SAMPLES),) if program.draws else _PIECES
-        if _equal(_in_pieces(program, pieces), plain, case):
-            return Verdict(case.name, "equal for the same draws" if program.draws else "equal")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras" if case.goes_on else None
+            if _equal(_in_pieces(program, pieces, path), plain, case):
+                if path is not None and not _goes_on(keras.models.load_model(path), peer, case):
+                    return Verdict(case.name, "different")
+                return Verdict(case.name, "equal for the same draws" if program.draws else "equal")
         normalises = any(
             isinstance(layer, keras.layers.BatchNormalization) for layer in program.model._flatten_layers()
         )
@@ -271,6 +283,7 @@ def verdict_of(case: Case) -> Verdict:
         return Verdict(case.name, "refused", str(error))
     finally:
         keras.config.set_floatx(before)
+        keras.config.set_dtype_policy(before)
         keras.utils.clear_session(free_memory=False)
     return Verdict(case.name, "different")
 
@@ -281,19 +294,30 @@ def _program(case: Case) -> Program:
     return Program(KerasJob(case.build(), (case.x, targets)))
 
 
-def _plainly(case: Case) -> list[Array]:
-    """Weights and states after Keras's own steps, whose random layers begin each where ours do."""
+def _plainly(case: Case) -> Program:
+    """The model after Keras's own steps, whose random layers begin each where ours do."""
     program = _program(case)
     model, batch = program.model, program.train.batch(np.arange(_SAMPLES))
     for step in range(_STEPS):
         program.draw_from(_SEED, step * _SAMPLES)
         model.train_on_batch(*batch)
     model.optimizer.finalize_variable_values(model.trainable_variables)
-    return program.initial_state()
+    return program
 
 
-def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]]) -> list[Array]:
-    """Weights and states after steps as workers and aggregators take them, in one process."""
+def _goes_on(loaded: Any, peer: Program, case: Case) -> bool:
+    """Whether a saved model trains on as the plain one does, with the same state of the optimizer."""
+    models = (loaded, peer.model)
+    states = [[v.numpy() for v in model.optimizer.variables] for model in models]
+    batch = peer.train.batch(np.arange(_SAMPLES))
+    for model in models:
+        for _ in range(_STEPS):
+            model.train_on_batch(*batch)
+    return _equal(*states, case) and _equal(*(model.get_weights() for model in models), case)
+
+
+def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]], path: Path | None = None) -> list[Array]:
+    """Weights and states after steps as workers and aggregators take them, in one process; also saved to `path`."""
     layout = Layout.of(program.manifest, 2)
     fd = create_block()
     try:
@@ -318,7 +342,10 @@ def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]]) -> list[Arra
                 part.apply(ApplyPart(step, 1, 1.0, tuple(orders)))
         for part in parts:
             part.finalise(_STEPS, best=False)
-        return [array.copy() for array in block.tensors(layout.state_at(_STEPS))]
+        final = [array.copy() for array in block.tensors(layout.state_at(_STEPS))]
+        if path is not None:
+            program.save(final, path, SavedOptimizer(fd, layout).state(_STEPS, 1.0))
+        return final
     finally:
         os.close(fd)
 

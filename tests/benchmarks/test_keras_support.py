@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -18,6 +20,7 @@ from benchmarks.keras_support import (
     tables,
     verdict_of,
 )
+from scavenger.train.aggregation.keras_state import OptimizerState
 from scavenger.train.transport.messages.data import ApplyPart
 
 QUICK = {
@@ -70,6 +73,34 @@ def test_the_document_names_what_this_version_of_keras_exports() -> None:
 @pytest.mark.long
 def test_the_document_names_every_layer() -> None:
     assert set(rows()) == {*_OPTIMIZERS, *_LAYERS}, "python -m benchmarks.keras_support"
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.RMSprop(0.01, momentum=0.9, centered=True, use_ema=True),
+        lambda: keras.optimizers.Adam(0.01, amsgrad=True),
+        lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+    ],
+)
+def test_every_array_of_an_optimizer_is_saved_under_its_name(optimizer: Callable[[], Any]) -> None:
+    build = _OPTIMIZERS["SGD"].build
+
+    def compiled() -> Any:
+        model = build()
+        model.compile(optimizer(), "mse")
+        return model
+
+    assert verdict_of(replace(_OPTIMIZERS["SGD"], build=compiled)).answer == "equal"
+
+
+def test_a_saved_model_with_another_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forgetful(optimizer: Any, weights: Any, state: OptimizerState) -> None:
+        optimizer.build(weights)
+
+    monkeypatch.setattr("scavenger.train.worker.program.assign_state", forgetful)
+
+    assert verdict_of(_OPTIMIZERS["Adam"]).answer == "different"
 
 
 def test_what_trains_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.events import Leaving, Lost, Recovered, RolledBack, Started
 from scavenger.train.supervisor.supervisor import Supervisor
 from scavenger.train.transport import messages as m
+from scavenger.train.worker.program import Program
 from scavenger.train.worker.worker import load_program
 
 JOBS = Path(__file__).with_name("jobs")
@@ -254,7 +255,7 @@ def assert_fired(run: Run, fault: str) -> None:
         assert not kills
 
 
-def job(name: str) -> Any:
+def job(name: str) -> Program:
     """The program of `small:name`, built as a worker would."""
     path = list(sys.path)
     try:
@@ -289,6 +290,13 @@ def plain_keras(
     name: str, steps: list[m.StepReport], at_epoch_end: Callable[[Any], None] | None = None
 ) -> list[Any]:
     """The weights after one plain Keras process has trained on the same batches."""
+    return list(plain_program(name, steps, at_epoch_end).model.get_weights())
+
+
+def plain_program(
+    name: str, steps: list[m.StepReport], at_epoch_end: Callable[[Any], None] | None = None
+) -> Program:
+    """The program whose model one plain Keras process has trained on the same batches."""
     program = job(name)
     model, size = program.model, len(program.train)
     for step, indices in zip(steps, batches(steps, size), strict=True):
@@ -297,7 +305,20 @@ def plain_keras(
             model.reset_metrics()
             if at_epoch_end is not None:
                 at_epoch_end(model)
-    return list(model.get_weights())
+    return program
+
+
+def assert_goes_on(path: Path, name: str, steps: list[m.StepReport]) -> None:
+    """A saved model has the optimizer of one plain process after the same steps, and trains on as its model does."""
+    program = plain_program(name, steps)
+    models = keras.models.load_model(path), program.model
+    got, expected = ([v.numpy() for v in model.optimizer.variables] for model in models)
+    assert int(got[0]) == len(steps)
+    assert_same_weights(got, expected)
+    x, y = program.train.batch(np.arange(len(program.train)))
+    for model in models:
+        model.fit(x, y, batch_size=40, epochs=2, shuffle=False, verbose=0)
+    assert_same_weights(models[0].get_weights(), models[1].get_weights())
 
 
 def replayed(name: str, steps: list[m.StepReport], rate: float) -> list[Any]:

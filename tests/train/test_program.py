@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
+from scavenger.train.aggregation.keras_state import OptimizerState
 from scavenger.train.failure import DataError
 from scavenger.train.worker.program import Gradient, Program
 
@@ -251,9 +252,12 @@ def test_a_saved_model_is_a_plain_keras_model_with_the_given_weights(plain: Prog
     weights = [w + 0.25 for w in plain.initial_state()]
     path = tmp_path / "deep" / "model.keras"
 
-    plain.save(weights, path)
+    plain.save(weights, path, OptimizerState(7, 0.5, {}))
 
-    assert_equal(keras.models.load_model(path).get_weights(), weights, 0.0)
+    loaded = keras.models.load_model(path)
+    assert_equal(loaded.get_weights(), weights, 0.0)
+    assert int(loaded.optimizer.iterations) == 7
+    assert float(loaded.optimizer.learning_rate) == pytest.approx(0.05)  # half of what the user wrote
     assert [file.name for file in path.parent.iterdir()] == ["model.keras"]
 
 
@@ -270,7 +274,7 @@ def test_a_model_that_cannot_be_saved_leaves_the_last_file_alone(
     monkeypatch.setattr(plain.model, "save", fails)
 
     with pytest.raises(OSError, match="no space"):
-        plain.save(plain.initial_state(), path)
+        plain.save(plain.initial_state(), path, OptimizerState(0, 1.0, {}))
     assert path.read_text() == "the last one"
     assert list(tmp_path.iterdir()) == [path]
 

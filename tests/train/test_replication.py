@@ -19,7 +19,7 @@ from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport import replication as mirror
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.messages import Chunk, Contributed, Pull
+from scavenger.train.transport.messages import Check, Chunk, Contributed, Pull
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.replication import (
     Inbox,
@@ -34,6 +34,7 @@ from scavenger.train.transport.replication import (
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.transport.sockets import address_towards
 from scavenger.train.worker.results import Results
+from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 Sent = tuple[Chunk, bytes]
 WORKER, SLOT = "w2", 2 * SLOTS_PER_WORKER
@@ -375,6 +376,50 @@ def test_weights_that_nobody_asked_for_are_passed_over(wires: Callable[[int, Pul
         inbox.take(0, *gap)
 
     assert inbox.lacking == (0,)
+
+
+def send_twice(shard: ModelShard, inbox: WeightsInbox, lost: int) -> None:
+    """Send all chunks but one, and the lost one when the receiver has said that it lacks it."""
+    outbox, index = Outbox(), shard.index
+    sent: list[Sent] = []
+    questions: list[Check] = []
+    outbox.push(shard.payload(inbox.pull()), lambda chunk, data: sent.append((chunk, bytes(data))))
+    for chunk, data in sent[:lost] + sent[lost + 1 :]:
+        inbox.take(index, chunk, data)
+    assert index in inbox.lacking
+    outbox.push(shard.payload(inbox.pull()), lambda check, _: questions.append(check))
+    answer = inbox.check(index, questions[0])
+    assert answer is not None
+    everything = shard.payload(Pull(5, inbox.number, optimizer=True))
+    assert outbox.resend(answer, everything, lambda chunk, data: inbox.take(index, chunk, bytes(data)))
+
+
+@pytest.mark.parametrize("lost", range(6))
+def test_the_optimizer_s_state_travels_behind_the_weights(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mirror, "CHUNK_BYTES", 512)
+    adam = '{"class_name": "Adam", "config": {"learning_rate": 0.1}}'
+    layout = Layout.of(msgspec.structs.replace(manifest(40, 30, 20), optimizer=adam), 2)
+    fd, own_fd = create_block(), create_block()
+    try:
+        shards = [ModelShard(fd, layout, index) for index in range(2)]
+        source = SavedOptimizer(fd, layout)
+        for number, array in enumerate(source.state(5, 1.0).slots.values()):
+            array[...] = np.random.default_rng(number).normal(size=array.shape)
+        saved = SavedOptimizer(own_fd, layout)
+        inbox = WeightsInbox(Block(own_fd, layout), (0, 1))
+        inbox.want(5, changed=True, optimizers=saved.memories)
+
+        for shard in shards:
+            send_twice(shard, inbox, lost)
+
+        assert not inbox.lacking
+        got, expected = saved.state(5, 1.0).slots, source.state(5, 1.0).slots
+        assert set(got) == set(expected) == {(tensor, slot) for tensor in range(3) for slot in range(2)}
+        for key, array in expected.items():
+            np.testing.assert_array_equal(got[key], array)
+    finally:
+        os.close(fd)
+        os.close(own_fd)
 
 
 def test_initial_weights_lie_with_the_aggregator_as_they_did_with_the_worker() -> None:

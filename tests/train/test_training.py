@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driving import Run, assert_same_weights, job, plain_keras, replayed
+from driving import Run, assert_goes_on, assert_same_weights, job, plain_keras, replayed
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +40,7 @@ def test_any_number_of_workers_and_aggregators_gives_the_weights_and_metrics_of_
         model.reset_metrics()
 
     assert_same_weights(got, plain_keras(name, run.steps, evaluate))
+    assert_goes_on(tmp_path / "model.keras", name, run.steps)
     assert [report.epoch for report in run.epochs] == list(range(len(evaluations)))
     for report, expected in zip(run.epochs, evaluations, strict=True):
         assert report.metrics["val_loss"] == pytest.approx(expected["loss"], rel=1e-3)

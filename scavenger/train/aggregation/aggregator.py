@@ -247,7 +247,7 @@ class Aggregator:
         """Start to serve, with the shard in its initial or restored state."""
         self._seeding, record = None, state.record
         self._shard, self._step = shard, record.step
-        self._remote_workers.open(shard.block)
+        self._remote_workers.open(shard.block, shard.payload)
         if self.index == 0:
             self._sequence(shard, message, state)
         else:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
+from scavenger.train.aggregation.keras_state import owners_of, parts_of, state_of
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 
 __all__ = ["KerasUpdate"]
@@ -40,7 +41,7 @@ class KerasUpdate:
         self._tensors, self._config = tuple(tensors), optimizer
         zeros = [np.zeros(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
         self._optimizer, self._weights = self._built(zeros)
-        self._all = [self._optimizer, *getattr(self._optimizer, "optimizers", ())]
+        self._all = parts_of(self._optimizer)
         self._scale = tf.Variable(1.0, trainable=False)
         self._rates: list[tuple[Any, np.float32]] = []
         for one in self._all:
@@ -50,7 +51,7 @@ class KerasUpdate:
             else:
                 one.learning_rate = _Scaled(rate, self._scale)
         self._iterations = [one._iterations for one in self._all]
-        self._state = self._state_of(self._optimizer)
+        self._state = state_of(self._optimizer)
         self.slots = tuple(self._slot_specs())
         self._step = tf.function(lambda gradients: self._optimizer.apply(gradients, self._weights))
 
@@ -69,7 +70,7 @@ class KerasUpdate:
         return optimizer, weights
 
     def _slot_specs(self) -> Iterator[SlotSpec]:
-        owners, seen = self._owners(), Counter[int]()
+        owners, seen = owners_of(self._optimizer, self._weights), Counter[int]()
         for variable in self._state:
             owner = owners.get(id(variable), -1)
             if owner < 0 and math.prod(variable.shape) > 1:
@@ -80,37 +81,10 @@ class KerasUpdate:
             yield SlotSpec(variable.path, tuple(variable.shape), variable.dtype, "slot", owner, seen[owner])
             seen[owner] += 1
 
-    def _owners(self) -> dict[int, int]:
-        """Map the id of each state variable to the index of its tensor.
-
-        Names are not unique: Adafactor uses the same names for all layers of one kind. But in each Keras optimizer, a
-        list with as many entries as there are tensors has one entry per tensor, in their order.
-        """
-        places = {id(weight): place for place, weight in enumerate(self._weights)}
-        owners: dict[int, int] = {}
-        for one in self._all:
-            tensors = getattr(one, "_trainable_variables", ())
-            for name, entries in vars(one).items():
-                aligned = isinstance(entries, list) and len(entries) == len(tensors)
-                if not aligned or name in ("_variables", "_trainable_variables"):
-                    continue
-                for tensor, entry in zip(tensors, entries, strict=True):
-                    if isinstance(entry, keras.Variable) and id(tensor) in places:
-                        owners.setdefault(id(entry), places[id(tensor)])
-        return owners
-
-    @staticmethod
-    def _state_of(optimizer: Any) -> list[Any]:
-        """Return an optimizer's variables except the update counter and the learning rate, which no step changes."""
-        others = set()
-        for one in (optimizer, *getattr(optimizer, "optimizers", ())):
-            others |= {id(one._iterations), id(one._learning_rate)}
-        return [variable for variable in optimizer.variables if id(variable) not in others]
-
     def initial_slots(self, weights: Sequence[Array]) -> list[Array]:
         """Return the initial state of the optimizer, as Keras builds it on these weights."""
         optimizer, _ = self._built(weights)
-        return [np.array(variable.numpy()) for variable in self._state_of(optimizer)]
+        return [np.array(variable.numpy()) for variable in state_of(optimizer)]
 
     def apply(
         self,

@@ -14,8 +14,9 @@ from scavenger.errors import ScavengerError
 from scavenger.train.aggregation.update import Norms, Update
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.failpoints import fail_here
-from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved
+from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved, Pull
 from scavenger.train.transport.messages.values import SlotSpec
+from scavenger.train.transport.replication import Payload, weights_payload
 from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory, PartRecord
 
 __all__ = ["ModelShard"]
@@ -177,6 +178,10 @@ class ModelShard:
     def metric_sums(self, step: int) -> list[npt.NDArray[np.float64]]:
         """Return the epoch's metric sums as of a step, one array per metric variable."""
         return self.block.metrics(self.layout.state_at(step))
+
+    def payload(self, pull: Pull) -> Payload:
+        """Return the shard's weights, and the optimizer's state if it is requested, as a payload."""
+        return weights_payload(self.block, self.index, pull, self._optimizer if pull.optimizer else None)
 
     # ---- end -----------------------------------------------------------------------------------------------
 

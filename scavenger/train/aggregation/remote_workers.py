@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from scavenger.train.transport.messages.data import Check, Chunk, Lacking, Pull
-from scavenger.train.transport.replication import Inbox, Outbox, Send, weights_payload
+from scavenger.train.transport.replication import Inbox, Outbox, Payload, Send
 from scavenger.train.transport.shared_memory import Block
 
 __all__ = ["RemoteWorkers"]
@@ -22,14 +22,19 @@ class RemoteWorkers:
 
     def __init__(self, index: int, send: Callable[..., None]) -> None:
         self._index, self._send = index, send
-        self._block: Block | None = None
+        self._weights: Callable[[Pull], Payload] | None = None
         self._inbox: Inbox | None = None
         self._pulls: dict[str, Pull] = {}
         self._outboxes: dict[str, Outbox] = {}
 
-    def open(self, block: Block) -> None:
-        """Begin, as the aggregator holds its model shard; requests for weights that came earlier have waited."""
-        self._block, self._inbox = block, Inbox(block, self._index)
+    def open(self, block: Block, weights: Callable[[Pull], Payload]) -> None:
+        """Begin, as the aggregator holds its model shard; requests for weights that came earlier have waited.
+
+        Args:
+            block: The aggregator's block.
+            weights: Makes the payload that answers a request.
+        """
+        self._weights, self._inbox = weights, Inbox(block, self._index)
 
     def forget(self, worker: str, *, free: bool) -> None:
         """Drop what is known of a lost worker.
@@ -69,7 +74,7 @@ class RemoteWorkers:
         Args:
             applied: The last applied step.
         """
-        if self._block is None:
+        if self._weights is None:
             return
         for worker, pull in list(self._pulls.items()):
             if pull.step > applied:
@@ -78,14 +83,14 @@ class RemoteWorkers:
             if _is_served(pull, applied):
                 outbox = self._outboxes.setdefault(worker, Outbox())
                 outbox.forget_before(pull.step)
-                outbox.push(weights_payload(self._block, self._index, pull), self._sender(worker))
+                outbox.push(self._weights(pull), self._sender(worker))
 
     def resend(self, worker: str, answer: Lacking, applied: int) -> None:
         """Send the chunks of the weights that a worker reports as missing, if they still exist."""
-        pull = Pull(answer.step, answer.piece)
-        if self._block is not None and worker in self._outboxes and _is_served(pull, applied):
-            weights = weights_payload(self._block, self._index, pull)
-            self._outboxes[worker].resend(answer, weights, self._sender(worker))
+        # with the optimizer's state, since the offsets tell what was requested
+        pull = Pull(answer.step, answer.piece, optimizer=True)
+        if self._weights is not None and worker in self._outboxes and _is_served(pull, applied):
+            self._outboxes[worker].resend(answer, self._weights(pull), self._sender(worker))
 
     def _sender(self, worker: str) -> Send:
         return functools.partial(self._send, worker)

@@ -363,4 +363,5 @@ class Sequencer:
     def _report_if_done(self) -> None:
         if self._finalisation is not None and self._finalisation.complete and not self._checkpoints.busy:
             self._finalisation = None
-            self._report(m.Done(self._barrier.step))
+            view = self._barrier.view
+            self._report(m.Done(self._barrier.step, 1.0 if view is None else view.lr_scale))

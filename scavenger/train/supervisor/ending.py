@@ -98,7 +98,7 @@ class Ending:
             after.callback(partial_model(path).unlink, missing_ok=True)
             if not here:
                 after.enter_context(saving.received(writer, path))
-            self._processes.send(writer, m.Save(str(path) if here else "", step))
+            self._processes.send(writer, m.Save(str(path) if here else "", step, saving.lr_scale))
             self._wait(
                 lambda: saving.saved or bool(saving.refusal) or writer not in engine.running,
                 "the model was not written in time",

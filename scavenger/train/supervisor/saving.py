@@ -19,12 +19,14 @@ class Saving:
 
     Attributes:
         step: The step whose weights the model has; None until all aggregators have finalised them.
+        lr_scale: Factor on the optimizer's learning rate.
         saved: Whether a worker has written the file, or sent all of it.
         refusal: Why the file cannot be written, such as a full disk; empty if no worker has reported that.
     """
 
     def __init__(self) -> None:
         self.step: int | None = None
+        self.lr_scale = 1.0
         self.saved = False
         self.refusal = ""
         self._incoming: tuple[str, IO[bytes]] | None = None
@@ -33,7 +35,7 @@ class Saving:
         """Handle a message about the model from an aggregator or a worker."""
         match message:
             case m.Done():
-                self.step = message.step
+                self.step, self.lr_scale = message.step, message.lr_scale
             case m.Saved():
                 self.saved = True
             case m.Unsaved():

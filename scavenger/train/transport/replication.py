@@ -10,7 +10,8 @@ the sender asks the receiver what has not arrived, and sends only that (`scaveng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.payloads import Arrival, Delivery
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece
 from scavenger.train.transport.messages import Check, Chunk, Lacking, Pull
-from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory
 
 __all__ = [
     "CHUNK_BYTES",
@@ -102,11 +103,28 @@ def piece_payload(block: Block, index: int, view: int, step: int, piece: Piece) 
     return Payload(head, _ranges(block.layout, index), lambda offset, size: block.range(at + offset, size))
 
 
-def weights_payload(block: Block, index: int, pull: Pull) -> Payload:
-    """Make the payload of an aggregator's share of the weights that a worker requested."""
-    at, ranges = block.layout.state_at(pull.step), (block.layout.part_ranges[index],)
-    head = Chunk(pull.step, 0, pull.number)
-    return Payload(head, ranges, lambda offset, size: block.range(at + offset, size))
+def weights_payload(
+    block: Block, index: int, pull: Pull, optimizer: OptimizerMemory | None = None
+) -> Payload:
+    """Make the payload of an aggregator's share of the weights, and the optimizer's state, that a worker requested."""
+    head, ranges = Chunk(pull.step, 0, pull.number), _weights_ranges(block.layout, index, optimizer)
+    return Payload(head, ranges, functools.partial(_weights_bytes, block, optimizer, pull.step))
+
+
+def _weights_ranges(layout: Layout, index: int, optimizer: OptimizerMemory | None) -> Ranges:
+    """Return an aggregator's share of a state section, followed by the optimizer's state behind all sections."""
+    part, end = layout.part_ranges[index], layout.state_bytes
+    return (part, (end, end + optimizer.bytes)) if optimizer is not None and optimizer.bytes else (part,)
+
+
+def _weights_bytes(
+    block: Block, optimizer: OptimizerMemory | None, step: int, offset: int, size: int
+) -> memoryview:
+    """Return the bytes at an offset of `_weights_ranges`."""
+    beyond = offset - block.layout.state_bytes
+    if beyond >= 0 and optimizer is not None:
+        return optimizer.range(step, beyond, size)
+    return block.range(block.layout.state_at(step) + offset, size)
 
 
 def initial_payload(layout: Layout, index: int, packed: memoryview, number: int) -> Payload:
@@ -244,22 +262,35 @@ class WeightsInbox:
     def __init__(self, block: Block, remote: Sequence[int]) -> None:
         self._block = block
         ranges = block.layout.part_ranges
-        self._ranges: dict[int, Ranges] = {i: (ranges[i],) for i in remote if ranges[i][0] < ranges[i][1]}
+        self._remote = tuple(i for i in remote if ranges[i][0] < ranges[i][1])
+        self._optimizers: Mapping[int, OptimizerMemory] = {}
         self._arrivals: dict[int, Arrival] = {}
         self._step: int | None = None
         self.number = 0
         self.received_bytes = 0
 
-    def want(self, step: int, *, changed: bool = False) -> None:
+    def want(
+        self, step: int, *, changed: bool = False, optimizers: Mapping[int, OptimizerMemory] | None = None
+    ) -> None:
         """Accept only the weights of `step` from now on.
 
         Args:
             step: The step.
             changed: Whether the weights of that step have changed, so that they are needed even if they are here.
+            optimizers: Where to put the optimizer's state of that step, for each aggregator; None if it is not needed.
         """
         if step != self._step or changed:
-            self._step, self.number = step, self.number + 1
-            self._arrivals = {index: Arrival(_chunks(ranges)) for index, ranges in self._ranges.items()}
+            self._step, self.number, self._optimizers = step, self.number + 1, optimizers or {}
+            layout = self._block.layout
+            self._arrivals = {
+                index: Arrival(_chunks(_weights_ranges(layout, index, self._optimizers.get(index))))
+                for index in self._remote
+            }
+
+    def pull(self) -> Pull:
+        """Return the request for what is wanted."""
+        assert self._step is not None
+        return Pull(self._step, self.number, bool(self._optimizers))
 
     def take(self, index: int, chunk: Chunk, payload: bytes) -> None:
         """Copy a chunk of the weights into the block; one that was not requested, or does not fit, is ignored."""
@@ -267,8 +298,8 @@ class WeightsInbox:
         if arrival is None or (chunk.step, chunk.piece) != (self._step, self.number):
             return
         if arrival.expects(chunk.offset, len(payload)):
-            at = self._block.layout.state_at(chunk.step) + chunk.offset
-            self._block.range(at, len(payload))[:] = payload
+            optimizer = self._optimizers.get(index)
+            _weights_bytes(self._block, optimizer, chunk.step, chunk.offset, len(payload))[:] = payload
             arrival.took(chunk.offset)
             self.received_bytes += len(payload)
 

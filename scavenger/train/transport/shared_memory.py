@@ -388,6 +388,9 @@ class OptimizerMemory:
         aggregator: The aggregator's index.
         slots: The optimizer's state tensors.
 
+    Attributes:
+        bytes: Size of the state after one step.
+
     Raises:
         ValueError: If the optimizer's state is larger than its section of the block.
     """
@@ -397,14 +400,14 @@ class OptimizerMemory:
         for slot in slots:
             offsets.append(at)
             at += _aligned(_tensor_bytes(slot), _TENSOR_ALIGNMENT)
-        self._bytes = _aligned(max(at, 1), _SECTION_ALIGNMENT)
+        self.bytes, self._stride = at, _aligned(max(at, 1), _SECTION_ALIGNMENT)
         begin = layout.optimizer_at(aggregator)
-        if 2 * self._bytes > layout.optimizer_at(aggregator + 1) - begin:
+        if 2 * self._stride > layout.optimizer_at(aggregator + 1) - begin:
             raise ValueError(f"there is no room for the {len(slots)} state tensors of the optimizer")
-        self._map = _mapped(fd, begin, 2 * self._bytes)
+        self._map = _mapped(fd, begin, 2 * self._stride)
         self._arrays = [
             [
-                _view(self._map, turn * self._bytes + offset, slot.shape, np.dtype(slot.dtype))
+                _view(self._map, turn * self._stride + offset, slot.shape, np.dtype(slot.dtype))
                 for offset, slot in zip(offsets, slots, strict=True)
             ]
             for turn in (0, 1)
@@ -413,6 +416,11 @@ class OptimizerMemory:
     def slots(self, step: int) -> list[Array]:
         """Return views of the state after `step`."""
         return self._arrays[step % 2]
+
+    def range(self, step: int, offset: int, size: int) -> memoryview:
+        """Return bytes of the state after `step`, which can be read or written in place."""
+        at = step % 2 * self._stride + offset
+        return memoryview(self._map)[at : at + size]
 
 
 def _mapped(fd: int, offset: int, size: int) -> mmap.mmap:

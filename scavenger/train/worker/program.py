@@ -24,6 +24,7 @@ from scavenger.elastic.order import random_streams
 from scavenger.errors import NotSupportedError
 from scavenger.private_files import FILE_MODE, make_private_folder
 from scavenger.sdk.job import KerasJob
+from scavenger.train.aggregation.keras_state import OptimizerState, assign_state
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.worker.checks import check_model, check_variables
@@ -175,14 +176,13 @@ class Program:
             results |= {f"val_{name}": value for name, value in self._result(validation).items()}
         return results
 
-    def save(self, weights: Sequence[Array], path: Path) -> None:
-        """Write the model with given weights atomically as a `.keras` file."""
+    def save(self, weights: Sequence[Array], path: Path, optimizer: OptimizerState) -> None:
+        """Write the model with given weights and state of the optimizer atomically as a `.keras` file."""
         for variable, value in zip(self._trainable + self._states, weights, strict=True):
             variable.assign(value)
         make_private_folder(path.parent)
         partial = partial_model(path)
-        # the aggregator holds the optimizer state; a new state is written so that the file can be loaded
-        self.model.optimizer.build(self._trainable)
+        assign_state(self.model.optimizer, self._trainable, optimizer)
         try:
             self.model.save(partial)
             partial.chmod(FILE_MODE)

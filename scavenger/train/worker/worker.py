@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from scavenger.train.transport.replication import (
     CHUNK_BYTES,
     WeightsInbox,
 )
+from scavenger.train.transport.shared_memory import OptimizerMemory
 from scavenger.train.transport.sockets import Dealer, Keys
 from scavenger.train.worker.connections import Connections
 from scavenger.train.worker.memory import InitialWeights, WorkerMemory
@@ -41,6 +43,7 @@ from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.results import Results
 from scavenger.train.worker.samples import Samples
+from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 __all__ = ["Worker", "load_program", "seed_worker"]
 
@@ -252,19 +255,25 @@ class Worker:
 
     # ---- work ----------------------------------------------------------------------------------------------
 
-    def _weights(self, step: int, order: m.Order | None = None) -> list[Any]:
+    def _weights(
+        self,
+        step: int,
+        order: m.Order | None = None,
+        optimizers: Mapping[int, OptimizerMemory] | None = None,
+    ) -> list[Any]:
         """Return the weights after a step, fetched from aggregators on other hosts where necessary.
 
         Args:
             order: The order that needs the weights; None at the end of the job, when the weights may have changed
                 since they were fetched.
+            optimizers: Where to put the optimizer's state, by aggregator, if it is to be fetched too.
 
         Raises:
             _Superseded: If a later order arrives meanwhile.
         """
         assert self._inbox is not None
         assert self._memory is not None
-        self._inbox.want(step, changed=order is None)
+        self._inbox.want(step, changed=order is None, optimizers=optimizers)
         moved_at, received = -math.inf, self._inbox.received_bytes
         while lacking := self._inbox.lacking:
             if self._inbox.received_bytes != received:
@@ -272,7 +281,7 @@ class Worker:
             if time.monotonic() - moved_at >= _ASK_AGAIN_S:
                 moved_at = time.monotonic()
                 for index in lacking:
-                    self._connections.to_aggregator(index).send(m.Pull(step, self._inbox.number))
+                    self._connections.to_aggregator(index).send(self._inbox.pull())
                 fail_here("worker.pulling")
             self._connections.wait(_ASK_AGAIN_S)
             self._receive_from_aggregators()
@@ -287,7 +296,7 @@ class Worker:
                 if order is not None:
                     raise _Superseded
                 moved_at, received = -math.inf, 0
-                self._inbox.want(step)
+                self._inbox.want(step, optimizers=optimizers)
         return self._memory.weights(step)
 
     def _save(self, message: m.Save) -> None:
@@ -302,13 +311,16 @@ class Worker:
         self._control.send(m.Saved())
 
     def _write_model(self, message: m.Save) -> None:
-        weights = self._weights(message.step)
+        assert self._memory is not None
+        saved = SavedOptimizer(self._fd, self._memory.layout)
+        weights = self._weights(message.step, optimizers=saved.memories)
+        state = saved.state(message.step, message.lr_scale)
         if message.path:
-            self._program.save(weights, Path(message.path))
+            self._program.save(weights, Path(message.path), state)
         else:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / "model.keras"
-                self._program.save(weights, path)
+                self._program.save(weights, path, state)
                 with path.open("rb") as file:
                     while data := file.read(CHUNK_BYTES):
                         self._control.send(m.SavedPart(file.tell() - len(data), data))

@@ -100,10 +100,14 @@ class Lacking(Tagged, frozen=True):
 
 
 class Pull(Tagged, frozen=True):
-    """A worker on another host requests the aggregator's share of the weights of `step`, as soon as they exist."""
+    """A worker on another host requests the aggregator's share of the weights of `step`, as soon as they exist.
+
+    With `optimizer`, it also requests the optimizer's state; offsets from the size of a state section on are its bytes.
+    """
 
     step: int
     number: int
+    optimizer: bool = False
 
 
 class Seed(Tagged, frozen=True):

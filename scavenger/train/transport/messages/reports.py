@@ -199,9 +199,10 @@ class Quarantined(Tagged, frozen=True):
 
 
 class Done(Tagged, frozen=True):
-    """The aggregators have finalised the weights."""
+    """The aggregators have finalised the weights of `step`, which was applied with a factor on the learning rate."""
 
     step: int
+    lr_scale: float = 1.0
 
 
 class CheckpointWritten(Tagged, frozen=True):

@@ -113,10 +113,14 @@ class Finish(Tagged, frozen=True):
 
 
 class Save(Tagged, frozen=True):
-    """To a worker: write the model with the weights of `step` to `path`, or send it if `path` is empty."""
+    """To a worker: write the model with the weights of `step` to `path`, or send it if `path` is empty.
+
+    `lr_scale` is the factor on the optimizer's learning rate.
+    """
 
     path: str
     step: int
+    lr_scale: float = 1.0
 
 
 class Forget(Tagged, frozen=True):

@@ -1,0 +1,97 @@
+"""The variables of a Keras optimizer, by the tensors that they belong to.
+
+Importing this module imports Keras.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from scavenger.train.aggregation.kernels import read_rule
+
+__all__ = ["OptimizerState", "assign_state", "owners_of", "parts_of", "state_of"]
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerState:
+    """The state of a job's optimizer.
+
+    Attributes:
+        step: Number of steps that it has taken.
+        lr_scale: Factor on its learning rate.
+        slots: Its arrays by tensor and number, as in `SlotSpec`; here a tensor's index is that among all
+            trainable tensors of the model.
+    """
+
+    step: int
+    lr_scale: float
+    slots: Mapping[tuple[int, int], Array]
+
+
+def parts_of(optimizer: Any) -> list[Any]:
+    """Return the optimizer and those that it consists of."""
+    return [optimizer, *getattr(optimizer, "optimizers", ())]
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer's variables except the update counter and the learning rate, which no step changes."""
+    others = set()
+    for one in parts_of(optimizer):
+        others |= {id(one._iterations), id(one._learning_rate)}
+    return [variable for variable in optimizer.variables if id(variable) not in others]
+
+
+def owners_of(optimizer: Any, weights: Sequence[Any]) -> dict[int, int]:
+    """Map the id of each state variable to the index of its tensor among `weights`.
+
+    Names are not unique: Adafactor uses the same names for all layers of one kind. But in each Keras optimizer, a
+    list with as many entries as there are tensors has one entry per tensor, in their order.
+    """
+    places = {id(weight): place for place, weight in enumerate(weights)}
+    owners: dict[int, int] = {}
+    for one in parts_of(optimizer):
+        tensors = getattr(one, "_trainable_variables", ())
+        for name, entries in vars(one).items():
+            aligned = isinstance(entries, list) and len(entries) == len(tensors)
+            if not aligned or name in ("_variables", "_trainable_variables"):
+                continue
+            for tensor, entry in zip(tensors, entries, strict=True):
+                if isinstance(entry, keras.Variable) and id(tensor) in places:
+                    owners.setdefault(id(entry), places[id(tensor)])
+    return owners
+
+
+def assign_state(optimizer: Any, weights: Sequence[Any], state: OptimizerState) -> None:
+    """Give an optimizer, built for these weights or not at all yet, the state that the aggregators have.
+
+    A learning rate that is a schedule keeps following its schedule, without the factor.
+
+    Raises:
+        KeyError: If the state lacks an array.
+        ValueError: If an array has another shape than its variable.
+    """
+    found = read_rule(json.dumps(keras.optimizers.serialize(optimizer), default=float))
+    optimizer.build(weights)
+    owners, owned = owners_of(optimizer, weights), defaultdict(list)
+    for variable in state_of(optimizer):
+        owned[owners.get(id(variable), -1)].append(variable)
+    for tensor, variables in owned.items():
+        if found is not None:  # the aggregators' own kernels number the arrays in an order of their own
+            names = [f"_{name}" for name in found[0].slots]
+            variables = [next(v for v in variables if v.name.endswith(name)) for name in names]
+        for number, variable in enumerate(variables):
+            variable.assign(state.slots[tensor, number])
+    for one in parts_of(optimizer):
+        one._iterations.assign(state.step)
+        if state.lr_scale != 1.0 and isinstance(one._learning_rate, keras.Variable):
+            one._learning_rate.assign(float(np.float32(one._learning_rate.numpy())) * state.lr_scale)

@@ -1,0 +1,43 @@
+"""The optimizer's state as a worker reads it for the saved model, out of the block."""
+
+from __future__ import annotations
+
+from scavenger.train.aggregation.keras_state import OptimizerState
+from scavenger.train.aggregation.update import Update
+from scavenger.train.transport.shared_memory import Layout, OptimizerMemory
+
+__all__ = ["SavedOptimizer"]
+
+
+class SavedOptimizer:
+    """The optimizer's state of all model shards in one block.
+
+    Args:
+        fd: Descriptor of the block.
+        layout: The block's layout.
+
+    Attributes:
+        memories: The state of each aggregator that updates tensors. An aggregator that does not share the block has
+            to send it first.
+    """
+
+    def __init__(self, fd: int, layout: Layout) -> None:
+        tensors = layout.manifest.tensors
+        self.memories: dict[int, OptimizerMemory] = {}
+        self._slots = {}
+        for index, part in enumerate(layout.parts):
+            trainable = [i for i in part if tensors[i].role == "trainable"]
+            if trainable:
+                slots = Update([tensors[i] for i in trainable], layout.manifest.optimizer, threads=1).slots
+                self.memories[index] = OptimizerMemory(fd, layout, index, slots)
+                # trainable tensors come first in a manifest, so the index of one is that among them
+                self._slots[index] = [(trainable[s.tensor] if s.tensor >= 0 else -1, s.number) for s in slots]
+
+    def state(self, step: int, lr_scale: float) -> OptimizerState:
+        """Return the state after `step`, as views of the block."""
+        arrays = {
+            key: array
+            for index, memory in self.memories.items()
+            for key, array in zip(self._slots[index], memory.slots(step), strict=True)
+        }
+        return OptimizerState(step, lr_scale, arrays)
