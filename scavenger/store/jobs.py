@@ -70,6 +70,8 @@ class Jobs(Part):
             owner_pid=owner.pid,
             owner_host=owner.host,
             owner_started_at_s=owner.started_at_s,
+            owner_user=owner.user,
+            owner_uid=owner.uid,
             heartbeat_at=now,
             created_at=now,
             error="",
@@ -182,6 +184,7 @@ class Jobs(Part):
             row.state, row.phase, row.detail, row.error = "starting", "", "", ""
             row.ended_at = row.report = row.actual = row.exit_code = None
             row.owner_pid, row.owner_host, row.owner_started_at_s = owner.pid, owner.host, owner.started_at_s
+            row.owner_user, row.owner_uid = owner.user, owner.uid
             row.heartbeat_at = now
             row.attempts += 1
             return _as_stored(session, row)
@@ -314,7 +317,9 @@ def _job(row: JobRow, *, with_report: bool) -> JobRecord:
         detail=row.detail,
         spec=row.spec,
         job_file=row.job_file,
-        owner=Owner(row.owner_pid, row.owner_host, row.owner_started_at_s),
+        owner=Owner(
+            row.owner_pid, row.owner_host, row.owner_started_at_s, row.owner_user or "", row.owner_uid
+        ),
         heartbeat_at=row.heartbeat_at,
         created_at=row.created_at,
         started_at=row.started_at,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import socket
 from datetime import datetime, timedelta
 
@@ -21,7 +22,12 @@ START_TOLERANCE_S = 2.0
 
 def this_process() -> Owner:
     """The calling process as an owner."""
-    return Owner(os.getpid(), socket.gethostname(), psutil.Process().create_time())
+    uid = os.getuid()
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:  # an account without a name, as containers have it
+        user = str(uid)
+    return Owner(os.getpid(), socket.gethostname(), psutil.Process().create_time(), user, uid)
 
 
 def is_alive(job: JobRecord, *, at: datetime) -> bool:

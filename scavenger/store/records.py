@@ -54,16 +54,30 @@ OPEN_STATES: tuple[OperationState, ...] = ("pending", "running")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that runs a job.
+    """The process that runs a job, and the account that it runs under.
 
     Attributes:
         host: Name of the machine on which `pid` is valid.
         started_at_s: Start of the process, seconds since the epoch, to detect a pid that was reused.
+        user: Name of the account; empty if it was not recorded.
+        uid: Number of the account on its machine; None if it was not recorded.
     """
 
     pid: int
     host: str
     started_at_s: float
+    user: str = ""
+    uid: int | None = None
+
+    @property
+    def account(self) -> str:
+        """The account for the user, as `ann@host`; `?@host` if it was not recorded."""
+        return f"{self.user or '?'}@{self.host}"
+
+    def is_same_account(self, other: Owner) -> bool:
+        """Whether both run under the same account of the same machine; False if it was not recorded."""
+        mine, others = (self.user, self.uid, self.host), (other.user, other.uid, other.host)
+        return self.uid is not None and mine == others
 
 
 @dataclass(frozen=True, slots=True)

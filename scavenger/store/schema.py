@@ -58,7 +58,7 @@ __all__ = [
     "ProcessRow",
 ]
 
-REVISION = "0003"
+REVISION = "0004"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -194,6 +194,8 @@ class JobRow(Base):
     owner_pid: Mapped[int]
     owner_host: Mapped[str]
     owner_started_at_s: Mapped[float]
+    owner_user: Mapped[str | None]
+    owner_uid: Mapped[int | None]
     heartbeat_at: Mapped[datetime]
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]

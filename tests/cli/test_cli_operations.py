@@ -6,20 +6,23 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from cli_fake import Run
 from scavenger_cli.commands import operate
+from scavenger_cli.ui import console
 
 from scavenger.domain.operation import Migrate, Operation, ScaleIn, ScaleOut, ScaleTo, StopJob
 from scavenger.store import Store
+from scavenger.store.owner import this_process
 from scavenger.store.records import OperationRecord
 
 ROOT = Path(__file__).parents[2]
@@ -327,3 +330,63 @@ class TestResume:
             store.finish_job(job_id, state="succeeded", report=None, exit_code=0)
         code, _, err = scavenger("resume", job_id, "--yes")
         assert (code, "nothing is left to do" in err) == (2, True)
+
+    def test_a_job_of_another_account_must_be_named_by_its_id(
+        self, scavenger: Run, store_url: str, failed: str, owned_by: Callable[..., None]
+    ) -> None:
+        owned_by(failed, "eve", 4242)
+        code, _, err = scavenger("resume", "digits-cnn", "--yes")
+
+        assert code == 2
+        assert f"digits-cnn ({failed[:8]}) belongs to eve@{socket.gethostname()} (uid 4242)" in err
+        assert f"`scavenger resume {failed[:8]}`" in err
+        with Store.open(store_url) as store:
+            assert store.job(failed).state == "failed"
+
+    def test_a_job_of_another_account_needs_a_confirmation(
+        self,
+        scavenger: Run,
+        store_url: str,
+        failed: str,
+        owned_by: Callable[..., None],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        owned_by(failed, "eve", 4242)
+        assert scavenger("resume", failed)[0] == 2  # no terminal to confirm it on
+        monkeypatch.setattr(console, "is_interactive", lambda: True)
+        monkeypatch.setattr(console, "ask", lambda question: False)
+        assert scavenger("resume", failed)[0] == 0
+        with Store.open(store_url) as store:
+            assert store.job(failed).state == "failed"
+
+        code, _, err = scavenger("resume", failed[:8], "--yes")
+        assert (code, "runs, under your account, the training code" in err) == (0, True)
+        with Store.open(store_url) as store:
+            assert store.job(failed).owner.is_same_account(this_process())
+        assert scavenger("status", failed, "-o", "json")[1].count('"eve"') == 0
+
+    @pytest.mark.parametrize(
+        "owner", [(None, None), ("root", 0), ("eve", os.getuid())], ids=["unrecorded", "root", "same number"]
+    )
+    def test_an_account_is_the_same_only_in_name_number_and_host(
+        self, scavenger: Run, failed: str, owned_by: Callable[..., None], owner: tuple[str | None, int | None]
+    ) -> None:
+        owned_by(failed, *owner, host="elsewhere")
+
+        assert scavenger("resume", "digits-cnn", "--yes")[0] == 2
+        assert "elsewhere" in scavenger("status")[1]
+        assert f"{owner[0] or '?'}@elsewhere" in scavenger("status", failed)[1]
+
+
+@pytest.fixture
+def owned_by(store_url: str) -> Callable[..., None]:
+    """Changes the owner on record of a job that has ended."""
+
+    def change(job_id: str, user: str | None, uid: int | None, host: str = "") -> None:
+        with closing(sqlite3.connect(store_url.removeprefix("sqlite:///"))) as connection, connection:
+            connection.execute(
+                "UPDATE jobs SET owner_user = ?, owner_uid = ?, owner_host = ? WHERE id = ?",
+                (user, uid, host or socket.gethostname(), job_id),
+            )
+
+    return change

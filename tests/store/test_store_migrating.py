@@ -167,5 +167,5 @@ def _definitions(path: Path) -> dict[str, str]:
 
 def _sorted_words(sql: str) -> str:
     """A definition with its columns and constraints in one order; an added column has no line of its own."""
-    lines = re.split(r"\n|, (?=\w+ [A-Z]+,?\s*$)", sql.replace('"', ""), flags=re.MULTILINE)
+    lines = re.split(r"\n|, (?=\w+ [A-Z]+(?:,|\s*$))", sql.replace('"', ""), flags=re.MULTILINE)
     return "\n".join(sorted(line.strip().rstrip(",") for line in lines))

@@ -65,6 +65,7 @@ def test_everything_that_was_there_is_there_after_the_upgrade(first_version: str
         live, ended = store.job("live"), store.job("ended")
         assert (live.state, live.step, live.cost_usd, live.created_at) == ("running", 7, 0.5, AT)
         assert (live.checkpoint, live.attempts) == (None, 1)
+        assert (live.owner.user, live.owner.uid, live.owner.account) == ("", None, "?@elsewhere")
         assert (ended.report, ended.ended_at, str(ended.chosen)) == ({"steps": 9}, AT, "2 x e2, batch 128")
         (event,) = store.events("live")
         assert (event.message, event.data) == ("w1 lost", {})

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from scavenger.errors import ConfigurationError
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
+from scavenger_cli.ui import console
+from scavenger_cli.ui.formatting import clean
+
+if TYPE_CHECKING:
+    from scavenger.store.records import JobRecord
 
 __all__ = ["resume"]
 
@@ -23,16 +31,25 @@ def resume(
         The exit code: the report's own.
 
     Raises:
-        ConfigurationError: There is no such job, or it has no checkpoint to continue from.
+        ConfigurationError: There is no such job, it has no checkpoint to continue from, or `key` is only its name
+            and the job is another user's.
         TransientError: The job is running.
     """
     from scavenger.store import Store
+    from scavenger.store.owner import this_process
 
     with Store.open(store_url) as store:
         store.reap_dead_jobs()
         job = store.job(key)
+        others = not job.owner.is_same_account(this_process())
+        if others and not job.id.startswith(key):
+            raise ConfigurationError(
+                f"{_whose(job)}; to resume it anyway, name it by its id: `scavenger resume {job.id[:8]}`"
+            )
         store.check_resumable(job)
     refuse_to_ask_nobody(yes=yes)
+    if others and not _confirmed(job, yes=yes):
+        return 0
     from scavenger.control.jobs.resume import resume_job
 
     return drive(
@@ -45,3 +62,20 @@ def resume(
         verbose=verbose,
         quiet=quiet,
     )
+
+
+def _whose(job: JobRecord) -> str:
+    """Say that a job is another user's, in the words of the messages."""
+    begin = f"job {clean(job.name)} ({job.id[:8]})"
+    if not job.owner.user:
+        return f"{begin} does not have its owner on record"
+    return f"{begin} belongs to {clean(job.owner.account)} (uid {job.owner.uid})"
+
+
+def _confirmed(job: JobRecord, *, yes: bool) -> bool:
+    """Say whose job would be resumed, and ask whether to do so, unless `--yes` was given."""
+    console.note(
+        f"scavenger: {_whose(job)}; resuming it runs, under your account, the training code next to "
+        f"{clean(job.job_file)}"
+    )
+    return yes or console.ask("Resume it?")

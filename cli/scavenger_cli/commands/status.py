@@ -43,6 +43,9 @@ def _state(store: Store, job: JobRecord) -> str:
 
 
 def _list_jobs(store: Store, *, as_json: bool) -> None:
+    """Print the latest jobs; their owners are shown only if one is not the calling user's."""
+    from scavenger.store.owner import this_process
+
     jobs = store.jobs(JOBS_SHOWN)
     if as_json:
         rows = [{**console.plain(job), "alive": store.is_alive(job)} for job in jobs]
@@ -51,9 +54,12 @@ def _list_jobs(store: Store, *, as_json: bool) -> None:
     if not jobs:
         console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
         return
+    here = this_process()
+    shared = not all(job.owner.is_same_account(here) for job in jobs)
     grid = render.table(
         ("id", "left"),
         ("name", "left"),
+        *((("owner", "left"),) if shared else ()),
         ("state", "left"),
         ("chosen", "left"),
         ("spent", "right"),
@@ -62,8 +68,9 @@ def _list_jobs(store: Store, *, as_json: bool) -> None:
     for job in jobs:
         chosen = "-" if job.chosen is None else f"{job.chosen.workers} x batch {job.chosen.global_batch_size}"
         spent = "-" if job.cost_usd is None else money(job.cost_usd)
+        owner = (clean(job.owner.account),) if shared else ()
         grid.add_row(
-            job.id[:8], clean(job.name), _state(store, job), chosen, spent, when(job.created_at)[5:16]
+            job.id[:8], clean(job.name), *owner, _state(store, job), chosen, spent, when(job.created_at)[5:16]
         )
     console.emit(grid)
 
@@ -90,6 +97,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
         ("state", _state(store, job)),
         ("phase", "" if job.ended else phase),
         ("began", f"{when(job.created_at)}, {duration((ended - job.created_at).total_seconds())}"),
+        ("owner", clean(job.owner.account) + ("" if job.owner.uid is None else f" (uid {job.owner.uid})")),
         ("run by", "" if job.ended else f"process {job.owner.pid} on {clean(job.owner.host)}"),
         ("attempt", "" if job.attempts == 1 else str(job.attempts)),
         ("chosen", "" if job.chosen is None else clean(job.chosen)),
