@@ -14,7 +14,7 @@ import typer
 from scavenger import __version__, logs
 from scavenger.errors import Interrupted, ScavengerError
 from scavenger.masking import mask
-from scavenger_cli import catalog, clearing, costing, modelling, operating
+from scavenger_cli import catalog, clearing, costing, modelling, operating, storing
 from scavenger_cli.options import (
     AuditOption,
     BudgetOption,
@@ -62,6 +62,7 @@ schema = typer.Typer(
 app.add_typer(modelling.app, name="models")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(schema, name="schema")
+app.add_typer(storing.app, name="store")
 
 
 def _version(wanted: bool) -> None:

@@ -66,6 +66,8 @@ SILENT_S = 30
 READ_ONLY_STATES = frozenset({"25006", "42501"})
 """PostgreSQL: read-only transaction, insufficient privilege."""
 
+_RECOVERY = "`scavenger store recover FOLDER...`"
+
 _DISK_FULL_STATE, _NO_TABLE_STATE = "53100", "42P01"
 """PostgreSQL: the disk is full; there is no such table."""
 
@@ -195,7 +197,10 @@ class Database:
             found = self.path.stat()
         except FileNotFoundError:
             self.engine.dispose()
-            raise StoreUnavailableError(f"{self.name} was deleted while it was in use; put it back") from None
+            raise StoreUnavailableError(
+                f"{self.name} was deleted while it was in use; put it back, or restore its jobs from their "
+                f"folders: {_RECOVERY}"
+            ) from None
         before, self._file = self._file, (found.st_dev, found.st_ino)
         if before not in (None, self._file):
             self.engine.dispose()  # the next call uses the file that is there now
@@ -252,7 +257,8 @@ class Database:
             return StoreReadOnlyError(f"{self.name}: {cause.strerror}; make its folder writable, {elsewhere}")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return StoreUnavailableError(
-                f"{self.name} is not a Scavenger store, or is damaged; move it away, {elsewhere}"
+                f"{self.name} is not a Scavenger store, or is damaged; move it away, {elsewhere}; "
+                f"{_RECOVERY} restores jobs from their folders"
             )
         words = " ".join(str(cause).split())
         if state == _NO_TABLE_STATE or (self.path and "no such table" in words):

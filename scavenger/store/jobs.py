@@ -40,6 +40,10 @@ _NOT_RESUMED: dict[str, str] = {
 }
 """Why a job that has ended cannot be resumed, by its state."""
 
+_CONVERTED = {"owner", "spec", "report", "fingerprint", "chosen", "predicted", "actual"}
+_COPIED = tuple(set(JobRecord.__dataclass_fields__) - _CONVERTED)
+"""Fields of a record that are stored as they are."""
+
 
 class Jobs(Part):
     """The part of `Store` that holds jobs.
@@ -79,6 +83,34 @@ class Jobs(Part):
         with self._database.writing() as session:
             session.add(row)
             return _as_stored(session, row)
+
+    def recover_job(self, record: JobRecord) -> bool:
+        """Record a job again that was lost with another store, exactly as given; see `record_file.read_record`.
+
+        Returns:
+            Whether it was missing; a job that is on record is left as it is.
+        """
+        owner = record.owner
+        row = JobRow(
+            **{name: getattr(record, name) for name in _COPIED},
+            spec=without_nonfinite(record.spec),
+            report=without_nonfinite(record.report),
+            owner_pid=owner.pid,
+            owner_host=owner.host,
+            owner_started_at_s=owner.started_at_s,
+            owner_user=owner.user or None,
+            owner_uid=owner.uid,
+        )
+        fields: dict[str, Any] = {
+            name: getattr(record, name) for name in ("fingerprint", "chosen", "predicted", "actual")
+        }
+        with self._database.writing() as session:
+            if session.get(JobRow, record.id) is not None:
+                return False
+            session.add(row)
+            session.flush()
+            _set(session, row, cast(JobProgress, fields))
+            return True
 
     def update_job(self, job_id: str, **fields: Unpack[JobUpdate]) -> None:
         """Change a job that has not ended; the first `profiling` or `running` sets `started_at`.

@@ -23,6 +23,7 @@ from scavenger_cli.ui import console
 from scavenger.domain.operation import Migrate, Operation, ScaleIn, ScaleOut, ScaleTo, StopJob
 from scavenger.store import Store
 from scavenger.store.owner import this_process
+from scavenger.store.record_file import RECORD_FILE, RecordFile
 from scavenger.store.records import OperationRecord
 
 ROOT = Path(__file__).parents[2]
@@ -376,6 +377,25 @@ class TestResume:
         assert scavenger("resume", "digits-cnn", "--yes")[0] == 2
         assert "elsewhere" in scavenger("status")[1]
         assert f"{owner[0] or '?'}@elsewhere" in scavenger("status", failed)[1]
+
+
+def test_a_record_is_restored_once_from_the_folder_of_its_job(
+    scavenger: Run, store_url: str, job_id: str, tmp_path: Path
+) -> None:
+    folder, path = tmp_path / job_id, Path(store_url.removeprefix("sqlite:///"))
+    folder.mkdir()
+    with Store.open(store_url) as store:
+        RecordFile(folder / RECORD_FILE, store.job(job_id))
+    path.unlink()
+
+    assert scavenger("store", "recover", folder)[:2] == (
+        0,
+        f"digits-cnn ({job_id[:8]}), running: recovered\n",
+    )
+    assert scavenger("store", "recover", folder)[1].endswith("is on record already\n")
+    assert "the record was restored from" in scavenger("status", job_id)[1]
+    code, _, err = scavenger("store", "recover", tmp_path)
+    assert (code, "is not the folder of a job: record.json" in err) == (2, True)
 
 
 @pytest.fixture

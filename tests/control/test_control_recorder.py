@@ -29,6 +29,7 @@ from scavenger.domain.report import (
 from scavenger.errors import StoreUnavailableError, TransientError
 from scavenger.store import Store
 from scavenger.store.database import HURRIED_WAIT_S
+from scavenger.store.record_file import RECORD_FILE, read_record
 from scavenger.train.supervisor.supervisor import Supervisor
 
 JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}})
@@ -329,3 +330,36 @@ def test_events_hold_what_a_program_needs_of_them(tmp_path: Path) -> None:
     }
     assert worker.level == "warning"
     assert worker.data == {"process": "w1", "state": "lost", "detail": "was killed by SIGKILL"}
+
+
+def test_a_store_that_is_lost_during_the_run_is_made_again_from_the_folder_and_the_job_goes_on(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    trainer = trainer_of(Scripted(), tmp_path)
+    with Store.open(url) as store:
+        with Recorder.begin(store, JOB, tmp_path / "job.yaml", Heard()) as recorder:
+            folder = tmp_path / recorder.job_id
+            folder.mkdir()
+            recorder.copy_to(folder / RECORD_FILE)
+            recorder.update(state="running")
+            settled(recorder)
+            for file in tmp_path.glob("s.db*"):
+                file.unlink()
+            recorder.checkpointed("/ckpt")
+            wait_for(lambda: recorder._writes.outage)
+            recorder.tick(trainer)
+            assert "`scavenger store recover FOLDER...`" in recorder.warnings[0]
+
+            with Store.open(url) as another:
+                assert another.recover_job(read_record(folder))
+                assert (another.job(recorder.job_id).state, another.job(recorder.job_id).checkpoint) == (
+                    "running",
+                    "/ckpt",
+                )
+            settled(recorder).tick(trainer)
+            recorder.finish(report(recorder.job_id))
+
+        ended = store.job(recorder.job_id)
+        copy = read_record(folder)
+    assert (ended.state, copy.state, copy.report) == ("succeeded", "succeeded", ended.report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from real_jobs import Job, ended, lines, marked, training, wait_for
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
 from scavenger.store import Store
+from scavenger.store.record_file import read_record
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +116,48 @@ def test_a_killed_command_is_resumed_from_its_last_checkpoint_with_each_sample_o
     assert "cannot be resumed" in again.error
 
 
+def test_a_job_whose_store_is_lost_is_recovered_from_its_folder_and_resumed(
+    make_job: MakeJob, mark: str
+) -> None:
+    epochs = 3
+    job = make_job(
+        goal={"max_epochs": epochs},
+        search={"workers": 1, "batch_size": [32]},
+        checkpoint={"path": "./saved", "every_steps": 20},
+        code={"sleep_s": 0.001},
+    )
+    driver = job.start("optimize", "--audit")
+    (copy,) = wait_for(lambda: list(job.folder.glob(".scavenger/*/record.json")), driver)
+    wait_for(lambda: json.loads(copy.read_text())["job"]["checkpoint"], driver)
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: [p for p in marked(mark) if p.pid != os.getpid()] == [])
+
+    _lose(job.store)
+    (row,) = job.ask("store", "recover", str(copy.parent)).report["jobs"]
+    assert row["recovered"]
+    before = job.ask("status", "tiny").report["job"]
+    assert (before["alive"], before["ended_at"]) == (False, None)
+    assert before["step"] > 0
+
+    report = job.ask("resume", "tiny", "--yes", "--audit").report
+    assert report["steps"] == epochs * STEPS
+    assert Path(report["model_path"]).is_file()
+    assert verify_audit(Path(report["measurements_path"]).with_name(AUDIT_FILE), SAMPLES) == []
+
+    stored = _job(job)
+    _lose(job.store)
+    with Store.open(job.store) as store:
+        store.recover_job(read_record(copy.parent))
+    assert (_job(job).report, _job(job).attempts, _job(job).state) == (report, 2, stored.state)
+
+
 # ---- helpers -----------------------------------------------------------------------------------------------
+
+
+def _lose(store: str) -> None:
+    for file in Path(store.removeprefix("sqlite:///")).parent.glob("*.db*"):
+        file.unlink()
 
 
 def _job(job: Job) -> Any:

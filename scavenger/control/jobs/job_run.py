@@ -17,6 +17,7 @@ from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport
 from scavenger.errors import CleanupError, Interrupted, ModelNotSavedError, ScavengerError
 from scavenger.store import Store
+from scavenger.store.record_file import RECORD_FILE
 
 __all__ = ["Confirm", "JobRun"]
 
@@ -112,6 +113,7 @@ class JobRun:
         started_at = self._options.clock()
         try:
             journals = open_journals(self._prepared, self._options, work_dir)
+            recorder.copy_to(work_dir / RECORD_FILE)
             attempt = Attempt(
                 self._prepared,
                 self._options,

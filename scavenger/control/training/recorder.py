@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, cast
 
 from scavenger.control.training.trainer import Trainer
 from scavenger.control.training.writes import Outage, Writes
-from scavenger.domain.document import report_document
+from scavenger.domain.document import report_document, without_nonfinite
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import (
@@ -30,6 +30,7 @@ from scavenger.domain.report import (
 from scavenger.errors import Interrupted, ScavengerError, StoreError, StoreUnavailableError, TransientError
 from scavenger.masking import mask
 from scavenger.store import Store
+from scavenger.store.record_file import RecordFile
 from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessState, ProcessUpdate
 from scavenger.train.supervisor.events import ProcessState as SupervisorProcess
 from scavenger.train.supervisor.supervisor import Supervisor
@@ -75,6 +76,7 @@ class Recorder(Observer):
     ) -> None:
         self._store, self.record, self._observer, self._clock = store, record, observer, clock
         self._patience_s = patience_s
+        self._copy: RecordFile | None = None
         self._supervisor: Supervisor | None = None
         self._known: dict[str, SupervisorProcess] = {}
         self._writes = Writes(clock)
@@ -106,13 +108,12 @@ class Recorder(Observer):
     ) -> None:
         if not self._ended:
             text = f"{type(error).__name__}: {error}" if error is not None else "ended without a report"
+            line, exit_code = mask(text.splitlines()[0]), getattr(error, "exit_code", 1)
+            if self._copy is not None:
+                self._copy.end(state="failed", error=line, exit_code=exit_code)
             self._writes.add(
                 lambda: self._store.finish_job(
-                    self.job_id,
-                    state="failed",
-                    report=None,
-                    error=mask(text.splitlines()[0]),
-                    exit_code=getattr(error, "exit_code", 1),
+                    self.job_id, state="failed", report=None, error=line, exit_code=exit_code
                 )
             )
             # do not delay the error that ended the job; otherwise the next command ends the entry
@@ -123,9 +124,15 @@ class Recorder(Observer):
         """Start recording the processes of this supervisor."""
         self._supervisor = supervisor
 
+    def copy_to(self, path: Path) -> None:
+        """Also keep the entry in a file, from which it can be restored if the store is lost."""
+        self._copy = RecordFile(path, self.record, self._clock)
+
     def update(self, **fields: Any) -> None:
         """Change fields of the entry; see `scavenger.store.records.JobUpdate`."""
         changes: JobUpdate = fields  # type: ignore[assignment]
+        if self._copy is not None:
+            self._copy.update(changes)
         self.keep(lambda: self._store.update_job(self.job_id, **changes))
 
     def measured(self, measurement: Measurement) -> None:
@@ -142,10 +149,12 @@ class Recorder(Observer):
         self._report_outage()
         self._writes.check()
         self._hold_patience()
+        reached: dict[str, Any] = {"step": trainer.step} if trainer.step else {}
         if self._writes.pending:
+            if self._copy is not None:
+                self._copy.update({"cost_usd": trainer.cost_usd, **reached})
             return
         self.keep(lambda: self._store.heartbeat(self.job_id))
-        reached: dict[str, Any] = {"step": trainer.step} if trainer.step else {}
         self.update(cost_usd=trainer.cost_usd, **reached)
         self._record_processes()
 
@@ -201,6 +210,9 @@ class Recorder(Observer):
             if (value := getattr(report, name)) is not None:
                 changes[name] = value
         self._ended = True
+        if self._copy is not None:
+            end = {"state": report.state, "error": report.error, "exit_code": report.exit_code}
+            self._copy.end(report=without_nonfinite(report_document(report)), **end, **changes)
         self._writes.add(lambda: self._end_entry(report, changes))
         self._wait_for_writes(_HASTE_S if self._gave_up or report.state == "interrupted" else None)
         self._notify(PhaseChanged("done", report.state))

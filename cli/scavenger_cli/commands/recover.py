@@ -1,0 +1,40 @@
+"""`store recover`: restore the records of jobs from the jobs' own folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from scavenger_cli.ui import console
+from scavenger_cli.ui.formatting import clean
+
+__all__ = ["recover"]
+
+
+def recover(folders: Sequence[Path], *, store_url: str | None, as_json: bool) -> int:
+    """Restore the records that are missing in the store; those that it has are left as they are.
+
+    Every folder is read before anything is written.
+
+    Raises:
+        ConfigurationError: A folder has no record of a job, or a damaged one.
+    """
+    from scavenger.store import Store
+    from scavenger.store.record_file import read_record
+
+    found = [(folder, read_record(folder)) for folder in folders]
+    rows = []
+    with Store.open(store_url) as store:
+        for folder, job in found:
+            recovered = store.recover_job(job)
+            if recovered:
+                store.add_event(job.id, "note", f"the record was restored from {folder.resolve()}")
+            rows.append({"id": job.id, "name": job.name, "state": job.state, "recovered": recovered})
+        name = store.name
+    if as_json:
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "store": name, "jobs": rows})
+        return 0
+    for row in rows:
+        what = "recovered" if row["recovered"] else "is on record already"
+        console.emit(f"{clean(row['name'])} ({str(row['id'])[:8]}), {row['state']}: {what}")
+    return 0
