@@ -14,7 +14,7 @@ from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.domain.intent import Desired, Intent, Place, Wish
 from scavenger.errors import CloudUnavailableError
 from scavenger.policy.provisioning.actions import Alarm
-from scavenger.policy.provisioning.memory import Terms
+from scavenger.policy.provisioning.config import ProvisioningConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
@@ -36,7 +36,7 @@ class Bench:
         self.renewed: list[str] = []
         self.silent: set[str] = set()
         self.deaf = False
-        self.terms = Terms(self.cloud.visibility_s)
+        self.config = ProvisioningConfig(self.cloud.visibility_s)
         self.service = self.start("first")
         self.desired = Desired(
             self.job_id,
@@ -61,7 +61,7 @@ class Bench:
             holder=holder,
             renew=self._renew,
             alarm=self.alarms.append,
-            terms=self.terms,
+            config=self.config,
             clock=lambda: self.cloud.now_s,
             wall=self.wall,
             rng=Random(1),

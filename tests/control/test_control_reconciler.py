@@ -82,7 +82,7 @@ def test_a_service_that_is_killed_between_intent_and_evidence_goes_on_with_the_s
     assert len(bench.alive()) == (after == "the launch")
 
     bench.service = bench.start("second")
-    bench.pass_(bench.terms.lease_s + 60)
+    bench.pass_(bench.config.lease_s + 60)
     assert first.id in bench.alive()
     assert len(bench.alive()) == len(bench.store.intents()) == 2
 
@@ -115,12 +115,12 @@ def test_a_vm_that_boots_and_never_joins_is_ended_and_paid_for(bench: Bench) -> 
     bench.service.look()
     (first,) = bench.living()
     bench.silent.add(first.id)
-    bench.pass_(bench.terms.register_s + 90)
+    bench.pass_(bench.config.vm.register_s + 90)
 
     ended = bench.store.intents()[0]
     assert (ended.state, ended.ending) == ("GONE", "never_joined")
     assert ended.spent_usd == pytest.approx(0.36 * ended.billed_s / 3600)
-    assert ended.billed_s >= bench.terms.register_s
+    assert ended.billed_s >= bench.config.vm.register_s
     assert bench.living()[0].generation == 1
 
 
@@ -217,11 +217,11 @@ def test_no_more_is_started_once_most_vms_die_before_they_join(bench: Bench) -> 
         for intent in bench.living():
             bench.cloud.delete_by_hand(intent.instance_id)
 
-    assert len(bench.store.intents()) == bench.terms.health_least
+    assert len(bench.store.intents()) == bench.config.crash_loop.deaths_min
     assert bench.kinds().count("loop") == 1
     bench.want(attempt=2)
     bench.pass_(30)
-    assert len(bench.store.intents()) > bench.terms.health_least
+    assert len(bench.store.intents()) > bench.config.crash_loop.deaths_min
 
 
 class TestTwoServices:
@@ -232,7 +232,7 @@ class TestTwoServices:
             assert not other.look()
         assert len(bench.calls("launch")) == 2
 
-        bench.cloud.advance(bench.terms.lease_s)
+        bench.cloud.advance(bench.config.lease_s)
         assert other.look()
         assert not bench.service.look()
 
@@ -255,7 +255,7 @@ class TestTwoServices:
         while not bench.store.intents():
             call = steps.send(call())
         launches = len(bench.calls("launch"))
-        bench.cloud.advance(bench.terms.lease_s + 1)
+        bench.cloud.advance(bench.config.lease_s + 1)
         with pytest.raises(Exception) as caught:  # noqa: PT011 - private to the reconciler
             call()
         with pytest.raises(StopIteration) as end:
@@ -307,7 +307,7 @@ def test_a_process_is_known_to_be_dead_only_where_it_ran() -> None:
 def test_a_place_that_never_answers_is_left_for_another(bench: Bench) -> None:
     bench.want(wishes=(Wish(0),))
     bench.cloud.script("launch", *[Fault(NO_ANSWER)] * 30)
-    bench.pass_(bench.terms.register_s + 10)
+    bench.pass_(bench.config.vm.register_s + 10)
     bench.cloud._scripts.clear()
     bench.pass_(200)
     first, *others = bench.store.intents()

@@ -31,8 +31,8 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.policy.provisioning import slots
+from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits
 from scavenger.policy.provisioning.fleet_plan import FleetSpec
-from scavenger.policy.provisioning.memory import Backoff, Terms
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -50,16 +50,10 @@ pytestmark = pytest.mark.slow
 WORK = [sys.executable, "-c", "import sys, time; sys.stdin.readline(); time.sleep(600)"]
 OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32)
 QUICK = Backoff(0.1, 0.2)
-TERMS = Terms(
+CONFIG = ProvisioningConfig(
     0.3,
-    look_s=0.1,
-    list_every_s=0.2,
-    launching=QUICK,
-    ending=QUICK,
-    parking=QUICK,
-    throttling=QUICK,
-    failing=QUICK,
-    denied=QUICK,
+    look=LookLimits(interval_s=0.1, list_interval_s=0.2),
+    waits=RetryWaits(*[QUICK] * 6),
 )
 
 
@@ -151,7 +145,7 @@ class Scene:
         )
         hosts = AgentServer("127.0.0.1", code)
         hosts.start()
-        fleet = Fleet(self.store, self.cloud, hosts, spec, note=self.notes.append, terms=TERMS)
+        fleet = Fleet(self.store, self.cloud, hosts, spec, note=self.notes.append, config=CONFIG)
         self.fleets.append(fleet)
         self.engines.append(fleet.engine(self.folder / f"logs-{number}", -1, command=WORK))
         return fleet
@@ -262,7 +256,7 @@ def test_a_vm_that_is_avoided_goes_with_its_worker_and_another_comes_for_the_nex
 
 
 def test_workers_train_on_where_the_budget_carries_no_further_vm(scene: Scene) -> None:
-    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    need = 0.36 * CONFIG.reserved_s(60.0) / 3600
     scene.fleet(scene.job(), budget_usd=1.5 * need)
     scene.launch("w0")
     scene.placed("w0")
@@ -283,7 +277,7 @@ def test_a_budget_that_carries_no_vm_at_all_ends_the_job_before_one_is_started(s
 
 
 def test_a_budget_that_is_used_up_ends_the_job_in_order(scene: Scene) -> None:
-    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    need = 0.36 * CONFIG.reserved_s(60.0) / 3600
     # what is left beside the reserve buys some three seconds
     scene.fleet(scene.job(), budget_usd=need + 0.36 * 3.0 / 3600)
     scene.launch("w0")
@@ -404,7 +398,7 @@ def test_a_store_that_is_held_at_the_end_is_told_and_waited_for(
 
 
 def test_of_workers_that_wait_only_those_beyond_the_vms_on_their_way_are_refused(scene: Scene) -> None:
-    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    need = 0.36 * CONFIG.reserved_s(60.0) / 3600
     scene.fleet(scene.job(), budget_usd=3.5 * need)
     scene.launch("w0", "w1", "w2", "w3", "w4")
     scene.until(lambda: len(scene.engines[0].running) == 3)
@@ -418,7 +412,7 @@ def test_of_workers_that_wait_only_those_beyond_the_vms_on_their_way_are_refused
 
 
 def test_what_becomes_of_one_job_is_nothing_to_another(scene: Scene) -> None:
-    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    need = 0.36 * CONFIG.reserved_s(60.0) / 3600
     scene.fleet(scene.job())
     scene.launch("w0")
     scene.placed("w0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -28,12 +28,13 @@ from scavenger.policy.provisioning.actions import (
     Sweep,
     Terminate,
 )
+from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, VmLimits
 from scavenger.policy.provisioning.decider import DENIED, THROTTLE, decide, ending_of
-from scavenger.policy.provisioning.memory import Backoff, Memory, Terms
+from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import charges
 
 OWNER = "me"
-TERMS = Terms(visibility_s=30.0)
+CONFIG = ProvisioningConfig(visibility_s=30.0)
 A, B = Place("small", "a", True, 0.36), Place("small", "b", False, 1.2)
 WANTED = Desired("job", "sim", "r", (Wish(0), Wish(1)), (A, B), 4, float("inf"), 3600.0)
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -58,23 +59,23 @@ def past(*health: bool, **more: Any) -> dict[str, Past]:
 class Scene:
     """A situation that is looked at from time to time; `decide` is asked at the last look."""
 
-    def __init__(self, *intents: Intent, terms: Terms = TERMS, **more: Any) -> None:
+    def __init__(self, *intents: Intent, config: ProvisioningConfig = CONFIG, **more: Any) -> None:
         given: dict[str, Any] = {"desired": (WANTED,), "ended": frozenset(), "past": past()}
         self.situation = Situation(intents=intents, **(given | more))
-        self.terms, self.memory, self.now_s = terms, Memory(), 0.0
+        self.config, self.memory, self.now_s = config, Memory(), 0.0
 
     def look(self, listed: Iterable[VmSeen] | None = None, *, after_s: float = 0.0) -> tuple[Action, ...]:
         """So many attended seconds after the look before."""
-        steps = max(1, round(after_s / TERMS.look_s))
+        steps = max(1, round(after_s / CONFIG.look.interval_s))
         for _ in range(steps):
             self.now_s += after_s / steps
-            self.memory.attend(self.now_s, self.terms.gap_max_s)
+            self.memory.attend(self.now_s, self.config.gap_max_s)
             pulse = Past(**{**_fields(self.situation.past["job"]), "pulse": str(self.now_s)})
             self.situation = replace(self.situation, past={"job": pulse})
             listing = None if listed is None else Listing(tuple(listed), self.memory.attended_s)
             self.memory.note(self.situation, listing)
         return decide(
-            self.situation, listing, self.memory, self.terms, owner=OWNER, now_s=self.now_s, rng=Random(1)
+            self.situation, listing, self.memory, self.config, owner=OWNER, now_s=self.now_s, rng=Random(1)
         )
 
     def change(self, *intents: Intent, **more: Any) -> None:
@@ -104,7 +105,7 @@ class TestCreating:
     def test_the_reservation_is_the_price_times_the_time_to_drain(self) -> None:
         (first, _) = only(Scene().look(), Create)
 
-        assert first.intent.reserved_usd == pytest.approx(0.36 * TERMS.reserved_s(WANTED.drain_s) / 3600)
+        assert first.intent.reserved_usd == pytest.approx(0.36 * CONFIG.reserved_s(WANTED.drain_s) / 3600)
 
     def test_a_slot_is_filled_again_by_the_next_generation(self) -> None:
         scene = Scene(intent(), past=past(generations={0: 0, 1: 6}))
@@ -128,21 +129,21 @@ class TestCreating:
         jobs = tuple(replace(WANTED, job_id=f"job-{n}", wishes=many, vms_max=9) for n in range(4))
         created = only(Scene(desired=jobs).look(), Create)
 
-        assert len(created) == TERMS.creates_per_look
+        assert len(created) == CONFIG.look.creates_max
         assert {one.intent.job_id for one in created} == {one.job_id for one in jobs}
 
     def test_a_place_that_is_sold_out_is_passed_over_and_with_none_left_it_is_said(self) -> None:
         scene = Scene()
         scene.look()
-        scene.memory.wait(("park", *A.key), TERMS.parking, scene.now_s, Random(0))
+        scene.memory.wait(("park", *A.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
         assert {one.intent.place for one in only(scene.look(), Create)} == {B}
 
-        scene.memory.wait(("park", *B.key), TERMS.parking, scene.now_s, Random(0))
+        scene.memory.wait(("park", *B.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
         (alarm,) = scene.look()
         assert alarm == Alarm(
             "sold_out", "job", "sold out, to be tried again later: small (spot) in a, small in b"
         )
-        later = scene.look(after_s=2 * TERMS.parking.base_s)
+        later = scene.look(after_s=2 * CONFIG.waits.sold_out.base_s)
         assert only(later, Create)
         assert only(later, Alarm) == [alarm], "it holds until a launch succeeds, however slow the looks are"
         scene.memory.done(("park", *B.key))
@@ -187,12 +188,12 @@ class TestCreating:
     def test_a_job_that_nobody_drives_gets_no_vms(self) -> None:
         scene = Scene()
         scene.look()
-        for _ in range(round(TERMS.silence_s / TERMS.look_s) + 1):
-            scene.now_s += TERMS.look_s
-            scene.memory.attend(scene.now_s, TERMS.gap_max_s)
+        for _ in range(round(CONFIG.vm.silence_s / CONFIG.look.interval_s) + 1):
+            scene.now_s += CONFIG.look.interval_s
+            scene.memory.attend(scene.now_s, CONFIG.gap_max_s)
             scene.memory.note(scene.situation, None)
         assert not decide(
-            scene.situation, None, scene.memory, TERMS, owner=OWNER, now_s=scene.now_s, rng=Random(1)
+            scene.situation, None, scene.memory, CONFIG, owner=OWNER, now_s=scene.now_s, rng=Random(1)
         )
 
 
@@ -224,7 +225,7 @@ class TestEvidence:
         deleting = intent(state="DELETING", instance_id="")
         scene.change(deleting)
         scene.look([])
-        assert scene.look([], after_s=TERMS.settle_s - 5) == ()
+        assert scene.look([], after_s=CONFIG.settle_s - 5) == ()
         assert kinds(scene.look([], after_s=5)) == ["MarkGone"]
         assert kinds(scene.look([vm()])) == ["Adopt"]
 
@@ -243,14 +244,14 @@ class TestEnding:
     def test_a_vm_that_never_joins_is_ended_after_the_time_to_register(self) -> None:
         scene = Scene(intent())
         scene.look()
-        assert not only(scene.look(after_s=TERMS.register_s - 5), Drain)
+        assert not only(scene.look(after_s=CONFIG.vm.register_s - 5), Drain)
         (drain,) = only(scene.look(after_s=5), Drain)
         assert drain.ending == "never_joined"
 
     def test_one_that_falls_silent_is_ended_but_where_most_do_it_is_not_their_fault(self) -> None:
         scene = Scene(intent("t0", acks=1), intent("t1", acks=1, slot=1))
         scene.look()
-        actions = scene.look(after_s=TERMS.silence_s)
+        actions = scene.look(after_s=CONFIG.vm.silence_s)
         assert not only(actions, Drain)
         assert [one.kind for one in only(actions, Alarm)] == ["silence"]
         assert not only(actions, Renew)
@@ -263,15 +264,15 @@ class TestEnding:
         scene = Scene(intent("t0", acks=1), intent("t1", slot=1))
         scene.look()
         scene.now_s += 1e6
-        scene.memory.attend(scene.now_s, TERMS.gap_max_s)
+        scene.memory.attend(scene.now_s, CONFIG.gap_max_s)
 
         assert not only(scene.look(), Drain)
 
     def test_an_end_is_asked_for_again_until_it_is_seen_and_an_alarm_is_raised(self) -> None:
         scene = Scene(intent(state="DELETING"), desired=())
-        for _ in range(TERMS.alarm_after):
-            assert Terminate(intent(state="DELETING")) in scene.look(after_s=2 * TERMS.ending.cap_s)
-            scene.memory.wait(("terminate", "t0"), TERMS.ending, scene.now_s, Random(0))
+        for _ in range(CONFIG.alarm_after):
+            assert Terminate(intent(state="DELETING")) in scene.look(after_s=2 * CONFIG.waits.call.cap_s)
+            scene.memory.wait(("terminate", "t0"), CONFIG.waits.call, scene.now_s, Random(0))
             assert not only(scene.look(), Terminate)
         assert [one.kind for one in only(scene.look(), Alarm)] == ["undeletable"]
 
@@ -284,19 +285,21 @@ class TestSweeping:
     def test_a_vm_whose_intent_has_ended_is_swept_once_it_is_old_enough(self) -> None:
         scene = Scene(desired=(), ended=frozenset({"t9"}))
         assert scene.look([vm("t9")]) == ()
-        assert scene.look([vm("t9")], after_s=TERMS.visibility_s) == (Sweep(vm("t9"), "intent t9 has ended"),)
+        assert scene.look([vm("t9")], after_s=CONFIG.visibility_s) == (
+            Sweep(vm("t9"), "intent t9 has ended"),
+        )
 
     def test_one_that_the_store_knows_nothing_of_is_told_of_for_a_while_first(self) -> None:
         scene = Scene(desired=())
         scene.look([vm("t9")])
-        assert kinds(scene.look([vm("t9")], after_s=TERMS.visibility_s)) == ["Alarm"]
-        assert kinds(scene.look([vm("t9")], after_s=TERMS.quarantine_s)) == ["Sweep"]
+        assert kinds(scene.look([vm("t9")], after_s=CONFIG.visibility_s)) == ["Alarm"]
+        assert kinds(scene.look([vm("t9")], after_s=CONFIG.vm.quarantine_s)) == ["Sweep"]
 
     def test_a_second_vm_of_an_intent_is_swept(self) -> None:
         double = vm(instance_id="i-other")
         scene = Scene(intent(acks=1))
         scene.look([vm(), double])
-        assert [one.vm for one in only(scene.look([vm(), double], after_s=TERMS.visibility_s), Sweep)] == [
+        assert [one.vm for one in only(scene.look([vm(), double], after_s=CONFIG.visibility_s), Sweep)] == [
             double
         ]
 
@@ -304,12 +307,12 @@ class TestSweeping:
     def test_a_foreign_vm_is_never_touched(self, owner: str) -> None:
         scene = Scene(desired=(), ended=frozenset({"t9"}))
         for _ in range(3):
-            assert scene.look([vm("t9", owner=owner)], after_s=TERMS.quarantine_s) == ()
+            assert scene.look([vm("t9", owner=owner)], after_s=CONFIG.vm.quarantine_s) == ()
 
 
 class TestMoney:
     def test_no_vm_is_started_that_the_rest_of_the_budget_would_not_carry_to_its_end(self) -> None:
-        need = 0.36 * TERMS.reserved_s(WANTED.drain_s) / 3600
+        need = 0.36 * CONFIG.reserved_s(WANTED.drain_s) / 3600
         actions = Scene(desired=(replace(WANTED, budget_usd=1.5 * need),)).look()
 
         assert len(only(actions, Create)) == 1
@@ -372,12 +375,16 @@ class TestThrottling:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"register_s": 900.0}, {"silence_s": 400.0}, {"call_limit_s": 61.0}, {"creates_per_look": 0}],
-    ids=str,
+    [
+        lambda: VmLimits(register_s=900.0),
+        lambda: VmLimits(silence_s=400.0),
+        lambda: replace(CONFIG, look=LookLimits(call_s=61.0)),
+        lambda: LookLimits(creates_max=0),
+    ],
 )
-def test_terms_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
+def test_limits_that_contradict_each_other_are_refused(wrong: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"must|needs|fit"):
-        replace(TERMS, **wrong)  # type: ignore[arg-type]
+        wrong()
 
 
 @pytest.mark.parametrize(

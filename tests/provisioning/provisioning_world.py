@@ -24,28 +24,24 @@ from scavenger.domain.intent import Desired, Intent, Place, Wish
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ScavengerError, StoreBusyError
 from scavenger.policy.provisioning.actions import Alarm
-from scavenger.policy.provisioning.memory import Backoff, Terms
+from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits, VmLimits
 
 OWNER = "scavenger-me"
 PRICE = 0.36
 DRAIN_S = 20.0
 CHAOS_S = 400.0
 CALM_S = 900.0
-TERMS = Terms(
+CONFIG = ProvisioningConfig(
     visibility_s=20.0,
-    look_s=10.0,
-    look_max_s=40.0,
-    list_every_s=20.0,
-    call_limit_s=15.0,
     lease_s=45.0,
-    register_s=90.0,
-    silence_s=60.0,
-    life_s=240.0,
-    quarantine_s=80.0,
-    ending=Backoff(5.0, 30.0),
-    parking=Backoff(10.0, 60.0),
-    failing=Backoff(5.0, 60.0),
-    denied=Backoff(10.0, 60.0),
+    look=LookLimits(interval_s=10.0, actions_s=40.0, list_interval_s=20.0, call_s=15.0),
+    vm=VmLimits(register_s=90.0, silence_s=60.0, life_s=240.0, quarantine_s=80.0),
+    waits=RetryWaits(
+        call=Backoff(5.0, 30.0),
+        sold_out=Backoff(10.0, 60.0),
+        died=Backoff(5.0, 60.0),
+        denied=Backoff(10.0, 60.0),
+    ),
 )
 
 
@@ -63,7 +59,7 @@ class Service:
             holder=name,
             renew=world.renew,
             alarm=world.alarmed,
-            terms=world.terms,
+            config=world.config,
             clock=lambda: world.now + self.clock_s,
             wall=lambda: EPOCH + timedelta(seconds=world.now + self.wall_s),
             rng=Random(world.random.random()),
@@ -82,10 +78,10 @@ class Service:
         try:
             call = move(steps)
         except StopIteration:
-            world.after(TERMS.look_s, self.look)
+            world.after(CONFIG.look.interval_s, self.look)
         except ScavengerError:
             world.counts["failed looks"] += 1
-            world.after(TERMS.look_s, self.look)
+            world.after(CONFIG.look.interval_s, self.look)
         else:
             world.after(world.pause(self), lambda: self._make(steps, call))
 
@@ -122,7 +118,7 @@ class World:
         reconciler: What is simulated; a broken one, to see that it is noticed.
         fenced: See `MemoryStore`.
         idempotent: See `SimulatedCloud`.
-        terms: Of the services.
+        config: Of the services.
         store: Another store of the same contract.
     """
 
@@ -133,11 +129,11 @@ class World:
         reconciler: type[Reconciler] = Reconciler,
         fenced: bool = True,
         idempotent: bool = True,
-        terms: Terms = TERMS,
+        config: ProvisioningConfig = CONFIG,
         store: Callable[[Callable[[], datetime]], Any] = MemoryStore,
     ) -> None:
         self.random = Random(seed)
-        self.reconciler, self.terms = reconciler, terms
+        self.reconciler, self.config = reconciler, config
         self.now = self.delayed_s = 0.0
         self.chaos = True
         self.counts: Counter[str] = Counter()
@@ -149,9 +145,9 @@ class World:
         self._fenced = fenced
         self.cloud = SimulatedCloud(
             self.random,
-            visibility_s=TERMS.visibility_s,
-            call_limit_s=TERMS.call_limit_s,
-            life_s=TERMS.life_s,
+            visibility_s=CONFIG.visibility_s,
+            call_limit_s=CONFIG.look.call_s,
+            life_s=CONFIG.vm.life_s,
             now=lambda: self.now,
             later=self.after,
             delay=self._delay,
@@ -162,7 +158,7 @@ class World:
         self.cloud.weather = self._weather()
         self.slots = self.random.randint(1, 3)
         self.vms_max = self.slots + self.random.randint(0, 2)
-        need = PRICE * TERMS.reserved_s(DRAIN_S) / 3600
+        need = PRICE * CONFIG.reserved_s(DRAIN_S) / 3600
         budget = need * self.random.uniform(1.0, 6.0) if self.random.random() < 0.3 else float("inf")
         self.desired = Desired(
             job_id="job",
@@ -373,7 +369,7 @@ class World:
         if self.random.random() < 0.2:  # nobody is left for a while: every VM ends itself
             for service in list(self.services):
                 self.kill(service)
-            self.run_until(self.now + TERMS.life_s + 60)
+            self.run_until(self.now + CONFIG.vm.life_s + 60)
             if left := [vm for vm in self.cloud.alive(OWNER) if vm.ends_s < self.now - 30]:
                 raise ViolationError(f"{left[0].id} did not end itself")
         if not self.services:
@@ -395,7 +391,7 @@ class World:
             raise ViolationError(f"{alive[0].id} was left behind" + (", a stray" if alive[0].stray else ""))
         if not self.store.is_clean("job"):
             raise ViolationError(f"never clean: {self.store.intents('job', living=True)}")
-        tick = self.vms_max * PRICE * TERMS.look_s / 3600
+        tick = self.vms_max * PRICE * CONFIG.look.interval_s / 3600
         if self.spent_usd() > max(1.01 * self.desired.budget_usd, self.desired.budget_usd + tick):
             raise ViolationError(f"spent {self.spent_usd():.4f} of {self.desired.budget_usd:.4f}")
         if gone := [one for one in self.cloud.foreign if self.cloud.vms[one].ended_s <= self.now]:

@@ -34,6 +34,7 @@ from scavenger.errors import (
     StoreUnavailableError,
     TransientError,
 )
+from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.fleet_plan import (
     FleetPlan,
     FleetSeen,
@@ -45,7 +46,6 @@ from scavenger.policy.provisioning.fleet_plan import (
     read_shortage,
     wishes_of,
 )
-from scavenger.policy.provisioning.memory import Terms
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -71,7 +71,7 @@ class Fleet:
         hosts: The server at which agents join; already started, and closed by `close`.
         spec: Specification of the VMs and their limits.
         note: Shows a line to the user.
-        terms: Time limits and intervals of the provisioning; None for the defaults.
+        config: Time limits and intervals of the provisioning; None for the defaults.
         clock: Monotonic clock, seconds.
 
     Attributes:
@@ -87,7 +87,7 @@ class Fleet:
         spec: FleetSpec,
         *,
         note: Callable[[str], None],
-        terms: Terms | None = None,
+        config: ProvisioningConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._provider, self._agent_server, self._spec, self._clock = (
@@ -97,7 +97,7 @@ class Fleet:
             spec,
             clock,
         )
-        self._terms = terms or Terms(provider.visibility_s)
+        self._config = config or ProvisioningConfig(provider.visibility_s)
         self._desired = spec.desired
         self.drain_s = spec.desired.drain_s
         self.meter = VmCostMeter(spec, clock=clock)
@@ -135,7 +135,7 @@ class Fleet:
     @property
     def reserve_s(self) -> float:
         """Time for which the budget's reserve pays for all VMs."""
-        return self._terms.reserved_s(self.drain_s)
+        return self._config.reserved_s(self.drain_s)
 
     @property
     def vms(self) -> tuple[Intent, ...]:
@@ -171,7 +171,7 @@ class Fleet:
         self._agents.acknowledge(now)
         if self._reconciler is not None and not self._reconciler.acts:
             # another process holds the region's lease and cannot reach this job's VMs
-            self._agents.renew(self._intents, self._terms.life_s, now)
+            self._agents.renew(self._intents, self._config.vm.life_s, now)
         self._notes.show_alarms(self._agent_server.alarms())
         self._notes.show_fallbacks(self._intents)
         here = (self._provider.name, self._provider.region)
@@ -222,7 +222,7 @@ class Fleet:
                 holder=holder_name(),
                 renew=self._renew,
                 alarm=self._notes.put,
-                terms=self._terms,
+                config=self._config,
                 is_dead=is_known_dead,
             )
             self._reconciler = ReconcilerThread(reconciler, self._failed)
@@ -250,7 +250,7 @@ class Fleet:
         """
         if self._is_clean:
             return
-        until = self._clock() + (max(LIMIT_S, 1.5 * self._terms.settle_s) if limit_s is None else limit_s)
+        until = self._clock() + (max(LIMIT_S, 1.5 * self._config.settle_s) if limit_s is None else limit_s)
         self._agent_server.close()  # agents that receive this power off their VMs
         self._request_no_vms(until)
         while not self._all_are_gone():
@@ -258,10 +258,10 @@ class Fleet:
                 self._reconciler.wake()
             if self._clock() > until:
                 raise CleanupError(f"VMs did not end in time: {self._living()}; run `scavenger gc`")
-            time.sleep(min(LOOK_S, self._terms.look_s))
+            time.sleep(min(LOOK_S, self._config.look.interval_s))
         self._remove_leftovers()
         if self._reconciler is not None:
-            self._reconciler.stop(self._terms.look_max_s)
+            self._reconciler.stop(self._config.look.actions_s)
         with contextlib.suppress(ScavengerError):
             self._intents = self._store.intents(self._spec.desired.job_id)
         self.meter.look(self._intents, final=True)
@@ -280,7 +280,7 @@ class Fleet:
                 if self._clock() > until:
                     raise CleanupError(
                         f"VMs of this job may be left: {error}; they end themselves within "
-                        f"{self._terms.life_s / 60:.0f} minutes, `scavenger gc` ends them now"
+                        f"{self._config.vm.life_s / 60:.0f} minutes, `scavenger gc` ends them now"
                     ) from error
                 time.sleep(LOOK_S)
 

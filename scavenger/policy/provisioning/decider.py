@@ -47,7 +47,8 @@ from scavenger.policy.provisioning.actions import (
     Sweep,
     Terminate,
 )
-from scavenger.policy.provisioning.memory import Memory, Terms
+from scavenger.policy.provisioning.config import ProvisioningConfig
+from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import Account, money, reserve_usd
 from scavenger.policy.provisioning.silence import are_most
 
@@ -71,7 +72,7 @@ def decide(
     situation: Situation,
     listing: Listing | None,
     memory: Memory,
-    terms: Terms,
+    config: ProvisioningConfig,
     *,
     owner: str,
     now_s: float,
@@ -87,7 +88,7 @@ def decide(
         now_s: Monotonic time, seconds.
         rng: Random generator for waits and for the ids of new intents.
     """
-    return Decider(situation, listing, memory, terms, owner, now_s, rng).actions()
+    return Decider(situation, listing, memory, config, owner, now_s, rng).actions()
 
 
 def ending_of(intent: Intent, vm: VmSeen | None) -> tuple[Ending, str]:
@@ -107,12 +108,12 @@ class Decider:
         situation: Situation,
         listing: Listing | None,
         memory: Memory,
-        terms: Terms,
+        config: ProvisioningConfig,
         owner: str,
         now_s: float,
         rng: Random,
     ) -> None:
-        self._situation, self._listing, self._memory, self._terms = situation, listing, memory, terms
+        self._situation, self._listing, self._memory, self._config = situation, listing, memory, config
         self._owner, self._now_s, self._rng = owner, now_s, rng
         self._desired = {desired.job_id: desired for desired in situation.desired}
         self._vms = {vm.instance_id: vm for vm in listing.vms} if listing is not None else {}
@@ -124,7 +125,7 @@ class Decider:
             desired.job_id: {wish.slot: wish.generation for wish in desired.wishes}
             for desired in situation.desired
         }
-        self._accounts = {job_id: Account(situation, job_id, terms) for job_id in self._desired}
+        self._accounts = {job_id: Account(situation, job_id, config) for job_id in self._desired}
         self._broke = {key for key, one in self._desired.items() if self._accounts[key].is_over(one)}
         self._many_silent = self._is_silence_ours()
 
@@ -145,9 +146,9 @@ class Decider:
         for action in actions:
             if isinstance(action, CALLS):
                 launch = isinstance(action, _LAUNCHES)
-                if not free or counts["call"] >= self._terms.calls_per_look:
+                if not free or counts["call"] >= self._config.look.calls_max:
                     continue
-                if launch and counts["launch"] >= self._terms.creates_per_look:
+                if launch and counts["launch"] >= self._config.look.creates_max:
                     continue
                 counts["call"] += 1
                 counts["launch"] += launch
@@ -156,7 +157,7 @@ class Decider:
     # ---- one intent ----------------------------------------------------------------------------------------
 
     def _of_intent(self, intent: Intent) -> Iterator[Action]:
-        memory, terms = self._memory, self._terms
+        memory, config = self._memory, self._config
         vm = self._vms.get(intent.instance_id) if intent.instance_id else self._by_token.get(intent.id)
         if vm is not None and vm.state == "gone":
             yield MarkGone(intent, *ending_of(intent, vm), vm)
@@ -182,7 +183,7 @@ class Decider:
                 yield Retry(intent)
         elif self._may_live(intent) and memory.is_due(("renew", intent.id), self._now_s):
             yield Renew(intent)
-        if intent.state == "DELETING" and memory.times(("terminate", intent.id)) >= terms.alarm_after:
+        if intent.state == "DELETING" and memory.times(("terminate", intent.id)) >= config.alarm_after:
             yield Alarm(
                 "undeletable", intent.id, f"{intent} cannot be ended, and may still cost money; still trying"
             )
@@ -193,7 +194,7 @@ class Decider:
                 yield Terminate(intent)
         elif self._listing is not None:
             asked_s = self._memory.attended_s - self._memory.age_s("intent", intent.id)
-            if self._listing.began_s - asked_s >= self._terms.settle_s:
+            if self._listing.began_s - asked_s >= self._config.settle_s:
                 yield MarkGone(intent, *ending_of(intent, None))
 
     def _why_not(self, intent: Intent) -> tuple[Ending, str] | None:
@@ -208,7 +209,7 @@ class Decider:
             return "unwanted", "its slot is to have another VM"
         if intent.job_id in self._broke:
             return "budget", f"the budget of {money(desired.budget_usd)} is used up"
-        waited_s = self._terms.register_s
+        waited_s = self._config.vm.register_s
         if intent.state == "PLAN":
             if self._memory.age_s("intent", intent.id) < waited_s:
                 return None
@@ -216,11 +217,11 @@ class Decider:
         if not intent.acks and self._memory.age_s("intent", intent.id) >= waited_s:
             return "never_joined", f"it was up for {waited_s:g} s and did not join"
         if intent.acks and not self._many_silent and self._is_silent(intent):
-            return "silent", f"nothing was heard of it for {self._terms.silence_s:g} s"
+            return "silent", f"nothing was heard of it for {self._config.vm.silence_s:g} s"
         return None
 
     def _is_silent(self, intent: Intent) -> bool:
-        return self._memory.age_s("acks", intent.id) >= self._terms.silence_s
+        return self._memory.age_s("acks", intent.id) >= self._config.vm.silence_s
 
     def _is_silence_ours(self) -> bool:
         """Whether most VMs are silent at once, so that the fault is probably in Scavenger's own network."""
@@ -229,7 +230,7 @@ class Decider:
         return are_most(silent, [intent.id for intent in joined])
 
     def _is_driven(self, job_id: str) -> bool:
-        return self._memory.age_s("pulse", job_id) < self._terms.silence_s
+        return self._memory.age_s("pulse", job_id) < self._config.vm.silence_s
 
     def _may_live(self, intent: Intent) -> bool:
         return bool(intent.acks) and not self._is_silent(intent) and self._is_driven(intent.job_id)
@@ -244,25 +245,25 @@ class Decider:
             age_s, intent = self._memory.age_s("vm", vm.instance_id), living.get(vm.token)
             if intent is not None and intent.instance_id in ("", vm.instance_id):
                 continue
-            if age_s < self._terms.visibility_s:
+            if age_s < self._config.visibility_s:
                 continue
             if intent is not None:
                 reason = f"intent {intent.id} has another VM, {intent.instance_id}"
             elif vm.token in self._situation.ended:
                 reason = f"intent {vm.token} has ended"
-            elif age_s < self._terms.quarantine_s:
+            elif age_s < self._config.vm.quarantine_s:
                 yield Alarm(
                     "unknown_vm",
                     vm.instance_id,
                     f"VM {vm.instance_id} in {vm.zone} has the tags of this installation, but the store knows nothing "
-                    f"of it; it is ended in {self._terms.quarantine_s - age_s:.0f} s, or at once by `scavenger gc`",
+                    f"of it; it is ended in {self._config.vm.quarantine_s - age_s:.0f} s, or at once by `scavenger gc`",
                 )
                 continue
             else:
                 reason = "the store knows nothing of it"
             if self._memory.is_due(("terminate", vm.instance_id), self._now_s):
                 yield Sweep(vm, reason)
-            if self._memory.times(("terminate", vm.instance_id)) >= self._terms.alarm_after:
+            if self._memory.times(("terminate", vm.instance_id)) >= self._config.alarm_after:
                 message = (
                     f"VM {vm.instance_id} in {vm.zone} belongs to no job and cannot be ended; still trying"
                 )
@@ -335,7 +336,7 @@ class Decider:
             image=desired.image,
             disk_gib=desired.disk_gib,
             labels=desired.labels,
-            life_s=self._terms.life_s,
+            life_s=self._config.vm.life_s,
         )
         return Intent(
             id=token,
@@ -346,15 +347,15 @@ class Decider:
             region=desired.region,
             request=request,
             price_usd_per_hour=place.price_usd_per_hour,
-            reserved_usd=reserve_usd(place.price_usd_per_hour, desired.drain_s, self._terms),
+            reserved_usd=reserve_usd(place.price_usd_per_hour, desired.drain_s, self._config),
             attempt=desired.attempt,
         )
 
     def _loop(self, desired: Desired) -> Alarm | None:
         """An alarm if so many VMs ended before they joined that further launches would only cost money."""
-        health = self._situation.past.get(desired.job_id, Past()).health[: self._terms.health_last]
+        health = self._situation.past.get(desired.job_id, Past()).health[: self._config.crash_loop.vms]
         bad = sum(not joined for joined in health)
-        if bad < self._terms.health_least or bad <= self._terms.unhealthy_max * len(health):
+        if bad < self._config.crash_loop.deaths_min or bad <= self._config.crash_loop.share_max * len(health):
             return None
         return Alarm(
             "loop",
@@ -387,7 +388,7 @@ class Decider:
             yield Alarm("quota" if barred[0] == "quota" else "refused", about, words)
         for what, words in memory.denied.items():
             yield Alarm("credentials", what, words)
-        if memory.times(("list",)) >= self._terms.alarm_after:
+        if memory.times(("list",)) >= self._config.alarm_after:
             yield Alarm(
                 "blind", self._owner, "the cloud does not list its VMs: what runs there cannot be seen"
             )

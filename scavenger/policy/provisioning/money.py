@@ -6,7 +6,8 @@ import math
 from datetime import datetime
 
 from scavenger.domain.intent import Desired, Intent, Past, Situation
-from scavenger.policy.provisioning.memory import Memory, Terms
+from scavenger.policy.provisioning.config import ProvisioningConfig
+from scavenger.policy.provisioning.memory import Memory
 
 __all__ = ["Account", "charges", "money", "reserve_usd"]
 
@@ -16,9 +17,9 @@ def money(usd: float) -> str:
     return f"${usd:.2f}"
 
 
-def reserve_usd(price_usd_per_hour: float, drain_s: float, terms: Terms) -> float:
+def reserve_usd(price_usd_per_hour: float, drain_s: float, config: ProvisioningConfig) -> float:
     """The reserve for one VM: its cost for the longest time that ending it may take."""
-    return price_usd_per_hour * terms.reserved_s(drain_s) / 3600.0
+    return price_usd_per_hour * config.reserved_s(drain_s) / 3600.0
 
 
 class Account:
@@ -29,12 +30,12 @@ class Account:
         rate_usd_per_hour: Price of all present VMs.
     """
 
-    def __init__(self, situation: Situation, job_id: str, terms: Terms) -> None:
+    def __init__(self, situation: Situation, job_id: str, config: ProvisioningConfig) -> None:
         living = [intent for intent in situation.intents if intent.job_id == job_id]
         self.committed_usd = situation.past.get(job_id, Past()).spent_usd
         self.committed_usd += sum(one.spent_usd + one.reserved_usd for one in living)
         self.rate_usd_per_hour = sum(intent.price_usd_per_hour for intent in living)
-        self._look_s = terms.look_s
+        self._look_s = config.look.interval_s
 
     def tick_usd(self, more_usd_per_hour: float = 0.0) -> float:
         """Cost of the VMs until the next look, including those that are started now."""
