@@ -275,7 +275,7 @@ class JobModel:
         setup_s = np.zeros(len(count))
         if costs is not None:
             usd_per_second = (
-                usd_per_second + (vms * costs.disk_usd_per_hour + costs.fixed_usd_per_hour) / 3600.0
+                usd_per_second + (vms * costs.shared.disk_usd_per_hour + costs.shared.usd_per_hour) / 3600.0
             )
             setup_s = np.where(vms > costs.ready.get(offer.vm, 0), costs.setup_s, 0.0)
             if offer.spot and (risk := costs.risks.get(offer.vm)) is not None:

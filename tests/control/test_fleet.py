@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from nested import built
 
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.domain.configuration import Offer
-from scavenger.domain.intent import Desired, Place
+from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import (
     CleanupError,
@@ -32,7 +33,7 @@ from scavenger.errors import (
 )
 from scavenger.policy.provisioning import slots
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits
-from scavenger.policy.provisioning.fleet_plan import FleetSpec
+from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -67,15 +68,15 @@ class AgentCloud(FakeProvider):
 
     def launch(self, request: VmRequest) -> VmSeen:
         seen = FakeProvider.launch(self, request)
-        if request.token not in self.agents:
-            found = re.search(r"^\{.*\}$", request.user_data, re.MULTILINE)
+        if request.tags.token not in self.agents:
+            found = re.search(r"^\{.*\}$", request.template.user_data, re.MULTILINE)
             assert found is not None
-            ticket = self.tickets[request.token] = json.loads(found[0])
-            path = self.folder / f"{request.token}.json"
+            ticket = self.tickets[request.tags.token] = json.loads(found[0])
+            path = self.folder / f"{request.tags.token}.json"
             path.write_text(json.dumps({**ticket, "renew": "true", "poweroff": "true"}))
-            (self.folder / request.token).mkdir()
-            arguments = [str(path), str(self.folder / request.token), "60", "120"]
-            self.agents[request.token] = subprocess.Popen(
+            (self.folder / request.tags.token).mkdir()
+            arguments = [str(path), str(self.folder / request.tags.token), "60", "120"]
+            self.agents[request.tags.token] = subprocess.Popen(
                 [sys.executable, "-c", AGENT, *arguments],
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -85,7 +86,7 @@ class AgentCloud(FakeProvider):
 
     def terminate(self, instance_id: str, zone: str) -> None:
         FakeProvider.terminate(self, instance_id, zone)
-        self.kill(self.describe(instance_id, zone).token)
+        self.kill(self.describe(instance_id, zone).tags.token)
 
     def kill(self, token: str) -> None:
         if token in self.agents:
@@ -121,23 +122,24 @@ class Scene:
         number, self.count = self.count, self.count + 1
         code = self.folder / f"code-{number}"
         code.mkdir()
-        small = tuple(Place("small", zone, False, 0.36) for zone in self.cloud.places)
+        small = tuple(PlacementOption("small", zone, False, 0.36) for zone in self.cloud.places)
         offer = replace(OFFER, spot=True, price_usd_per_hour=0.1) if spot else OFFER
-        cheap = tuple(Place("small", zone, True, 0.1) for zone in self.cloud.places) if spot else ()
-        spec = FleetSpec(
-            desired=Desired(
+        cheap = tuple(PlacementOption("small", zone, True, 0.1) for zone in self.cloud.places) if spot else ()
+        spec = FleetInputs(
+            spec=built(
+                FleetSpec,
                 job_id=job_id,
                 provider=self.cloud.name,
                 region=self.cloud.region,
-                wishes=(),
-                places=(),
+                slots=(),
+                options=(),
                 vms_max=10,
                 budget_usd=budget_usd,
                 run_max_s=14 * 86_400.0,
                 attempt=attempt,
             ),
             package="scavenger-ml",
-            places={"small": cheap + small},
+            options={"small": cheap + small},
             aggregators=small,
             offers=(offer,),
             threads={"small": 2},

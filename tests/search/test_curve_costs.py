@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nested import built
 from spaces import CLOUD, SPACE, job_model
 
 from scavenger.domain.configuration import SearchSpace
-from scavenger.domain.cost import CostTerms, SpotRisk
+from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
 from scavenger.domain.curve import FloatArray, TradeoffCurve
 from scavenger.models.cost import NEVER_COUNTED, estimate_of, expected_time_s
 from scavenger.models.job_model import NOT_COUNTED
@@ -21,7 +22,8 @@ from scavenger.search.curve import build_curve, repriced
 MODEL = job_model()
 SPOT_SPACE = SearchSpace((replace(CLOUD, spot=True),), SPACE.workers, SPACE.global_batch_sizes)
 RISK = SpotRisk(0.4, pause_s=30.0, replace_s=300.0)
-TERMS = CostTerms(
+TERMS = built(
+    CostTerms,
     aggregators=1,
     usd_per_aggregator_hour=0.17,
     disk_gib=30.0,
@@ -32,10 +34,13 @@ TERMS = CostTerms(
 
 some_terms = st.builds(
     CostTerms,
-    aggregators=st.integers(0, 3),
-    usd_per_aggregator_hour=st.floats(0.01, 5),
-    disk_gib=st.floats(0, 500),
-    usd_per_gib_hour=st.none() | st.floats(1e-5, 1e-3),
+    shared=st.builds(
+        SharedCosts,
+        aggregators=st.integers(0, 3),
+        usd_per_aggregator_hour=st.floats(0.01, 5),
+        disk_gib=st.floats(0, 500),
+        usd_per_gib_hour=st.none() | st.floats(1e-5, 1e-3),
+    ),
     setup_s=st.floats(0, 1000),
     risks=st.just({})
     | st.builds(
@@ -157,7 +162,7 @@ def test_fixed_costs_make_more_workers_cheaper_beside_fewer() -> None:
     """What is paid by the hour beside the workers is shared by all: the cheapest cluster grows."""
     bare, dear = (
         build_curve(MODEL, SPACE, costs=costs)
-        for costs in (None, CostTerms(aggregators=1, usd_per_aggregator_hour=4.0))
+        for costs in (None, built(CostTerms, aggregators=1, usd_per_aggregator_hour=4.0))
     )
 
     assert bare.workers[bare.cost_usd.argmin()] < dear.workers[dear.cost_usd.argmin()]
@@ -174,7 +179,7 @@ def test_the_notes_say_what_is_counted_and_what_is_not() -> None:
         assert words in counted
     assert omitted == "not counted: " + "; ".join(NEVER_COUNTED)
 
-    blind = CostTerms(disk_gib=20.0)
+    blind = built(CostTerms, disk_gib=20.0)
     (words,) = (n for n in build_curve(MODEL, SPOT_SPACE, costs=blind).notes if n.startswith("not counted"))
     for unknown in ("interruptions of vm", "boot disks", "starting the workers", "aggregators"):
         assert unknown in words

@@ -143,7 +143,7 @@ class GcpProvider:
                             project=self._project,
                             zone=request.zone,
                             instance_resource=body,
-                            request_id=request_id(request.token, len(inserts)),
+                            request_id=request_id(request.tags.token, len(inserts)),
                         ),
                         **self._limits(deadline),
                     )
@@ -285,7 +285,7 @@ class GcpProvider:
 
     def _adopted(self, request: VmRequest, name: str, deadline: float) -> VmSeen:
         seen = self._seen(name, request.zone, deadline)
-        if seen.token != request.token:
+        if seen.tags.token != request.tags.token:
             raise ConfigurationError(f"there is a VM {name} in {request.zone} that is not Scavenger's")
         return seen
 

@@ -36,15 +36,15 @@ from scavenger.errors import (
 )
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.fleet_plan import (
+    FleetInputs,
     FleetPlan,
     FleetSeen,
-    FleetSpec,
     Refusal,
     Shortage,
     first_plan,
     plan_fleet,
     read_shortage,
-    wishes_of,
+    slots_of,
 )
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
@@ -69,7 +69,7 @@ class Fleet:
         store: Holds the fleet's specification and the intents.
         provider: The cloud, in the job's region.
         hosts: The server at which agents join; already started, and closed by `close`.
-        spec: Specification of the VMs and their limits.
+        inputs: Specification of the VMs and their limits.
         note: Shows a line to the user.
         config: Time limits and intervals of the provisioning; None for the defaults.
         clock: Monotonic clock, seconds.
@@ -84,25 +84,25 @@ class Fleet:
         store: Store,
         provider: Provider,
         hosts: AgentServer,
-        spec: FleetSpec,
+        inputs: FleetInputs,
         *,
         note: Callable[[str], None],
         config: ProvisioningConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._provider, self._agent_server, self._spec, self._clock = (
+        self._store, self._provider, self._agent_server, self._inputs, self._clock = (
             store,
             provider,
             hosts,
-            spec,
+            inputs,
             clock,
         )
         self._config = config or ProvisioningConfig(provider.visibility_s)
-        self._desired = spec.desired
-        self.drain_s = spec.desired.drain_s
-        self.meter = VmCostMeter(spec, clock=clock)
-        self._agents = FleetAgents(store, hosts, spec)
-        self._notes = FleetNotes(note, spec.offers)
+        self._spec = inputs.spec
+        self.drain_s = inputs.spec.drain_s
+        self.meter = VmCostMeter(inputs, clock=clock)
+        self._agents = FleetAgents(store, hosts, inputs)
+        self._notes = FleetNotes(note, inputs.offers)
         self._plan = FleetPlan()
         self._wanted: tuple[FleetPlan, float] | None = None
         self._engine: VmEngine | None = None
@@ -115,20 +115,17 @@ class Fleet:
 
     def engine(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] | None = None) -> Engine:
         """Create the job's engine, which runs processes on these VMs; for `command` see `VmEngine`."""
-        self._plan = first_plan(self._store.intents(self._spec.desired.job_id), self._spec.desired.attempt)
-        self._desired = replace(
-            self._spec.desired,
-            user_data=boot_document(
-                self._agent_server.endpoint,
-                self._agent_server.server_key,
-                self._provider.name,
-                self._spec.package,
-            ),
-            boot_key=self._agent_server.boot_key.hex(),
+        self._plan = first_plan(self._store.intents(self._inputs.spec.job_id), self._inputs.spec.attempt)
+        server = self._agent_server
+        boot = boot_document(server.endpoint, server.server_key, self._provider.name, self._inputs.package)
+        self._spec = replace(
+            self._inputs.spec,
+            template=replace(self._inputs.spec.template, user_data=boot),
+            boot_key=server.boot_key.hex(),
         )
         self._engine = VmEngine(log_dir, self._agent_server, command=command)
         # replace the specification of an earlier attempt that was killed
-        self._store.want_vms(self._desired)
+        self._store.want_vms(self._spec)
         self._start_reconciler()
         return self._engine
 
@@ -164,7 +161,7 @@ class Fleet:
 
     def _look(self, engine: VmEngine, now: float) -> None:
         self._agents.look(now)
-        self._intents = self._store.intents(self._spec.desired.job_id)
+        self._intents = self._store.intents(self._inputs.spec.job_id)
         self._looked_at = now
         self.meter.look(self._intents)
         self._agents.admit(self._intents, self._plan.types)
@@ -175,10 +172,10 @@ class Fleet:
         self._notes.show_alarms(self._agent_server.alarms())
         self._notes.show_fallbacks(self._intents)
         here = (self._provider.name, self._provider.region)
-        shortages = self._store.told(self._spec.desired.job_id, *here)
+        shortages = self._store.shortages(self._inputs.spec.job_id, *here)
         self._notes.show_shortages(shortages)
-        self._act_on(read_shortage(self._spec, self._plan, self._seen(engine, now), shortages), engine)
-        plan = plan_fleet(self._spec, self._plan, self._seen(engine, now))
+        self._act_on(read_shortage(self._inputs, self._plan, self._seen(engine, now), shortages), engine)
+        plan = plan_fleet(self._inputs, self._plan, self._seen(engine, now))
         if (plan, self.drain_s) != self._wanted:
             self._want(plan)
         self._plan = plan
@@ -190,7 +187,7 @@ class Fleet:
             agents=self._agents.seen(now, avoided=engine.avoided),
             workers=needs.workers,
             aggregators=needs.aggregators,
-            waiting={offer.vm: engine.waiting(offer.vm) for offer in self._spec.offers},
+            waiting={offer.vm: engine.waiting(offer.vm) for offer in self._inputs.offers},
             in_doubt=self._agent_server.in_doubt,
         )
 
@@ -205,8 +202,8 @@ class Fleet:
                     engine.refuse_waiting(vm, count, reason)
 
     def _want(self, plan: FleetPlan) -> None:
-        wishes = wishes_of(self._spec, plan)
-        self._store.want_vms(replace(self._desired, wishes=wishes, drain_s=self.drain_s))
+        slots = slots_of(self._inputs, plan)
+        self._store.want_vms(replace(self._spec, slots=slots, drain_s=self.drain_s))
         self._wanted = (plan, self.drain_s)
         if self._reconciler is not None:
             self._reconciler.wake()
@@ -231,7 +228,7 @@ class Fleet:
 
     def _renew(self, intent: Intent, life_s: float) -> bool:
         """Renew a VM's lease; VMs of other jobs are renewed by those jobs' coordinators."""
-        return intent.job_id != self._spec.desired.job_id or self._agent_server.renew(intent.id, life_s)
+        return intent.job_id != self._inputs.spec.job_id or self._agent_server.renew(intent.id, life_s)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, StoreBusyError):
@@ -263,13 +260,14 @@ class Fleet:
         if self._reconciler is not None:
             self._reconciler.stop(self._config.look.actions_s)
         with contextlib.suppress(ScavengerError):
-            self._intents = self._store.intents(self._spec.desired.job_id)
+            self._intents = self._store.intents(self._inputs.spec.job_id)
         self.meter.look(self._intents, final=True)
         self._is_clean = True
 
     def _request_no_vms(self, until: float) -> None:
         """Request the end of all VMs, with retries while the store is locked."""
-        nothing = replace(self._spec.desired, wishes=(), boot_key="", user_data="")
+        wanted = self._inputs.spec
+        nothing = replace(wanted, slots=(), boot_key="", template=replace(wanted.template, user_data=""))
         while True:
             try:
                 self._store.want_vms(nothing)
@@ -285,7 +283,7 @@ class Fleet:
                 time.sleep(LOOK_S)
 
     def _all_are_gone(self) -> bool:
-        job_id = self._spec.desired.job_id
+        job_id = self._inputs.spec.job_id
         try:
             self._store.heartbeat(job_id)  # the job counts as running until its VMs have ended
             return self._store.is_clean(job_id)
@@ -293,7 +291,7 @@ class Fleet:
             return False  # the store is locked
 
     def _living(self) -> str:
-        job_id = self._spec.desired.job_id
+        job_id = self._inputs.spec.job_id
         try:
             left = self._store.intents(job_id, living=True)
         except ScavengerError as error:
@@ -311,5 +309,5 @@ class Fleet:
 
 
 def new_boot_key() -> bytes:
-    """Generate a random boot key, see `Desired.boot_key`."""
+    """Generate a random boot key, see `FleetSpec.boot_key`."""
     return secrets.token_bytes(32)

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from scavenger.cloud.base import Provider
 from scavenger.control.provisioning.ports import IntentStore, Steps, ask, lease_name, perform
-from scavenger.domain.intent import Ending, Fence, Intent, Lease, Place, Situation
+from scavenger.domain.intent import Ending, Fence, Intent, Lease, PlacementOption, Situation
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import (
     CloudError,
@@ -172,7 +172,7 @@ class Reconciler:
         began_s = self._clock()
         self._memory.attend(began_s, self._config.gap_max_s)
         listing = yield from self._list()
-        tokens = [vm.token for vm in listing.vms if vm.token] if listing is not None else []
+        tokens = [vm.tags.token for vm in listing.vms if vm.tags.token] if listing is not None else []
         here = (self._provider.name, self._provider.region)
         # List the cloud's VMs before reading the store: an intent is written before its VM can be listed.
         situation = yield from ask(lambda: self._store.situation(*here, tokens))
@@ -197,7 +197,7 @@ class Reconciler:
 
     def _report_standing(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
         """Record each job's shortages for the job's process, if they have changed or may have changed before."""
-        standing: dict[str, dict[str, str]] = {desired.job_id: {} for desired in situation.desired}
+        standing: dict[str, dict[str, str]] = {spec.job_id: {} for spec in situation.fleets}
         for action in actions:
             if isinstance(action, Alarm) and action.about in standing:
                 standing[action.about][action.kind] = action.message
@@ -205,12 +205,12 @@ class Reconciler:
             for alarms in standing.values():
                 alarms["credentials"] = denied
         fence, here = self._held(), (self._provider.name, self._provider.region)
-        for desired in situation.desired:
-            job_id, alarms = desired.job_id, standing[desired.job_id]
-            if self._standing.get(job_id) != (desired.attempt, alarms):
-                if not (yield from ask(partial(self._store.tell, fence, job_id, *here, alarms))):
+        for spec in situation.fleets:
+            job_id, alarms = spec.job_id, standing[spec.job_id]
+            if self._standing.get(job_id) != (spec.attempt, alarms):
+                if not (yield from ask(partial(self._store.report_shortages, fence, job_id, *here, alarms))):
                     raise _OvertakenError
-                self._standing[job_id] = (desired.attempt, alarms)
+                self._standing[job_id] = (spec.attempt, alarms)
 
     def _take(self) -> Steps[None]:
         """Take the lease if it is free, or if its holder sent no heartbeat for long enough by the local clock."""
@@ -240,13 +240,11 @@ class Reconciler:
             raise _OvertakenError
         self._heartbeat_at_s = now_s
         self._memory.charged_s = {intent.id: now_s for intent in situation.intents}
-        intents = []
-        for intent in situation.intents:
-            seconds, usd = added.get(intent.id, (0.0, 0.0))
-            intents.append(
-                replace(intent, billed_s=intent.billed_s + seconds, spent_usd=intent.spent_usd + usd)
-            )
-        return replace(situation, intents=tuple(intents))
+        intents = tuple(
+            replace(intent, charges=intent.charges.plus(*added.get(intent.id, (0.0, 0.0))))
+            for intent in situation.intents
+        )
+        return replace(situation, intents=intents)
 
     def _list(self) -> Steps[Listing | None]:
         memory, now_s = self._memory, self._clock()
@@ -319,7 +317,7 @@ class Reconciler:
 
     def _create(self, intent: Intent) -> Steps[None]:
         fence, now_s, memory = self._held(), self._clock(), self._memory
-        if not (memory.is_open(intent.place, now_s) and memory.is_due(DENIED, now_s)):
+        if not (memory.is_open(intent.option, now_s) and memory.is_due(DENIED, now_s)):
             return  # an earlier launch in this iteration was refused
         if (yield from ask(lambda: self._store.write_intent(fence, intent))):
             memory.charged_s[intent.id] = now_s
@@ -339,11 +337,11 @@ class Reconciler:
             intent: Must be recorded as `asked`.
             first: Whether no earlier launch of it can have been accepted, so that a refusal proves that it has no VM.
         """
-        memory, now_s, place, key = self._memory, self._clock(), intent.place, ("launch", intent.id)
+        memory, now_s, option, key = self._memory, self._clock(), intent.option, ("launch", intent.id)
         try:
             vm = yield from self._cloud("launch", lambda: self._provider.launch(intent.request))
         except (StockOutError, QuotaError, CredentialsError, ConfigurationError) as error:
-            ending, reason = self._refused(place, error)
+            ending, reason = self._refused(option, error)
             if first:
                 yield from self._gone(intent, ending, reason, None, never=True)
             else:  # an earlier launch may still yield a VM although this one was refused
@@ -358,24 +356,24 @@ class Reconciler:
         except CloudUnavailableError:
             memory.wait(key, self._config.waits.launch, now_s, self._rng)
         else:
-            memory.done(key, ("park", *place.key), DENIED)
+            memory.done(key, ("park", *option.key), DENIED)
             yield from self._up(intent, vm)
 
-    def _refused(self, place: Place, error: ScavengerError) -> tuple[Ending, str]:
+    def _refused(self, option: PlacementOption, error: ScavengerError) -> tuple[Ending, str]:
         """Remember which placement option to avoid, and for how long; returns the ending and the reason."""
         memory, now_s, words = self._memory, self._clock(), str(error)
         match error:
             case StockOutError():
-                memory.wait(("park", *place.key), self._config.waits.sold_out, now_s, self._rng)
+                memory.wait(("park", *option.key), self._config.waits.sold_out, now_s, self._rng)
                 return "stock_out", words
             case QuotaError():
                 words = f"quota {error.quota} in {error.region} is used up: {words}"
-                memory.barred["quota", place.vm, place.spot] = words
+                memory.barred["quota", option.vm, option.spot] = words
                 return "quota", words
             case CredentialsError():
                 memory.wait(DENIED, self._config.waits.denied, now_s, self._rng)
             case _:
-                memory.barred["refused", *place.key] = words
+                memory.barred["refused", *option.key] = words
         return "refused", words
 
     def _up(self, intent: Intent, vm: VmSeen) -> Steps[None]:
@@ -406,8 +404,8 @@ class Reconciler:
             return
         self._note_health(intent, ending)
         if intent.state == "PLAN" and ending == "unanswered":
-            place = ("park", *intent.place.key)
-            self._memory.wait(place, self._config.waits.sold_out, self._clock(), self._rng)
+            parked = ("park", *intent.option.key)
+            self._memory.wait(parked, self._config.waits.sold_out, self._clock(), self._rng)
         if intent.instance_id and self._memory.is_due(THROTTLE, self._clock()):
             yield from self._terminate(intent.id, intent.instance_id, intent.request.zone)
 
@@ -430,7 +428,7 @@ class Reconciler:
             return
         memory.done(*((what, intent.id) for what in ("launch", "look", "terminate", "renew")))
         if not never:
-            memory.freed(intent.place)
+            memory.freed(intent.option)
             if intent.state != "DELETING" and not intent.acks:
                 self._note_health(intent, ending)
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from random import Random
 
-from scavenger.domain.intent import Place, Situation
+from scavenger.domain.intent import PlacementOption, Situation
 from scavenger.policy.provisioning.actions import Listing
 from scavenger.policy.provisioning.config import Backoff
 
@@ -66,8 +66,8 @@ class Memory:
             self._watch("acks", intent.id, intent.acks)
         for job_id, past in situation.past.items():
             self._watch("pulse", job_id, past.pulse)
-        for desired in situation.desired:
-            if self._watch("desired", desired.job_id, desired):  # other words, which the cloud may take
+        for spec in situation.fleets:
+            if self._watch("spec", spec.job_id, spec):  # other words, which the cloud may take
                 self.barred = {key: words for key, words in self.barred.items() if key[0] != "refused"}
         for vm in listing.vms if listing is not None else ():
             self._watch("vm", vm.instance_id, "")
@@ -116,22 +116,22 @@ class Memory:
         for key in keys:
             self._waits.pop(key, None)
 
-    # ---- places --------------------------------------------------------------------------------------------
+    # ---- options --------------------------------------------------------------------------------------------
 
-    def is_open(self, place: Place, now_s: float) -> bool:
+    def is_open(self, option: PlacementOption, now_s: float) -> bool:
         """Whether a launch with this placement option may be tried now."""
-        return not self.bars(place) and self.is_due(("park", *place.key), now_s)
+        return not self.bars(option) and self.is_due(("park", *option.key), now_s)
 
-    def is_sold_out(self, place: Place) -> bool:
+    def is_sold_out(self, option: PlacementOption) -> bool:
         """Whether the last launch with this placement option found no capacity."""
-        return self.times(("park", *place.key)) > 0
+        return self.times(("park", *option.key)) > 0
 
-    def bars(self, place: Place) -> str:
+    def bars(self, option: PlacementOption) -> str:
         """Why launches with this placement option cannot succeed, in the cloud's words; empty if they can."""
-        return self.barred.get(("quota", place.vm, place.spot)) or self.barred.get(
-            ("refused", *place.key), ""
+        return self.barred.get(("quota", option.vm, option.spot)) or self.barred.get(
+            ("refused", *option.key), ""
         )
 
-    def freed(self, place: Place) -> None:
+    def freed(self, option: PlacementOption) -> None:
         """Note that a VM has ended, so that a launch that a quota refused may now succeed."""
-        self.barred.pop(("quota", place.vm, place.spot), None)
+        self.barred.pop(("quota", option.vm, option.spot), None)
