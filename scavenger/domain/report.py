@@ -59,7 +59,7 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChanged:
-    """A worker's state changed: `starting`, `ready`, `training`, `doomed`, `leaving`, `lost`, `failed`, `gone`."""
+    """A worker's state changed: `starting`, `ready`, `training`, `preempted`, `leaving`, `lost`, `failed`, `gone`."""
 
     process: str
     state: str

@@ -36,12 +36,12 @@ class FleetAgents:
 
     def look(self, now: float) -> None:
         """Read the status of the agents."""
-        self._vms = {vm.intent: vm for vm in self._agent_server.vms()}
+        self._vms = {vm.spec.intent: vm for vm in self._agent_server.vms()}
         for vm in self._vms.values():
             if vm.processes:
-                self._idle_since.pop(vm.intent, None)
+                self._idle_since.pop(vm.spec.intent, None)
             elif vm.joined:
-                self._idle_since.setdefault(vm.intent, now)
+                self._idle_since.setdefault(vm.spec.intent, now)
 
     def seen(self, now: float, *, avoided: Collection[str] = ()) -> dict[str, AgentSeen]:
         """State of every expected or joined agent as of the last look, by the intent of its VM.
@@ -50,11 +50,11 @@ class FleetAgents:
             avoided: Addresses of VMs that receive no more workers.
         """
         return {
-            vm.intent: AgentSeen(
+            vm.spec.intent: AgentSeen(
                 joined=vm.joined,
                 processes=len(vm.processes),
                 silent_s=vm.heard_s_ago,
-                idle_s=now - self._idle_since.get(vm.intent, now),
+                idle_s=now - self._idle_since.get(vm.spec.intent, now),
                 is_ending=vm.preemption is not None,
                 ends_in_s=None if vm.preemption is None else vm.preemption.in_s,
                 is_avoided=vm.address in avoided,

@@ -23,7 +23,6 @@ __all__ = [
     "Admitted",
     "AgentMessage",
     "Chunk",
-    "Doom",
     "Ending",
     "Farewell",
     "Fetch",
@@ -35,6 +34,7 @@ __all__ = [
     "Kill",
     "Packet",
     "Placed",
+    "Preemption",
     "Refused",
     "Renew",
     "Renewed",
@@ -49,7 +49,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
 """Chunk size of the job's folder: small enough to arrive before the packet would be resent."""
@@ -141,7 +141,7 @@ class FileEnd(Tagged, frozen=True):
     number: _Count
 
 
-class Doom(Tagged, frozen=True):
+class Preemption(Tagged, frozen=True):
     """Preemption notice: the cloud will end the VM in `in_s` seconds; None if no time is set."""
 
     in_s: _Seconds | None
@@ -247,7 +247,7 @@ AgentMessage = (
     | Fetch
     | FileAsk
     | FileEnd
-    | Doom
+    | Preemption
     | Renewed
     | Ending
     | Warned
