@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
+from scavenger.domain.configuration import Configuration
+
 T = TypeVar("T")
+WHOLE = (Configuration,)
+"""Kinds that are given as a whole."""
 
 
 def built(kind: type[T], **given: Any) -> T:
@@ -20,7 +24,7 @@ def _built(kind: type[T], given: dict[str, Any]) -> T:
     for one in fields(kind):  # type: ignore[arg-type]
         if one.name in given:
             own[one.name] = given.pop(one.name)
-        elif is_dataclass(hints[one.name]):
+        elif is_dataclass(hints[one.name]) and hints[one.name] not in WHOLE:
             own[one.name] = _built(hints[one.name], given)  # type: ignore[arg-type]
     return kind(**own)
 
@@ -37,6 +41,6 @@ def _changed(value: T, changes: dict[str, Any]) -> T:
     for one in fields(value):  # type: ignore[arg-type]
         if one.name in changes:
             own[one.name] = changes.pop(one.name)
-        elif is_dataclass(part := getattr(value, one.name)):
+        elif is_dataclass(part := getattr(value, one.name)) and not isinstance(part, WHOLE):
             own[one.name] = _changed(part, changes)  # type: ignore[type-var]
     return replace(value, **own)  # type: ignore[type-var]

@@ -38,8 +38,15 @@ SCHEMA_VERSION = 1
 Document = dict[str, Any]
 T = TypeVar("T")
 
-_JOB = {"id": "job_id", "name": "job_name", "state": "state"}
-"""Fields of the report that the document groups under `job`."""
+_INLINE = ("actual", "metric", "steps", "model_path", "quarantined")
+"""Fields of the training's result, which the document has at its top."""
+_ORDER = (
+    *("predicted", "actual", "metric", "steps", "model_path", "measurements_path", "warnings"),
+    *("error", "exit_code", "quarantined", "estimate"),
+)
+"""Order of the document's fields after the curve."""
+_LATER = ("warnings", "error", "exit_code", "quarantined", "estimate")
+"""Those that an early document may lack."""
 _INTERVAL = {"time_s": "time_interval_s", "cost_usd": "cost_interval_usd"}
 """Fields of a prediction that the document groups under `interval`."""
 _CONFIGURATION = ("workers", "global_batch_size", "vm")
@@ -77,7 +84,7 @@ def report_document(report: RunReport) -> Document:
         for field in fields(report)
         if field.name not in _APART
     }
-    job = {key: written.pop(name) for key, name in _JOB.items()}
+    written |= written.pop("result")
     written["search"]["profiled"] = [_measurement_row(one) for one in written["search"]["profiled"]]
     if (predicted := written["predicted"]) is not None:
         predicted["interval"] = {key: predicted.pop(name) for key, name in _INTERVAL.items()}
@@ -85,22 +92,22 @@ def report_document(report: RunReport) -> Document:
         written["estimate"]["total_usd"] = without_nonfinite(estimate.total_usd)
     return {
         "schema_version": SCHEMA_VERSION,
-        "job": job,
-        "search": written.pop("search"),
+        "job": written["job"],
+        "search": written["search"],
         "choice": _choice_row(choice) if isinstance(choice, Choice) else None,
         "infeasible": _infeasible_row(choice) if isinstance(choice, Infeasible) else None,
         "curve": None if curve is None else _curve_rows(curve),
         "curve_info": None
         if curve is None
         else {"relative_only": curve.relative_only, "notes": list(curve.notes)},
-        **written,
+        **{name: written[name] for name in _ORDER},
         "time_error": _time_error(report),
     }
 
 
 def _time_error(report: RunReport) -> Document | None:
     """The split of the time error, which is derived from other fields and therefore only written, never read."""
-    predicted, actual = report.predicted, report.actual
+    predicted, actual = report.predicted, report.result.actual
     error = None if predicted is None or actual is None else time_error(predicted, actual)
     if error is None:
         return None
@@ -124,7 +131,9 @@ def report_from_document(document: Mapping[str, Any]) -> RunReport:
     try:
         curve = None if document["curve"] is None else curve_from_document(document)
         search, predicted = document["search"], document["predicted"]
-        written = {**document, **{name: document["job"][key] for key, name in _JOB.items()}}
+        given = {name: document[name] for name in _ORDER if name in document or name not in _LATER}
+        result = {name: given[name] for name in _INLINE if name in given}
+        written = {"job": document["job"], "result": result, **given}
         written["search"] = {**search, "profiled": [_from_measurement_row(row) for row in search["profiled"]]}
         if predicted is not None:
             written["predicted"] = {

@@ -237,7 +237,7 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
         omitted.append("starting the workers")
     if not shared.aggregators:
         omitted.append("aggregators")
-    words = (f"counted beside the workers' time: {'; '.join(counted)}",) if counted else ()
+    words = (f"counted in addition to the workers' time: {'; '.join(counted)}",) if counted else ()
     return (*words, f"not counted: {'; '.join((*omitted, *NEVER_COUNTED))}")
 
 

@@ -11,7 +11,7 @@ p        price of one VM, US dollars per hour
 
 T = e (ceil(D / B) τ + v) and C = T K p / 3600: eq. 3-5 of Tyagi and Sharma, "Scavenger", with whole steps
 and the evaluation counted. Under `CostTerms` (`domain/cost.py`) both also include the effects of a cloud: work takes
-w = 1 / (1 - λ n d / 3600) times longer on n spot VMs, set-up u comes before it, and beside the n VMs, at q for the
+w = 1 / (1 - λ n d / 3600) times longer on n spot VMs, set-up u comes before it, and besides the n VMs, at q for the
 disk of each, F dollars per hour are paid for aggregators:
 
     T' = u + w T   and   C' = T' (n (p + q) + F) / 3600

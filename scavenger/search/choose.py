@@ -93,26 +93,32 @@ def _least(values: FloatArray, others: FloatArray, allowed: IntArray) -> int:
 
 def _by_time(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
     index = _fastest(curve, allowed)
-    return index, f"fastest of {len(allowed)}: {_beside(curve, index, _cheapest(curve, allowed), 'cheapest')}"
+    return (
+        index,
+        f"fastest of {len(allowed)}: {_compared(curve, index, _cheapest(curve, allowed), 'cheapest')}",
+    )
 
 
 def _by_cost(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
     index = _cheapest(curve, allowed)
-    return index, f"cheapest of {len(allowed)}: {_beside(curve, index, _fastest(curve, allowed), 'fastest')}"
+    return (
+        index,
+        f"cheapest of {len(allowed)}: {_compared(curve, index, _fastest(curve, allowed), 'fastest')}",
+    )
 
 
 def _by_knee(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
     """The knee; without one, the point of the front nearest to (least time, least cost) in log space."""
     fastest = _fastest(curve, allowed)
     if curve.knee is not None and curve.knee in allowed:
-        return curve.knee, f"knee: {_beside(curve, curve.knee, fastest, 'fastest')}"
+        return curve.knee, f"knee: {_compared(curve, curve.knee, fastest, 'fastest')}"
     front = _front(curve, allowed)
     if len(front) == 1:
         return int(front[0]), "both fastest and cheapest, so there is no tradeoff to find a knee of"
     distance = np.hypot(_log_excess(curve.time_s[front]), _log_excess(curve.cost_usd[front]))
     index = int(front[int(np.argmin(distance))])
-    beside = _beside(curve, index, fastest, "fastest")
-    return index, f"the front has no knee; nearest to both the least time and the least cost: {beside}"
+    compared = _compared(curve, index, fastest, "fastest")
+    return index, f"the front has no knee; nearest to both the least time and the least cost: {compared}"
 
 
 def _front(curve: TradeoffCurve, allowed: IntArray) -> IntArray:
@@ -156,7 +162,7 @@ def _log_excess(values: FloatArray) -> FloatArray:
     return np.asarray(log - log.min())
 
 
-def _beside(curve: TradeoffCurve, index: int, other: int, name: str) -> str:
+def _compared(curve: TradeoffCurve, index: int, other: int, name: str) -> str:
     """Compare a point with another in words, as `12 % slower than the fastest at 41 % of its cost`."""
     if index == other:
         return f"also the {name}"

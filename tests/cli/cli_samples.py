@@ -9,7 +9,15 @@ import numpy as np
 
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, SearchOutcome
+from scavenger.domain.report import (
+    Actual,
+    MetricOutcome,
+    Predicted,
+    ReportedJob,
+    RunReport,
+    SearchOutcome,
+    TrainingResult,
+)
 
 
 def make_curve(
@@ -100,19 +108,21 @@ def make_report(
         if p.measured
     )
     return RunReport(
-        job_id="0198c0de-1111-4000-8000-000000000001",
-        job_name=name,
-        state="planned" if planned else "succeeded",
+        job=ReportedJob("0198c0de-1111-4000-8000-000000000001", name, "planned" if planned else "succeeded"),
         search=SearchOutcome(
             "partial", "nothing is known of this kind of job yet", profiled, 93.0, 0.0031, 12.0, 0.0004
         ),
         curve=curve,
         choice=choice,
         predicted=predicted,
-        actual=None if planned else Actual(point.time_s * 1.25, point.cost_usd, point.step_time_s, 11.0),
-        metric=None if planned else MetricOutcome("val_accuracy", 0.9712, 0.97, True),
-        steps=80 if planned else 4242,
-        model_path=None if planned else "/home/u/.scavenger/model.keras",
+        result=TrainingResult(steps=80)
+        if planned
+        else TrainingResult(
+            actual=Actual(point.time_s * 1.25, point.cost_usd, point.step_time_s, 11.0),
+            metric=MetricOutcome("val_accuracy", 0.9712, 0.97, True),
+            steps=4242,
+            model_path="/home/u/.scavenger/model.keras",
+        ),
         measurements_path="/home/u/.scavenger/measurements.json",
         error=error,
         exit_code=exit_code,

@@ -36,7 +36,7 @@ def store(store_url: str) -> Store:
 def finished(store: Store, *, vms: int = 0) -> str:
     """A job that has ended, on this machine or on so many VMs, the first of them with the aggregators."""
     report = replace(make_report(), estimate=ESTIMATE)
-    job_id = store.create_job(report.job_name, spec={}, job_file="job.yaml").id
+    job_id = store.create_job(report.job.name, spec={}, job_file="job.yaml").id
     if vms:
         lease = store.take_lease("aws/us-east-1", "me", store.lease("aws/us-east-1"))
         assert lease is not None
@@ -86,7 +86,7 @@ def finished(store: Store, *, vms: int = 0) -> str:
             vm = VmSeen(name, "c5.xlarge", "us-east-1a", spot, "gone", launched_at=began, ended_at=end)
             store.mark_up(fence, token, vm)
             store.mark_gone(fence, token, "unwanted", "done", vm, never=False)
-    assert report.actual is not None
+    assert report.result.actual is not None
     assert report.predicted is not None
     store.finish_job(
         job_id,
@@ -94,8 +94,8 @@ def finished(store: Store, *, vms: int = 0) -> str:
         report=report_document(report),
         exit_code=0,
         predicted=report.predicted,
-        actual=report.actual,
-        cost_usd=report.actual.cost_usd,
+        actual=report.result.actual,
+        cost_usd=report.result.actual.cost_usd,
     )
     return job_id
 

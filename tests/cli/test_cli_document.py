@@ -23,8 +23,10 @@ from scavenger.domain.report import (
     JobState,
     MetricOutcome,
     Predicted,
+    ReportedJob,
     RunReport,
     SearchOutcome,
+    TrainingResult,
 )
 
 FIGURES = st.floats(-1e12, 1e12, allow_nan=False)
@@ -102,25 +104,25 @@ def reports(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Run
         st.none() | FIGURES,
     )
     return RunReport(
-        job_id=draw(WORDS),
-        job_name=draw(WORDS),
-        state=draw(st.sampled_from(get_args(JobState))),
+        job=ReportedJob(draw(WORDS), draw(WORDS), draw(st.sampled_from(get_args(JobState)))),
         search=draw(search),
         curve=curve,
         choice=None if curve is None else choices(draw, curve),
         predicted=draw(st.none() | st.builds(Predicted, figures, pairs, figures, pairs, figures, figures)),
-        actual=draw(st.none() | st.builds(Actual, figures, figures, figures, figures)),
-        metric=draw(
-            st.none()
-            | st.builds(MetricOutcome, WORDS, st.none() | FIGURES, st.none() | FIGURES, st.booleans())
+        result=TrainingResult(
+            actual=draw(st.none() | st.builds(Actual, figures, figures, figures, figures)),
+            metric=draw(
+                st.none()
+                | st.builds(MetricOutcome, WORDS, st.none() | FIGURES, st.none() | FIGURES, st.booleans())
+            ),
+            steps=draw(sizes),
+            model_path=draw(st.none() | WORDS),
+            quarantined=tuple(draw(st.lists(sizes, max_size=3))),
         ),
-        steps=draw(sizes),
-        model_path=draw(st.none() | WORDS),
         measurements_path=draw(st.none() | WORDS),
         warnings=tuple(draw(st.lists(WORDS, max_size=2))),
         error=draw(WORDS),
         exit_code=draw(st.integers(0, 130)),
-        quarantined=tuple(draw(st.lists(sizes, max_size=3))),
         estimate=draw(
             st.none()
             | st.builds(

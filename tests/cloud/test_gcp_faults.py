@@ -18,7 +18,7 @@ from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 from google.api_core.exceptions import GoogleAPICallError, from_http_status
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
-from scavenger.cloud.gcp.errors import told
+from scavenger.cloud.gcp.errors import translated_errors
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import (
@@ -340,7 +340,7 @@ def test_what_the_library_raises_is_told_for_what_it_is(
 ) -> None:
     with (
         pytest.raises(error) as caught,
-        told("x", region=REGION, place=REGION, refused=ConfigurationError),
+        translated_errors("x", region=REGION, location=REGION, refused=ConfigurationError),
     ):
         raise raised
 
@@ -348,7 +348,10 @@ def test_what_the_library_raises_is_told_for_what_it_is(
 
 
 def test_missing_credentials_are_told_with_the_way_to_some() -> None:
-    with pytest.raises(CredentialsError, match="gcloud auth"), told("x", region=REGION, place=REGION):
+    with (
+        pytest.raises(CredentialsError, match="gcloud auth"),
+        translated_errors("x", region=REGION, location=REGION),
+    ):
         raise DefaultCredentialsError("none found")
 
 

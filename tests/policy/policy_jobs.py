@@ -104,7 +104,7 @@ class Cluster:
             decision = policy.decide(snapshot)
             self.decisions.append(decision)
             if isinstance(decision, Stop):
-                self.pay(self.drain_s, len(snapshot.workers))
+                self.pay(self.drain_s, len(snapshot.cluster.workers))
                 return self.snapshot()
             if isinstance(decision, ScaleTo):
                 both = max(decision.workers, self.configuration.workers)

@@ -115,4 +115,4 @@ def test_a_chain_of_nothing_and_a_cluster_of_nobody_are_refused() -> None:
         ScaleTo(0, 10, "")
     with pytest.raises(ValueError, match="cannot scale"):
         ScaleTo(5, 4, "")
-    assert len(job().training) == len(supervisor(4))
+    assert len(job().cluster.training) == len(supervisor(4))

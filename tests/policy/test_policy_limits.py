@@ -167,9 +167,9 @@ def test_no_run_crosses_its_budget_or_deadline(
 
     last = cluster.run(GUARDED)
 
-    assert budget is None or last.cost_usd <= budget * (1 + 1e-9)
-    assert deadline is None or last.elapsed_s <= deadline * (1 + 1e-9)
-    assert last.remaining_samples == 0 or isinstance(cluster.decisions[-1], Stop) or not knows
+    assert budget is None or last.costs.cost_usd <= budget * (1 + 1e-9)
+    assert deadline is None or last.progress.elapsed_s <= deadline * (1 + 1e-9)
+    assert last.progress.remaining_samples == 0 or isinstance(cluster.decisions[-1], Stop) or not knows
     assert len(cluster.history) < 40  # limits and schedule do not pull against each other
 
 
@@ -181,8 +181,8 @@ def test_a_budget_that_a_smaller_cluster_meets_is_met_by_a_smaller_cluster() -> 
 
     last = cluster.run(GUARDED, looks=20_000)
 
-    assert last.remaining_samples == 0
-    assert last.cost_usd <= cost[3]
+    assert last.progress.remaining_samples == 0
+    assert last.costs.cost_usd <= cost[3]
 
 
 def test_a_deadline_overrules_the_efficiency_without_swinging_back() -> None:
@@ -194,8 +194,8 @@ def test_a_deadline_overrules_the_efficiency_without_swinging_back() -> None:
 
     last = cluster.run(guarded, looks=20_000)
 
-    assert last.remaining_samples == 0
-    assert last.elapsed_s <= deadline
+    assert last.progress.remaining_samples == 0
+    assert last.progress.elapsed_s <= deadline
     assert len(cluster.history) < 10
 
 

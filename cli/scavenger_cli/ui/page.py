@@ -125,8 +125,8 @@ def _section(panel: Panel, number: int, count: int) -> Iterator[str]:
 
 def _notes(panels: Sequence[Panel]) -> str:
     notes = dict.fromkeys(clean(note) for panel in panels for note in panel.curve.notes)
-    told = [*([relative_note] if panels[0].curve.relative_only else []), *notes]
-    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in told)}</ul>" if told else ""
+    shown = [*([relative_note] if panels[0].curve.relative_only else []), *notes]
+    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in shown)}</ul>" if shown else ""
 
 
 def panel_figure(panel: Panel) -> dict[str, Any]:

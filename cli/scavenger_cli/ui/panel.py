@@ -95,13 +95,13 @@ def panel_of(
     if report.curve is None:
         raise ValueError("the report has no curve")
     choice = report.choice if isinstance(report.choice, Choice) else None
-    ran = report.state in FINISHED and not report.curve.relative_only
+    ran = report.job.state in FINISHED and not report.curve.relative_only
     return Panel(
         title=title,
         curve=report.curve,
         choice=choice,
-        predicted=report.predicted if ran and report.actual is not None else None,
-        actual=report.actual if ran and report.predicted is not None else None,
+        predicted=report.predicted if ran and report.result.actual is not None else None,
+        actual=report.result.actual if ran and report.predicted is not None else None,
         deadline_s=deadline_s,
         budget_usd=budget_usd,
     )

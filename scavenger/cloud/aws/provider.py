@@ -3,8 +3,8 @@
 Every launch is one `RunInstances` for one VM in one zone, with the request's token as `ClientToken` and all tags in
 the same call, so that a repeat finds the VM of the first call, and a VM without tags cannot be. EC2 keeps tokens by
 zone: the same one in another zone is another launch. So a request may move to another zone only after a definite error.
-What is made beside VMs is a security group per owner, whose members reach each other and whom nobody else reaches, and
-a key pair where a public key is given.
+In addition to VMs, it creates a security group per owner, whose members reach each other and whom nobody else reaches,
+and a key pair where a public key is given.
 
 Needs the permissions `ec2:Describe*` for instances, instance types and their offerings, images, subnets, security
 groups, key pairs and volumes; `ec2:RunInstances`, `TerminateInstances`, `CreateTags`, `CreateSecurityGroup`,
@@ -94,7 +94,7 @@ class AwsProvider:
         self._page_size = page_size
         self._clock, self._sleep = clock, sleep
         self._rng = rng or random.Random()  # noqa: S311 - jitter
-        # A repeat by the library could not be told from a first call, and would not be within our time limit.
+        # A repeat by the library could not be distinguished from a first call, and would not be within our time limit.
         config = Config(
             connect_timeout=min(5.0, answer_max_s),
             read_timeout=answer_max_s,
@@ -154,7 +154,7 @@ class AwsProvider:
                     return self._adopt(request)
                 if code not in ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound"):
                     raise translated(
-                        error, region=self.region, place=request.zone, vm=request.vm, spot=request.spot
+                        error, region=self.region, location=request.zone, vm=request.vm, spot=request.spot
                     ) from error
                 self._shared_resources.forget(request.tags.owner)
                 continue
@@ -361,9 +361,9 @@ class AwsProvider:
             try:
                 return call()
             except (ClientError, BotoCoreError) as error:
-                told: ScavengerError = translated(error, region=self.region)
-                if attempt == _TRIES - 1 or not isinstance(told, (ThrottledError, CloudUnavailableError)):
-                    raise told from error
+                failure: ScavengerError = translated(error, region=self.region)
+                if attempt == _TRIES - 1 or not isinstance(failure, (ThrottledError, CloudUnavailableError)):
+                    raise failure from error
             self._sleep(self._rng.uniform(0, _PAUSE_S * 2**attempt))
         raise AssertionError("the last attempt returns or raises")
 

@@ -87,7 +87,7 @@ def labels_of(request: VmRequest) -> dict[str, str]:
     """A VM's labels: what it is for, and the request's own in lower case with `-` for what a label must not hold.
 
     Raises:
-        ConfigurationError: If a label cannot be told by its key, or there are too many or too long ones.
+        ConfigurationError: If two labels have the same key, or there are too many or too long ones.
     """
     labels: dict[str, str] = {}
     for key, value in request.template.labels:

@@ -50,7 +50,7 @@ class GcpSettings:
         external_address: Whether a VM has an address in the internet; without one it needs a NAT to load packages.
         service_account: Its e-mail address; empty for none: a VM then can do nothing in the project.
         image: In place of Ubuntu's newest long-term image; needs cloud-init.
-        preemption_notice_s: How long before its end a spot VM is told of it; 0 for the platform's default.
+        preemption_notice_s: How long before its end a spot VM is notified of it; 0 for the platform's default.
     """
 
     network: str = "global/networks/default"
