@@ -68,10 +68,10 @@ _LASTING: tuple[AlarmKind, ...] = ("unaffordable", "credentials", "no_place", "l
 
 @dataclass(frozen=True, slots=True)
 class FleetInputs:
-    """Specification of one job's VMs.
+    """What the VMs of one job are planned from.
 
     Attributes:
-        spec: The job, its region, its limits and boot parameters of its VMs; without slots.
+        spec: The job, its region, its limits and the launch parameters of its VMs; without slots.
         package: The package that a VM installs, see `cloud.boot.package_of`.
         options: Placement options of the workers' VMs by VM type, in the order to try.
         aggregators: Placement options of the aggregators' VM.

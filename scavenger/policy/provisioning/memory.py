@@ -116,7 +116,7 @@ class Memory:
         for key in keys:
             self._waits.pop(key, None)
 
-    # ---- options --------------------------------------------------------------------------------------------
+    # ---- options -------------------------------------------------------------------------------------------
 
     def is_open(self, option: PlacementOption, now_s: float) -> bool:
         """Whether a launch with this placement option may be tried now."""
