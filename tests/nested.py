@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
 
 from scavenger.domain.configuration import Configuration
 
@@ -43,4 +46,25 @@ def _changed(value: T, changes: dict[str, Any]) -> T:
             own[one.name] = changes.pop(one.name)
         elif is_dataclass(part := getattr(value, one.name)) and not isinstance(part, WHOLE):
             own[one.name] = _changed(part, changes)  # type: ignore[type-var]
+    return replace(value, **own)  # type: ignore[type-var]
+
+
+def arrays_of(value: Any) -> list[np.ndarray]:
+    """Every array in a value and its parts."""
+    found = [getattr(value, one.name) for one in fields(value)]
+    return [
+        array
+        for one in found
+        for array in ([one] if isinstance(one, np.ndarray) else arrays_of(one) if is_dataclass(one) else [])
+    ]
+
+
+def with_arrays(value: T, change: Callable[[np.ndarray], np.ndarray]) -> T:
+    """The value with each array in it and its parts changed."""
+    own = {}
+    for one in fields(value):  # type: ignore[arg-type]
+        if isinstance(part := getattr(value, one.name), np.ndarray):
+            own[one.name] = change(part)
+        elif is_dataclass(part):
+            own[one.name] = with_arrays(part, change)  # type: ignore[type-var]
     return replace(value, **own)  # type: ignore[type-var]

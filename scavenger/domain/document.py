@@ -20,7 +20,16 @@ import numpy as np
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.cost import CostEstimate
-from scavenger.domain.curve import Choice, CurvePoint, FloatArray, Infeasible, TradeoffCurve
+from scavenger.domain.curve import (
+    Choice,
+    CurveConfigurations,
+    CurvePoint,
+    FloatArray,
+    Infeasible,
+    Interval,
+    PointMarks,
+    TradeoffCurve,
+)
 from scavenger.domain.report import RunReport, time_error
 
 __all__ = [
@@ -289,23 +298,23 @@ class _Row(msgspec.Struct):
 def _curve_rows(curve: TradeoffCurve) -> list[Document]:
     nothing = [None] * len(curve)
     columns = zip(
-        curve.workers.tolist(),
-        curve.global_batch_size.tolist(),
-        [curve.vms[index] for index in curve.vm_index.tolist()],
+        curve.configurations.workers.tolist(),
+        curve.configurations.global_batch_size.tolist(),
+        [curve.configurations.vms[index] for index in curve.configurations.vm_index.tolist()],
         _column(curve.time_s),
         _column(curve.cost_usd),
         map(
             _Interval,
-            zip(_column(curve.time_low_s), _column(curve.time_high_s), strict=True),
-            zip(_column(curve.cost_low_usd), _column(curve.cost_high_usd), strict=True),
+            zip(_column(curve.time_interval_s.low), _column(curve.time_interval_s.high), strict=True),
+            zip(_column(curve.cost_interval_usd.low), _column(curve.cost_interval_usd.high), strict=True),
         ),
         _column(curve.step_time_s),
         _column(curve.epochs),
-        curve.on_front.tolist(),
+        curve.marks.on_front.tolist(),
         [index == curve.knee for index in range(len(curve))],
-        curve.measured.tolist(),
-        curve.extrapolated.tolist(),
-        [curve.reasons[index] for index in curve.excluded.tolist()],
+        curve.marks.measured.tolist(),
+        curve.marks.extrapolated.tolist(),
+        [curve.marks.reasons[index] for index in curve.marks.excluded.tolist()],
         nothing if curve.setup_s is None else _column(curve.setup_s),
         strict=True,
     )
@@ -347,23 +356,25 @@ def _read_curve(rows: Sequence[_Row], *, relative_only: bool, notes: tuple[str, 
     times = np.array([row.interval.time_s for row in rows], np.float64).reshape(-1, 2)
     costs = np.array([row.interval.cost_usd for row in rows], np.float64).reshape(-1, 2)
     return TradeoffCurve(
-        vms=tuple(vms),
-        vm_index=np.array([vms[row.vm] for row in rows], np.int64),
-        workers=np.array([row.workers for row in rows], np.int64),
-        global_batch_size=np.array([row.global_batch_size for row in rows], np.int64),
+        configurations=CurveConfigurations(
+            vms=tuple(vms),
+            vm_index=np.array([vms[row.vm] for row in rows], np.int64),
+            workers=np.array([row.workers for row in rows], np.int64),
+            global_batch_size=np.array([row.global_batch_size for row in rows], np.int64),
+        ),
         time_s=figures("time_s"),
-        time_low_s=times[:, 0],
-        time_high_s=times[:, 1],
+        time_interval_s=Interval(times[:, 0], times[:, 1]),
         cost_usd=figures("cost_usd"),
-        cost_low_usd=costs[:, 0],
-        cost_high_usd=costs[:, 1],
+        cost_interval_usd=Interval(costs[:, 0], costs[:, 1]),
         step_time_s=figures("step_time_s"),
         epochs=figures("epochs"),
-        on_front=np.array([row.on_front for row in rows], np.bool_),
-        measured=np.array([row.measured for row in rows], np.bool_),
-        extrapolated=np.array([row.extrapolated for row in rows], np.bool_),
-        excluded=np.array([reasons[row.excluded] for row in rows], np.int64),
-        reasons=tuple(reasons),
+        marks=PointMarks(
+            on_front=np.array([row.on_front for row in rows], np.bool_),
+            measured=np.array([row.measured for row in rows], np.bool_),
+            extrapolated=np.array([row.extrapolated for row in rows], np.bool_),
+            excluded=np.array([reasons[row.excluded] for row in rows], np.int64),
+            reasons=tuple(reasons),
+        ),
         relative_only=relative_only,
         notes=notes,
         knee=next((index for index, row in enumerate(rows) if row.knee), None),

@@ -17,13 +17,13 @@ class VmTags:
     """The tags of a VM, by which it is recognised; empty or -1 where it has none.
 
     Attributes:
-        token: The intent's id, a UUID as text: idempotency token of the launch.
         owner: Tag of this installation, which distinguishes its VMs from others.
+        token: The intent's id, a UUID as text: idempotency token of the launch.
         job_id, slot, generation: The job and slot of the VM; its replacement has the next generation.
     """
 
-    token: str = ""
     owner: str = ""
+    token: str = ""
     job_id: str = ""
     slot: int = -1
     generation: int = -1

@@ -310,11 +310,12 @@ class JobModel:
             curve: Over the offers of `space`.
             index: Of the one.
         """
-        here = curve.vm_index == curve.vm_index[index]
+        of = curve.configurations
+        here = of.vm_index == of.vm_index[index]
         deviation = np.empty(len(curve))
-        for place, offer in enumerate(space.offers):
-            of_offer = curve.vm_index == place
-            workers, batch = curve.workers[of_offer], curve.global_batch_size[of_offer]
+        for number, offer in enumerate(space.offers):
+            of_offer = of.vm_index == number
+            workers, batch = of.workers[of_offer], of.global_batch_size[of_offer]
             contention, parallel = contention_of(offer, workers), self._parallel(offer)
             if here[of_offer].any():
                 at = int(np.sum(of_offer[:index]))
@@ -323,8 +324,8 @@ class JobModel:
                 )
             else:
                 _, deviation[of_offer] = parallel.predict(workers, batch, contention, offer.workers_per_vm)
-        one = space.offers[int(curve.vm_index[index])]
-        workers, batch = curve.workers[index : index + 1], curve.global_batch_size[index : index + 1]
+        one = space.offers[int(of.vm_index[index])]
+        workers, batch = of.workers[index : index + 1], of.global_batch_size[index : index + 1]
         _, own = self._parallel(one).predict(workers, batch, contention_of(one, workers), one.workers_per_vm)
         deviation[~here] = np.hypot(deviation[~here], own[0])
         return deviation

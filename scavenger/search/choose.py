@@ -47,13 +47,13 @@ def choose(
         raise ValueError(
             f"objective {objective!r} is none of {', '.join(OBJECTIVES)} and utility with a worth"
         )
-    allowed = np.flatnonzero(curve.excluded == 0)
+    allowed = np.flatnonzero(curve.marks.excluded == 0)
     if not len(allowed):
         return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd, remaining)
     alike = (
         allowed
         if global_batch_size is None
-        else allowed[curve.global_batch_size[allowed] == global_batch_size]
+        else allowed[curve.configurations.global_batch_size[allowed] == global_batch_size]
     )
     among = alike if len(alike) else allowed
     if objective == "utility" and worth is not None:
@@ -64,7 +64,7 @@ def choose(
         reason += f"; at batch {global_batch_size} alone, as the goal has no target to compare others by"
     if len(allowed) == 1:
         reason = "the only configuration that the constraints allow"
-    if curve.extrapolated[index]:
+    if curve.marks.extrapolated[index]:
         reason += "; extrapolated beyond what was profiled"
     if curve.relative_only:
         reason += "; absolute figures mean little, as the epochs to the target are unknown"
@@ -196,10 +196,10 @@ def _infeasible(
     time_s, cost_usd = curve.rest_s(remaining) + spent_time_s, curve.rest_usd(remaining) + spent_usd
     over_time, over_cost = _over(time_s, deadline_s), _over(cost_usd, budget_usd)
     miss = np.maximum(over_time, over_cost)
-    soft = np.array([reason.startswith((PAST_DEADLINE, OVER_BUDGET)) for reason in curve.reasons])
-    can_run = np.flatnonzero(soft[curve.excluded])
+    soft = np.array([reason.startswith((PAST_DEADLINE, OVER_BUDGET)) for reason in curve.marks.reasons])
+    can_run = np.flatnonzero(soft[curve.marks.excluded])
     if not len(can_run):
-        hard = sorted({curve.reasons[i] for i in curve.excluded})
+        hard = sorted({curve.marks.reasons[i] for i in curve.marks.excluded})
         return Infeasible(f"no configuration can run: {'; '.join(hard)}", None)
     index = int(can_run[int(np.argmin(miss[can_run]))])
     misses = []

@@ -10,9 +10,9 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from dataclasses import replace
 
 from cli_samples import make_choice, make_curve, make_report
-from nested import changed
 
 from scavenger.domain.report import ChoiceMade, Observer, PhaseChanged, RunReport, WorkerChanged
 from scavenger.store import Store
@@ -47,21 +47,24 @@ class FakeRun:
         if self.mode == "break":
             raise ZeroDivisionError("by\x1b[2J zero")
         if self.mode == "fail":
-            return changed(report, state="failed", error="train.py:12: ValueError: no data", exit_code=6)
+            return replace(
+                report,
+                job=replace(report.job, state="failed"),
+                error="train.py:12: ValueError: no data",
+                exit_code=6,
+            )
         if self._confirm is not None and not self._confirm(curve, make_choice(curve), report.predicted):
             stopped = bool(self._stop)
-            return changed(
-                make_report(curve, planned=True),
-                state="interrupted" if stopped else "planned",
-                exit_code=130 if stopped else 0,
-            )
+            report = make_report(curve, planned=True)
+            ended = replace(report.job, state="interrupted" if stopped else "planned")
+            return replace(report, job=ended, exit_code=130 if stopped else 0)
         if self.mode == "wait":
             while not self._stop:
                 time.sleep(0.01)
         if self._stop == "interrupted":
             if "stubborn" in sys.argv[0]:
                 time.sleep(30)
-            return changed(report, state="interrupted", exit_code=130)
+            return replace(report, job=replace(report.job, state="interrupted"), exit_code=130)
         return report
 
     processes, vms = 2, 0

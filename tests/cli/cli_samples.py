@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
+from scavenger.domain.curve import (
+    Choice,
+    CurveConfigurations,
+    Infeasible,
+    Interval,
+    PointMarks,
+    TradeoffCurve,
+)
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import (
     Actual,
@@ -45,23 +52,20 @@ def make_curve(
     ends = np.isin(k, [workers[0], workers[-1]]) & np.isin(b, [batches[0], batches[-1]])
     on_front = np.flatnonzero(front)
     return TradeoffCurve(
-        vms=vms,
-        vm_index=vm,
-        workers=k,
-        global_batch_size=b,
+        configurations=CurveConfigurations(vms, vm, k, b),
         time_s=time_s,
-        time_low_s=time_s * 0.85,
-        time_high_s=time_s * 1.2,
+        time_interval_s=Interval(time_s * 0.85, time_s * 1.2),
         cost_usd=cost,
-        cost_low_usd=cost * 0.85,
-        cost_high_usd=cost * 1.2,
+        cost_interval_usd=Interval(cost * 0.85, cost * 1.2),
         step_time_s=step_s,
         epochs=epochs,
-        on_front=front,
-        measured=ends,
-        extrapolated=b > max(batches) * 0.9,
-        excluded=excluded,
-        reasons=("", "slower than the deadline"),
+        marks=PointMarks(
+            on_front=front,
+            measured=ends,
+            extrapolated=b > max(batches) * 0.9,
+            excluded=excluded,
+            reasons=("", "slower than the deadline"),
+        ),
         relative_only=relative_only,
         notes=("set-up time is not counted",),
         knee=int(on_front[len(on_front) // 2]) if len(on_front) else None,
@@ -71,7 +75,7 @@ def make_curve(
 def make_choice(curve: TradeoffCurve) -> Choice:
     """The knee, with the ends of the front beside it."""
     assert curve.knee is not None
-    allowed = np.flatnonzero(curve.excluded == 0)
+    allowed = np.flatnonzero(curve.marks.excluded == 0)
     fastest = int(allowed[np.argmin(curve.time_s[allowed])])
     cheapest = int(allowed[np.argmin(curve.cost_usd[allowed])])
     return Choice(

@@ -444,7 +444,7 @@ def test_the_fake_driver_takes_what_the_real_one_takes() -> None:
 def test_console_records_become_json() -> None:
     report = console.plain(make_report())
 
-    assert json.loads(json.dumps(report, allow_nan=False))["job_name"] == "digits-cnn"
+    assert json.loads(json.dumps(report, allow_nan=False))["job"]["name"] == "digits-cnn"
 
 
 def test_a_model_is_listed_with_the_name_of_the_job_that_fitted_it(

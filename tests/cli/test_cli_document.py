@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -12,10 +12,18 @@ import pytest
 from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nested import with_arrays
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.cost import CostEstimate, CostItem
-from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
+from scavenger.domain.curve import (
+    Choice,
+    CurveConfigurations,
+    Infeasible,
+    Interval,
+    PointMarks,
+    TradeoffCurve,
+)
 from scavenger.domain.document import curve_from_document, report_document, report_from_document
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import (
@@ -53,11 +61,13 @@ def curves(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Trad
     knee = draw(st.none() | st.integers(0, len(rows) - 1))
     notes = tuple(draw(st.lists(WORDS, max_size=2)))
     return TradeoffCurve(
-        tuple(names),
-        *columns[:3],
-        *floats,
-        *columns[11:15],
-        tuple(reasons),
+        CurveConfigurations(tuple(names), *columns[:3]),
+        floats[0],
+        Interval(*floats[1:3]),
+        floats[3],
+        Interval(*floats[4:6]),
+        *floats[6:],
+        PointMarks(*columns[11:15], tuple(reasons)),
         draw(st.booleans()),
         notes,
         knee,
@@ -183,7 +193,7 @@ def test_a_report_read_back_gives_the_same_document(report) -> None:  # type: ig
 
 def test_numbers_that_are_not_finite_become_null_and_come_back_unknown() -> None:
     curve = make_curve()
-    curve.time_high_s[0] = math.inf
+    curve.time_interval_s.high[0] = math.inf
     curve.epochs[1] = math.nan
     document = report_document(replace(make_report(), curve=curve))
 
@@ -235,7 +245,6 @@ def test_what_is_no_report_is_refused_by_name(broken: dict[str, object]) -> None
 
 def test_a_hundred_thousand_points_become_a_document_within_seconds() -> None:
     small = make_curve(range(1, 11), range(128, 138))
-    arrays = {item.name: getattr(small, item.name) for item in fields(small)}
-    curve = replace(small, **{k: np.tile(v, 1000) for k, v in arrays.items() if isinstance(v, np.ndarray)})
+    curve = with_arrays(small, lambda column: np.tile(column, 1000))
 
     assert len(report_document(replace(make_report(), curve=curve, choice=None))["curve"]) == 100_000

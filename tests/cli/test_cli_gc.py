@@ -162,6 +162,13 @@ def test_jobs_that_nobody_drives_are_clean_afterwards(scavenger: Run, scene: Sce
     assert code == 0
     document = json.loads(out)
     assert (document["ended"], document["left"], len(document["leftovers"])) == (True, [], 1)
+    (leftover,) = document["leftovers"]
+    assert list(leftover) == ["provider", "region", "vm", "reason"]
+    assert list(leftover["vm"]) == [
+        *("instance_id", "vm", "zone", "spot", "state", "owner", "token", "job_id", "slot", "generation"),
+        *("address", "launched_at", "ended_at", "reason"),
+    ]
+    assert leftover["vm"]["job_id"] == scene.job_id
     assert scene.store.is_clean(scene.job_id)
     assert scene.cloud.remove_leftovers(scene.owner) == ()
 

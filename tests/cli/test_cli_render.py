@@ -70,7 +70,9 @@ def test_on_a_narrow_terminal_numbers_stay_whole_and_the_intervals_go() -> None:
     rows = re.findall(r"^[>k*me]* +(\d+) +(\d+) +\S+ (?:min|s) .*\$\S+$", stream.getvalue(), re.MULTILINE)
 
     assert "(90 %)" not in stream.getvalue()
-    assert sorted(int(batch) for _, batch in rows) == sorted(int(b) for b in curve.global_batch_size)
+    assert sorted(int(batch) for _, batch in rows) == sorted(
+        int(b) for b in curve.configurations.global_batch_size
+    )
 
 
 def test_a_job_that_failed_before_the_search_says_nothing_of_one() -> None:
@@ -91,7 +93,7 @@ def test_a_job_that_failed_before_the_search_says_nothing_of_one() -> None:
 
 
 def test_ruled_out_configurations_are_counted_with_their_reason_and_not_listed() -> None:
-    excluded = int((LARGE.excluded > 0).sum())
+    excluded = int((LARGE.marks.excluded > 0).sum())
     text = printed(*render.curve_table(LARGE, make_choice(LARGE)))
 
     assert excluded > 1

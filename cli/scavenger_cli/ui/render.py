@@ -121,10 +121,10 @@ def curve_table(
         rows: Number of configurations listed.
         verbose: Whether all notes are shown, or only those that influence the choice most.
     """
-    allowed = np.flatnonzero(curve.excluded == 0)
+    allowed = np.flatnonzero(curve.marks.excluded == 0)
     shown = _shown(curve, choice, allowed, rows)
-    several = len(curve.vms) > 1
-    vms = "" if several or not curve.vms else f" on {clean(curve.vms[0])}"
+    several = len(curve.configurations.vms) > 1
+    vms = "" if several or not curve.configurations.vms else f" on {clean(curve.configurations.vms[0])}"
     title = f"Predicted for {plural(len(curve), 'configuration')}{vms}, each for a run without a search:"
     yield Text(title, style="bold")
     if curve.relative_only:
@@ -163,11 +163,13 @@ def curve_table(
 
 def _shown(curve: TradeoffCurve, choice: Choice | None, allowed: IntArray, rows: int) -> list[int]:
     """Indices of the listed points: the front by time, then the rest by time, always with choice and knee."""
-    order = allowed[np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed], ~curve.on_front[allowed]))]
+    order = allowed[
+        np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed], ~curve.marks.on_front[allowed]))
+    ]
     if len(order) <= rows:
         return [int(i) for i in order]
     kept = [int(i) for i in order[:rows]]
-    landmarks = [curve.index(choice.configuration) if choice is not None else None, curve.knee]
+    landmarks = [curve.configurations.index(choice.configuration) if choice is not None else None, curve.knee]
     musts = list(dict.fromkeys(i for i in landmarks if i is not None and i not in kept and i in allowed))
     return kept[: rows - len(musts)] + musts
 
@@ -197,9 +199,9 @@ def _marks(point: CurvePoint, knee: bool, choice: Choice | None) -> str:
 
 
 def _excluded(curve: TradeoffCurve) -> Iterator[RenderableType]:
-    counts = Counter(int(i) for i in curve.excluded if i)
+    counts = Counter(int(i) for i in curve.marks.excluded if i)
     for index, count in counts.most_common():
-        yield Text(f"ruled out: {plural(count, 'configuration')}: {clean(curve.reasons[index])}")
+        yield Text(f"ruled out: {plural(count, 'configuration')}: {clean(curve.marks.reasons[index])}")
 
 
 def choice_lines(

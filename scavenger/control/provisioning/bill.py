@@ -207,8 +207,8 @@ def priced_both(
     """
     by_vm, by_size = np.array(curve.cost_usd), np.full(len(curve), np.inf)
     times = np.isfinite(curve.time_s)
-    for index, vm in enumerate(curve.vms):
-        where = np.flatnonzero(times & (curve.vm_index == index))
+    for index, vm in enumerate(curve.configurations.vms):
+        where = np.flatnonzero(times & (curve.configurations.vm_index == index))
         priced = pricing_curves(
             [(curve[i].configuration, float(curve.time_s[i])) for i in where.tolist()],
             usd_per_vm_hour=usd_per_vm_hour or 0.0,

@@ -326,7 +326,7 @@ class Decider:
     def _intent(self, spec: FleetSpec, option: PlacementOption, slot: int, generation: int) -> Intent:
         token = str(UUID(int=self._rng.getrandbits(128), version=4))
         request = VmRequest(
-            tags=VmTags(token, self._owner, spec.job_id, slot, generation),
+            tags=VmTags(self._owner, token, spec.job_id, slot, generation),
             vm=option.vm,
             zone=option.zone,
             spot=option.spot,
