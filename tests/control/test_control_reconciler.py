@@ -143,7 +143,7 @@ def test_a_quota_is_named_and_not_run_against_again(bench: Bench) -> None:
     assert "quota VMS in fake-1 is used up" in next(
         one.message for one in bench.alarms if one.kind == "quota"
     )
-    assert bench.kinds().count("no_place") == 1
+    assert bench.kinds().count("no_placement") == 1
 
 
 def test_throttling_slows_everything_and_breaks_nothing(bench: Bench) -> None:
@@ -332,7 +332,7 @@ def test_a_place_that_the_cloud_refuses_is_named_and_left(bench: Bench) -> None:
     bench.pass_(200)
 
     assert len(bench.calls("launch")) == 1
-    assert {"refused", "no_place"} <= set(bench.kinds())
+    assert {"refused", "no_placement"} <= set(bench.kinds())
     bench.want(image="another")
     bench.pass_(10)
     assert len(bench.alive()) == 1

@@ -188,7 +188,7 @@ class TestShortage:
     def test_what_may_pass_is_waited_for(self, kind: str) -> None:
         assert self.read(kind, works=False) is None
 
-    @pytest.mark.parametrize("kind", ["unaffordable", "credentials", "no_place", "loop"])
+    @pytest.mark.parametrize("kind", ["unaffordable", "credentials", "no_placement", "loop"])
     def test_with_no_worker_and_no_vm_to_come_the_job_ends(self, kind: str) -> None:
         assert self.read(kind, works=False) == Shortage(kind, "so it is")
 
@@ -200,8 +200,10 @@ class TestShortage:
         assert self.read("loop", (intent(2, "PLAN"), None), works=False) is None
 
     def test_who_does_not_wait_is_not_refused(self) -> None:
-        assert self.read("no_place", waiting=0) is None
+        assert self.read("no_placement", waiting=0) is None
 
     def test_workers_have_nothing_to_do_without_aggregators(self) -> None:
         what = seen((intent(1), BUSY), workers={"small": 2}, waiting={"small": 1})
-        assert read_shortage(INPUTS, TWO, what, {"no_place": "so it is"}) == Shortage("no_place", "so it is")
+        assert read_shortage(INPUTS, TWO, what, {"no_placement": "so it is"}) == Shortage(
+            "no_placement", "so it is"
+        )

@@ -57,7 +57,7 @@ LOOK_S = 1.0
 _ERRORS: Mapping[str, type[ScavengerError]] = {
     "unaffordable": LimitReachedError,
     "credentials": CredentialsError,
-    "no_place": TransientError,
+    "no_placement": TransientError,
     "loop": TransientError,
 }
 

@@ -360,7 +360,9 @@ class Decider:
     def _no_option(self, job_id: str, wanted: Sequence[PlacementOption]) -> Alarm:
         barred = [self._memory.bars(option) for option in wanted]
         if all(barred):
-            return Alarm("no_place", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}")
+            return Alarm(
+                "no_placement", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}"
+            )
         options = ", ".join(str(option) for option, bar in zip(wanted, barred, strict=True) if not bar)
         return Alarm("sold_out", job_id, f"sold out, to be tried again later: {options}")
 

@@ -62,7 +62,7 @@ __all__ = [
 SILENT_S = 45.0
 """Silence after which a VM is replaced, unless the network is in doubt: its work is already lost."""
 
-_LASTING: tuple[AlarmKind, ...] = ("unaffordable", "credentials", "no_place", "loop")
+_LASTING: tuple[AlarmKind, ...] = ("unaffordable", "credentials", "no_placement", "loop")
 """Shortages that do not end by waiting, in the order in which they are reported as the reason."""
 
 

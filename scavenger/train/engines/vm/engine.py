@@ -277,7 +277,7 @@ class VmEngine(RemoteEngine[_Process]):
             return
         process = self._processes[name]
         if process.launch and not process.ended:
-            self._agents.send(process.intent, m.Tell(process.launch, line))
+            self._agents.send(process.intent, m.InputLine(process.launch, line))
         elif process.pending_lines is not None:
             process.pending_lines.append(line)
 
@@ -329,7 +329,7 @@ class VmEngine(RemoteEngine[_Process]):
             return
         process.intent, process.placed_at = vm.spec.intent, vm.address
         for line in process.pending_lines or ():
-            self._agents.send(vm.spec.intent, m.Tell(process.launch, line))
+            self._agents.send(vm.spec.intent, m.InputLine(process.launch, line))
         process.pending_lines = None
 
     # ---- events ----------------------------------------------------------------------------------------------

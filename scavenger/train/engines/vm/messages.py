@@ -30,6 +30,7 @@ __all__ = [
     "FileAsk",
     "FileEnd",
     "Hello",
+    "InputLine",
     "Join",
     "Kill",
     "Packet",
@@ -43,7 +44,6 @@ __all__ = [
     "SocketMessage",
     "Start",
     "Stop",
-    "Tell",
     "Warned",
     "decode",
     "encode",
@@ -201,7 +201,7 @@ class Stop(Tagged, frozen=True):
     grace_s: _Seconds
 
 
-class Tell(Tagged, frozen=True):
+class InputLine(Tagged, frozen=True):
     """See `Engine.send_line`."""
 
     launch: _Count
@@ -254,7 +254,7 @@ AgentMessage = (
     | Start
     | Kill
     | Stop
-    | Tell
+    | InputLine
     | ShowStack
     | Chunk
     | FileAnswer
