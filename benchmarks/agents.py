@@ -160,7 +160,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
         rows=rows,
         verdict=f"an agent is there {ratio['s']:.0f} times sooner than a node of Ray and takes "
         f"{ratio['bytes']:.0f} times less memory; by its line a checkpoint takes "
-        f"{spreads['line_s'].median / spreads['disk_s'].median:.1f} times as long as to a disk beside it",
+        f"{spreads['line_s'].median / spreads['disk_s'].median:.1f} times as long as to a local disk",
         figures=dict(spreads),
         remarks=(
             "loopback: a network between VMs has its own speed, which bounds the line; the agent encrypts",

@@ -72,12 +72,12 @@ def run(repetitions: int, work_dir: Path) -> Result:
 
     model = fit()
     curve = build_curve(model, space)
-    allowed = curve.excluded == 0
+    allowed = curve.marks.excluded == 0
     tasks: dict[str, Callable[[], object]] = {
         "fit both models": fit,
         "predict one VM type": lambda: model.predict(offer, workers, batch),
         "front": lambda: pareto_front(curve.time_s, curve.cost_usd, allowed),
-        "knee": lambda: find_knee(curve.time_s, curve.cost_usd, curve.on_front),
+        "knee": lambda: find_knee(curve.time_s, curve.cost_usd, curve.marks.on_front),
         _CURVE: lambda: build_curve(model, space),
         "choose": lambda: choose(curve, "knee"),
     }
@@ -94,12 +94,12 @@ def run(repetitions: int, work_dir: Path) -> Result:
         figures={
             "configurations": len(curve),
             "profiled": len(_PROFILED),
-            "front": int(curve.on_front.sum()),
+            "front": int(curve.marks.on_front.sum()),
             **{f"{name}_s": spread for name, spread in spreads.items()},
         },
         remarks=(
             f"a made-up job of {len(_PROFILED)} measurements",
-            f"{int(curve.on_front.sum())} configurations are on the front",
+            f"{int(curve.marks.on_front.sum())} configurations are on the front",
             f"{_VMS} VM types, of which one was measured; front, knee, curve and choice are of all of them",
         ),
     )

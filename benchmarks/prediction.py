@@ -68,7 +68,7 @@ def _predict(example: str, work_dir: Path) -> TradeoffCurve:
             prepare_job(job, job_file(example)), store=store, observer=Observer(), run=False, confirm=None
         ).run()
     if report.curve is None:
-        raise RuntimeError(f"the search ended {report.state}: {report.error}")
+        raise RuntimeError(f"the search ended {report.job.state}: {report.error}")
     return report.curve
 
 

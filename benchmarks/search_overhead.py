@@ -32,9 +32,9 @@ def _run(job: JobSpec, folder: Path) -> tuple[RunReport, Actual]:
         report = JobRun(
             prepare_job(job, job_file(_EXAMPLE)), store=store, observer=Observer(), run=True, confirm=None
         ).run()
-    if report.actual is None or report.state not in ("succeeded", "target_missed"):
-        raise RuntimeError(f"the job ended {report.state}: {report.error}")
-    return report, report.actual
+    if report.result.actual is None or report.job.state not in ("succeeded", "target_missed"):
+        raise RuntimeError(f"the job ended {report.job.state}: {report.error}")
+    return report, report.result.actual
 
 
 def _startup_s(report: RunReport) -> float:
@@ -77,7 +77,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
                 (
                     f"{name} {index + 1}",
                     f"K = {chosen.workers}, B = {chosen.global_batch_size}",
-                    kind.state,
+                    kind.job.state,
                     f"{actual.time_s:.1f}",
                     f"{actual.cost_usd:.5f}",
                     f"{actual.epochs:.1f}",
@@ -96,7 +96,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
                 "direct_epochs": direct.epochs,
                 "direct_time_at_equal_epochs_s": even_s,
                 "claimed_overhead_s": claimed_s,
-                "search_states": [report.state, direct_report.state],
+                "search_states": [report.job.state, direct_report.job.state],
             }
         )
     time, cost, claim_, epoch = (Spread.of(values) for values in (times, costs, claims, epochs))

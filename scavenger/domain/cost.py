@@ -20,6 +20,7 @@ __all__ = [
     "PricingCurves",
     "Rental",
     "ResourceRates",
+    "SharedCosts",
     "SpotRisk",
 ]
 
@@ -91,40 +92,25 @@ class SpotRisk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostTerms:
-    """Costs and delays of a job other than its workers' training; none by default.
+class SharedCosts:
+    """The VMs that hold the master copy of the model, and the disk of every VM; none by default.
 
     Attributes:
         aggregators: VMs that hold the master copy; on demand, all the time.
         usd_per_aggregator_hour: Price of one aggregator VM; None only if there are no aggregators.
         disk_gib: Size of each VM's boot disk.
         usd_per_gib_hour: Price of disk; None if unknown, which the estimate then notes.
-        setup_s: Time from the launch of a VM to the first step of its worker; it is paid for.
-        risks: Preemption risk by VM type, for types used as spot VMs; the estimate notes a missing one as unknown.
-        ready: Number of VMs of each type that are already set up.
-        reserve_s: The cost of all VMs for this time is kept back from the budget, to shut them down.
     """
 
     aggregators: int = 0
     usd_per_aggregator_hour: float | None = None
     disk_gib: float = 0.0
     usd_per_gib_hour: float | None = None
-    setup_s: float = 0.0
-    risks: Mapping[str, SpotRisk] = field(default_factory=dict)
-    ready: Mapping[str, int] = field(default_factory=dict)
-    reserve_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.aggregators and self.usd_per_aggregator_hour is None:
             raise ValueError("aggregators need a price: unknown is not 0")
-        for name in (
-            "aggregators",
-            "usd_per_aggregator_hour",
-            "disk_gib",
-            "usd_per_gib_hour",
-            "setup_s",
-            "reserve_s",
-        ):
+        for name in ("aggregators", "usd_per_aggregator_hour", "disk_gib", "usd_per_gib_hour"):
             if (value := getattr(self, name)) is not None:
                 _require(name, value)
 
@@ -134,9 +120,32 @@ class CostTerms:
         return self.disk_gib * (self.usd_per_gib_hour or 0.0)
 
     @property
-    def fixed_usd_per_hour(self) -> float:
+    def usd_per_hour(self) -> float:
         """Hourly cost that does not depend on the number of workers: the aggregators and their disks."""
         return self.aggregators * ((self.usd_per_aggregator_hour or 0.0) + self.disk_usd_per_hour)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTerms:
+    """Costs and delays of a job other than its workers' training; none by default.
+
+    Attributes:
+        shared: The aggregators and the disks.
+        setup_s: Time from the launch of a VM to the first step of its worker; it is paid for.
+        risks: Preemption risk by VM type, for types used as spot VMs; the estimate notes a missing one as unknown.
+        ready: Number of VMs of each type that are already set up.
+        reserve_s: The cost of all VMs for this time is kept back from the budget, to shut them down.
+    """
+
+    shared: SharedCosts = SharedCosts()
+    setup_s: float = 0.0
+    risks: Mapping[str, SpotRisk] = field(default_factory=dict)
+    ready: Mapping[str, int] = field(default_factory=dict)
+    reserve_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("setup_s", self.setup_s)
+        _require("reserve_s", self.reserve_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +162,7 @@ class Rental:
         setup_s: Time from launch to the first step; paid for, on every VM.
         changes: Number of planned cluster changes: profiled configurations and the move to the chosen one.
         change_s: How long all workers pause at each change.
-        aggregators: VMs that hold the master copy; on demand, all the time.
-        usd_per_aggregator_hour: Price of one aggregator VM; None only if there are no aggregators.
-        disk_gib: Size of each VM's boot disk.
-        usd_per_gib_hour: Price of disk; None if unknown.
+        shared: The aggregators and the disks.
     """
 
     workers: int
@@ -168,29 +174,13 @@ class Rental:
     setup_s: float = 0.0
     changes: int = 0
     change_s: float = 0.0
-    aggregators: int = 0
-    usd_per_aggregator_hour: float | None = None
-    disk_gib: float = 0.0
-    usd_per_gib_hour: float | None = None
+    shared: SharedCosts = SharedCosts()
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.workers_per_vm < 1:
             raise ValueError("a rental has at least one worker, and at least one on a VM")
-        if self.aggregators and self.usd_per_aggregator_hour is None:
-            raise ValueError("aggregators need a price: unknown is not 0")
-        for name in (
-            "train_s",
-            "usd_per_vm_hour",
-            "setup_s",
-            "changes",
-            "change_s",
-            "aggregators",
-            "disk_gib",
-        ):
+        for name in ("train_s", "usd_per_vm_hour", "setup_s", "changes", "change_s"):
             _require(name, getattr(self, name))
-        for name in ("usd_per_aggregator_hour", "usd_per_gib_hour"):
-            if (value := getattr(self, name)) is not None:
-                _require(name, value)
 
     @property
     def vms(self) -> int:

@@ -13,9 +13,12 @@ from scavenger.domain.configuration import Configuration
 __all__ = [
     "EPOCHS_FROM",
     "Choice",
+    "CurveConfigurations",
     "CurvePoint",
     "Infeasible",
+    "Interval",
     "Objective",
+    "PointMarks",
     "TradeoffCurve",
     "paid_share",
     "rest",
@@ -74,23 +77,77 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class TradeoffCurve:
-    """Every predicted (time, cost) point, as arrays of one length n, so that 100,000 points stay cheap.
+class CurveConfigurations:
+    """The configurations of a curve's points.
 
     Attributes:
         vms: VM type names, indexed by `vm_index`.
         vm_index: Index into `vms`, shape `(n,)`.
         workers: K, shape `(n,)`.
         global_batch_size: B, shape `(n,)`.
-        time_s, time_low_s, time_high_s: Predicted time to the target and its 90 % interval, seconds.
-        cost_usd, cost_low_usd, cost_high_usd: Predicted cost and its 90 % interval, US dollars.
-        step_time_s: Predicted time of a step with a full batch.
-        epochs: Predicted epochs to the target.
+    """
+
+    vms: tuple[str, ...]
+    vm_index: IntArray
+    workers: IntArray
+    global_batch_size: IntArray
+
+    def __getitem__(self, index: int) -> Configuration:
+        return Configuration(
+            self.vms[self.vm_index[index]], int(self.workers[index]), int(self.global_batch_size[index])
+        )
+
+    def index(self, configuration: Configuration) -> int | None:
+        """Index of a configuration; None if it is not among them."""
+        if configuration.vm not in self.vms:
+            return None
+        hits = np.flatnonzero(
+            (self.vm_index == self.vms.index(configuration.vm))
+            & (self.workers == configuration.workers)
+            & (self.global_batch_size == configuration.global_batch_size)
+        )
+        return int(hits[0]) if len(hits) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The 90 % prediction intervals of a curve's points: their ends, shape `(n,)` each."""
+
+    low: FloatArray
+    high: FloatArray
+
+    def __getitem__(self, index: int) -> tuple[float, float]:
+        return float(self.low[index]), float(self.high[index])
+
+
+@dataclass(frozen=True, slots=True)
+class PointMarks:
+    """What holds of each point of a curve, shape `(n,)` each.
+
+    Attributes:
         on_front: Whether the point is on the Pareto front of the *allowed* points.
         measured: Whether the configuration was profiled, so that its step time is a measurement.
         extrapolated: Whether it lies outside the profiled range of K or B.
         excluded: Index into `reasons`; 0 if no constraint excludes the point.
         reasons: `reasons[0]` is empty.
+    """
+
+    on_front: BoolArray
+    measured: BoolArray
+    extrapolated: BoolArray
+    excluded: IntArray
+    reasons: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True, slots=True)
+class TradeoffCurve:
+    """Every predicted (time, cost) point, as arrays of one length n, so that 100,000 points stay cheap.
+
+    Attributes:
+        time_s, time_interval_s: Predicted time to the target and its interval, seconds.
+        cost_usd, cost_interval_usd: Predicted cost and its interval, US dollars.
+        step_time_s: Predicted time of a step with a full batch.
+        epochs: Predicted epochs to the target.
         relative_only: Only the user's bound on the epochs to the target is known: ratios between points are
             meaningful, absolute values are not.
         notes: What is not counted, assumed or extrapolated; the most important for a choice come first.
@@ -99,23 +156,14 @@ class TradeoffCurve:
             share of the training is left, and paid for at the same rate as the rest. None if it is not counted.
     """
 
-    vms: tuple[str, ...]
-    vm_index: IntArray
-    workers: IntArray
-    global_batch_size: IntArray
+    configurations: CurveConfigurations
     time_s: FloatArray
-    time_low_s: FloatArray
-    time_high_s: FloatArray
+    time_interval_s: Interval
     cost_usd: FloatArray
-    cost_low_usd: FloatArray
-    cost_high_usd: FloatArray
+    cost_interval_usd: Interval
     step_time_s: FloatArray
     epochs: FloatArray
-    on_front: BoolArray
-    measured: BoolArray
-    extrapolated: BoolArray
-    excluded: IntArray
-    reasons: tuple[str, ...] = ("",)
+    marks: PointMarks
     relative_only: bool = False
     notes: tuple[str, ...] = field(default=())
     knee: int | None = None
@@ -125,21 +173,19 @@ class TradeoffCurve:
         return len(self.time_s)
 
     def __getitem__(self, index: int) -> CurvePoint:
-        i = int(index)
+        i, marks = int(index), self.marks
         return CurvePoint(
-            configuration=Configuration(
-                self.vms[self.vm_index[i]], int(self.workers[i]), int(self.global_batch_size[i])
-            ),
+            configuration=self.configurations[i],
             time_s=float(self.time_s[i]),
-            time_interval_s=(float(self.time_low_s[i]), float(self.time_high_s[i])),
+            time_interval_s=self.time_interval_s[i],
             cost_usd=float(self.cost_usd[i]),
-            cost_interval_usd=(float(self.cost_low_usd[i]), float(self.cost_high_usd[i])),
+            cost_interval_usd=self.cost_interval_usd[i],
             step_time_s=float(self.step_time_s[i]),
             epochs=float(self.epochs[i]),
-            on_front=bool(self.on_front[i]),
-            measured=bool(self.measured[i]),
-            extrapolated=bool(self.extrapolated[i]),
-            excluded=self.reasons[self.excluded[i]],
+            on_front=bool(marks.on_front[i]),
+            measured=bool(marks.measured[i]),
+            extrapolated=bool(marks.extrapolated[i]),
+            excluded=marks.reasons[marks.excluded[i]],
             setup_s=0.0 if self.setup_s is None else float(self.setup_s[i]),
         )
 
@@ -156,20 +202,9 @@ class TradeoffCurve:
     def __iter__(self) -> Iterator[CurvePoint]:
         return (self[i] for i in range(len(self)))
 
-    def index(self, configuration: Configuration) -> int | None:
-        """Index of a configuration's point; None if the curve has none."""
-        if configuration.vm not in self.vms:
-            return None
-        hits = np.flatnonzero(
-            (self.vm_index == self.vms.index(configuration.vm))
-            & (self.workers == configuration.workers)
-            & (self.global_batch_size == configuration.global_batch_size)
-        )
-        return int(hits[0]) if len(hits) else None
-
     def find(self, configuration: Configuration) -> CurvePoint | None:
         """The point of a configuration; None if the curve has none."""
-        index = self.index(configuration)
+        index = self.configurations.index(configuration)
         return None if index is None else self[index]
 
 

@@ -20,7 +20,16 @@ import numpy as np
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.cost import CostEstimate
-from scavenger.domain.curve import Choice, CurvePoint, FloatArray, Infeasible, TradeoffCurve
+from scavenger.domain.curve import (
+    Choice,
+    CurveConfigurations,
+    CurvePoint,
+    FloatArray,
+    Infeasible,
+    Interval,
+    PointMarks,
+    TradeoffCurve,
+)
 from scavenger.domain.report import RunReport, time_error
 
 __all__ = [
@@ -38,8 +47,15 @@ SCHEMA_VERSION = 1
 Document = dict[str, Any]
 T = TypeVar("T")
 
-_JOB = {"id": "job_id", "name": "job_name", "state": "state"}
-"""Fields of the report that the document groups under `job`."""
+_INLINE = ("actual", "metric", "steps", "model_path", "quarantined")
+"""Fields of the training's result, which the document has at its top."""
+_ORDER = (
+    *("predicted", "actual", "metric", "steps", "model_path", "measurements_path", "warnings"),
+    *("error", "exit_code", "quarantined", "estimate"),
+)
+"""Order of the document's fields after the curve."""
+_LATER = ("warnings", "error", "exit_code", "quarantined", "estimate")
+"""Those that an early document may lack."""
 _INTERVAL = {"time_s": "time_interval_s", "cost_usd": "cost_interval_usd"}
 """Fields of a prediction that the document groups under `interval`."""
 _CONFIGURATION = ("workers", "global_batch_size", "vm")
@@ -77,7 +93,7 @@ def report_document(report: RunReport) -> Document:
         for field in fields(report)
         if field.name not in _APART
     }
-    job = {key: written.pop(name) for key, name in _JOB.items()}
+    written |= written.pop("result")
     written["search"]["profiled"] = [_measurement_row(one) for one in written["search"]["profiled"]]
     if (predicted := written["predicted"]) is not None:
         predicted["interval"] = {key: predicted.pop(name) for key, name in _INTERVAL.items()}
@@ -85,22 +101,22 @@ def report_document(report: RunReport) -> Document:
         written["estimate"]["total_usd"] = without_nonfinite(estimate.total_usd)
     return {
         "schema_version": SCHEMA_VERSION,
-        "job": job,
-        "search": written.pop("search"),
+        "job": written["job"],
+        "search": written["search"],
         "choice": _choice_row(choice) if isinstance(choice, Choice) else None,
         "infeasible": _infeasible_row(choice) if isinstance(choice, Infeasible) else None,
         "curve": None if curve is None else _curve_rows(curve),
         "curve_info": None
         if curve is None
         else {"relative_only": curve.relative_only, "notes": list(curve.notes)},
-        **written,
+        **{name: written[name] for name in _ORDER},
         "time_error": _time_error(report),
     }
 
 
 def _time_error(report: RunReport) -> Document | None:
     """The split of the time error, which is derived from other fields and therefore only written, never read."""
-    predicted, actual = report.predicted, report.actual
+    predicted, actual = report.predicted, report.result.actual
     error = None if predicted is None or actual is None else time_error(predicted, actual)
     if error is None:
         return None
@@ -124,7 +140,9 @@ def report_from_document(document: Mapping[str, Any]) -> RunReport:
     try:
         curve = None if document["curve"] is None else curve_from_document(document)
         search, predicted = document["search"], document["predicted"]
-        written = {**document, **{name: document["job"][key] for key, name in _JOB.items()}}
+        given = {name: document[name] for name in _ORDER if name in document or name not in _LATER}
+        result = {name: given[name] for name in _INLINE if name in given}
+        written = {"job": document["job"], "result": result, **given}
         written["search"] = {**search, "profiled": [_from_measurement_row(row) for row in search["profiled"]]}
         if predicted is not None:
             written["predicted"] = {
@@ -280,23 +298,23 @@ class _Row(msgspec.Struct):
 def _curve_rows(curve: TradeoffCurve) -> list[Document]:
     nothing = [None] * len(curve)
     columns = zip(
-        curve.workers.tolist(),
-        curve.global_batch_size.tolist(),
-        [curve.vms[index] for index in curve.vm_index.tolist()],
+        curve.configurations.workers.tolist(),
+        curve.configurations.global_batch_size.tolist(),
+        [curve.configurations.vms[index] for index in curve.configurations.vm_index.tolist()],
         _column(curve.time_s),
         _column(curve.cost_usd),
         map(
             _Interval,
-            zip(_column(curve.time_low_s), _column(curve.time_high_s), strict=True),
-            zip(_column(curve.cost_low_usd), _column(curve.cost_high_usd), strict=True),
+            zip(_column(curve.time_interval_s.low), _column(curve.time_interval_s.high), strict=True),
+            zip(_column(curve.cost_interval_usd.low), _column(curve.cost_interval_usd.high), strict=True),
         ),
         _column(curve.step_time_s),
         _column(curve.epochs),
-        curve.on_front.tolist(),
+        curve.marks.on_front.tolist(),
         [index == curve.knee for index in range(len(curve))],
-        curve.measured.tolist(),
-        curve.extrapolated.tolist(),
-        [curve.reasons[index] for index in curve.excluded.tolist()],
+        curve.marks.measured.tolist(),
+        curve.marks.extrapolated.tolist(),
+        [curve.marks.reasons[index] for index in curve.marks.excluded.tolist()],
         nothing if curve.setup_s is None else _column(curve.setup_s),
         strict=True,
     )
@@ -338,23 +356,25 @@ def _read_curve(rows: Sequence[_Row], *, relative_only: bool, notes: tuple[str, 
     times = np.array([row.interval.time_s for row in rows], np.float64).reshape(-1, 2)
     costs = np.array([row.interval.cost_usd for row in rows], np.float64).reshape(-1, 2)
     return TradeoffCurve(
-        vms=tuple(vms),
-        vm_index=np.array([vms[row.vm] for row in rows], np.int64),
-        workers=np.array([row.workers for row in rows], np.int64),
-        global_batch_size=np.array([row.global_batch_size for row in rows], np.int64),
+        configurations=CurveConfigurations(
+            vms=tuple(vms),
+            vm_index=np.array([vms[row.vm] for row in rows], np.int64),
+            workers=np.array([row.workers for row in rows], np.int64),
+            global_batch_size=np.array([row.global_batch_size for row in rows], np.int64),
+        ),
         time_s=figures("time_s"),
-        time_low_s=times[:, 0],
-        time_high_s=times[:, 1],
+        time_interval_s=Interval(times[:, 0], times[:, 1]),
         cost_usd=figures("cost_usd"),
-        cost_low_usd=costs[:, 0],
-        cost_high_usd=costs[:, 1],
+        cost_interval_usd=Interval(costs[:, 0], costs[:, 1]),
         step_time_s=figures("step_time_s"),
         epochs=figures("epochs"),
-        on_front=np.array([row.on_front for row in rows], np.bool_),
-        measured=np.array([row.measured for row in rows], np.bool_),
-        extrapolated=np.array([row.extrapolated for row in rows], np.bool_),
-        excluded=np.array([reasons[row.excluded] for row in rows], np.int64),
-        reasons=tuple(reasons),
+        marks=PointMarks(
+            on_front=np.array([row.on_front for row in rows], np.bool_),
+            measured=np.array([row.measured for row in rows], np.bool_),
+            extrapolated=np.array([row.extrapolated for row in rows], np.bool_),
+            excluded=np.array([reasons[row.excluded] for row in rows], np.int64),
+            reasons=tuple(reasons),
+        ),
         relative_only=relative_only,
         notes=notes,
         knee=next((index for index, row in enumerate(rows) if row.knee), None),

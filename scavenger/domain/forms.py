@@ -249,7 +249,7 @@ EntryPointText = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^(?:{_ENTRY})$"}),
 ]
 
-_PLACES = {
+_LOCATIONS = {
     "gcp": (r"[a-z]+-[a-z]+[0-9]+(?:-[a-z])?", "gcp/us-central1 or gcp/us-central1-a"),
     "aws": (r"[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]?", "aws/us-east-1 or aws/us-east-1a"),
     "kubernetes": (r"[A-Za-z0-9][A-Za-z0-9@:._/-]{0,252}", "kubernetes or kubernetes/CONTEXT"),
@@ -262,21 +262,21 @@ class Infra:
 
     Attributes:
         provider: `local`, `gcp`, `aws` or `kubernetes`.
-        place: A region or zone (gcp, aws), or a context (kubernetes; empty for the current one).
+        location: A region or zone (gcp, aws), or a context (kubernetes; empty for the current one).
     """
 
     provider: str = "local"
-    place: str = ""
+    location: str = ""
 
     @property
     def region(self) -> str:
         """The region, for Google Cloud or AWS; else empty."""
-        return self.place.removesuffix(self._zone_letter).removesuffix("-") if self._is_cloud else ""
+        return self.location.removesuffix(self._zone_letter).removesuffix("-") if self._is_cloud else ""
 
     @property
     def zone(self) -> str:
         """The zone; empty if any zone of the region may be used."""
-        return self.place if self._is_cloud and self._zone_letter else ""
+        return self.location if self._is_cloud and self._zone_letter else ""
 
     @property
     def _is_cloud(self) -> bool:
@@ -285,10 +285,10 @@ class Infra:
     @property
     def _zone_letter(self) -> str:
         """The letter of the zone, such as `a` in `us-east-1a` and `us-central1-a`."""
-        return self.place[-1:] if self.place[-1:].isalpha() else ""
+        return self.location[-1:] if self.location[-1:].isalpha() else ""
 
     def __str__(self) -> str:
-        return f"{self.provider}/{self.place}" if self.place else self.provider
+        return f"{self.provider}/{self.location}" if self.location else self.provider
 
     @classmethod
     def parse(cls, value: object) -> Infra:
@@ -298,17 +298,17 @@ class Infra:
         words = "must be local, gcp/REGION, aws/REGION or kubernetes"
         if not isinstance(value, str):
             raise fault(f"{words}, not {shown(value)}")
-        provider, slash, place = value.partition("/")
+        provider, slash, location = value.partition("/")
         if provider == "local" and not slash:
             return cls()
         if provider == "kubernetes" and not slash:
             return cls(provider)
-        if provider in _PLACES:
-            pattern, example = _PLACES[provider]
-            if re.fullmatch(pattern, place):
-                return cls(provider, place)
+        if provider in _LOCATIONS:
+            pattern, example = _LOCATIONS[provider]
+            if re.fullmatch(pattern, location):
+                return cls(provider, location)
             raise fault(f"must say where, as {example}, not {shown(value)}")
-        raise fault(f"{words}, not {shown(value)}{did_you_mean(provider, ('local', *_PLACES))}")
+        raise fault(f"{words}, not {shown(value)}{did_you_mean(provider, ('local', *_LOCATIONS))}")
 
 
 _ENGINE = r"process|ray(?:/(?:auto|local|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}))?"
@@ -336,7 +336,7 @@ InfraText = Annotated[
         {
             "type": "string",
             "pattern": "^(?:local|kubernetes|"
-            + "|".join(f"{provider}/{pattern}" for provider, (pattern, _) in _PLACES.items())
+            + "|".join(f"{provider}/{pattern}" for provider, (pattern, _) in _LOCATIONS.items())
             + ")$",
         }
     ),

@@ -14,23 +14,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
 
-from scavenger.domain.vm import VmRequest
+from scavenger.domain.vm import LaunchTemplate, VmRequest
 
 __all__ = [
-    "Desired",
     "Ending",
     "Fence",
+    "FleetSpec",
     "Intent",
     "IntentState",
     "Lease",
     "Past",
-    "Place",
+    "PlacementOption",
     "Situation",
-    "Wish",
+    "VmCharges",
+    "VmSlot",
+    "VmTimes",
 ]
 
 IntentState = Literal["PLAN", "UP", "DELETING", "GONE"]
@@ -53,7 +55,7 @@ Ending = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlacementOption:
     """A placement option: a VM type in a zone, on-demand or spot, with its price.
 
     Raises:
@@ -79,72 +81,108 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A request for one VM in a slot, of this generation or a later one; a higher generation replaces the VM.
+class VmSlot:
+    """A slot in which one VM is wanted, of this generation or a later one; a higher generation replaces the VM.
 
     Attributes:
-        places: Placement options in the order to try; if empty, those of the job.
+        options: Placement options in the order to try; if empty, those of the fleet.
     """
 
-    slot: int
+    number: int
     generation: int = 0
-    places: tuple[Place, ...] = ()
+    options: tuple[PlacementOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Desired:
+class FleetSpec:
     """The VMs that one job wants in one region of one cloud.
 
     Attributes:
-        wishes: The wanted VMs, one per slot.
-        places: Placement options in the order to try, for wishes that have none of their own.
+        slots: The wanted VMs, one per slot.
+        options: Placement options in the order to try, for slots that have none of their own.
+        template: The launch parameters that all its VMs share.
         vms_max: Largest number of VMs at any time, including those that are being deleted.
         budget_usd: Limit on the cost of all its VMs, past ones included; infinite if there is no limit.
         drain_s: Time that the job needs to save its state; reserved for each VM in addition to the time to end it.
-        run_max_s, user_data, image, disk_gib, labels: As in `VmRequest`.
         boot_key: Key from which the single-use join keys of the VMs are derived, hexadecimal. Every process that
             launches VMs in the region needs it, so it is stored as long as the job wants VMs.
         attempt: Incremented when the job is resumed: VMs that died and budget that ran out in an earlier attempt
             then no longer count.
+
+    Raises:
+        ValueError: If a slot occurs twice or has no placement option, or a limit is impossible.
     """
 
     job_id: str
     provider: str
     region: str
-    wishes: tuple[Wish, ...]
-    places: tuple[Place, ...]
+    slots: tuple[VmSlot, ...]
+    options: tuple[PlacementOption, ...]
+    template: LaunchTemplate
     vms_max: int
     budget_usd: float
-    run_max_s: float
     drain_s: float = 60.0
-    user_data: str = ""
-    image: str = ""
-    disk_gib: int = 20
-    labels: tuple[tuple[str, str], ...] = field(default=())
     boot_key: str = field(default="", repr=False)
     attempt: int = 1
 
-    def places_of(self, wish: Wish) -> tuple[Place, ...]:
-        """Placement options for the VM of a wish."""
-        return wish.places or self.places
+    def options_of(self, slot: VmSlot) -> tuple[PlacementOption, ...]:
+        """Placement options for the VM of a slot."""
+        return slot.options or self.options
 
     @property
-    def all_places(self) -> tuple[Place, ...]:
-        """Placement options of the job and of every wish, without duplicates."""
-        return tuple(dict.fromkeys((*self.places, *(one for wish in self.wishes for one in wish.places))))
+    def all_options(self) -> tuple[PlacementOption, ...]:
+        """Placement options of the fleet and of every slot, without duplicates."""
+        return tuple(dict.fromkeys((*self.options, *(one for slot in self.slots for one in slot.options))))
 
     def __post_init__(self) -> None:
-        slots = [wish.slot for wish in self.wishes]
-        if len(set(slots)) != len(slots):
-            raise ValueError(f"a slot is wished for twice: {slots}")
-        if not self.places and not all(wish.places for wish in self.wishes):
-            raise ValueError("VMs are wished for, but no place to have them is named")
-        if self.vms_max < len(slots):
-            raise ValueError(f"{len(slots)} VMs are wished for, and at most {self.vms_max} allowed")
+        numbers = [slot.number for slot in self.slots]
+        if len(set(numbers)) != len(numbers):
+            raise ValueError(f"a slot occurs twice: {numbers}")
+        if not self.options and not all(slot.options for slot in self.slots):
+            raise ValueError("VMs are wanted, but no placement option is given")
+        if self.vms_max < len(numbers):
+            raise ValueError(f"{len(numbers)} VMs are wanted, and at most {self.vms_max} allowed")
         if math.isnan(self.budget_usd) or self.budget_usd < 0:
             raise ValueError(f"no budget: {self.budget_usd}")
-        if not (self.run_max_s > 0 and self.drain_s >= 0):
-            raise ValueError(f"a VM that runs {self.run_max_s} s and is drained in {self.drain_s} s")
+        if not (self.template.run_max_s > 0 and self.drain_s >= 0):
+            raise ValueError(f"a VM that runs {self.template.run_max_s} s and is drained in {self.drain_s} s")
+
+
+@dataclass(frozen=True, slots=True)
+class VmCharges:
+    """Price, reserve and cost so far of one VM.
+
+    Attributes:
+        reserved_usd: Reserved when the intent was stored: the cost from the decision to end the VM to its end.
+        billed_s, spent_usd: Counted so far; corrected by the cloud's own timestamps when the VM has ended.
+        charged_at: Time up to which they are counted, by Scavenger's clock.
+    """
+
+    price_usd_per_hour: float
+    reserved_usd: float
+    billed_s: float = 0.0
+    spent_usd: float = 0.0
+    charged_at: datetime | None = None
+
+    def plus(self, seconds: float, usd: float) -> VmCharges:
+        """These charges with more billed time and cost."""
+        return replace(self, billed_s=self.billed_s + seconds, spent_usd=self.spent_usd + usd)
+
+
+@dataclass(frozen=True, slots=True)
+class VmTimes:
+    """When a VM was requested, ran, and was last heard of.
+
+    Attributes:
+        created_at, last_ack_at: Of its intent, and of its latest heartbeat, by Scavenger's clock; for display only:
+            no decision depends on them.
+        launched_at, ended_at: Start and end of the VM, by the cloud's clock.
+    """
+
+    created_at: datetime | None = None
+    launched_at: datetime | None = None
+    ended_at: datetime | None = None
+    last_ack_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,47 +190,52 @@ class Intent:
     """The record of one VM from before its launch until after its end; see the module for the states.
 
     Attributes:
-        id: A UUID as text: the launch's idempotency token and the VM's tag; `request.token` is the same.
+        request: The launch; its tags identify the intent.
         asked: Whether a launch was requested and may have been accepted.
         instance_id: Empty until known; never changed after that.
-        reserved_usd: Reserved when the intent was stored: the cost from the decision to end the VM to its end.
         acks: How many heartbeats of its VM the job has received; 0: it has not joined.
-        billed_s, spent_usd: Counted so far; corrected by the cloud's own timestamps when the VM has ended.
-        charged_at: Time up to which they are counted, by Scavenger's clock.
-        launched_at, ended_at: Start and end of the VM, by the cloud's clock.
-        attempt: See `Desired`.
+        attempt: See `FleetSpec`.
         reason: Why the VM ended, as text.
-        created_at, last_ack_at: By Scavenger's clock, for display only: no decision depends on them.
     """
 
-    id: str
-    job_id: str
-    slot: int
-    generation: int
+    request: VmRequest
     provider: str
     region: str
-    request: VmRequest
-    price_usd_per_hour: float
-    reserved_usd: float
+    charges: VmCharges
     attempt: int = 1
     state: IntentState = "PLAN"
     asked: bool = True
     instance_id: str = ""
     acks: int = 0
-    billed_s: float = 0.0
-    spent_usd: float = 0.0
-    charged_at: datetime | None = None
-    launched_at: datetime | None = None
-    ended_at: datetime | None = None
+    times: VmTimes = VmTimes()
     ending: Ending = ""
     reason: str = ""
-    created_at: datetime | None = None
-    last_ack_at: datetime | None = None
 
     @property
-    def place(self) -> Place:
+    def id(self) -> str:
+        """A UUID as text: the launch's idempotency token and the VM's tag."""
+        return self.request.tags.token
+
+    @property
+    def job_id(self) -> str:
+        """The job that wants the VM."""
+        return self.request.tags.job_id
+
+    @property
+    def slot(self) -> int:
+        """Number of the job's slot that the VM fills."""
+        return self.request.tags.slot
+
+    @property
+    def generation(self) -> int:
+        """Number of the VM among those of its slot."""
+        return self.request.tags.generation
+
+    @property
+    def option(self) -> PlacementOption:
         """The placement option that was requested."""
-        return Place(self.request.vm, self.request.zone, self.request.spot, self.price_usd_per_hour)
+        request = self.request
+        return PlacementOption(request.vm, request.zone, request.spot, self.charges.price_usd_per_hour)
 
     def __str__(self) -> str:
         name = self.instance_id or f"the VM of intent {self.id}"
@@ -224,13 +267,13 @@ class Situation:
     """A consistent snapshot of the store for one region of one cloud.
 
     Attributes:
-        desired: Wanted VMs of jobs that have not ended.
+        fleets: Wanted VMs of jobs that have not ended.
         intents: All intents that are not `GONE`.
         ended: The requested ids whose intents are `GONE`.
-        past: History of every job in `desired` or `intents`.
+        past: History of every job in `fleets` or `intents`.
     """
 
-    desired: tuple[Desired, ...]
+    fleets: tuple[FleetSpec, ...]
     intents: tuple[Intent, ...]
     ended: frozenset[str]
     past: Mapping[str, Past]

@@ -23,10 +23,12 @@ __all__ = [
     "PhaseChanged",
     "Predicted",
     "Profiled",
+    "ReportedJob",
     "RunReport",
     "SearchOutcome",
     "StepDone",
     "TimeError",
+    "TrainingResult",
     "ViewChanged",
     "WorkerChanged",
     "time_error",
@@ -59,7 +61,7 @@ class PhaseChanged:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChanged:
-    """A worker's state changed: `starting`, `ready`, `training`, `doomed`, `leaving`, `lost`, `failed`, `gone`."""
+    """A worker's state changed: `starting`, `ready`, `training`, `preempted`, `leaving`, `lost`, `failed`, `gone`."""
 
     process: str
     state: str
@@ -236,35 +238,54 @@ class MetricOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedJob:
+    """The job of a report; `id` is a UUID, text."""
+
+    id: str
+    name: str
+    state: JobState
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """What the training came to; by default there was none.
+
+    Attributes:
+        actual: Actual time, cost and epochs; None if it was not trained.
+        metric: The goal's outcome; None if it was not trained.
+        steps: Number of applied steps.
+        model_path: The saved `.keras` model; None for `plan` and where training ended before it had weights.
+        quarantined: Indices of samples that were left out because workers died of them. The result is complete
+            only if there are none.
+    """
+
+    actual: Actual | None = None
+    metric: MetricOutcome | None = None
+    steps: int = 0
+    model_path: str | None = None
+    quarantined: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RunReport:
     """One run of `optimize` or `plan`.
 
     Attributes:
-        job_id: UUID, text.
-        model_path: The saved `.keras` model; None for `plan` and where training ended before it had weights.
+        estimate: Itemised cost of a complete run at the chosen configuration; None if nothing was chosen.
         measurements_path: The JSON file with every step, epoch and measurement.
         warnings: Problems that did not end the run, and what is unknown.
         error: One line; empty unless the job failed.
         exit_code: Exit code of the command (see `scavenger.errors`).
-        quarantined: Indices of samples that were left out because workers died of them. The result is complete
-            only if there are none.
-        estimate: Itemised cost of a complete run at the chosen configuration; None if nothing was chosen.
     """
 
-    job_id: str
-    job_name: str
-    state: JobState
+    job: ReportedJob
     search: SearchOutcome
-    curve: TradeoffCurve | None
-    choice: Choice | Infeasible | None
-    predicted: Predicted | None
-    actual: Actual | None
-    metric: MetricOutcome | None
-    steps: int
-    model_path: str | None
-    measurements_path: str | None
+    curve: TradeoffCurve | None = None
+    choice: Choice | Infeasible | None = None
+    predicted: Predicted | None = None
+    estimate: CostEstimate | None = None
+    result: TrainingResult = TrainingResult()
+    measurements_path: str | None = None
     warnings: tuple[str, ...] = field(default=())
     error: str = ""
     exit_code: int = 0
-    quarantined: tuple[int, ...] = ()
-    estimate: CostEstimate | None = None

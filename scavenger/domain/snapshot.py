@@ -8,11 +8,29 @@ from typing import Literal
 
 from scavenger.domain.configuration import Configuration
 
-__all__ = ["Departure", "JobSnapshot", "Throughput", "WorkerPhase", "WorkerSnapshot"]
+__all__ = [
+    "ClusterSnapshot",
+    "Delays",
+    "Departure",
+    "JobCosts",
+    "JobLimits",
+    "JobSnapshot",
+    "Throughput",
+    "TrainingProgress",
+    "WorkerPhase",
+    "WorkerSnapshot",
+]
 
 WorkerPhase = Literal["starting", "standby", "training", "leaving"]
 
 SECONDS_PER_HOUR = 3600.0
+
+
+def _require_finite(value: object, *names: str) -> None:
+    for name in names:
+        figure = getattr(value, name)
+        if not (math.isfinite(figure) and figure >= 0.0):
+            raise ValueError(f"{name} must be finite and not negative, not {figure}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,88 +86,136 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class JobSnapshot:
-    """The input of a policy's decision.
+class TrainingProgress:
+    """How far a job has come.
 
     Attributes:
-        at_s: Current time, seconds since the job began, by a monotonic clock.
-        view: Number of the view in effect.
-        configuration: The configuration of that view.
-        reference: The configuration at the start of the run. Batch rules and learning rates refer to it.
-        workers: All workers that are paid for, in any state.
-        throughput: Measured throughputs, at most one per configuration.
-        departures: Workers that left during this run, oldest first.
-        cost_usd: Cost so far.
-        price_usd_per_hour: Price of one worker. An unknown price is an error, never 0; 0 means free.
-        shared_usd_per_hour: Costs that do not depend on the number of workers: aggregators, storage.
-        elapsed_s: Time that counts against the deadline: `at_s`, and what earlier runs of a resumed job took.
+        step: Last applied step.
+        epoch: 0-based.
+        elapsed_s: Time that counts against the deadline: this run's, and what earlier runs of a resumed job took.
         remaining_samples: Samples expected until the goal; None if unknown.
-        budget_usd, deadline_s: Limits of the job; None if it has none.
-        drain_s: Time from the decision to stop until nothing is paid for any more.
-        look_every_s: Longest time until the next decision.
-        setup_s: Time from the launch of a worker until it is ready to join; it is paid for.
-        hosts: The machines that workers can be placed on; empty where every worker gets a new one.
-        blacklist: Hosts that are avoided, each with the time in `at_s` at which that ends.
-        planned: The configuration that the refitted model chooses; None if the model was not asked.
     """
 
-    at_s: float
     step: int
     epoch: int
-    view: int
-    configuration: Configuration
-    reference: Configuration
-    workers: tuple[WorkerSnapshot, ...]
-    price_usd_per_hour: float
-    throughput: tuple[Throughput, ...] = ()
-    departures: tuple[Departure, ...] = ()
-    cost_usd: float = 0.0
-    shared_usd_per_hour: float = 0.0
     elapsed_s: float = 0.0
     remaining_samples: float | None = None
-    budget_usd: float | None = None
-    deadline_s: float | None = None
-    drain_s: float = 0.0
-    look_every_s: float = 0.0
-    setup_s: float = 0.0
-    hosts: tuple[str, ...] = ()
-    blacklist: tuple[tuple[str, float], ...] = field(default=())
-    planned: Configuration | None = None
 
     def __post_init__(self) -> None:
-        finite = (
-            "price_usd_per_hour",
-            "shared_usd_per_hour",
-            "cost_usd",
-            "drain_s",
-            "look_every_s",
-            "setup_s",
-        )
-        for name in finite:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0.0):
-                raise ValueError(f"{name} must be finite and not negative, not {value}")
-        for name in ("at_s", "elapsed_s"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name} must be finite, not {getattr(self, name)}")
+        if not math.isfinite(self.elapsed_s):
+            raise ValueError(f"elapsed_s must be finite, not {self.elapsed_s}")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The workers of a job and the machines for them.
+
+    Attributes:
+        view: Number of the view in effect.
+        workers: All workers that are paid for, in any state.
+        departures: Workers that left during this run, oldest first.
+        hosts: The machines that workers can be placed on; empty where every worker gets a new one.
+        blacklist: Hosts that are avoided, each with the time in `JobSnapshot.at_s` at which that ends.
+    """
+
+    view: int
+    workers: tuple[WorkerSnapshot, ...]
+    departures: tuple[Departure, ...] = ()
+    hosts: tuple[str, ...] = ()
+    blacklist: tuple[tuple[str, float], ...] = field(default=())
+
+    @property
+    def training(self) -> tuple[WorkerSnapshot, ...]:
+        """The workers that train."""
+        return tuple(worker for worker in self.workers if worker.state == "training")
+
+
+@dataclass(frozen=True, slots=True)
+class JobCosts:
+    """Prices and cost so far of a job.
+
+    Attributes:
+        price_usd_per_hour: Price of one worker. An unknown price is an error, never 0; 0 means free.
+        shared_usd_per_hour: Costs that do not depend on the number of workers: aggregators, storage.
+        cost_usd: Cost so far.
+    """
+
+    price_usd_per_hour: float
+    shared_usd_per_hour: float = 0.0
+    cost_usd: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_finite(self, "price_usd_per_hour", "shared_usd_per_hour", "cost_usd")
+
+    def rate_usd_per_s(self, workers: int) -> float:
+        """Cost rate of the job with this many workers."""
+        return (workers * self.price_usd_per_hour + self.shared_usd_per_hour) / SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Limits of a job; None if it has none."""
+
+    budget_usd: float | None = None
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
         for name in ("budget_usd", "deadline_s"):
             limit = getattr(self, name)
             if limit is not None and math.isnan(limit):
                 raise ValueError(f"{name} must be a number")
 
-    @property
-    def training(self) -> tuple[WorkerSnapshot, ...]:
-        return tuple(worker for worker in self.workers if worker.state == "training")
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How long it takes until a decision has its effect.
+
+    Attributes:
+        drain_s: Time from the decision to stop until nothing is paid for any more.
+        look_every_s: Longest time until the next decision.
+        setup_s: Time from the launch of a worker until it is ready to join; it is paid for.
+    """
+
+    drain_s: float = 0.0
+    look_every_s: float = 0.0
+    setup_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require_finite(self, "drain_s", "look_every_s", "setup_s")
+
+
+@dataclass(frozen=True, slots=True)
+class JobSnapshot:
+    """The input of a policy's decision.
+
+    Attributes:
+        at_s: Current time, seconds since the job began, by a monotonic clock.
+        configuration: The configuration of the view in effect.
+        reference: The configuration at the start of the run. Batch rules and learning rates refer to it.
+        throughput: Measured throughputs, at most one per configuration.
+        planned: The configuration that the refitted model chooses; None if the model was not asked.
+    """
+
+    at_s: float
+    configuration: Configuration
+    reference: Configuration
+    progress: TrainingProgress
+    cluster: ClusterSnapshot
+    costs: JobCosts
+    limits: JobLimits = JobLimits()
+    delays: Delays = Delays()
+    throughput: tuple[Throughput, ...] = ()
+    planned: Configuration | None = None
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.at_s):
+            raise ValueError(f"at_s must be finite, not {self.at_s}")
 
     @property
     def changing(self) -> bool:
         """Whether workers are joining or leaving, so that current measurements belong to no configuration."""
-        moving = any(worker.state in ("starting", "leaving") for worker in self.workers)
-        return moving or len(self.training) != self.configuration.workers
-
-    def rate_usd_per_s(self, workers: int) -> float:
-        """Cost rate of the job with this many workers."""
-        return (workers * self.price_usd_per_hour + self.shared_usd_per_hour) / SECONDS_PER_HOUR
+        moving = any(worker.state in ("starting", "leaving") for worker in self.cluster.workers)
+        return moving or len(self.cluster.training) != self.configuration.workers
 
     def measured(self, configuration: Configuration) -> Throughput | None:
         """The measured throughput of a configuration; None if it was not tried."""

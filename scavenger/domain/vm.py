@@ -6,10 +6,46 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-__all__ = ["Notice", "Quota", "VmRequest", "VmSeen", "VmState"]
+__all__ = ["LaunchTemplate", "Notice", "Quota", "VmRequest", "VmSeen", "VmState", "VmTags"]
 
 VmState = Literal["pending", "running", "stopping", "gone"]
 """`pending`: accepted, not yet up. `stopping`: ending, may still be paid for. `gone`: not paid for any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class VmTags:
+    """The tags of a VM, by which it is recognised; empty or -1 where it has none.
+
+    Attributes:
+        owner: Tag of this installation, which distinguishes its VMs from others.
+        token: The intent's id, a UUID as text: idempotency token of the launch.
+        job_id, slot, generation: The job and slot of the VM; its replacement has the next generation.
+    """
+
+    owner: str = ""
+    token: str = ""
+    job_id: str = ""
+    slot: int = -1
+    generation: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTemplate:
+    """The launch parameters that all VMs of a job share.
+
+    Attributes:
+        run_max_s: Longest run time of the VM, even if renewed; enforced by the platform if it can, and by the VM.
+        user_data: User data for cloud-init; contains no long-lived secret.
+        image: The cloud's name of the boot image; empty for the default.
+        disk_gib: Size of the boot disk.
+        labels: Additional tags.
+    """
+
+    run_max_s: float
+    user_data: str = ""
+    image: str = ""
+    disk_gib: int = 20
+    labels: tuple[tuple[str, str], ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,31 +53,15 @@ class VmRequest:
     """The parameters of a VM launch; two launches with the same token are the same launch.
 
     Attributes:
-        token: The intent's id, a UUID as text: idempotency token and tag.
-        owner: Tag of this installation, which distinguishes its VMs from others.
-        job_id, slot, generation: The job and slot of the VM; its replacement has the next generation.
         zone: The zone; a launch tries only one.
-        image: The cloud's name of the boot image; empty for the default.
-        user_data: User data for cloud-init; contains no long-lived secret.
-        run_max_s: Longest run time of the VM, even if renewed; enforced by the platform if it can, and by the VM.
-        disk_gib: Size of the boot disk.
-        labels: Additional tags.
         life_s: The VM ends itself so long after its start, or after its life was last renewed.
     """
 
-    token: str
-    owner: str
-    job_id: str
-    slot: int
-    generation: int
+    tags: VmTags
     vm: str
     zone: str
     spot: bool
-    run_max_s: float
-    user_data: str = ""
-    image: str = ""
-    disk_gib: int = 20
-    labels: tuple[tuple[str, str], ...] = field(default=())
+    template: LaunchTemplate
     life_s: float = 900.0
 
 
@@ -51,8 +71,6 @@ class VmSeen:
 
     Attributes:
         instance_id: The cloud's id, never reused.
-        token: Token of its launch, from its tag; empty if it has none.
-        owner, job_id, slot, generation: Values of its tags; empty or -1 if it has none.
         address: Address of its first network interface; empty if it has none yet.
         launched_at, ended_at: Start and end, by the cloud's clock; None if it does not report them.
         reason: Why it is stopping or gone, in the cloud's words; empty if it does not report one.
@@ -63,11 +81,7 @@ class VmSeen:
     zone: str
     spot: bool
     state: VmState
-    owner: str = ""
-    token: str = ""
-    job_id: str = ""
-    slot: int = -1
-    generation: int = -1
+    tags: VmTags = VmTags()
     address: str = ""
     launched_at: datetime | None = None
     ended_at: datetime | None = None

@@ -160,17 +160,18 @@ def estimate(rental: Rental) -> CostEstimate:
         items.append(CostItem(extra.name, extra.usd, f"{count:.3g} expected, {extra.how}"))
     if rental.setup_s:
         items.append(item("set-up", vms, rental.setup_s, price, "VM"))
-    if rental.aggregators and rental.usd_per_aggregator_hour is not None:
-        hourly = rental.usd_per_aggregator_hour
-        items.append(item("aggregators", rental.aggregators, time_s, hourly, "VM", " on demand"))
-    disks = vms + rental.aggregators
+    shared = rental.shared
+    if shared.aggregators and shared.usd_per_aggregator_hour is not None:
+        hourly = shared.usd_per_aggregator_hour
+        items.append(item("aggregators", shared.aggregators, time_s, hourly, "VM", " on demand"))
+    disks = vms + shared.aggregators
     not_counted: list[str] = []
-    if rental.disk_gib and rental.usd_per_gib_hour is not None:
-        hourly = rental.disk_gib * rental.usd_per_gib_hour
-        items.append(item("disks", disks, time_s, hourly, "disk", f" of {rental.disk_gib:g} GiB"))
-    elif rental.disk_gib:
+    if shared.disk_gib and shared.usd_per_gib_hour is not None:
+        hourly = shared.disk_gib * shared.usd_per_gib_hour
+        items.append(item("disks", disks, time_s, hourly, "disk", f" of {shared.disk_gib:g} GiB"))
+    elif shared.disk_gib:
         not_counted.append(
-            f"{disks} disk{'' if disks == 1 else 's'} of {rental.disk_gib:g} GiB: their price is not known"
+            f"{disks} disk{'' if disks == 1 else 's'} of {shared.disk_gib:g} GiB: their price is not known"
         )
     if rental.spot and risk is None:
         not_counted.append("interruptions of spot VMs: how often they come is not known")
@@ -204,10 +205,7 @@ def estimate_of(
         setup_s=point.setup_s,
         changes=changes,
         change_s=change_s,
-        aggregators=terms.aggregators,
-        usd_per_aggregator_hour=terms.usd_per_aggregator_hour,
-        disk_gib=terms.disk_gib,
-        usd_per_gib_hour=terms.usd_per_gib_hour,
+        shared=terms.shared,
     )
     longer = 1.0 if risk is None else float(slowdowns(np.array([rental.vms]), risk)[0])
     if math.isfinite(longer):
@@ -220,25 +218,26 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
     counted = []
     if terms.setup_s:
         counted.append(f"set-up ({terms.setup_s:.0f} s of every VM that is not there yet)")
-    if terms.aggregators and terms.usd_per_aggregator_hour is not None:
-        vms = "VM" if terms.aggregators == 1 else "VMs"
-        hourly = f"${terms.usd_per_aggregator_hour:.6g} per hour"
-        counted.append(f"{terms.aggregators} aggregator {vms} on demand ({hourly})")
-    if terms.disk_gib and terms.usd_per_gib_hour is not None:
-        counted.append(f"boot disks ({terms.disk_gib:g} GiB)")
+    shared = terms.shared
+    if shared.aggregators and shared.usd_per_aggregator_hour is not None:
+        vms = "VM" if shared.aggregators == 1 else "VMs"
+        hourly = f"${shared.usd_per_aggregator_hour:.6g} per hour"
+        counted.append(f"{shared.aggregators} aggregator {vms} on demand ({hourly})")
+    if shared.disk_gib and shared.usd_per_gib_hour is not None:
+        counted.append(f"boot disks ({shared.disk_gib:g} GiB)")
     spot = [offer for offer in offers if offer.spot]
     risks = [(offer.vm, terms.risks[offer.vm]) for offer in spot if offer.vm in terms.risks]
     if risks:
         rates = ", ".join(f"{vm} {risk.interruptions_per_hour:.2g}" for vm, risk in risks)
         counted.append(f"expected interruptions of spot VMs (per VM and hour: {rates})")
     omitted = [f"interruptions of {offer.vm}: not known" for offer in spot if offer.vm not in terms.risks]
-    if terms.disk_gib and terms.usd_per_gib_hour is None:
+    if shared.disk_gib and shared.usd_per_gib_hour is None:
         omitted.append("boot disks: their price is not known")
     if not terms.setup_s:
         omitted.append("starting the workers")
-    if not terms.aggregators:
+    if not shared.aggregators:
         omitted.append("aggregators")
-    words = (f"counted beside the workers' time: {'; '.join(counted)}",) if counted else ()
+    words = (f"counted in addition to the workers' time: {'; '.join(counted)}",) if counted else ()
     return (*words, f"not counted: {'; '.join((*omitted, *NEVER_COUNTED))}")
 
 

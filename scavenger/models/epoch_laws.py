@@ -203,7 +203,7 @@ class EpochEvidence:
         batch: Batch sizes, distinct and increasing; at least one.
         log_epochs, log_sd: ln of the mean epochs at each, and its standard deviation.
         scale_log_mean, scale_log_sd: Prior of ln B* by the noise scale or a stored model.
-        scale_told: Whether there is a noise scale or stored model; else the wide prior is used.
+        scale_informed: Whether there is a noise scale or stored model; else the wide prior is used.
         batch_max: Largest requested batch size, at which the wide prior of B* is centred.
         noise_floor, noise_slope: c0 and c1 of γ(B).
         laws: The laws that are compared.
@@ -214,7 +214,7 @@ class EpochEvidence:
     log_sd: tuple[NotNegative, ...]
     scale_log_mean: Finite
     scale_log_sd: NotNegative
-    scale_told: bool
+    scale_informed: bool
     batch_max: Positive
     noise_floor: NotNegative
     noise_slope: NotNegative
@@ -259,14 +259,14 @@ def _even(count: int, dimensions: int) -> FloatArray:
 
 
 def _log_scales(quantile: FloatArray, evidence: EpochEvidence) -> FloatArray:
-    """ln B* at quantiles of its prior: what was told of it or, with probability `MISLED`, the wide one."""
-    wide, told = math.log(evidence.batch_max), evidence.scale_log_mean
-    # One point cannot contradict what is told, so there is nothing to fall back from.
-    share = (MISLED if len(evidence.batch) > 1 else 0.0) if evidence.scale_told else 1.0
+    """ln B* at quantiles of its prior: the informed one or, with probability `MISLED`, the wide one."""
+    wide, informed = math.log(evidence.batch_max), evidence.scale_log_mean
+    # One point cannot contradict the informed prior, so there is nothing to fall back from.
+    share = (MISLED if len(evidence.batch) > 1 else 0.0) if evidence.scale_informed else 1.0
     misled = quantile < share
     within = np.where(misled, quantile / max(share, 0.5 * MISLED), (quantile - share) / max(1.0 - share, 0.5))
     deviation = np.where(misled, CRITICAL_BATCH_LOG_SD, evidence.scale_log_sd)
-    return np.asarray(np.where(misled, wide, told) + deviation * ndtri(within))
+    return np.asarray(np.where(misled, wide, informed) + deviation * ndtri(within))
 
 
 def _nodes(name: LawName, evidence: EpochEvidence) -> _Nodes:

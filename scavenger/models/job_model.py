@@ -11,7 +11,7 @@ p        price of one VM, US dollars per hour
 
 T = e (ceil(D / B) τ + v) and C = T K p / 3600: eq. 3-5 of Tyagi and Sharma, "Scavenger", with whole steps
 and the evaluation counted. Under `CostTerms` (`domain/cost.py`) both also include the effects of a cloud: work takes
-w = 1 / (1 - λ n d / 3600) times longer on n spot VMs, set-up u comes before it, and beside the n VMs, at q for the
+w = 1 / (1 - λ n d / 3600) times longer on n spot VMs, set-up u comes before it, and besides the n VMs, at q for the
 disk of each, F dollars per hour are paid for aggregators:
 
     T' = u + w T   and   C' = T' (n (p + q) + F) / 3600
@@ -275,7 +275,7 @@ class JobModel:
         setup_s = np.zeros(len(count))
         if costs is not None:
             usd_per_second = (
-                usd_per_second + (vms * costs.disk_usd_per_hour + costs.fixed_usd_per_hour) / 3600.0
+                usd_per_second + (vms * costs.shared.disk_usd_per_hour + costs.shared.usd_per_hour) / 3600.0
             )
             setup_s = np.where(vms > costs.ready.get(offer.vm, 0), costs.setup_s, 0.0)
             if offer.spot and (risk := costs.risks.get(offer.vm)) is not None:
@@ -310,11 +310,12 @@ class JobModel:
             curve: Over the offers of `space`.
             index: Of the one.
         """
-        here = curve.vm_index == curve.vm_index[index]
+        of = curve.configurations
+        here = of.vm_index == of.vm_index[index]
         deviation = np.empty(len(curve))
-        for place, offer in enumerate(space.offers):
-            of_offer = curve.vm_index == place
-            workers, batch = curve.workers[of_offer], curve.global_batch_size[of_offer]
+        for number, offer in enumerate(space.offers):
+            of_offer = of.vm_index == number
+            workers, batch = of.workers[of_offer], of.global_batch_size[of_offer]
             contention, parallel = contention_of(offer, workers), self._parallel(offer)
             if here[of_offer].any():
                 at = int(np.sum(of_offer[:index]))
@@ -323,8 +324,8 @@ class JobModel:
                 )
             else:
                 _, deviation[of_offer] = parallel.predict(workers, batch, contention, offer.workers_per_vm)
-        one = space.offers[int(curve.vm_index[index])]
-        workers, batch = curve.workers[index : index + 1], curve.global_batch_size[index : index + 1]
+        one = space.offers[int(of.vm_index[index])]
+        workers, batch = of.workers[index : index + 1], of.global_batch_size[index : index + 1]
         _, own = self._parallel(one).predict(workers, batch, contention_of(one, workers), one.workers_per_vm)
         deviation[~here] = np.hypot(deviation[~here], own[0])
         return deviation

@@ -235,7 +235,7 @@ def fit_statistical(
         log_sd=level.log_sd,
         scale_log_mean=scale.log_mean,
         scale_log_sd=scale.log_sd,
-        scale_told=scale.told,
+        scale_informed=scale.informed,
         batch_max=float(max(*global_batch_sizes, *level.batch)),
         noise_floor=floor,
         noise_slope=slope,
@@ -386,7 +386,7 @@ class _ScalePrior(NamedTuple):
 
     log_mean: float
     log_sd: float
-    told: bool
+    informed: bool
     note: str
 
 

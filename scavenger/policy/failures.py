@@ -41,22 +41,22 @@ class AvoidFailures:
 
     def decide(self, job: JobSnapshot) -> Decision:
         """See `Policy.decide`."""
-        recent = [left for left in job.departures if left.at_s > job.at_s - self.window_s]
+        recent = [left for left in job.cluster.departures if left.at_s > job.at_s - self.window_s]
         failures = [left for left in recent if left.kind == "failure"]
         stillborn = sum(1 for left in failures if left.steps == 0)
-        share = stillborn / (stillborn + len(job.workers)) if stillborn else 0.0
+        share = stillborn / (stillborn + len(job.cluster.workers)) if stillborn else 0.0
         if stillborn >= self.give_up and share > UNHEALTHY_MAX:
             return Stop(
                 f"{stillborn} workers died before their first step within {self.window_s:g} s, {share:.0%} of all: "
                 "more would die too".replace("%", " %"),
                 "failures",
             )
-        if not job.workers and recent and not failures:
+        if not job.cluster.workers and recent and not failures:
             return Pause(f"all workers were taken by the cloud ({len(recent)} within {self.window_s:g} s)")
         return self._blacklist(job, failures)
 
     def _blacklist(self, job: JobSnapshot, failures: list[Departure]) -> Decision:
-        avoided = {host for host, until_s in job.blacklist if until_s > job.at_s}
+        avoided = {host for host, until_s in job.cluster.blacklist if until_s > job.at_s}
         counts = Counter(left.host for left in failures)
         bad = tuple(
             sorted(
@@ -67,7 +67,7 @@ class AvoidFailures:
             worst = max(counts.values(), default=0)
             return Hold(f"no host failed {self.failures_max} times within {self.window_s:g} s; most: {worst}")
         named = ", ".join(f"{host} ({counts[host]} failures)" for host in bad)
-        if job.hosts and not set(job.hosts) - avoided - set(bad):
+        if job.cluster.hosts and not set(job.cluster.hosts) - avoided - set(bad):
             return Hold(f"{named} within {self.window_s:g} s, but no other host is left")
         return Blacklist(
             bad,

@@ -29,22 +29,22 @@ class StayWithinLimits:
 
     def decide(self, job: JobSnapshot) -> Decision:
         """See `Policy.decide`."""
-        ahead_s = job.look_every_s + job.drain_s
-        if job.budget_usd is not None:
-            rate = job.rate_usd_per_s(max(len(job.workers), job.configuration.workers))
-            if job.cost_usd + ahead_s * rate > job.budget_usd:
+        ahead_s = job.delays.look_every_s + job.delays.drain_s
+        if job.limits.budget_usd is not None:
+            rate = job.costs.rate_usd_per_s(max(len(job.cluster.workers), job.configuration.workers))
+            if job.costs.cost_usd + ahead_s * rate > job.limits.budget_usd:
                 return Stop(
-                    f"${job.cost_usd:.4g} are spent, and ${ahead_s * rate:.4g} more until the next look and "
-                    f"the end of the drain would cross the budget of ${job.budget_usd:.6g}",
+                    f"${job.costs.cost_usd:.4g} are spent, and ${ahead_s * rate:.4g} more until the next look and "
+                    f"the end of the drain would cross the budget of ${job.limits.budget_usd:.6g}",
                     "budget",
                 )
-        if job.deadline_s is not None and job.elapsed_s + ahead_s > job.deadline_s:
+        if job.limits.deadline_s is not None and job.progress.elapsed_s + ahead_s > job.limits.deadline_s:
             return Stop(
-                f"{job.elapsed_s:.4g} s have passed, and {ahead_s:.4g} s more until the next look and the end "
-                f"of the drain would cross the deadline of {job.deadline_s:.6g} s",
+                f"{job.progress.elapsed_s:.4g} s have passed, and {ahead_s:.4g} s more until the next look and the end "
+                f"of the drain would cross the deadline of {job.limits.deadline_s:.6g} s",
                 "deadline",
             )
-        if job.budget_usd is None and job.deadline_s is None:
+        if job.limits.budget_usd is None and job.limits.deadline_s is None:
             return Hold("there is neither budget nor deadline")
         if self.schedule is None or job.changing:
             return Hold("budget and deadline are far enough")
@@ -109,5 +109,5 @@ def _better(
     """Whether a size is better: over budget, cheaper by more than the projection error; else a smaller misfit."""
     if end is None or fit[0] != missed[0]:
         return end is not None and fit[0] < missed[0]
-    left_usd, present_usd = end.cost_usd - job.cost_usd, present.cost_usd - job.cost_usd
+    left_usd, present_usd = end.cost_usd - job.costs.cost_usd, present.cost_usd - job.costs.cost_usd
     return fit[0] == 2 and left_usd < HEADROOM * present_usd

@@ -58,16 +58,16 @@ def usable(samples_per_s: float) -> bool:
 
 def project(job: JobSnapshot, workers: int, samples_per_s: float) -> Projection | None:
     """Project the job's end; None if the remaining work is unknown, or the throughput is not usable."""
-    remaining = job.remaining_samples
+    remaining = job.progress.remaining_samples
     if remaining is None or not (math.isfinite(remaining) and remaining >= 0.0) or not usable(samples_per_s):
         return None
-    left_s, rate = remaining / samples_per_s, job.rate_usd_per_s(workers)
-    newcomers = max(0, workers - len(job.workers))
-    setup_usd = job.setup_s * (job.rate_usd_per_s(newcomers) - job.rate_usd_per_s(0))
-    reserve_s = job.look_every_s + job.drain_s
+    left_s, rate = remaining / samples_per_s, job.costs.rate_usd_per_s(workers)
+    newcomers = max(0, workers - len(job.cluster.workers))
+    setup_usd = job.delays.setup_s * (job.costs.rate_usd_per_s(newcomers) - job.costs.rate_usd_per_s(0))
+    reserve_s = job.delays.look_every_s + job.delays.drain_s
     return Projection(
-        time_s=job.elapsed_s + left_s,
-        cost_usd=job.cost_usd + left_s * rate + setup_usd,
+        time_s=job.progress.elapsed_s + left_s,
+        cost_usd=job.costs.cost_usd + left_s * rate + setup_usd,
         reserve_s=reserve_s,
         reserve_usd=reserve_s * rate,
     )
@@ -81,12 +81,12 @@ def misfit(job: JobSnapshot, projection: Projection | None, *, headroom: float =
     """
     if projection is None:
         return 0, 0.0
-    if job.budget_usd is not None:
-        limit_usd = job.cost_usd + headroom * (job.budget_usd - job.cost_usd)
+    if job.limits.budget_usd is not None:
+        limit_usd = job.costs.cost_usd + headroom * (job.limits.budget_usd - job.costs.cost_usd)
         if projection.cost_usd + projection.reserve_usd > limit_usd:
             return 2, projection.cost_usd
-    if job.deadline_s is not None:
-        limit_s = job.elapsed_s + headroom * (job.deadline_s - job.elapsed_s)
+    if job.limits.deadline_s is not None:
+        limit_s = job.progress.elapsed_s + headroom * (job.limits.deadline_s - job.progress.elapsed_s)
         if projection.time_s + projection.reserve_s > limit_s:
             return 1, projection.time_s
     return 0, 0.0
@@ -94,7 +94,8 @@ def misfit(job: JobSnapshot, projection: Projection | None, *, headroom: float =
 
 def affords(job: JobSnapshot, workers: int) -> bool:
     """Whether the budget allows this many workers until the next decision and the drain after it."""
-    if job.budget_usd is None:
+    if job.limits.budget_usd is None:
         return True
-    paid = max(workers, len(job.workers))
-    return job.cost_usd + (job.look_every_s + job.drain_s) * job.rate_usd_per_s(paid) <= job.budget_usd
+    paid = max(workers, len(job.cluster.workers))
+    ahead_s = job.delays.look_every_s + job.delays.drain_s
+    return job.costs.cost_usd + ahead_s * job.costs.rate_usd_per_s(paid) <= job.limits.budget_usd

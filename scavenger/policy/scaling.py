@@ -126,7 +126,9 @@ class FollowModel:
         if planned is None or planned == now:
             return Hold(f"the model's choice stands: {now}")
         if job.changing:
-            return Hold(f"a change of workers is under way: {len(job.training)} of {now.workers} train")
+            return Hold(
+                f"a change of workers is under way: {len(job.cluster.training)} of {now.workers} train"
+            )
         if planned.vm != now.vm:
             return Hold(f"the model would choose {planned}, but a running job keeps its VM type")
         if not affords(job, planned.workers):

@@ -102,7 +102,7 @@ class Schedule:
         """The next size to try, or to settle on."""
         now = job.configuration.workers
         if job.changing:
-            return Hold(f"a change of workers is under way: {len(job.training)} of {now} train")
+            return Hold(f"a change of workers is under way: {len(job.cluster.training)} of {now} train")
         if not self.workers_min <= now <= self.workers_max:
             bound = min(max(now, self.workers_min), self.workers_max)
             return self.move(

@@ -132,7 +132,7 @@ class ReplaceStragglers:
 
     def decide(self, job: JobSnapshot) -> Decision:
         """See `Policy.decide`."""
-        workers = len(job.training)
+        workers = len(job.cluster.training)
         if workers < PEERS_MIN:
             return Hold(f"{workers} workers are too few to detect a slow one")
         if job.changing:
@@ -148,19 +148,19 @@ class ReplaceStragglers:
                 f"{len(slow)} of {workers} workers look slow ({named}), more than {limit}: a cause that they share"
             )
         since = job.at_s - self.window_s
-        gone = sum(1 for left in job.departures if left.kind == "eviction" and left.at_s > since)
+        gone = sum(1 for left in job.cluster.departures if left.kind == "eviction" and left.at_s > since)
         if gone + len(slow) > self.evictions_max:
             return Hold(
                 f"{named} slow, but {gone} were replaced within {self.window_s:g} s and it did not help"
             )
-        if not affords(job, len(job.workers) + len(slow)):
+        if not affords(job, len(job.cluster.workers) + len(slow)):
             return Hold(f"{named} slow, but the budget is too near to pay for a replacement while they run")
         return Replace(tuple(worst), f"slower than the median worker's time per sample: {named}")
 
 
 def _steps(job: JobSnapshot) -> list[Step]:
     """The steps in the snapshot, aligned at the newest, without those of fewer than `PEERS_MIN` workers."""
-    training = job.training
+    training = job.cluster.training
     steps: list[Step] = []
     for back in range(max(len(worker.compute_s) for worker in training), 0, -1):
         step = {

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from scavenger.errors import ConfigurationError, TrainingCodeError
 
-__all__ = ["Batch", "Granted", "Job", "Left", "Link", "Place", "Source", "Step", "connect", "init"]
+__all__ = ["Batch", "Granted", "Job", "Left", "Link", "Progress", "Source", "Step", "connect", "init"]
 
 Array = npt.NDArray[Any]
 State = Mapping[str, Any]
@@ -87,7 +87,7 @@ class Step(NamedTuple):
     mean: dict[str, Array]
 
 
-class Place(NamedTuple):
+class Progress(NamedTuple):
     """The job's progress when a worker joins."""
 
     step: int
@@ -108,7 +108,7 @@ class Link(Protocol):
         sizes: Sequence[int],
         state: Callable[[], dict[str, Array]],
         load: Callable[[dict[str, Array]], None],
-    ) -> Place:
+    ) -> Progress:
         """Wait until this worker is a member and has loaded the state of the others."""
         ...
 
@@ -166,8 +166,8 @@ def init(
         raise TrainingCodeError(
             "loop.init needs the number of samples of each shard, and some samples in all"
         )
-    place = _link.enter(sizes, lambda: _arrays(state(), "state"), load)
-    return Job(_link, source, place)
+    progress = _link.enter(sizes, lambda: _arrays(state(), "state"), load)
+    return Job(_link, source, progress)
 
 
 class Job:
@@ -179,9 +179,9 @@ class Job:
         workers: Number of workers in that step.
     """
 
-    def __init__(self, link: Link, source: Source | None, place: Place) -> None:
+    def __init__(self, link: Link, source: Source | None, progress: Progress) -> None:
         self._link, self._source = link, source
-        self.step, self.epoch, self.workers = place
+        self.step, self.epoch, self.workers = progress
         self._granted: Granted | None = None
         self._batch: Batch | None = None
         self._made: Step | None = None

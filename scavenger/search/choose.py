@@ -47,13 +47,13 @@ def choose(
         raise ValueError(
             f"objective {objective!r} is none of {', '.join(OBJECTIVES)} and utility with a worth"
         )
-    allowed = np.flatnonzero(curve.excluded == 0)
+    allowed = np.flatnonzero(curve.marks.excluded == 0)
     if not len(allowed):
         return _infeasible(curve, deadline_s, budget_usd, spent_time_s, spent_usd, remaining)
     alike = (
         allowed
         if global_batch_size is None
-        else allowed[curve.global_batch_size[allowed] == global_batch_size]
+        else allowed[curve.configurations.global_batch_size[allowed] == global_batch_size]
     )
     among = alike if len(alike) else allowed
     if objective == "utility" and worth is not None:
@@ -64,7 +64,7 @@ def choose(
         reason += f"; at batch {global_batch_size} alone, as the goal has no target to compare others by"
     if len(allowed) == 1:
         reason = "the only configuration that the constraints allow"
-    if curve.extrapolated[index]:
+    if curve.marks.extrapolated[index]:
         reason += "; extrapolated beyond what was profiled"
     if curve.relative_only:
         reason += "; absolute figures mean little, as the epochs to the target are unknown"
@@ -93,26 +93,32 @@ def _least(values: FloatArray, others: FloatArray, allowed: IntArray) -> int:
 
 def _by_time(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
     index = _fastest(curve, allowed)
-    return index, f"fastest of {len(allowed)}: {_beside(curve, index, _cheapest(curve, allowed), 'cheapest')}"
+    return (
+        index,
+        f"fastest of {len(allowed)}: {_compared(curve, index, _cheapest(curve, allowed), 'cheapest')}",
+    )
 
 
 def _by_cost(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
     index = _cheapest(curve, allowed)
-    return index, f"cheapest of {len(allowed)}: {_beside(curve, index, _fastest(curve, allowed), 'fastest')}"
+    return (
+        index,
+        f"cheapest of {len(allowed)}: {_compared(curve, index, _fastest(curve, allowed), 'fastest')}",
+    )
 
 
 def _by_knee(curve: TradeoffCurve, allowed: IntArray) -> tuple[int, str]:
     """The knee; without one, the point of the front nearest to (least time, least cost) in log space."""
     fastest = _fastest(curve, allowed)
     if curve.knee is not None and curve.knee in allowed:
-        return curve.knee, f"knee: {_beside(curve, curve.knee, fastest, 'fastest')}"
+        return curve.knee, f"knee: {_compared(curve, curve.knee, fastest, 'fastest')}"
     front = _front(curve, allowed)
     if len(front) == 1:
         return int(front[0]), "both fastest and cheapest, so there is no tradeoff to find a knee of"
     distance = np.hypot(_log_excess(curve.time_s[front]), _log_excess(curve.cost_usd[front]))
     index = int(front[int(np.argmin(distance))])
-    beside = _beside(curve, index, fastest, "fastest")
-    return index, f"the front has no knee; nearest to both the least time and the least cost: {beside}"
+    compared = _compared(curve, index, fastest, "fastest")
+    return index, f"the front has no knee; nearest to both the least time and the least cost: {compared}"
 
 
 def _front(curve: TradeoffCurve, allowed: IntArray) -> IntArray:
@@ -156,7 +162,7 @@ def _log_excess(values: FloatArray) -> FloatArray:
     return np.asarray(log - log.min())
 
 
-def _beside(curve: TradeoffCurve, index: int, other: int, name: str) -> str:
+def _compared(curve: TradeoffCurve, index: int, other: int, name: str) -> str:
     """Compare a point with another in words, as `12 % slower than the fastest at 41 % of its cost`."""
     if index == other:
         return f"also the {name}"
@@ -190,10 +196,10 @@ def _infeasible(
     time_s, cost_usd = curve.rest_s(remaining) + spent_time_s, curve.rest_usd(remaining) + spent_usd
     over_time, over_cost = _over(time_s, deadline_s), _over(cost_usd, budget_usd)
     miss = np.maximum(over_time, over_cost)
-    soft = np.array([reason.startswith((PAST_DEADLINE, OVER_BUDGET)) for reason in curve.reasons])
-    can_run = np.flatnonzero(soft[curve.excluded])
+    soft = np.array([reason.startswith((PAST_DEADLINE, OVER_BUDGET)) for reason in curve.marks.reasons])
+    can_run = np.flatnonzero(soft[curve.marks.excluded])
     if not len(can_run):
-        hard = sorted({curve.reasons[i] for i in curve.excluded})
+        hard = sorted({curve.marks.reasons[i] for i in curve.marks.excluded})
         return Infeasible(f"no configuration can run: {'; '.join(hard)}", None)
     index = int(can_run[int(np.argmin(miss[can_run]))])
     misses = []

@@ -20,7 +20,17 @@ from kneed import KneeLocator
 
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.cost import CostTerms
-from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve, paid_share, rest
+from scavenger.domain.curve import (
+    BoolArray,
+    CurveConfigurations,
+    FloatArray,
+    IntArray,
+    Interval,
+    PointMarks,
+    TradeoffCurve,
+    paid_share,
+    rest,
+)
 from scavenger.models.job_model import JobModel, Prediction
 from scavenger.models.parallel import local_batch_sizes
 
@@ -95,23 +105,16 @@ def build_curve(
         *(("the front has no knee",) if knee is None and np.any(allowed) else ()),
     )
     return TradeoffCurve(
-        vms=tuple(offer.vm for offer in space.offers),
-        vm_index=vm_index,
-        workers=workers,
-        global_batch_size=batch,
+        configurations=CurveConfigurations(
+            tuple(offer.vm for offer in space.offers), vm_index, workers, batch
+        ),
         time_s=predicted.time_s,
-        time_low_s=predicted.time_low_s,
-        time_high_s=predicted.time_high_s,
+        time_interval_s=Interval(predicted.time_low_s, predicted.time_high_s),
         cost_usd=predicted.cost_usd,
-        cost_low_usd=predicted.cost_low_usd,
-        cost_high_usd=predicted.cost_high_usd,
+        cost_interval_usd=Interval(predicted.cost_low_usd, predicted.cost_high_usd),
         step_time_s=predicted.step_time_s,
         epochs=predicted.epochs,
-        on_front=front,
-        measured=predicted.measured,
-        extrapolated=predicted.extrapolated,
-        excluded=excluded,
-        reasons=reasons,
+        marks=PointMarks(front, predicted.measured, predicted.extrapolated, excluded, reasons),
         relative_only=model.relative_only,
         notes=notes,
         knee=knee,
@@ -246,17 +249,15 @@ def repriced(curve: TradeoffCurve, cost_usd: FloatArray) -> TradeoffCurve:
         cost_usd: New cost of each point, shape `(n,)`.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        times = np.stack((curve.time_low_s, curve.time_high_s)) / curve.time_s
-    over = np.array([reason.startswith(OVER_BUDGET) for reason in curve.reasons])
-    excluded = np.where(over[curve.excluded], 0, curve.excluded)
+        times = np.stack((curve.time_interval_s.low, curve.time_interval_s.high)) / curve.time_s
+    over = np.array([reason.startswith(OVER_BUDGET) for reason in curve.marks.reasons])
+    excluded = np.where(over[curve.marks.excluded], 0, curve.marks.excluded)
     front = pareto_front(curve.time_s, cost_usd, excluded == 0)
     return dataclasses.replace(
         curve,
         cost_usd=cost_usd,
-        cost_low_usd=cost_usd * times[0],
-        cost_high_usd=cost_usd * times[1],
-        excluded=excluded,
-        on_front=front,
+        cost_interval_usd=Interval(cost_usd * times[0], cost_usd * times[1]),
+        marks=dataclasses.replace(curve.marks, excluded=excluded, on_front=front),
         knee=find_knee(curve.time_s, cost_usd, front),
     )
 

@@ -78,14 +78,14 @@ def why_measure_no_more(
         return ""  # utility may fall to 0 over time, so no ratio of step times bounds its loss
     loss = _loss_of(choice.objective, curve)
     rest_s, rest_usd = curve.rest_s(remaining), curve.rest_usd(remaining)
-    chosen = curve.index(choice.configuration)
+    chosen = curve.configurations.index(choice.configuration)
     assert chosen is not None
     least = loss(rest_s[chosen], rest_usd[chosen])
     price = loss(measuring.time_s, measuring.cost_usd)
     if not (least > 0.0 and np.isfinite(least)):
         return ""
     losses = np.asarray(loss(rest_s, rest_usd))
-    allowed = (curve.excluded == 0) & (ratio_log_sd > 0.0) & (losses > 0.0)
+    allowed = (curve.marks.excluded == 0) & (ratio_log_sd > 0.0) & (losses > 0.0)
     if not np.any(allowed):
         return ""
     above = np.log(losses[allowed] / least)
@@ -122,10 +122,10 @@ def worth_moving(
         remaining: Share of the training that is left.
         worth: Worth of the result, dollars, by its time in seconds from now, for the objective `utility`.
     """
-    here = curve.index(now)
+    here = curve.configurations.index(now)
     if here is None or choice.configuration == now:
         return None
-    there = curve.index(choice.configuration)
+    there = curve.configurations.index(choice.configuration)
     assert there is not None
     rest_s, rest_usd = curve.rest_s(remaining), curve.rest_usd(remaining)
     before_s, before_usd = float(rest_s[here]), float(rest_usd[here])
@@ -135,8 +135,8 @@ def worth_moving(
     else:
         loss = _loss_of(choice.objective, curve)
         before, after = loss(before_s, before_usd), loss(after_s, after_usd)
-    if curve.excluded[here]:
-        reason = f"{now} no longer meets the constraints: {curve.reasons[curve.excluded[here]]}"
+    if curve.marks.excluded[here]:
+        reason = f"{now} no longer meets the constraints: {curve.marks.reasons[curve.marks.excluded[here]]}"
     elif before - after > GAIN_MIN * abs(before):
         reason = "measurements since the choice favour it"
     else:
@@ -156,7 +156,7 @@ def _loss_of(objective: Objective, curve: TradeoffCurve) -> _Loss:
     weight_s, weight_usd = {"time": (1.0, 0.0), "cost": (0.0, 1.0)}.get(objective, (0.0, 0.0))
     if objective == "knee":
         weight_s, weight_usd = (
-            _per_span(values[curve.on_front]) for values in (curve.time_s, curve.cost_usd)
+            _per_span(values[curve.marks.on_front]) for values in (curve.time_s, curve.cost_usd)
         )
 
     def loss(time_s: _Amount, cost_usd: _Amount) -> _Amount:

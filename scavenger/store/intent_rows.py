@@ -1,20 +1,39 @@
-"""Conversion of rows of leases, wishes and intents to values, and the cost of intents."""
+"""Conversion of rows of leases, fleet specs and intents to values, and the cost of intents."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from scavenger.domain.intent import Desired, Intent, Lease, Past, Place, Wish
-from scavenger.domain.vm import VmRequest
+from scavenger.domain.intent import (
+    FleetSpec,
+    Intent,
+    Lease,
+    Past,
+    PlacementOption,
+    VmCharges,
+    VmSlot,
+    VmTimes,
+)
+from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags
 from scavenger.errors import StoreError
-from scavenger.store.schema import DesiredRow, IntentRow, JobRow, LeaseRow
+from scavenger.store.schema import FleetSpecRow, IntentRow, JobRow, LeaseRow
 
-__all__ = ["PLAIN", "TOLD", "desired_of", "intent_of", "lease_of", "past_of", "settle"]
+__all__ = [
+    "SHORTAGES",
+    "fleet_spec_document",
+    "fleet_spec_of",
+    "intent_of",
+    "lease_of",
+    "past_of",
+    "row_of",
+    "settle",
+]
 
 HEALTH_LAST = 32
 """Number of a job's latest VMs whose health is reported; decisions use fewer."""
@@ -22,13 +41,16 @@ HEALTH_LAST = 32
 BILLED_MIN_S = 60.0
 """Minimum billed time: Google Cloud and AWS bill by the second, and at least a minute."""
 
-TOLD = "told"
-"""Key in a wish's document under which the lease holder reports the state of the wishes."""
+SHORTAGES = "told"
+"""Key in a fleet spec's document under which the lease holder reports what keeps the job from having its VMs."""
 
 _UNHEALTHY = ("never_joined", "died")
 
-PLAIN = tuple(one.name for one in fields(Intent) if one.name not in ("request", "created_at"))
-"""Fields of an intent that are columns of the same name and type."""
+_TAGS, _TEMPLATE, _CHARGES, _TIMES, _PLAIN = (
+    tuple(one.name for one in fields(kind) if one.name not in ("request", "charges", "times"))
+    for kind in (VmTags, LaunchTemplate, VmCharges, VmTimes, Intent)
+)
+"""Fields of an intent's parts, and of the intent itself, that are columns or keys of the same name and type."""
 
 
 def settle(row: IntentRow) -> None:
@@ -90,31 +112,60 @@ def lease_of(row: LeaseRow | None) -> Lease | None:
     return None if row is None else Lease(row.name, row.holder, row.token, row.beats)
 
 
-def desired_of(row: DesiredRow) -> Desired:
+def fleet_spec_of(row: FleetSpecRow) -> FleetSpec:
     """The value of a row.
 
     Raises:
         StoreError: Its document is not of this version.
     """
     try:
-        given = {name: value for name, value in row.document.items() if name != TOLD}
+        given = {name: value for name, value in row.document.items() if name != SHORTAGES}
         budget = given.pop("budget_usd")
-        return Desired(
+        return FleetSpec(
             job_id=row.job_id,
             provider=row.provider,
             region=row.region,
-            wishes=tuple(_wish_of(one) for one in given.pop("wishes")),
-            places=tuple(Place(**one) for one in given.pop("places")),
+            slots=tuple(_slot_of(one) for one in given.pop("wishes")),
+            options=_options_of(given.pop("places")),
+            template=_template_from(given),
             budget_usd=float("inf") if budget is None else budget,
-            labels=_pairs(given.pop("labels")),
             **given,
         )
     except (TypeError, ValueError, KeyError) as error:
         raise StoreError(f"what job {row.job_id[:8]} wants cannot be read: {error}") from error
 
 
-def _wish_of(given: Mapping[str, Any]) -> Wish:
-    return Wish(**{**given, "places": tuple(Place(**one) for one in given.get("places", ()))})
+def _slot_of(given: Mapping[str, Any]) -> VmSlot:
+    return VmSlot(given["slot"], given.get("generation", 0), _options_of(given.get("places", ())))
+
+
+def _options_of(given: Collection[Mapping[str, Any]]) -> tuple[PlacementOption, ...]:
+    return tuple(PlacementOption(**one) for one in given)
+
+
+def _template_from(given: dict[str, Any]) -> LaunchTemplate:
+    """Take the launch parameters out of a flat document."""
+    found = {name: given.pop(name) for name in _TEMPLATE if name in given}
+    return LaunchTemplate(**(found | {"labels": _pairs(found.get("labels", ()))}))
+
+
+def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
+    """The document of a fleet spec's row; flat, under the names of its first version."""
+    options = [asdict(one) for one in spec.options]
+    slots = [
+        {"slot": one.number, "generation": one.generation, "places": [asdict(o) for o in one.options]}
+        for one in spec.slots
+    ]
+    return {
+        "wishes": slots,
+        "places": options,
+        "vms_max": spec.vms_max,
+        "budget_usd": None if spec.budget_usd == float("inf") else spec.budget_usd,
+        "drain_s": spec.drain_s,
+        "boot_key": spec.boot_key,
+        "attempt": spec.attempt,
+        **asdict(spec.template),
+    }
 
 
 def intent_of(row: IntentRow) -> Intent:
@@ -124,12 +175,36 @@ def intent_of(row: IntentRow) -> Intent:
         StoreError: Its request is not of this version.
     """
     try:
-        given = dict(row.request)
-        request = VmRequest(**(given | {"labels": _pairs(given["labels"])}))
+        request = _request_of(dict(row.request))
     except (TypeError, ValueError, KeyError) as error:
         raise StoreError(f"intent {row.id} cannot be read: {error}") from error
-    plain = {name: getattr(row, name) for name in PLAIN}
-    return replace(Intent(request=request, **plain), created_at=row.created_at)
+    return Intent(
+        request=request,
+        charges=VmCharges(**{name: getattr(row, name) for name in _CHARGES}),
+        times=VmTimes(**{name: getattr(row, name) for name in _TIMES}),
+        **{name: getattr(row, name) for name in _PLAIN},
+    )
+
+
+def _request_of(given: dict[str, Any]) -> VmRequest:
+    tags = VmTags(**{name: given.pop(name) for name in _TAGS})
+    return VmRequest(tags=tags, template=_template_from(given), **given)
+
+
+def row_of(intent: Intent, created_at: datetime) -> IntentRow:
+    """The row of a new intent; its request is stored as a flat document."""
+    request = asdict(intent.request)
+    times = {name: getattr(intent.times, name) for name in _TIMES} | {"created_at": created_at}
+    return IntentRow(
+        id=intent.id,
+        job_id=intent.job_id,
+        slot=intent.slot,
+        generation=intent.generation,
+        request=request.pop("tags") | request.pop("template") | request,
+        **{name: getattr(intent.charges, name) for name in _CHARGES} | {"charged_at": created_at},
+        **times,
+        **{name: getattr(intent, name) for name in _PLAIN},
+    )
 
 
 def _pairs(found: Collection[Collection[str]]) -> tuple[tuple[str, str], ...]:

@@ -1,4 +1,4 @@
-"""The store's leases, wishes and intents: which VMs are wanted and requested, and which process may request them.
+"""The store's leases, fleet specs and intents: which VMs are wanted and requested, and which process may request them.
 
 Every write of a provisioning process carries its fencing token. A write with an outdated token changes nothing and
 returns that, so that the process reads the state again before it continues. States only move forwards and instance
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any, cast
 
@@ -18,9 +17,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from scavenger.domain.intent import (
-    Desired,
     Ending,
     Fence,
+    FleetSpec,
     Intent,
     IntentState,
     Lease,
@@ -29,15 +28,24 @@ from scavenger.domain.intent import (
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import StoreError
 from scavenger.store.base import Part, job_row
-from scavenger.store.intent_rows import PLAIN, TOLD, desired_of, intent_of, lease_of, past_of, settle
+from scavenger.store.intent_rows import (
+    SHORTAGES,
+    fleet_spec_document,
+    fleet_spec_of,
+    intent_of,
+    lease_of,
+    past_of,
+    row_of,
+    settle,
+)
 from scavenger.store.records import LIVE_STATES
-from scavenger.store.schema import DesiredRow, InstallationRow, IntentRow, JobRow, LeaseRow
+from scavenger.store.schema import FleetSpecRow, InstallationRow, IntentRow, JobRow, LeaseRow
 
 __all__ = ["Intents"]
 
 
 class Intents(Part):
-    """The part of `Store` that holds leases, wishes and intents.
+    """The part of `Store` that holds leases, fleet specs and intents.
 
     Every method raises `StoreBusyError`, `StoreReadOnlyError` or `StoreError` where the database cannot serve it.
     """
@@ -87,25 +95,25 @@ class Intents(Part):
 
     # ---- what is wanted ------------------------------------------------------------------------------------
 
-    def want_vms(self, desired: Desired) -> None:
-        """Store the VMs that a job wants in a region, in place of earlier wishes; without wishes it wants none.
+    def want_vms(self, spec: FleetSpec) -> None:
+        """Store the VMs that a job wants in a region, in place of an earlier spec; without slots it wants none.
 
         Raises:
             ConfigurationError: There is no such job.
         """
-        document = asdict(desired)
-        key = {name: document.pop(name) for name in ("job_id", "provider", "region")}
-        if document["budget_usd"] == float("inf"):
-            document["budget_usd"] = None
+        document = fleet_spec_document(spec)
+        key = {"job_id": spec.job_id, "provider": spec.provider, "region": spec.region}
         with self._database.writing() as session:
-            job_row(session, desired.job_id)
-            before = session.get(DesiredRow, tuple(key.values()))
-            if before is not None and before.document.get("attempt") == desired.attempt:
-                document[TOLD] = before.document.get(TOLD, {})
-            session.merge(DesiredRow(**key, document=document))
+            job_row(session, spec.job_id)
+            before = session.get(FleetSpecRow, tuple(key.values()))
+            if before is not None and before.document.get("attempt") == spec.attempt:
+                document[SHORTAGES] = before.document.get(SHORTAGES, {})
+            session.merge(FleetSpecRow(**key, document=document))
 
-    def tell(self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]) -> bool:
-        """Report the state of a job's wishes, in place of the last report; `told` reads it.
+    def report_shortages(
+        self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]
+    ) -> bool:
+        """Report what keeps a job from having its VMs, in place of the last report; `shortages` reads it.
 
         Args:
             fence: Fencing token of the region's lease holder.
@@ -120,25 +128,25 @@ class Intents(Part):
         with self._database.writing() as session:
             if _held(session, fence) is None:
                 return False
-            row = session.get(DesiredRow, (job_id, provider, region))
+            row = session.get(FleetSpecRow, (job_id, provider, region))
             if row is not None:
-                row.document = {**row.document, TOLD: dict(alarms)}
+                row.document = {**row.document, SHORTAGES: dict(alarms)}
             return True
 
-    def told(self, job_id: str, provider: str, region: str) -> Mapping[str, str]:
-        """The lease holder's report on a job's wishes: messages by kind of alarm."""
+    def shortages(self, job_id: str, provider: str, region: str) -> Mapping[str, str]:
+        """The lease holder's report on a job's VMs: messages by kind of alarm."""
         with self._database.reading() as session:
-            row = session.get(DesiredRow, (job_id, provider, region))
-            return {} if row is None else dict(row.document.get(TOLD, {}))
+            row = session.get(FleetSpecRow, (job_id, provider, region))
+            return {} if row is None else dict(row.document.get(SHORTAGES, {}))
 
     def boot_key(self, job_id: str, provider: str, region: str) -> str:
-        """See `Desired.boot_key`; empty where the job wants nothing of the region."""
+        """See `FleetSpec.boot_key`; empty where the job wants nothing of the region."""
         with self._database.reading() as session:
-            row = session.get(DesiredRow, (job_id, provider, region))
+            row = session.get(FleetSpecRow, (job_id, provider, region))
             return "" if row is None else str(row.document.get("boot_key", ""))
 
     def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> Situation:
-        """Read a consistent snapshot of the wishes and intents of a region.
+        """Read a consistent snapshot of the fleet specs and intents of a region.
 
         Args:
             provider: Of the region.
@@ -147,24 +155,24 @@ class Intents(Part):
         """
         with self._database.reading() as session:
             rows = session.execute(
-                select(DesiredRow, JobRow.attempts)
-                .join(JobRow, JobRow.id == DesiredRow.job_id)
-                .where(DesiredRow.provider == provider, DesiredRow.region == region)
+                select(FleetSpecRow, JobRow.attempts)
+                .join(JobRow, JobRow.id == FleetSpecRow.job_id)
+                .where(FleetSpecRow.provider == provider, FleetSpecRow.region == region)
                 .where(JobRow.state.in_(LIVE_STATES))
                 .order_by(JobRow.created_at, JobRow.id)
             ).all()
-            said = [(desired_of(row), attempts) for row, attempts in rows]
+            specs = [(fleet_spec_of(row), attempts) for row, attempts in rows]
             # what an attempt wanted that was killed, its successor does not
-            desired = tuple(one for one, attempts in said if one.attempt >= attempts)
+            fleets = tuple(one for one, attempts in specs if one.attempt >= attempts)
             query = select(IntentRow).where(IntentRow.state != "GONE").order_by(IntentRow.number)
             here = query.where(IntentRow.provider == provider, IntentRow.region == region)
             intents = tuple(intent_of(row) for row in session.scalars(here))
             ended = select(IntentRow.id).where(IntentRow.id.in_(tokens), IntentRow.state == "GONE")
             attempts = {one.job_id: one.attempt for one in intents} | {
-                one.job_id: one.attempt for one in desired
+                one.job_id: one.attempt for one in fleets
             }
             return Situation(
-                desired,
+                fleets,
                 intents,
                 frozenset(session.scalars(ended)) if tokens else frozenset(),
                 {
@@ -185,13 +193,7 @@ class Intents(Part):
         with self._database.writing() as session:
             if _held(session, fence) is None or not _is_allowed(session, intent):
                 return False
-            row = IntentRow(
-                **{name: getattr(intent, name) for name in PLAIN},
-                request=asdict(intent.request),
-                created_at=self._clock(),
-            )
-            row.charged_at = row.created_at
-            session.add(row)
+            session.add(row_of(intent, self._clock()))
             try:
                 session.flush()
             except IntegrityError:
@@ -320,7 +322,7 @@ class Intents(Part):
         with self._database.reading() as session:
             found = {
                 (provider, region)
-                for table in (DesiredRow, IntentRow)
+                for table in (FleetSpecRow, IntentRow)
                 for provider, region in session.execute(select(table.provider, table.region).distinct())
             }
         return tuple(sorted(found))
@@ -353,10 +355,10 @@ def _living(
 def _is_allowed(session: Session, intent: Intent) -> bool:
     """Whether the job may have one more VM; checked in the transaction that writes its intent."""
     key = (intent.job_id, intent.provider, intent.region)
-    row, job = session.get(DesiredRow, key), session.get(JobRow, intent.job_id)
+    row, job = session.get(FleetSpecRow, key), session.get(JobRow, intent.job_id)
     if row is None or job is None or job.state not in LIVE_STATES or intent.attempt < job.attempts:
         return False
-    desired = desired_of(row)
+    spec = fleet_spec_of(row)
     living = session.scalars(
         select(IntentRow).where(IntentRow.job_id == intent.job_id, IntentRow.state != "GONE")
     ).all()
@@ -365,5 +367,5 @@ def _is_allowed(session: Session, intent: Intent) -> bool:
     spent = session.scalar(
         select(func.coalesce(func.sum(IntentRow.spent_usd), 0.0)).where(IntentRow.job_id == intent.job_id)
     )
-    committed = float(spent or 0.0) + reserved + intent.reserved_usd
-    return here < desired.vms_max and committed <= desired.budget_usd
+    committed = float(spent or 0.0) + reserved + intent.charges.reserved_usd
+    return here < spec.vms_max and committed <= spec.budget_usd

@@ -59,18 +59,18 @@ class Operations(Part):
         """
         with self._database.writing() as session:
             job, now = job_row(session, job_id), self._clock()
-            name, wish = f"job {job.name} ({job.id[:8]})", describe(operation)
+            name, request = f"job {job.name} ({job.id[:8]})", describe(operation)
             if job.state not in LIVE_STATES:
                 hint = f"; `scavenger resume {job.id[:8]}` goes on with it"
                 raise ConfigurationError(
-                    f"{name} cannot be asked to {wish}: it has ended as "
+                    f"{name} cannot be asked to {request}: it has ended as "
                     f"{job.state.replace('_', ' ')}"
                     + (hint if job.state in RESUMABLE_STATES and job.checkpoint is not None else "")
                 )
             owner = Owner(job.owner_pid, job.owner_host, job.owner_started_at_s)
             if not is_owner_alive(owner, job.heartbeat_at, at=now):
                 raise ConfigurationError(
-                    f"{name} cannot be asked to {wish}: its process {owner.pid} on "
+                    f"{name} cannot be asked to {request}: its process {owner.pid} on "
                     f"{owner.host} is gone; `scavenger resume {job.id[:8]}` goes on with it"
                 )
             if (other := _open_row(session, job_id)) is not None:

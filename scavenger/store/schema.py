@@ -45,9 +45,9 @@ __all__ = [
     "VERSION_TABLE",
     "Base",
     "ConvergenceRow",
-    "DesiredRow",
     "EventRow",
     "FingerprintRow",
+    "FleetSpecRow",
     "InstallationRow",
     "IntentRow",
     "JobRow",
@@ -300,8 +300,8 @@ class LeaseRow(Base):
     beats: Mapped[int]
 
 
-class DesiredRow(Base):
-    """See `scavenger.domain.intent.Desired`, whose other fields are in `document`."""
+class FleetSpecRow(Base):
+    """See `scavenger.domain.intent.FleetSpec`, whose other fields are in `document`."""
 
     __tablename__ = "desired"
 

@@ -47,21 +47,24 @@ class FakeRun:
         if self.mode == "break":
             raise ZeroDivisionError("by\x1b[2J zero")
         if self.mode == "fail":
-            return replace(report, state="failed", error="train.py:12: ValueError: no data", exit_code=6)
+            return replace(
+                report,
+                job=replace(report.job, state="failed"),
+                error="train.py:12: ValueError: no data",
+                exit_code=6,
+            )
         if self._confirm is not None and not self._confirm(curve, make_choice(curve), report.predicted):
             stopped = bool(self._stop)
-            return replace(
-                make_report(curve, planned=True),
-                state="interrupted" if stopped else "planned",
-                exit_code=130 if stopped else 0,
-            )
+            report = make_report(curve, planned=True)
+            ended = replace(report.job, state="interrupted" if stopped else "planned")
+            return replace(report, job=ended, exit_code=130 if stopped else 0)
         if self.mode == "wait":
             while not self._stop:
                 time.sleep(0.01)
         if self._stop == "interrupted":
             if "stubborn" in sys.argv[0]:
                 time.sleep(30)
-            return replace(report, state="interrupted", exit_code=130)
+            return replace(report, job=replace(report.job, state="interrupted"), exit_code=130)
         return report
 
     processes, vms = 2, 0

@@ -7,9 +7,24 @@ from dataclasses import replace
 
 import numpy as np
 
-from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
+from scavenger.domain.curve import (
+    Choice,
+    CurveConfigurations,
+    Infeasible,
+    Interval,
+    PointMarks,
+    TradeoffCurve,
+)
 from scavenger.domain.measurement import Measurement
-from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, SearchOutcome
+from scavenger.domain.report import (
+    Actual,
+    MetricOutcome,
+    Predicted,
+    ReportedJob,
+    RunReport,
+    SearchOutcome,
+    TrainingResult,
+)
 
 
 def make_curve(
@@ -37,23 +52,20 @@ def make_curve(
     ends = np.isin(k, [workers[0], workers[-1]]) & np.isin(b, [batches[0], batches[-1]])
     on_front = np.flatnonzero(front)
     return TradeoffCurve(
-        vms=vms,
-        vm_index=vm,
-        workers=k,
-        global_batch_size=b,
+        configurations=CurveConfigurations(vms, vm, k, b),
         time_s=time_s,
-        time_low_s=time_s * 0.85,
-        time_high_s=time_s * 1.2,
+        time_interval_s=Interval(time_s * 0.85, time_s * 1.2),
         cost_usd=cost,
-        cost_low_usd=cost * 0.85,
-        cost_high_usd=cost * 1.2,
+        cost_interval_usd=Interval(cost * 0.85, cost * 1.2),
         step_time_s=step_s,
         epochs=epochs,
-        on_front=front,
-        measured=ends,
-        extrapolated=b > max(batches) * 0.9,
-        excluded=excluded,
-        reasons=("", "slower than the deadline"),
+        marks=PointMarks(
+            on_front=front,
+            measured=ends,
+            extrapolated=b > max(batches) * 0.9,
+            excluded=excluded,
+            reasons=("", "slower than the deadline"),
+        ),
         relative_only=relative_only,
         notes=("set-up time is not counted",),
         knee=int(on_front[len(on_front) // 2]) if len(on_front) else None,
@@ -63,7 +75,7 @@ def make_curve(
 def make_choice(curve: TradeoffCurve) -> Choice:
     """The knee, with the ends of the front beside it."""
     assert curve.knee is not None
-    allowed = np.flatnonzero(curve.excluded == 0)
+    allowed = np.flatnonzero(curve.marks.excluded == 0)
     fastest = int(allowed[np.argmin(curve.time_s[allowed])])
     cheapest = int(allowed[np.argmin(curve.cost_usd[allowed])])
     return Choice(
@@ -100,19 +112,21 @@ def make_report(
         if p.measured
     )
     return RunReport(
-        job_id="0198c0de-1111-4000-8000-000000000001",
-        job_name=name,
-        state="planned" if planned else "succeeded",
+        job=ReportedJob("0198c0de-1111-4000-8000-000000000001", name, "planned" if planned else "succeeded"),
         search=SearchOutcome(
             "partial", "nothing is known of this kind of job yet", profiled, 93.0, 0.0031, 12.0, 0.0004
         ),
         curve=curve,
         choice=choice,
         predicted=predicted,
-        actual=None if planned else Actual(point.time_s * 1.25, point.cost_usd, point.step_time_s, 11.0),
-        metric=None if planned else MetricOutcome("val_accuracy", 0.9712, 0.97, True),
-        steps=80 if planned else 4242,
-        model_path=None if planned else "/home/u/.scavenger/model.keras",
+        result=TrainingResult(steps=80)
+        if planned
+        else TrainingResult(
+            actual=Actual(point.time_s * 1.25, point.cost_usd, point.step_time_s, 11.0),
+            metric=MetricOutcome("val_accuracy", 0.9712, 0.97, True),
+            steps=4242,
+            model_path="/home/u/.scavenger/model.keras",
+        ),
         measurements_path="/home/u/.scavenger/measurements.json",
         error=error,
         exit_code=exit_code,

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 from scavenger.control.job_file.load import load_job
 from scavenger.domain.document import report_document
 from scavenger.domain.fingerprint import Fingerprint
-from scavenger.domain.report import RunReport
+from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -444,7 +444,7 @@ def test_the_fake_driver_takes_what_the_real_one_takes() -> None:
 def test_console_records_become_json() -> None:
     report = console.plain(make_report())
 
-    assert json.loads(json.dumps(report, allow_nan=False))["job_name"] == "digits-cnn"
+    assert json.loads(json.dumps(report, allow_nan=False))["job"]["name"] == "digits-cnn"
 
 
 def test_a_model_is_listed_with_the_name_of_the_job_that_fitted_it(
@@ -468,7 +468,7 @@ class _Cut:
 
     def run(self) -> RunReport:
         job = self._store.create_job("digits-cnn", spec={}, job_file="job.yaml")
-        report = replace(make_report(), job_id=job.id, state="interrupted", exit_code=130)
+        report = replace(make_report(), job=ReportedJob(job.id, "digits", "interrupted"), exit_code=130)
         if self._checkpoint is not None:
             self._store.update_job(job.id, checkpoint=self._checkpoint)
         self._store.finish_job(job.id, state="interrupted", report=report_document(report), exit_code=130)

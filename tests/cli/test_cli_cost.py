@@ -10,10 +10,11 @@ from uuid import uuid4
 import pytest
 from cli_fake import Run
 from cli_samples import make_report
+from nested import built
 
 from scavenger.domain.cost import CostEstimate, CostItem
 from scavenger.domain.document import report_document, report_from_document
-from scavenger.domain.intent import Desired, Fence, Intent, Place, Wish
+from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.store import Store
 
@@ -35,29 +36,57 @@ def store(store_url: str) -> Store:
 def finished(store: Store, *, vms: int = 0) -> str:
     """A job that has ended, on this machine or on so many VMs, the first of them with the aggregators."""
     report = replace(make_report(), estimate=ESTIMATE)
-    job_id = store.create_job(report.job_name, spec={}, job_file="job.yaml").id
+    job_id = store.create_job(report.job.name, spec={}, job_file="job.yaml").id
     if vms:
         lease = store.take_lease("aws/us-east-1", "me", store.lease("aws/us-east-1"))
         assert lease is not None
         fence = Fence("aws/us-east-1", lease.token)
-        place = Place("c5.xlarge", "us-east-1a", True, 0.0748)
-        wishes = tuple(Wish(slot) for slot in range(vms))
+        place = PlacementOption("c5.xlarge", "us-east-1a", True, 0.0748)
+        slots = tuple(VmSlot(slot) for slot in range(vms))
         store.want_vms(
-            Desired(job_id, "aws", "us-east-1", wishes, (place,), vms, float("inf"), run_max_s=3600.0)
+            built(
+                FleetSpec,
+                job_id=job_id,
+                provider="aws",
+                region="us-east-1",
+                slots=slots,
+                options=(place,),
+                vms_max=vms,
+                budget_usd=float("inf"),
+                run_max_s=3600.0,
+            )
         )
         began = datetime(2026, 7, 1, tzinfo=UTC)
         for slot in range(vms):
             token, spot = str(uuid4()), slot > 0
             price = 0.0748 if spot else 0.17
-            request = VmRequest(token, "me", job_id, slot, 0, "c5.xlarge", "us-east-1a", spot, 3600.0)
-            intent = Intent(token, job_id, slot, 0, "aws", "us-east-1", request, price, 0.01)
+            request = built(
+                VmRequest,
+                token=token,
+                owner="me",
+                job_id=job_id,
+                slot=slot,
+                generation=0,
+                vm="c5.xlarge",
+                zone="us-east-1a",
+                spot=spot,
+                run_max_s=3600.0,
+            )
+            intent = built(
+                Intent,
+                provider="aws",
+                region="us-east-1",
+                request=request,
+                price_usd_per_hour=price,
+                reserved_usd=0.01,
+            )
             assert store.write_intent(fence, intent)
             end = began + timedelta(hours=1)
             name = f"i-{slot:017x}"
             vm = VmSeen(name, "c5.xlarge", "us-east-1a", spot, "gone", launched_at=began, ended_at=end)
             store.mark_up(fence, token, vm)
             store.mark_gone(fence, token, "unwanted", "done", vm, never=False)
-    assert report.actual is not None
+    assert report.result.actual is not None
     assert report.predicted is not None
     store.finish_job(
         job_id,
@@ -65,8 +94,8 @@ def finished(store: Store, *, vms: int = 0) -> str:
         report=report_document(report),
         exit_code=0,
         predicted=report.predicted,
-        actual=report.actual,
-        cost_usd=report.actual.cost_usd,
+        actual=report.result.actual,
+        cost_usd=report.result.actual.cost_usd,
     )
     return job_id
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -12,10 +12,18 @@ import pytest
 from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nested import with_arrays
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.cost import CostEstimate, CostItem
-from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
+from scavenger.domain.curve import (
+    Choice,
+    CurveConfigurations,
+    Infeasible,
+    Interval,
+    PointMarks,
+    TradeoffCurve,
+)
 from scavenger.domain.document import curve_from_document, report_document, report_from_document
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import (
@@ -23,8 +31,10 @@ from scavenger.domain.report import (
     JobState,
     MetricOutcome,
     Predicted,
+    ReportedJob,
     RunReport,
     SearchOutcome,
+    TrainingResult,
 )
 
 FIGURES = st.floats(-1e12, 1e12, allow_nan=False)
@@ -51,11 +61,13 @@ def curves(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Trad
     knee = draw(st.none() | st.integers(0, len(rows) - 1))
     notes = tuple(draw(st.lists(WORDS, max_size=2)))
     return TradeoffCurve(
-        tuple(names),
-        *columns[:3],
-        *floats,
-        *columns[11:15],
-        tuple(reasons),
+        CurveConfigurations(tuple(names), *columns[:3]),
+        floats[0],
+        Interval(*floats[1:3]),
+        floats[3],
+        Interval(*floats[4:6]),
+        *floats[6:],
+        PointMarks(*columns[11:15], tuple(reasons)),
         draw(st.booleans()),
         notes,
         knee,
@@ -102,25 +114,25 @@ def reports(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Run
         st.none() | FIGURES,
     )
     return RunReport(
-        job_id=draw(WORDS),
-        job_name=draw(WORDS),
-        state=draw(st.sampled_from(get_args(JobState))),
+        job=ReportedJob(draw(WORDS), draw(WORDS), draw(st.sampled_from(get_args(JobState)))),
         search=draw(search),
         curve=curve,
         choice=None if curve is None else choices(draw, curve),
         predicted=draw(st.none() | st.builds(Predicted, figures, pairs, figures, pairs, figures, figures)),
-        actual=draw(st.none() | st.builds(Actual, figures, figures, figures, figures)),
-        metric=draw(
-            st.none()
-            | st.builds(MetricOutcome, WORDS, st.none() | FIGURES, st.none() | FIGURES, st.booleans())
+        result=TrainingResult(
+            actual=draw(st.none() | st.builds(Actual, figures, figures, figures, figures)),
+            metric=draw(
+                st.none()
+                | st.builds(MetricOutcome, WORDS, st.none() | FIGURES, st.none() | FIGURES, st.booleans())
+            ),
+            steps=draw(sizes),
+            model_path=draw(st.none() | WORDS),
+            quarantined=tuple(draw(st.lists(sizes, max_size=3))),
         ),
-        steps=draw(sizes),
-        model_path=draw(st.none() | WORDS),
         measurements_path=draw(st.none() | WORDS),
         warnings=tuple(draw(st.lists(WORDS, max_size=2))),
         error=draw(WORDS),
         exit_code=draw(st.integers(0, 130)),
-        quarantined=tuple(draw(st.lists(sizes, max_size=3))),
         estimate=draw(
             st.none()
             | st.builds(
@@ -181,7 +193,7 @@ def test_a_report_read_back_gives_the_same_document(report) -> None:  # type: ig
 
 def test_numbers_that_are_not_finite_become_null_and_come_back_unknown() -> None:
     curve = make_curve()
-    curve.time_high_s[0] = math.inf
+    curve.time_interval_s.high[0] = math.inf
     curve.epochs[1] = math.nan
     document = report_document(replace(make_report(), curve=curve))
 
@@ -233,7 +245,6 @@ def test_what_is_no_report_is_refused_by_name(broken: dict[str, object]) -> None
 
 def test_a_hundred_thousand_points_become_a_document_within_seconds() -> None:
     small = make_curve(range(1, 11), range(128, 138))
-    arrays = {item.name: getattr(small, item.name) for item in fields(small)}
-    curve = replace(small, **{k: np.tile(v, 1000) for k, v in arrays.items() if isinstance(v, np.ndarray)})
+    curve = with_arrays(small, lambda column: np.tile(column, 1000))
 
     assert len(report_document(replace(make_report(), curve=curve, choice=None))["curve"]) == 100_000

@@ -11,10 +11,11 @@ from uuid import uuid4
 
 import pytest
 from cli_fake import Run
+from nested import built
 
 from scavenger.control.provisioning import clean_up as clearing
 from scavenger.control.provisioning import providers
-from scavenger.domain.intent import Desired, Fence, Intent, Place, Wish
+from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import CredentialsError
 from scavenger.store import Store
@@ -36,17 +37,46 @@ class Scene:
         lease = store.take_lease(WHERE, "service", None)
         assert lease is not None
         self.fence = Fence(WHERE, lease.token)
-        place, wishes = Place("small", "fake-1a", False, 0.36), tuple(Wish(slot) for slot in range(4))
+        place, slots = (
+            PlacementOption("small", "fake-1a", False, 0.36),
+            tuple(VmSlot(slot) for slot in range(4)),
+        )
         store.want_vms(
-            Desired(self.job_id, "fake", "fake-1", wishes, (place,), 4, float("inf"), run_max_s=3600.0)
+            built(
+                FleetSpec,
+                job_id=self.job_id,
+                provider="fake",
+                region="fake-1",
+                slots=slots,
+                options=(place,),
+                vms_max=4,
+                budget_usd=float("inf"),
+                run_max_s=3600.0,
+            )
         )
 
     def launch(self, slot: int = 0, *, owner: str = "", written: bool = True, up: bool = True) -> str:
         token = str(uuid4())
-        request = VmRequest(
-            token, owner or self.owner, self.job_id, slot, 0, "small", "fake-1a", False, 3600.0
+        request = built(
+            VmRequest,
+            token=token,
+            owner=owner or self.owner,
+            job_id=self.job_id,
+            slot=slot,
+            generation=0,
+            vm="small",
+            zone="fake-1a",
+            spot=False,
+            run_max_s=3600.0,
         )
-        intent = Intent(token, self.job_id, slot, 0, "fake", "fake-1", request, 0.36, 0.1)
+        intent = built(
+            Intent,
+            provider="fake",
+            region="fake-1",
+            request=request,
+            price_usd_per_hour=0.36,
+            reserved_usd=0.1,
+        )
         if written:
             assert self.store.write_intent(self.fence, intent)
         if up:
@@ -132,6 +162,13 @@ def test_jobs_that_nobody_drives_are_clean_afterwards(scavenger: Run, scene: Sce
     assert code == 0
     document = json.loads(out)
     assert (document["ended"], document["left"], len(document["leftovers"])) == (True, [], 1)
+    (leftover,) = document["leftovers"]
+    assert list(leftover) == ["provider", "region", "vm", "reason"]
+    assert list(leftover["vm"]) == [
+        *("instance_id", "vm", "zone", "spot", "state", "owner", "token", "job_id", "slot", "generation"),
+        *("address", "launched_at", "ended_at", "reason"),
+    ]
+    assert leftover["vm"]["job_id"] == scene.job_id
     assert scene.store.is_clean(scene.job_id)
     assert scene.cloud.remove_leftovers(scene.owner) == ()
 

@@ -19,6 +19,7 @@ import pytest
 from cli_samples import make_choice, make_curve, make_report
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from nested import changed
 from plotly.offline import get_plotlyjs
 from scavenger_cli.ui.curve_files import curve_csv
 from scavenger_cli.ui.drawing import Drawing
@@ -268,7 +269,7 @@ def test_a_plan_and_a_run_that_was_cut_short_show_no_run() -> None:
     report = make_report(CURVES[6])
 
     assert panel_of(report, "x").run is not None
-    assert panel_of(replace(report, state="stopped"), "x").run is None
+    assert panel_of(changed(report, state="stopped"), "x").run is None
     assert panel_of(make_report(CURVES[6], planned=True), "x").run is None
 
 

@@ -22,7 +22,7 @@ SIZE = ("--rates", "cpu=0.0219,gib=0.003", "--cpus", "4", "--memory", "2+0.05")
 def job(store_url: str) -> str:
     report = make_report()
     with Store.open(store_url) as store:
-        made = store.create_job(report.job_name, spec={}, job_file="job.yaml").id
+        made = store.create_job(report.job.name, spec={}, job_file="job.yaml").id
         store.finish_job(made, state="succeeded", report=report_document(report), exit_code=0)
     return made
 

@@ -10,6 +10,7 @@ import pytest
 from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import changed
 from rich.console import Console
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.terminal_plot import terminal_plot
@@ -69,11 +70,13 @@ def test_on_a_narrow_terminal_numbers_stay_whole_and_the_intervals_go() -> None:
     rows = re.findall(r"^[>k*me]* +(\d+) +(\d+) +\S+ (?:min|s) .*\$\S+$", stream.getvalue(), re.MULTILINE)
 
     assert "(90 %)" not in stream.getvalue()
-    assert sorted(int(batch) for _, batch in rows) == sorted(int(b) for b in curve.global_batch_size)
+    assert sorted(int(batch) for _, batch in rows) == sorted(
+        int(b) for b in curve.configurations.global_batch_size
+    )
 
 
 def test_a_job_that_failed_before_the_search_says_nothing_of_one() -> None:
-    report = replace(
+    report = changed(
         make_report(planned=True),
         state="failed",
         search=SearchOutcome("none", "nothing was searched", (), 0.0, 0.0),
@@ -90,7 +93,7 @@ def test_a_job_that_failed_before_the_search_says_nothing_of_one() -> None:
 
 
 def test_ruled_out_configurations_are_counted_with_their_reason_and_not_listed() -> None:
-    excluded = int((LARGE.excluded > 0).sum())
+    excluded = int((LARGE.marks.excluded > 0).sum())
     text = printed(*render.curve_table(LARGE, make_choice(LARGE)))
 
     assert excluded > 1
@@ -144,7 +147,7 @@ def test_the_plot_fits_its_width_in_plain_characters_and_shows_the_choice_once(c
 
 def test_paths_stay_whole_on_one_line_so_that_they_can_be_copied() -> None:
     path = "/home/u/" + "long/" * 30 + "model.keras"
-    report = replace(make_report(), model_path=path)
+    report = changed(make_report(), model_path=path)
 
     assert any(line.endswith(path) for line in printed(*render.report_text(report)).splitlines())
 
@@ -175,7 +178,7 @@ def _off(epochs: float, step_time_s: float, other_s: float = 0.0) -> RunReport:
         spent_s=20.0,
     )
     curve = replace(make_curve(), notes=("epochs from goal.epochs_hint: 30 at batch 32", "another"))
-    return replace(make_report(curve), predicted=predicted, actual=actual)
+    return changed(make_report(curve), predicted=predicted, actual=actual)
 
 
 @given(
@@ -188,8 +191,8 @@ def test_the_causes_of_an_error_in_time_add_up_to_it(
 ) -> None:
     report = _off(epochs, step_time_s, other_s)
     assert report.predicted is not None
-    assert report.actual is not None
-    error = time_error(report.predicted, report.actual)
+    assert report.result.actual is not None
+    error = time_error(report.predicted, report.result.actual)
 
     assert error is not None
     assert error.epochs_s + error.step_time_s + error.other_s == pytest.approx(error.whole_s, abs=1e-6)
@@ -211,7 +214,7 @@ def test_an_error_is_told_by_cause_with_the_source_of_the_epochs() -> None:
 
 
 def test_a_run_that_was_cut_short_is_not_held_against_what_was_predicted_of_its_end() -> None:
-    text = printed(*render.report_text(replace(_off(2.0, 1.0), state="interrupted")))
+    text = printed(*render.report_text(changed(_off(2.0, 1.0), state="interrupted")))
 
     assert "off by" not in text
     assert "from epochs" not in text

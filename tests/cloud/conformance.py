@@ -14,6 +14,7 @@ from typing import Protocol
 from uuid import NAMESPACE_URL, uuid5
 
 import pytest
+from nested import built, changed
 
 from scavenger.cloud.base import Provider
 from scavenger.domain.vm import VmRequest, VmSeen
@@ -114,7 +115,8 @@ def token_of(name: object) -> str:
 
 def make_request(world: World, name: object = 0, **changes: object) -> VmRequest:
     """A launch of the world's VM type in its first zone."""
-    request = VmRequest(
+    request = built(
+        VmRequest,
         token=token_of(name),
         owner=OWNER,
         job_id="job-7",
@@ -128,7 +130,7 @@ def make_request(world: World, name: object = 0, **changes: object) -> VmRequest
         user_data="#!/bin/sh\necho ready\n",
         labels=(("team", "blue"),),
     )
-    return replace(request, **changes)  # type: ignore[arg-type]
+    return changed(request, **changes)  # type: ignore[arg-type]
 
 
 def alive(world: World, owner: str = OWNER) -> list[Fact]:
@@ -209,8 +211,12 @@ class ProviderConformance:
         ):
             assert seen.instance_id == launched.instance_id
             assert (seen.vm, seen.zone, seen.spot) == (request.vm, request.zone, spot)
-            assert (seen.owner, seen.token, seen.job_id) == (OWNER, request.token, "job-7")
-            assert (seen.slot, seen.generation) == (3, 2)
+            assert (seen.tags.owner, seen.tags.token, seen.tags.job_id) == (
+                OWNER,
+                request.tags.token,
+                "job-7",
+            )
+            assert (seen.tags.slot, seen.tags.generation) == (3, 2)
 
     def test_a_vm_comes_up_with_an_address_and_a_time(self, world: World) -> None:
         launched = world.provider.launch(make_request(world))
@@ -272,7 +278,7 @@ class ProviderConformance:
         again = world.provider.launch(request)
 
         assert [fact.instance_id for fact in alive(world)] == [again.instance_id]
-        assert again.token == request.token
+        assert again.tags.token == request.tags.token
 
     def test_a_token_with_other_parameters_starts_no_second_vm(self, world: World) -> None:
         first = world.provider.launch(make_request(world))
@@ -403,7 +409,7 @@ class ProviderConformance:
         launched = world.provider.launch(make_request(world))
 
         assert world.provider.list_owned(OWNER) == ()
-        assert world.provider.describe(launched.instance_id, launched.zone).token == launched.token
+        assert world.provider.describe(launched.instance_id, launched.zone).tags.token == launched.tags.token
         for _ in range(100):
             try:
                 world.provider.terminate(launched.instance_id, launched.zone)

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, TypeVar
 
 from conformance import Fact
+from nested import changed
 
 from scavenger.domain.vm import Quota, VmRequest, VmSeen
 from scavenger.errors import (
@@ -113,7 +114,7 @@ class FakeProvider:
     def launch(self, request: VmRequest) -> VmSeen:
         """See `Provider.launch`."""
         with self._lock:
-            fault = self._enter("launch", request.token)
+            fault = self._enter("launch", request.tags.token)
             return self._leave(fault, self._launch(request), changes=True)
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
@@ -139,7 +140,7 @@ class FakeProvider:
             tuple(
                 self._show(vm)
                 for vm in self._vms.values()
-                if vm.seen.owner == owner
+                if vm.seen.tags.owner == owner
                 and self.now_s - vm.started_at_s >= self._hidden_s
                 and not self._forgotten(vm)
             ),
@@ -154,7 +155,7 @@ class FakeProvider:
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         """See `Provider.remove_leftovers`: one firewall per owner."""
         fault = self._enter("remove_leftovers", owner)
-        if any(self._state(vm) != "gone" and vm.seen.owner == owner for vm in self._vms.values()):
+        if any(self._state(vm) != "gone" and vm.seen.tags.owner == owner for vm in self._vms.values()):
             return self._leave(fault, ())
         name = f"firewall of {owner}"
         removed = (name,) if name in self._leftovers else ()
@@ -221,8 +222,8 @@ class FakeProvider:
         return tuple(
             Fact(
                 vm.seen.instance_id,
-                vm.seen.token,
-                vm.seen.owner,
+                vm.seen.tags.token,
+                vm.seen.tags.owner,
                 vm.seen.zone,
                 alive=self._state(vm) != "gone",
             )
@@ -262,12 +263,12 @@ class FakeProvider:
         return error
 
     def _launch(self, request: VmRequest) -> VmSeen:
-        if request.token in self._tokens:
-            vm = self._vms[self._tokens[request.token]]
+        if request.tags.token in self._tokens:
+            vm = self._vms[self._tokens[request.tags.token]]
             if self._state(vm) in ("stopping", "gone"):
-                raise GoneError(f"the VM of token {request.token}, {vm.seen.instance_id}, has ended")
+                raise GoneError(f"the VM of token {request.tags.token}, {vm.seen.instance_id}, has ended")
             if vm.request != request:
-                raise ConfigurationError(f"token {request.token} was used for another launch")
+                raise ConfigurationError(f"token {request.tags.token} was used for another launch")
             return self._show(vm)
         if request.vm not in self.types or request.zone not in self.places:
             raise ConfigurationError(f"{request.zone} has no VM type {request.vm!r}")
@@ -283,24 +284,20 @@ class FakeProvider:
             zone=request.zone,
             spot=request.spot,
             state="pending",
-            owner=request.owner,
-            token=request.token,
-            job_id=request.job_id,
-            slot=request.slot,
-            generation=request.generation,
+            tags=request.tags,
         )
         vm = self._add(seen, request)
-        self._tokens[request.token] = vm.seen.instance_id
-        self._leftovers.add(f"firewall of {request.owner}")
+        self._tokens[request.tags.token] = vm.seen.instance_id
+        self._leftovers.add(f"firewall of {request.tags.owner}")
         return self._show(vm)
 
     def _add(self, seen: VmSeen, request: VmRequest | None) -> _Vm:
         number = len(self._vms) + 1
         vm = _Vm(
-            seen=replace(seen, instance_id=f"fake-{number:06d}", launched_at=self._at(self.now_s)),
+            seen=changed(seen, instance_id=f"fake-{number:06d}", launched_at=self._at(self.now_s)),
             request=request,
             started_at_s=self.now_s,
-            ends_at_s=self.now_s + (request.run_max_s if request else float("inf")),
+            ends_at_s=self.now_s + (request.template.run_max_s if request else float("inf")),
         )
         self._vms[vm.seen.instance_id] = vm
         return vm

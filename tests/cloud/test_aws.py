@@ -49,7 +49,7 @@ def test_a_vm_is_launched_to_leave_nothing_behind(aws: AwsWorld) -> None:
     (volume,) = aws.server.volumes()
     instance = aws.server.instances()[seen.instance_id]
 
-    assert form["ClientToken"] == request.token
+    assert form["ClientToken"] == request.tags.token
     assert (form["MinCount"], form["MaxCount"]) == ("1", "1")
     assert instance.instance_initiated_shutdown_behavior == "terminate"
     assert instance.metadata_options.http_tokens == "required"
@@ -59,7 +59,7 @@ def test_a_vm_is_launched_to_leave_nothing_behind(aws: AwsWorld) -> None:
     for thing in (instance, volume):
         tags = {tag["key"]: tag["value"] for tag in thing.get_tags()}
         assert tags["scavenger-owner"] == OWNER
-        assert tags["scavenger-token"] == request.token
+        assert tags["scavenger-token"] == request.tags.token
         assert tags["team"] == "blue"
 
     aws.provider.terminate(seen.instance_id, seen.zone)
@@ -71,7 +71,7 @@ def test_labels_do_not_replace_our_tags(aws: AwsWorld) -> None:
 
     seen = aws.provider.launch(request)
 
-    assert (seen.owner, seen.token) == (OWNER, request.token)
+    assert (seen.tags.owner, seen.tags.token) == (OWNER, request.tags.token)
 
 
 def test_a_refused_launch_is_not_repeated_behind_the_callers_back(aws: AwsWorld) -> None:
@@ -241,10 +241,10 @@ def test_a_call_that_is_never_answered_ends_and_its_vm_is_found(
     assert aws.faults_fired == 1
     hung.set()
     deadline = time.monotonic() + 10.0
-    while request.token not in {fact.token for fact in aws.truth()}:
+    while request.tags.token not in {fact.token for fact in aws.truth()}:
         assert time.monotonic() < deadline, "the launch that was not answered is carried out all the same"
         time.sleep(0.02)
-    assert hasty.launch(request).token == request.token
+    assert hasty.launch(request).tags.token == request.tags.token
     assert len(alive(aws)) == 2
 
 
@@ -296,7 +296,7 @@ def test_a_tag_changed_by_hand_counts_as_none(slot: str) -> None:
         }
     )
 
-    assert seen.slot == seen.generation == -1
+    assert seen.tags.slot == seen.tags.generation == -1
     assert seen.state == "stopping"
 
 

@@ -62,7 +62,7 @@ def client_error(code: str, status: int = 400, message: str = "words") -> sdk.Cl
     ],
 )
 def test_each_code_has_its_error(code: str, status: int, kind: type[ScavengerError]) -> None:
-    error = translated(client_error(code, status), region="us-east-1", place="us-east-1b", vm="c5.large")
+    error = translated(client_error(code, status), region="us-east-1", location="us-east-1b", vm="c5.large")
 
     assert type(error) is kind
     assert "us-east-1b" in str(error)

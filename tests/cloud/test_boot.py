@@ -12,7 +12,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from aws_live import LiveAws
 from aws_world import VM, Session
 from conformance import OWNER, token_of
 from machines import ROOT, Machine, Machines, left, needs_machines, sweep
+from nested import built, changed
 
 from scavenger.cloud.aws.provider import AwsProvider
 from scavenger.cloud.base import Provider
@@ -52,11 +52,22 @@ def join_of(endpoint: str = "tcp://10.0.0.1:5", intent: str = "an-intent") -> Jo
 
 
 def archive(script: str, name: object = 0, **limits: Any) -> str:
-    return user_data(replace(request_of("c5.large", "us-east-1a", name), user_data=script, **limits))
+    return user_data(changed(request_of("c5.large", "us-east-1a", name), user_data=script, **limits))
 
 
 def request_of(vm: str, zone: str, name: object = 0) -> VmRequest:
-    return VmRequest(token_of(name), OWNER, "job-7", 0, 0, vm, zone, False, 3_600.0)
+    return built(
+        VmRequest,
+        token=token_of(name),
+        owner=OWNER,
+        job_id="job-7",
+        slot=0,
+        generation=0,
+        vm=vm,
+        zone=zone,
+        spot=False,
+        run_max_s=3_600.0,
+    )
 
 
 def wait_for(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
@@ -250,7 +261,7 @@ class LiveCloud:
     def launch(self, script: str, **changes: Any) -> tuple[VmSeen, Machine]:
         self._count += 1
         zone = self.provider.zones(self.vm)[0]
-        request = replace(
+        request = changed(
             request_of(self.vm, zone, f"{self.name}-{self._count}"), user_data=script, **changes
         )
         seen = self.provider.launch(request)

@@ -26,7 +26,7 @@ def test_a_script_is_met_call_by_call() -> None:
         cloud.launch(make_request(cloud, 3))
     cloud.launch(make_request(cloud, 4))
 
-    tokens = [make_request(cloud, name).token for name in (2, 3, 4)]
+    tokens = [make_request(cloud, name).tags.token for name in (2, 3, 4)]
     assert [fact.token for fact in cloud.truth()] == tokens
     assert cloud.faults_fired == 2
 
@@ -41,7 +41,7 @@ def test_every_call_is_on_record() -> None:
     cloud.terminate(seen.instance_id, seen.zone)
 
     assert cloud.calls == [
-        ("launch", request.token),
+        ("launch", request.tags.token),
         ("describe", seen.instance_id),
         ("list_owned", "owner"),
         ("terminate", seen.instance_id),

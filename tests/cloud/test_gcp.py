@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from nested import changed
 
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
@@ -34,7 +35,7 @@ def world(server: ComputeServer) -> Iterator[GcpWorld]:
 
 
 def body_of(world: GcpWorld, **changes: object) -> dict[str, Any]:
-    world.provider.launch(replace(make_request(world), **changes))  # type: ignore[arg-type]
+    world.provider.launch(changed(make_request(world), **changes))  # type: ignore[arg-type]
     body: dict[str, Any] = world.server.requests[-1][1]
     return body
 
@@ -116,7 +117,7 @@ def test_a_vm_without_an_end_is_refused_before_google_is_asked(world: GcpWorld, 
     world.server.calls.clear()
 
     with pytest.raises(ConfigurationError):
-        world.provider.launch(replace(request, run_max_s=run_max_s))
+        world.provider.launch(changed(request, run_max_s=run_max_s))
 
     assert world.server.calls.total() == 0
 
@@ -189,12 +190,12 @@ def test_times_are_in_utc_and_states_are_those_of_the_vm(world: GcpWorld) -> Non
 
 @pytest.mark.parametrize("odd", ["Ana Conda", "ünï_çøde", "a_b__c", "UPPER", ""])
 def test_owners_and_jobs_of_any_letters_come_back_as_they_were(world: GcpWorld, odd: str) -> None:
-    world.provider.launch(replace(make_request(world), owner=odd, job_id=odd))
+    world.provider.launch(changed(make_request(world), owner=odd, job_id=odd))
     world.provider.launch(make_request(world, "other"))
 
     (seen,) = world.provider.list_owned(odd)
 
-    assert (seen.owner, seen.job_id) == (odd, odd)
+    assert (seen.tags.owner, seen.tags.job_id) == (odd, odd)
 
 
 # Disks that were left
@@ -209,7 +210,7 @@ def test_a_disk_whose_vm_never_came_is_removed(world: GcpWorld) -> None:
 
     removed = world.provider.remove_leftovers(OWNER)
 
-    assert removed == (f"disk scavenger-{request.token} in {ZONE}",)
+    assert removed == (f"disk scavenger-{request.tags.token} in {ZONE}",)
     assert world.server.project.disks == {}
 
 

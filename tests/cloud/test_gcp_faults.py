@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from nested import built
 
 pytest.importorskip("google.cloud.compute_v1")
 pytest.importorskip("googleapiclient")
@@ -17,7 +18,7 @@ from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 from google.api_core.exceptions import GoogleAPICallError, from_http_status
 from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
-from scavenger.cloud.gcp.errors import told
+from scavenger.cloud.gcp.errors import translated_errors
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import (
@@ -95,7 +96,7 @@ def test_a_token_that_found_no_stock_may_be_launched_when_there_is_some(world: G
 
     seen = world.provider.launch(request)
 
-    assert seen.token == request.token
+    assert seen.tags.token == request.tags.token
     assert world.provider.launch(request).instance_id == seen.instance_id
 
     world.provider.terminate(seen.instance_id, seen.zone)
@@ -194,7 +195,7 @@ def test_an_insert_whose_operation_is_forgotten_is_looked_up_by_name(world: GcpW
 
     provider = provider_of(world.server, clock, sleep=sleep)
 
-    assert provider.launch(make_request(world)).token == token_of(0)
+    assert provider.launch(make_request(world)).tags.token == token_of(0)
 
 
 # What an operation's error means
@@ -229,7 +230,7 @@ def test_the_error_of_an_operation_is_told_for_what_it_is(
     assert type(caught.value) is error
     assert code in str(caught.value)
     assert world.server.project.alive() == []
-    assert world.provider.launch(request).token == request.token
+    assert world.provider.launch(request).tags.token == request.tags.token
 
 
 def test_a_quota_that_the_operation_tells_of_is_named_by_its_metric(world: GcpWorld) -> None:
@@ -339,7 +340,7 @@ def test_what_the_library_raises_is_told_for_what_it_is(
 ) -> None:
     with (
         pytest.raises(error) as caught,
-        told("x", region=REGION, place=REGION, refused=ConfigurationError),
+        translated_errors("x", region=REGION, location=REGION, refused=ConfigurationError),
     ):
         raise raised
 
@@ -347,9 +348,23 @@ def test_what_the_library_raises_is_told_for_what_it_is(
 
 
 def test_missing_credentials_are_told_with_the_way_to_some() -> None:
-    with pytest.raises(CredentialsError, match="gcloud auth"), told("x", region=REGION, place=REGION):
+    with (
+        pytest.raises(CredentialsError, match="gcloud auth"),
+        translated_errors("x", region=REGION, location=REGION),
+    ):
         raise DefaultCredentialsError("none found")
 
 
 def make_request_in(zone: str) -> VmRequest:
-    return VmRequest(token_of("hang"), OWNER, "job", 0, 0, "e2-standard-4", zone, False, 3_600.0)
+    return built(
+        VmRequest,
+        token=token_of("hang"),
+        owner=OWNER,
+        job_id="job",
+        slot=0,
+        generation=0,
+        vm="e2-standard-4",
+        zone=zone,
+        spot=False,
+        run_max_s=3_600.0,
+    )

@@ -8,6 +8,7 @@ import uuid
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import built
 
 from scavenger.cloud.gcp.names import (
     CustomType,
@@ -39,7 +40,7 @@ def request_with(**changes: object) -> VmRequest:
         "spot": False,
         "run_max_s": 60.0,
     }
-    return VmRequest(**(values | changes))  # type: ignore[arg-type]
+    return built(VmRequest, **values | changes)  # type: ignore[arg-type]
 
 
 @given(TOKENS, TOKENS)

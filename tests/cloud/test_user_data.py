@@ -14,13 +14,25 @@ import pytest
 from conformance import token_of
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import built, changed
 
 from scavenger.cloud.boot.boot import Join, boot_script
 from scavenger.cloud.boot.user_data import LIMIT_TIMER, RENEW_COMMAND, user_data
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ConfigurationError
 
-REQUEST = VmRequest(token_of(0), "o", "job", 0, 0, "c5.large", "us-east-1a", False, 3_600.0)
+REQUEST = built(
+    VmRequest,
+    token=token_of(0),
+    owner="o",
+    job_id="job",
+    slot=0,
+    generation=0,
+    vm="c5.large",
+    zone="us-east-1a",
+    spot=False,
+    run_max_s=3_600.0,
+)
 
 
 def parts(request: VmRequest) -> list[tuple[str, str]]:
@@ -32,7 +44,7 @@ def parts(request: VmRequest) -> list[tuple[str, str]]:
 
 
 def test_the_limits_are_set_before_anything_of_the_users() -> None:
-    request = replace(REQUEST, life_s=899.2, run_max_s=5_400.2, user_data="#!/bin/sh\necho grüße\n")
+    request = changed(REQUEST, life_s=899.2, run_max_s=5_400.2, user_data="#!/bin/sh\necho grüße\n")
 
     limits, script = parts(request)
 
@@ -41,7 +53,7 @@ def test_the_limits_are_set_before_anything_of_the_users() -> None:
     assert "timer scavenger-end.timer 'Last moment of this VM' 5401\n" in limits[1]
     assert f"systemctl start --no-block {LIMIT_TIMER} scavenger-end.timer" in limits[1]
     subprocess.run(["sh", "-n"], input=limits[1], text=True, check=True, timeout=10)
-    assert script == ("text/x-shellscript", request.user_data)
+    assert script == ("text/x-shellscript", request.template.user_data)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd's own check of units")
@@ -95,7 +107,7 @@ def test_a_vm_without_user_data_has_its_limits_all_the_same() -> None:
 
 @given(life_s=st.floats(1e-3, 1e9), run_max_s=st.floats(1e-3, 1e9))
 def test_the_same_request_has_the_same_user_data_and_whole_seconds(life_s: float, run_max_s: float) -> None:
-    request = replace(REQUEST, life_s=life_s, run_max_s=run_max_s)
+    request = changed(REQUEST, life_s=life_s, run_max_s=run_max_s)
 
     assert user_data(request) == user_data(replace(request))
     for _, text in parts(request):
@@ -117,11 +129,11 @@ def test_the_same_request_has_the_same_user_data_and_whole_seconds(life_s: float
 )
 def test_user_data_that_would_not_do_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        user_data(replace(REQUEST, **changes))
+        user_data(changed(REQUEST, **changes))
 
 
 def test_a_boot_script_leaves_half_of_the_room() -> None:
     join = Join("tcp://a-leader.example.com:65535", "k" * 40, token_of(0), "s" * 40, "gcp")
     script = boot_script(join, "scavenger-ml @ https://example.com/" + "x" * 500)
 
-    assert len(user_data(replace(REQUEST, user_data=script)).encode()) < 8_192
+    assert len(user_data(changed(REQUEST, user_data=script)).encode()) < 8_192

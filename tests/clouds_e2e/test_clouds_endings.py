@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, eventually, paid_usd
 from conftest import MakeJob
+from nested import built
 from rented import Rented
 
-from scavenger.domain.intent import Desired
+from scavenger.domain.intent import FleetSpec
 from scavenger.errors import CleanupError
-from scavenger.policy.provisioning.memory import Terms
+from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -21,7 +22,19 @@ FOR_EVER = {"metric": "val_loss", "target": 1e-9, "max_epochs": 100_000, "epochs
 SHORT = {"metric": "val_loss", "max_epochs": 3}
 NAME = "digits-cnn"
 ONE = {"workers": 1, "batch_size": [32]}
-RESERVED_S = Terms(visibility_s=60.0).reserved_s(Desired("", "", "", (), (), 0, 0.0, 1.0).drain_s)
+RESERVED_S = ProvisioningConfig(visibility_s=60.0).reserved_s(
+    built(
+        FleetSpec,
+        job_id="",
+        provider="",
+        region="",
+        slots=(),
+        options=(),
+        vms_max=0,
+        budget_usd=0.0,
+        run_max_s=1.0,
+    ).drain_s
+)
 """For how long a VM is paid for, at worst, from the decision to end it."""
 QUICK: dict[str, Any] = {"search": ONE, "objective": "time", "profile": {"steps": 8}, "tiny": True}
 

@@ -62,11 +62,11 @@ def _left_in_order_and_was_replaced(job: CloudJob, outcome: CloudOutcome) -> Non
     with Store.open(job.store) as store:
         events = store.events(outcome.job_id)
     told = [(event.data["process"], event.data["state"]) for event in events if event.kind == "worker"]
-    ((worker, _),) = [each for each in told if each[1] == "doomed"]
+    ((worker, _),) = [each for each in told if each[1] == "preempted"]
     assert (worker, "leaving") in told
     assert not [each for each in told if each[1] in ("lost", "failed")]
-    doomed = told.index((worker, "doomed"))
-    ready = [name for name, state in told[doomed:] if state == "ready"]
+    preempted = told.index((worker, "preempted"))
+    ready = [name for name, state in told[preempted:] if state == "ready"]
     assert len(ready) == 1
     views = [event.data["workers"] for event in events if event.kind == "view"]
     assert views[views.index(1) :][:2] == [1, 2], views

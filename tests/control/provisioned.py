@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from nested import built, changed
+
 from scavenger.control.provisioning.reconciler import Reconciler
-from scavenger.domain.intent import Desired, Intent, Place, Wish
+from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.errors import CloudUnavailableError
 from scavenger.policy.provisioning.actions import Alarm
-from scavenger.policy.provisioning.memory import Terms
+from scavenger.policy.provisioning.config import ProvisioningConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
@@ -36,19 +37,23 @@ class Bench:
         self.renewed: list[str] = []
         self.silent: set[str] = set()
         self.deaf = False
-        self.terms = Terms(self.cloud.visibility_s)
+        self.config = ProvisioningConfig(self.cloud.visibility_s)
         self.service = self.start("first")
-        self.desired = Desired(
-            self.job_id,
-            self.cloud.name,
-            self.cloud.region,
-            (Wish(0), Wish(1)),
-            (Place("small", "fake-1a", True, 0.36), Place("small", "fake-1b", True, 0.40)),
-            4,
-            float("inf"),
+        self.spec = built(
+            FleetSpec,
+            job_id=self.job_id,
+            provider=self.cloud.name,
+            region=self.cloud.region,
+            slots=(VmSlot(0), VmSlot(1)),
+            options=(
+                PlacementOption("small", "fake-1a", True, 0.36),
+                PlacementOption("small", "fake-1b", True, 0.40),
+            ),
+            vms_max=4,
+            budget_usd=float("inf"),
             run_max_s=36_000.0,
         )
-        self.store.want_vms(self.desired)
+        self.store.want_vms(self.spec)
 
     def wall(self) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.cloud.now_s + self.wall_jump_s)
@@ -61,7 +66,7 @@ class Bench:
             holder=holder,
             renew=self._renew,
             alarm=self.alarms.append,
-            terms=self.terms,
+            config=self.config,
             clock=lambda: self.cloud.now_s,
             wall=self.wall,
             rng=Random(1),
@@ -73,8 +78,8 @@ class Bench:
         return True
 
     def want(self, **more: Any) -> None:
-        self.desired = replace(self.desired, **more)
-        self.store.want_vms(self.desired)
+        self.spec = changed(self.spec, **more)
+        self.store.want_vms(self.spec)
 
     def pass_(self, seconds: float) -> None:
         """Looks every 5 s, while the job hears of its VMs."""

@@ -108,7 +108,7 @@ def test_the_terms_hold_all_that_is_paid_beside_the_workers() -> None:
     offered = here.offers_for(asked(vm="g4dn.xlarge"), workers=(1, 8))
     terms = here.terms(offered, disk_gib=30.0, setup_s=150.0)
 
-    assert (terms.aggregators, terms.usd_per_aggregator_hour) == (1, 0.085)
-    assert terms.fixed_usd_per_hour == pytest.approx(0.085 + 30 * spot_prices.DISK_USD_PER_GIB_HOUR)
+    assert (terms.shared.aggregators, terms.shared.usd_per_aggregator_hour) == (1, 0.085)
+    assert terms.shared.usd_per_hour == pytest.approx(0.085 + 30 * spot_prices.DISK_USD_PER_GIB_HOUR)
     assert terms.setup_s == 150.0
     assert terms.risks["g4dn.xlarge"].interruptions_per_hour > 0

@@ -381,7 +381,7 @@ class World:
                 early = name in self.starting
                 self.gone(name)
                 self.take(Lost(name, "died", crashed=what == "crash", ready=not early), name)
-            case "doomed" if name:
+            case "preempted" if name:
                 self.take(PreemptionNotice(name, 30.0 if which % 2 else None, "taken"), name)
             case "refused" if name in self.starting:
                 self.gone(name)
@@ -403,7 +403,7 @@ WHAT = [
     "epoch",
     "die",
     "crash",
-    "doomed",
+    "preempted",
     "refused",
     "move",
     "give up",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from nested import changed
 from scripted import Scripted, offer, trainer_of
 
 from scavenger.control.jobs.end import Ending, ended_by, report_of
@@ -50,7 +50,7 @@ def test_a_job_that_never_came_so_far_has_a_report_of_nothing() -> None:
         Ending("failed", "no", 2), job_name="tiny", recorder=RECORDER, journals=None, running=None, run=True
     )
 
-    assert (report.state, report.error, report.exit_code, report.steps) == ("failed", "no", 2, 0)
+    assert (report.job.state, report.error, report.exit_code, report.result.steps) == ("failed", "no", 2, 0)
     assert report.warnings == ("the store was busy",)
     assert report_from_document(report_document(report)) == report
 
@@ -83,12 +83,12 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
         for run in (True, False)
     )
 
-    assert (whole.state, whole.exit_code, whole.steps) == ("interrupted", 130, 20)
+    assert (whole.job.state, whole.exit_code, whole.result.steps) == ("interrupted", 130, 20)
     assert whole.search.profiled == (MEASURED,)
     assert whole.search.time_s == pytest.approx(trainer.elapsed_s)
-    assert whole.actual is not None
-    assert whole.actual.epochs == pytest.approx(20 * 32 / 3200)
+    assert whole.result.actual is not None
+    assert whole.result.actual.epochs == pytest.approx(20 * 32 / 3200)
     assert whole.warnings == ("one VM type is left out", "slow", "the store was busy")
-    assert whole.quarantined == (7,)
+    assert whole.result.quarantined == (7,)
     assert report_from_document(json.loads(json.dumps(report_document(whole)))) == whole
-    assert plan_only == replace(whole, actual=None)
+    assert plan_only == changed(whole, actual=None)

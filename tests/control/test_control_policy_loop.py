@@ -80,8 +80,8 @@ def test_what_changes_workers_or_hosts_is_told_with_its_reason(tmp_path: Path) -
 
     assert trainer.warnings == ["w0 replaced: slow", "here failed 3 times"]
     assert [(left.worker, left.kind) for left in trainer.history.departures] == [("w0", "eviction")]
-    assert policy.shown[-1].blacklist == (("here", 1e6),)
-    assert [left.worker for left in policy.shown[-1].departures] == ["w0"]
+    assert policy.shown[-1].cluster.blacklist == (("here", 1e6),)
+    assert [left.worker for left in policy.shown[-1].cluster.departures] == ["w0"]
 
 
 def test_a_host_that_is_ruled_out_gets_no_more_workers_until_its_time_is_over(tmp_path: Path) -> None:
@@ -163,17 +163,23 @@ def test_a_snapshot_counts_the_same_workers_steps_and_money_as_the_job(
     drive(policy_loop, trainer, 100)
 
     for job in policy.shown:
-        assert len(job.training) == len({worker.name for worker in job.workers if worker.state == "training"})
-        for worker in job.workers:
+        assert len(job.cluster.training) == len(
+            {worker.name for worker in job.cluster.workers if worker.state == "training"}
+        )
+        for worker in job.cluster.workers:
             assert len(worker.compute_s) == len(worker.samples)
-            assert sum(worker.samples) <= 32 * job.step
-        assert job.cost_usd <= job.budget_usd == 10.0  # type: ignore[operator]
-        assert job.elapsed_s >= spent[0]
-        assert job.price_usd_per_hour == PRICE
+            assert sum(worker.samples) <= 32 * job.progress.step
+        assert job.costs.cost_usd <= job.limits.budget_usd == 10.0  # type: ignore[operator]
+        assert job.progress.elapsed_s >= spent[0]
+        assert job.costs.price_usd_per_hour == PRICE
     last = policy.shown[-1]
-    assert (last.step, last.view, last.configuration) == (trainer.step, trainer.view, trainer.configuration)
-    assert {worker.name for worker in last.workers} == set(scripted.alive)
-    for worker in last.training:
+    assert (last.progress.step, last.cluster.view, last.configuration) == (
+        trainer.step,
+        trainer.view,
+        trainer.configuration,
+    )
+    assert {worker.name for worker in last.cluster.workers} == set(scripted.alive)
+    for worker in last.cluster.training:
         assert worker.compute_s[-1] == pytest.approx(STEP_S / 2 * slow.get(worker.name, 1.0))
     counted = sum(seen.steps for seen in last.throughput)
     assert counted == sum(not record.disturbed for record in trainer.history.steps)

@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import text
 
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
-from scavenger.domain.intent import Wish
+from scavenger.domain.intent import VmSlot
 from scavenger.errors import ConfigurationError, StoreBusyError
 from scavenger.store import Store
 
@@ -82,7 +82,7 @@ def test_a_service_that_is_killed_between_intent_and_evidence_goes_on_with_the_s
     assert len(bench.alive()) == (after == "the launch")
 
     bench.service = bench.start("second")
-    bench.pass_(bench.terms.lease_s + 60)
+    bench.pass_(bench.config.lease_s + 60)
     assert first.id in bench.alive()
     assert len(bench.alive()) == len(bench.store.intents()) == 2
 
@@ -91,7 +91,7 @@ def test_a_vm_that_is_seen_late_after_its_job_was_cancelled_is_swept(bench: Benc
     bench.cloud.script("launch", *[Fault(NO_ANSWER, done=True)] * 2)
     bench.cloud.hide(10_000)
     bench.service.look()
-    bench.want(wishes=())
+    bench.want(slots=())
     bench.cloud.script("launch", *[Fault(NO_ANSWER)] * 20)
     bench.pass_(400)
     assert bench.store.is_clean(bench.job_id)
@@ -111,16 +111,16 @@ def test_a_fresh_vm_that_is_not_listed_is_kept(bench: Bench) -> None:
 
 
 def test_a_vm_that_boots_and_never_joins_is_ended_and_paid_for(bench: Bench) -> None:
-    bench.want(wishes=(Wish(0),))
+    bench.want(slots=(VmSlot(0),))
     bench.service.look()
     (first,) = bench.living()
     bench.silent.add(first.id)
-    bench.pass_(bench.terms.register_s + 90)
+    bench.pass_(bench.config.vm.register_s + 90)
 
     ended = bench.store.intents()[0]
     assert (ended.state, ended.ending) == ("GONE", "never_joined")
-    assert ended.spent_usd == pytest.approx(0.36 * ended.billed_s / 3600)
-    assert ended.billed_s >= bench.terms.register_s
+    assert ended.charges.spent_usd == pytest.approx(0.36 * ended.charges.billed_s / 3600)
+    assert ended.charges.billed_s >= bench.config.vm.register_s
     assert bench.living()[0].generation == 1
 
 
@@ -130,7 +130,7 @@ def test_stock_out_goes_to_the_next_zone_and_comes_back_later(bench: Bench) -> N
     assert {one.request.zone for one in bench.living()} == {"fake-1b"}
 
     bench.cloud.stock_out("fake-1a", on=False)
-    bench.want(wishes=(Wish(0), Wish(1), Wish(2)))
+    bench.want(slots=(VmSlot(0), VmSlot(1), VmSlot(2)))
     bench.pass_(60)
     assert {one.request.zone for one in bench.living() if one.slot == 2} == {"fake-1a"}
 
@@ -143,7 +143,7 @@ def test_a_quota_is_named_and_not_run_against_again(bench: Bench) -> None:
     assert "quota VMS in fake-1 is used up" in next(
         one.message for one in bench.alarms if one.kind == "quota"
     )
-    assert bench.kinds().count("no_place") == 1
+    assert bench.kinds().count("no_placement") == 1
 
 
 def test_throttling_slows_everything_and_breaks_nothing(bench: Bench) -> None:
@@ -157,7 +157,7 @@ def test_throttling_slows_everything_and_breaks_nothing(bench: Bench) -> None:
 def test_revoked_credentials_never_make_a_job_clean_and_deletes_go_on_for_ever(bench: Bench) -> None:
     bench.pass_(60)
     bench.cloud.deny()
-    bench.want(wishes=())
+    bench.want(slots=())
     bench.pass_(900)
     assert not bench.store.is_clean(bench.job_id)
     assert {"undeletable", "credentials"} <= set(bench.kinds())
@@ -181,7 +181,7 @@ def test_a_preempted_vm_is_replaced_by_the_next_generation(bench: Bench) -> None
 def test_foreign_vms_are_not_touched(bench: Bench) -> None:
     foreign = bench.cloud.add_foreign("fake-1a")
     bench.pass_(60)
-    bench.want(wishes=())
+    bench.want(slots=())
     bench.pass_(2000)
 
     assert foreign not in bench.calls("terminate")
@@ -196,7 +196,7 @@ def test_a_clock_that_jumps_makes_nothing_expire(bench: Bench) -> None:
         bench.pass_(60)
 
     assert [one.id for one in bench.living()] == [one.id for one in before]
-    assert sum(one.spent_usd for one in bench.living()) < 0.36 * 2 * 200 / 3600
+    assert sum(one.charges.spent_usd for one in bench.living()) < 0.36 * 2 * 200 / 3600
 
 
 def test_the_budget_is_not_crossed_and_the_end_is_told_before(bench: Bench) -> None:
@@ -205,23 +205,23 @@ def test_the_budget_is_not_crossed_and_the_end_is_told_before(bench: Bench) -> N
 
     assert bench.store.is_clean(bench.job_id)
     assert {one.ending for one in bench.store.intents()} == {"budget"}
-    assert sum(one.spent_usd for one in bench.store.intents()) <= 0.40
+    assert sum(one.charges.spent_usd for one in bench.store.intents()) <= 0.40
     assert "budget" in bench.kinds()
 
 
 def test_no_more_is_started_once_most_vms_die_before_they_join(bench: Bench) -> None:
-    bench.want(wishes=(Wish(0),))
+    bench.want(slots=(VmSlot(0),))
     bench.deaf = True
     for _ in range(100):
         bench.pass_(20)
         for intent in bench.living():
             bench.cloud.delete_by_hand(intent.instance_id)
 
-    assert len(bench.store.intents()) == bench.terms.health_least
+    assert len(bench.store.intents()) == bench.config.crash_loop.deaths_min
     assert bench.kinds().count("loop") == 1
     bench.want(attempt=2)
     bench.pass_(30)
-    assert len(bench.store.intents()) > bench.terms.health_least
+    assert len(bench.store.intents()) > bench.config.crash_loop.deaths_min
 
 
 class TestTwoServices:
@@ -232,7 +232,7 @@ class TestTwoServices:
             assert not other.look()
         assert len(bench.calls("launch")) == 2
 
-        bench.cloud.advance(bench.terms.lease_s)
+        bench.cloud.advance(bench.config.lease_s)
         assert other.look()
         assert not bench.service.look()
 
@@ -255,7 +255,7 @@ class TestTwoServices:
         while not bench.store.intents():
             call = steps.send(call())
         launches = len(bench.calls("launch"))
-        bench.cloud.advance(bench.terms.lease_s + 1)
+        bench.cloud.advance(bench.config.lease_s + 1)
         with pytest.raises(Exception) as caught:  # noqa: PT011 - private to the reconciler
             call()
         with pytest.raises(StopIteration) as end:
@@ -305,9 +305,9 @@ def test_a_process_is_known_to_be_dead_only_where_it_ran() -> None:
 
 
 def test_a_place_that_never_answers_is_left_for_another(bench: Bench) -> None:
-    bench.want(wishes=(Wish(0),))
+    bench.want(slots=(VmSlot(0),))
     bench.cloud.script("launch", *[Fault(NO_ANSWER)] * 30)
-    bench.pass_(bench.terms.register_s + 10)
+    bench.pass_(bench.config.vm.register_s + 10)
     bench.cloud._scripts.clear()
     bench.pass_(200)
     first, *others = bench.store.intents()
@@ -318,7 +318,7 @@ def test_a_place_that_never_answers_is_left_for_another(bench: Bench) -> None:
 
 
 def test_of_several_launches_in_one_look_one_is_refused_and_the_others_go_elsewhere(bench: Bench) -> None:
-    bench.want(wishes=tuple(Wish(slot) for slot in range(4)))
+    bench.want(slots=tuple(VmSlot(slot) for slot in range(4)))
     bench.cloud.stock_out("fake-1a")
     bench.pass_(20)
 
@@ -328,11 +328,11 @@ def test_of_several_launches_in_one_look_one_is_refused_and_the_others_go_elsewh
 
 def test_a_place_that_the_cloud_refuses_is_named_and_left(bench: Bench) -> None:
     bench.cloud.script("launch", Fault(ConfigurationError("no such image")))  # type: ignore[arg-type]
-    bench.want(wishes=(Wish(0),), places=bench.desired.places[:1])
+    bench.want(slots=(VmSlot(0),), options=bench.spec.options[:1])
     bench.pass_(200)
 
     assert len(bench.calls("launch")) == 1
-    assert {"refused", "no_place"} <= set(bench.kinds())
+    assert {"refused", "no_placement"} <= set(bench.kinds())
     bench.want(image="another")
     bench.pass_(10)
     assert len(bench.alive()) == 1

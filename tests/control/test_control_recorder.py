@@ -21,6 +21,7 @@ from scavenger.domain.report import (
     Event,
     Noted,
     Observer,
+    ReportedJob,
     RunReport,
     SearchOutcome,
     ViewChanged,
@@ -58,7 +59,7 @@ class _Held:
 
 def report(job_id: str) -> RunReport:
     nothing = SearchOutcome("none", "", (), 0.0, 0.0)
-    return RunReport(job_id, "tiny", "succeeded", nothing, None, None, None, None, None, 0, None, None)
+    return RunReport(ReportedJob(job_id, "tiny", "succeeded"), nothing)
 
 
 def settled(recorder: Recorder) -> Recorder:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import built
 
 from scavenger.control.provisioning.bill import job_cost, paid_for
 from scavenger.domain.intent import Intent
@@ -24,7 +25,18 @@ DISKS = {("aws", "us-east-1"): 1e-4}
 
 
 def intent(slot: int = 1, *, spot: bool = True, **more: Any) -> Intent:
-    request = VmRequest(f"token-{slot}", "me", "job", slot, 0, "c5.large", "us-east-1a", spot, 3600.0)
+    request = built(
+        VmRequest,
+        token=f"token-{slot}",
+        owner="me",
+        job_id="job",
+        slot=slot,
+        generation=0,
+        vm="c5.large",
+        zone="us-east-1a",
+        spot=spot,
+        run_max_s=3600.0,
+    )
     given_: dict[str, Any] = {
         "state": "GONE",
         "instance_id": f"i-{slot}",
@@ -34,8 +46,14 @@ def intent(slot: int = 1, *, spot: bool = True, **more: Any) -> Intent:
         "spent_usd": 0.035,
         "ending": "preempted",
     }
-    return Intent(
-        f"token-{slot}", "job", slot, 0, "aws", "us-east-1", request, 0.035, 0.01, **(given_ | more)
+    return built(
+        Intent,
+        provider="aws",
+        region="us-east-1",
+        request=request,
+        price_usd_per_hour=0.035,
+        reserved_usd=0.01,
+        **given_ | more,
     )
 
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from nested import built
 
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.domain.configuration import Offer
-from scavenger.domain.intent import Desired, Place
+from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import (
     CleanupError,
@@ -31,8 +32,8 @@ from scavenger.errors import (
     TransientError,
 )
 from scavenger.policy.provisioning import slots
-from scavenger.policy.provisioning.fleet_plan import FleetSpec
-from scavenger.policy.provisioning.memory import Backoff, Terms
+from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits
+from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -50,16 +51,10 @@ pytestmark = pytest.mark.slow
 WORK = [sys.executable, "-c", "import sys, time; sys.stdin.readline(); time.sleep(600)"]
 OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32)
 QUICK = Backoff(0.1, 0.2)
-TERMS = Terms(
+CONFIG = ProvisioningConfig(
     0.3,
-    look_s=0.1,
-    list_every_s=0.2,
-    launching=QUICK,
-    ending=QUICK,
-    parking=QUICK,
-    throttling=QUICK,
-    failing=QUICK,
-    denied=QUICK,
+    look=LookLimits(interval_s=0.1, list_interval_s=0.2),
+    waits=RetryWaits(*[QUICK] * 6),
 )
 
 
@@ -73,15 +68,15 @@ class AgentCloud(FakeProvider):
 
     def launch(self, request: VmRequest) -> VmSeen:
         seen = FakeProvider.launch(self, request)
-        if request.token not in self.agents:
-            found = re.search(r"^\{.*\}$", request.user_data, re.MULTILINE)
+        if request.tags.token not in self.agents:
+            found = re.search(r"^\{.*\}$", request.template.user_data, re.MULTILINE)
             assert found is not None
-            ticket = self.tickets[request.token] = json.loads(found[0])
-            path = self.folder / f"{request.token}.json"
+            ticket = self.tickets[request.tags.token] = json.loads(found[0])
+            path = self.folder / f"{request.tags.token}.json"
             path.write_text(json.dumps({**ticket, "renew": "true", "poweroff": "true"}))
-            (self.folder / request.token).mkdir()
-            arguments = [str(path), str(self.folder / request.token), "60", "120"]
-            self.agents[request.token] = subprocess.Popen(
+            (self.folder / request.tags.token).mkdir()
+            arguments = [str(path), str(self.folder / request.tags.token), "60", "120"]
+            self.agents[request.tags.token] = subprocess.Popen(
                 [sys.executable, "-c", AGENT, *arguments],
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
@@ -91,7 +86,7 @@ class AgentCloud(FakeProvider):
 
     def terminate(self, instance_id: str, zone: str) -> None:
         FakeProvider.terminate(self, instance_id, zone)
-        self.kill(self.describe(instance_id, zone).token)
+        self.kill(self.describe(instance_id, zone).tags.token)
 
     def kill(self, token: str) -> None:
         if token in self.agents:
@@ -127,23 +122,24 @@ class Scene:
         number, self.count = self.count, self.count + 1
         code = self.folder / f"code-{number}"
         code.mkdir()
-        small = tuple(Place("small", zone, False, 0.36) for zone in self.cloud.places)
+        small = tuple(PlacementOption("small", zone, False, 0.36) for zone in self.cloud.places)
         offer = replace(OFFER, spot=True, price_usd_per_hour=0.1) if spot else OFFER
-        cheap = tuple(Place("small", zone, True, 0.1) for zone in self.cloud.places) if spot else ()
-        spec = FleetSpec(
-            desired=Desired(
+        cheap = tuple(PlacementOption("small", zone, True, 0.1) for zone in self.cloud.places) if spot else ()
+        spec = FleetInputs(
+            spec=built(
+                FleetSpec,
                 job_id=job_id,
                 provider=self.cloud.name,
                 region=self.cloud.region,
-                wishes=(),
-                places=(),
+                slots=(),
+                options=(),
                 vms_max=10,
                 budget_usd=budget_usd,
                 run_max_s=14 * 86_400.0,
                 attempt=attempt,
             ),
             package="scavenger-ml",
-            places={"small": cheap + small},
+            options={"small": cheap + small},
             aggregators=small,
             offers=(offer,),
             threads={"small": 2},
@@ -151,7 +147,7 @@ class Scene:
         )
         hosts = AgentServer("127.0.0.1", code)
         hosts.start()
-        fleet = Fleet(self.store, self.cloud, hosts, spec, note=self.notes.append, terms=TERMS)
+        fleet = Fleet(self.store, self.cloud, hosts, spec, note=self.notes.append, config=CONFIG)
         self.fleets.append(fleet)
         self.engines.append(fleet.engine(self.folder / f"logs-{number}", -1, command=WORK))
         return fleet
@@ -262,7 +258,7 @@ def test_a_vm_that_is_avoided_goes_with_its_worker_and_another_comes_for_the_nex
 
 
 def test_workers_train_on_where_the_budget_carries_no_further_vm(scene: Scene) -> None:
-    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    need = 0.36 * CONFIG.reserved_s(60.0) / 3600
     scene.fleet(scene.job(), budget_usd=1.5 * need)
     scene.launch("w0")
     scene.placed("w0")
@@ -283,7 +279,7 @@ def test_a_budget_that_carries_no_vm_at_all_ends_the_job_before_one_is_started(s
 
 
 def test_a_budget_that_is_used_up_ends_the_job_in_order(scene: Scene) -> None:
-    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    need = 0.36 * CONFIG.reserved_s(60.0) / 3600
     # what is left beside the reserve buys some three seconds
     scene.fleet(scene.job(), budget_usd=need + 0.36 * 3.0 / 3600)
     scene.launch("w0")
@@ -404,7 +400,7 @@ def test_a_store_that_is_held_at_the_end_is_told_and_waited_for(
 
 
 def test_of_workers_that_wait_only_those_beyond_the_vms_on_their_way_are_refused(scene: Scene) -> None:
-    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    need = 0.36 * CONFIG.reserved_s(60.0) / 3600
     scene.fleet(scene.job(), budget_usd=3.5 * need)
     scene.launch("w0", "w1", "w2", "w3", "w4")
     scene.until(lambda: len(scene.engines[0].running) == 3)
@@ -418,7 +414,7 @@ def test_of_workers_that_wait_only_those_beyond_the_vms_on_their_way_are_refused
 
 
 def test_what_becomes_of_one_job_is_nothing_to_another(scene: Scene) -> None:
-    need = 0.36 * TERMS.reserved_s(60.0) / 3600
+    need = 0.36 * CONFIG.reserved_s(60.0) / 3600
     scene.fleet(scene.job())
     scene.launch("w0")
     scene.placed("w0")

@@ -98,7 +98,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, files: tuple[Path, Path]) 
     assert back.space == imported.space
     one, other = (build_curve(i.model, i.space) for i in (imported, back))
     assert np.array_equal(one.time_s, other.time_s)
-    assert np.array_equal(one.cost_high_usd, other.cost_high_usd)
+    assert np.array_equal(one.cost_interval_usd.high, other.cost_interval_usd.high)
     assert Imported.from_dict(back.to_dict()).to_dict() == imported.to_dict()
 
 

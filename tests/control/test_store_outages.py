@@ -16,7 +16,7 @@ from scripted import Heard, Scripted, trainer_of
 
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.job import JobSpec
-from scavenger.domain.report import Noted, RunReport, SearchOutcome
+from scavenger.domain.report import Noted, ReportedJob, RunReport, SearchOutcome
 from scavenger.store import Store
 
 JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}})
@@ -35,7 +35,7 @@ def wait_for(what: Callable[[], object]) -> None:
 
 def succeeded(job_id: str) -> RunReport:
     nothing = SearchOutcome("none", "", (), 0.0, 0.0)
-    return RunReport(job_id, "tiny", "succeeded", nothing, None, None, None, None, None, 0, None, None)
+    return RunReport(ReportedJob(job_id, "tiny", "succeeded"), nothing)
 
 
 def test_a_server_that_restarts_under_load_costs_no_event_and_no_time(tmp_path: Path) -> None:

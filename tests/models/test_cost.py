@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import built, changed
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.cost import CostEstimate, Price, Rental, ResourceRates, SpotRisk
@@ -52,7 +53,7 @@ def test_the_papers_vm_price_is_the_sum_of_its_parts() -> None:
 
 
 def test_a_plain_rental_costs_time_times_workers_times_price() -> None:
-    made = estimate(Rental(workers=8, train_s=7200.0, usd_per_vm_hour=PAPER_USD))
+    made = estimate(built(Rental, workers=8, train_s=7200.0, usd_per_vm_hour=PAPER_USD))
 
     assert items(made) == {"training": pytest.approx(8 * 2 * PAPER_USD)}
     assert made.time_s == 7200.0
@@ -60,7 +61,8 @@ def test_a_plain_rental_costs_time_times_workers_times_price() -> None:
 
 
 def test_every_item_is_counted_once_and_says_how() -> None:
-    rental = Rental(
+    rental = built(
+        Rental,
         workers=4,
         train_s=3600.0,
         usd_per_vm_hour=2.0,
@@ -95,13 +97,13 @@ def test_every_item_is_counted_once_and_says_how() -> None:
 
 
 def test_what_is_not_known_is_named_and_not_counted_as_nothing() -> None:
-    made = estimate(Rental(workers=2, train_s=60.0, usd_per_vm_hour=1.0, spot=True, disk_gib=20.0))
+    made = estimate(built(Rental, workers=2, train_s=60.0, usd_per_vm_hour=1.0, spot=True, disk_gib=20.0))
 
     assert set(items(made)) == {"training"}
     assert any("interruptions" in words for words in made.not_counted)
     assert any("disks" in words for words in made.not_counted)
     with pytest.raises(ValueError, match="unknown is not 0"):
-        Rental(workers=2, train_s=60.0, usd_per_vm_hour=1.0, aggregators=1)
+        built(Rental, workers=2, train_s=60.0, usd_per_vm_hour=1.0, aggregators=1)
 
 
 @given(
@@ -121,8 +123,8 @@ def test_what_is_not_known_is_named_and_not_counted_as_nothing() -> None:
 def test_no_addition_makes_a_job_cheaper_or_shorter(
     workers: int, train_s: float, usd: float, more: dict[str, Any]
 ) -> None:
-    bare = Rental(workers=workers, train_s=train_s, usd_per_vm_hour=usd, changes=2)
-    less, full = estimate(bare), estimate(replace(bare, **more))
+    bare = built(Rental, workers=workers, train_s=train_s, usd_per_vm_hour=usd, changes=2)
+    less, full = estimate(bare), estimate(changed(bare, **more))
 
     assert full.total_usd >= less.total_usd >= 0
     assert full.time_s >= less.time_s
@@ -169,7 +171,7 @@ def test_a_job_that_is_interrupted_faster_than_it_recovers_is_refused() -> None:
 
     assert expected_time_s(60.0, 4, risk) == math.inf
     with pytest.raises(NoFeasiblePlanError, match="never finish"):
-        estimate(Rental(workers=4, train_s=60.0, usd_per_vm_hour=1.0, spot=True, risk=risk))
+        estimate(built(Rental, workers=4, train_s=60.0, usd_per_vm_hour=1.0, spot=True, risk=risk))
 
 
 # The two ways of pricing: Scavenger, figures 10 and 12.
@@ -328,7 +330,8 @@ def test_a_vm_without_a_sound_price_is_an_error(price: float | None, complaint: 
 
 
 def test_one_vm_is_told_as_one() -> None:
-    rental = Rental(
+    rental = built(
+        Rental,
         workers=1,
         train_s=60.0,
         usd_per_vm_hour=1.0,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from nested import built, changed
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Decision, Replace, ScaleTo, Stop
@@ -31,7 +33,8 @@ def job(
     **rest: object,
 ) -> JobSnapshot:
     """A job on `workers` workers of which the throughput at some sizes is known, each from 100 steps."""
-    snapshot = JobSnapshot(
+    snapshot = built(
+        JobSnapshot,
         at_s=1000.0,
         step=100,
         epoch=1,
@@ -44,7 +47,7 @@ def job(
         elapsed_s=1000.0,
         cost_usd=1.0,
     )
-    return replace(snapshot, **rest)  # type: ignore[arg-type]
+    return changed(snapshot, **rest)
 
 
 def paced(*paces: Sequence[float], samples: int = 64, **rest: object) -> JobSnapshot:
@@ -58,7 +61,7 @@ def paced(*paces: Sequence[float], samples: int = 64, **rest: object) -> JobSnap
         )
         for i, series in enumerate(paces)
     )
-    return replace(job(workers=len(paces)), workers=workers, **rest)  # type: ignore[arg-type]
+    return changed(job(workers=len(paces)), workers=workers, **rest)
 
 
 @dataclass
@@ -101,7 +104,7 @@ class Cluster:
             decision = policy.decide(snapshot)
             self.decisions.append(decision)
             if isinstance(decision, Stop):
-                self.pay(self.drain_s, len(snapshot.workers))
+                self.pay(self.drain_s, len(snapshot.cluster.workers))
                 return self.snapshot()
             if isinstance(decision, ScaleTo):
                 both = max(decision.workers, self.configuration.workers)
@@ -133,7 +136,8 @@ class Cluster:
 
     def snapshot(self, starting: int = 0) -> JobSnapshot:
         joining = tuple(WorkerSnapshot(f"n{i}", f"m{i}", "starting") for i in range(starting))
-        return JobSnapshot(
+        return built(
+            JobSnapshot,
             at_s=self.at_s,
             step=len(self.history),
             epoch=0,

@@ -7,38 +7,49 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from nested import built
 
 from scavenger.domain.configuration import Offer
-from scavenger.domain.intent import Desired, Intent, IntentState, Place, Wish
+from scavenger.domain.intent import FleetSpec, Intent, IntentState, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest
 from scavenger.policy.provisioning.fleet_plan import (
     SILENT_S,
     AgentSeen,
+    FleetInputs,
     FleetPlan,
     FleetSeen,
-    FleetSpec,
     Refusal,
     Shortage,
     first_plan,
     plan_fleet,
     read_shortage,
-    wishes_of,
+    slots_of,
 )
 from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT, IDLE_S, Slot
 
-HERE = Place("small", "a", False, 0.1)
-BIG = Place("big", "a", True, 0.4)
-WANTED = Desired("job", "fake", "r", (), (), vms_max=6, budget_usd=math.inf, run_max_s=1e6)
+HERE = PlacementOption("small", "a", False, 0.1)
+BIG = PlacementOption("big", "a", True, 0.4)
+WANTED = built(
+    FleetSpec,
+    job_id="job",
+    provider="fake",
+    region="r",
+    slots=(),
+    options=(),
+    vms_max=6,
+    budget_usd=math.inf,
+    run_max_s=1e6,
+)
 
 
 def offer(vm: str, workers: int) -> Offer:
     return Offer("fake", "r", vm, 0.1, "test", cpus=2, memory_bytes=2**32, workers_per_vm=workers)
 
 
-SPEC = FleetSpec(
-    desired=WANTED,
+INPUTS = FleetInputs(
+    spec=WANTED,
     package="p",
-    places={"small": (HERE,), "big": (BIG,)},
+    options={"small": (HERE,), "big": (BIG,)},
     aggregators=(HERE,),
     offers=(offer("small", 1), offer("big", 2)),
     threads={"small": 2, "big": 2},
@@ -48,7 +59,8 @@ BUSY = AgentSeen(joined=True, processes=1)
 
 def intent(slot: int, state: IntentState = "UP", *, generation: int = 0, attempt: int = 1) -> Intent:
     name = f"{slot}.{generation}"
-    request = VmRequest(
+    request = built(
+        VmRequest,
         token=name,
         owner="me",
         job_id="job",
@@ -64,7 +76,16 @@ def intent(slot: int, state: IntentState = "UP", *, generation: int = 0, attempt
         labels=(),
         life_s=900.0,
     )
-    return Intent(name, "job", slot, generation, "fake", "r", request, 0.1, 0.0, attempt=attempt, state=state)
+    return built(
+        Intent,
+        provider="fake",
+        region="r",
+        request=request,
+        price_usd_per_hour=0.1,
+        reserved_usd=0.0,
+        attempt=attempt,
+        state=state,
+    )
 
 
 def seen(*vms: tuple[Intent, AgentSeen | None], workers: dict[str, int], **more: Any) -> FleetSeen:
@@ -74,7 +95,7 @@ def seen(*vms: tuple[Intent, AgentSeen | None], workers: dict[str, int], **more:
 
 
 def planned(what: FleetSeen, before: FleetPlan | None = None) -> FleetPlan:
-    return plan_fleet(SPEC, before or FleetPlan(), what)
+    return plan_fleet(INPUTS, before or FleetPlan(), what)
 
 
 TWO = planned(seen(workers={"small": 2}))
@@ -86,23 +107,23 @@ class TestPlan:
         plan = planned(seen(workers={"small": 2, "big": 3}, aggregators=5))
 
         assert [slot.vm for slot in plan.slots] == ["small", "small", "big", "big"]
-        assert wishes_of(SPEC, plan) == (
-            Wish(AGGREGATOR_SLOT, 0, (HERE,)),
-            Wish(1, places=(HERE,)),
-            Wish(2, places=(HERE,)),
-            Wish(3, places=(BIG,)),
-            Wish(4, places=(BIG,)),
+        assert slots_of(INPUTS, plan) == (
+            VmSlot(AGGREGATOR_SLOT, 0, (HERE,)),
+            VmSlot(1, options=(HERE,)),
+            VmSlot(2, options=(HERE,)),
+            VmSlot(3, options=(BIG,)),
+            VmSlot(4, options=(BIG,)),
         )
 
     def test_nothing_is_wanted_for_nothing(self) -> None:
-        assert wishes_of(SPEC, planned(seen(workers={}, aggregators=0))) == ()
+        assert slots_of(INPUTS, planned(seen(workers={}, aggregators=0))) == ()
 
     def test_what_is_wanted_is_wanted_still_while_nothing_changes(self) -> None:
         assert planned(seen(workers={"small": 2}), TWO) == TWO
 
     def test_never_more_vms_than_the_job_may_have(self) -> None:
         plan = planned(seen(workers={"small": 20}))
-        assert len(wishes_of(SPEC, plan)) == WANTED.vms_max
+        assert len(slots_of(INPUTS, plan)) == WANTED.vms_max
 
     @pytest.mark.parametrize("state", ["DELETING", "GONE"])
     def test_a_worker_on_a_vm_that_ends_needs_no_other(self, state: IntentState) -> None:
@@ -158,7 +179,7 @@ class TestShortage:
         if works:
             vms += ((intent(1), BUSY),)
         what = seen(*vms, *more, workers={"small": waiting + works}, waiting={"small": waiting})
-        return read_shortage(SPEC, TWO, what, {kind: "so it is"} if kind else {})
+        return read_shortage(INPUTS, TWO, what, {kind: "so it is"} if kind else {})
 
     def test_a_budget_that_is_reached_ends_the_job_whatever_runs(self) -> None:
         assert self.read("budget", waiting=0) == Shortage("budget", "so it is")
@@ -167,7 +188,7 @@ class TestShortage:
     def test_what_may_pass_is_waited_for(self, kind: str) -> None:
         assert self.read(kind, works=False) is None
 
-    @pytest.mark.parametrize("kind", ["unaffordable", "credentials", "no_place", "loop"])
+    @pytest.mark.parametrize("kind", ["unaffordable", "credentials", "no_placement", "loop"])
     def test_with_no_worker_and_no_vm_to_come_the_job_ends(self, kind: str) -> None:
         assert self.read(kind, works=False) == Shortage(kind, "so it is")
 
@@ -179,8 +200,10 @@ class TestShortage:
         assert self.read("loop", (intent(2, "PLAN"), None), works=False) is None
 
     def test_who_does_not_wait_is_not_refused(self) -> None:
-        assert self.read("no_place", waiting=0) is None
+        assert self.read("no_placement", waiting=0) is None
 
     def test_workers_have_nothing_to_do_without_aggregators(self) -> None:
         what = seen((intent(1), BUSY), workers={"small": 2}, waiting={"small": 1})
-        assert read_shortage(SPEC, TWO, what, {"no_place": "so it is"}) == Shortage("no_place", "so it is")
+        assert read_shortage(INPUTS, TWO, what, {"no_placement": "so it is"}) == Shortage(
+            "no_placement", "so it is"
+        )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import changed
 from policy_jobs import job, supervisor
 
 from scavenger.domain.decision import Blacklist, Decision, Hold, Pause, ScaleTo, Stop
@@ -68,10 +69,10 @@ def test_a_create_die_loop_gives_up_and_a_few_bad_starts_of_many_do_not() -> Non
 
 
 def test_a_job_whose_workers_were_all_taken_waits() -> None:
-    taken = replace(job(departures=died(*"abcd", kind="preemption")), workers=())
+    taken = changed(job(departures=died(*"abcd", kind="preemption")), workers=())
 
     assert isinstance(POLICY.decide(taken), Pause)
-    assert isinstance(POLICY.decide(replace(taken, departures=died(*"abcd"))), Hold)
+    assert isinstance(POLICY.decide(changed(taken, departures=died(*"abcd"))), Hold)
 
 
 def test_a_cool_down_shorter_than_the_window_is_refused() -> None:
@@ -114,4 +115,4 @@ def test_a_chain_of_nothing_and_a_cluster_of_nobody_are_refused() -> None:
         ScaleTo(0, 10, "")
     with pytest.raises(ValueError, match="cannot scale"):
         ScaleTo(5, 4, "")
-    assert len(job().training) == len(supervisor(4))
+    assert len(job().cluster.training) == len(supervisor(4))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nested import changed
 from policy_jobs import Cluster, at, job, saturating, supervisor
 
 from scavenger.domain.decision import Hold, ScaleTo, Stop
@@ -44,7 +44,7 @@ def test_what_the_last_look_and_the_drain_take_must_be_left_of_the_limits() -> N
     limits: tuple[dict[str, Any], ...] = ({"budget_usd": 5.05}, {"deadline_s": 4650.0})
     for limit in limits:
         exact = job(remaining_samples=7.2e5, **limit)
-        drained = replace(exact, drain_s=60.0)
+        drained = changed(exact, drain_s=60.0)
         assert misfit(exact, project(exact, 4, 200.0)) == (0, 0.0)
         assert misfit(drained, project(drained, 4, 200.0))[0] > 0
 
@@ -85,7 +85,7 @@ def test_it_stops_exactly_when_going_on_to_the_next_look_could_cross_the_budget(
 
 def test_workers_that_do_not_train_are_paid_for_too() -> None:
     snapshot = job(workers=4, budget_usd=2.0, look_every_s=400.0, drain_s=400.0)
-    booting = replace(snapshot, workers=supervisor(5))
+    booting = changed(snapshot, workers=supervisor(5))
 
     assert isinstance(StayWithinLimits().decide(snapshot), Hold)
     assert isinstance(StayWithinLimits().decide(booting), Stop)
@@ -167,9 +167,9 @@ def test_no_run_crosses_its_budget_or_deadline(
 
     last = cluster.run(GUARDED)
 
-    assert budget is None or last.cost_usd <= budget * (1 + 1e-9)
-    assert deadline is None or last.elapsed_s <= deadline * (1 + 1e-9)
-    assert last.remaining_samples == 0 or isinstance(cluster.decisions[-1], Stop) or not knows
+    assert budget is None or last.costs.cost_usd <= budget * (1 + 1e-9)
+    assert deadline is None or last.progress.elapsed_s <= deadline * (1 + 1e-9)
+    assert last.progress.remaining_samples == 0 or isinstance(cluster.decisions[-1], Stop) or not knows
     assert len(cluster.history) < 40  # limits and schedule do not pull against each other
 
 
@@ -181,8 +181,8 @@ def test_a_budget_that_a_smaller_cluster_meets_is_met_by_a_smaller_cluster() -> 
 
     last = cluster.run(GUARDED, looks=20_000)
 
-    assert last.remaining_samples == 0
-    assert last.cost_usd <= cost[3]
+    assert last.progress.remaining_samples == 0
+    assert last.costs.cost_usd <= cost[3]
 
 
 def test_a_deadline_overrules_the_efficiency_without_swinging_back() -> None:
@@ -194,14 +194,14 @@ def test_a_deadline_overrules_the_efficiency_without_swinging_back() -> None:
 
     last = cluster.run(guarded, looks=20_000)
 
-    assert last.remaining_samples == 0
-    assert last.elapsed_s <= deadline
+    assert last.progress.remaining_samples == 0
+    assert last.progress.elapsed_s <= deadline
     assert len(cluster.history) < 10
 
 
 def test_the_other_batch_sizes_of_a_job_are_not_mixed_up() -> None:
     measured = job({4: 200.0}, remaining_samples=7.2e5, budget_usd=4.9)
-    other = replace(measured, configuration=at(4, 512), reference=at(4, 512))
+    other = changed(measured, configuration=at(4, 512), reference=at(4, 512))
 
     assert isinstance(StayWithinLimits(EIGHT).decide(measured), ScaleTo)
     assert isinstance(StayWithinLimits(EIGHT).decide(other), Hold)

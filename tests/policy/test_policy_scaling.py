@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import changed
 from policy_jobs import BATCH, Cluster, at, job, saturating, supervisor
 
 from scavenger.domain.configuration import Configuration
@@ -141,7 +141,7 @@ def test_sizes_hold_both_limits_and_the_start_and_lie_add_apart(
 
 def test_no_size_is_tried_that_the_batch_cannot_feed() -> None:
     fed = job({4: 100.0}, workers=4)
-    starved = replace(fed, configuration=at(4, 5), reference=at(4, 5))
+    starved = changed(fed, configuration=at(4, 5), reference=at(4, 5))
 
     assert Schedule(1, 8).sizes(fed)[-1] == 8
     assert Schedule(1, 8).sizes(starved)[-1] == 5
@@ -150,7 +150,7 @@ def test_no_size_is_tried_that_the_batch_cannot_feed() -> None:
 def test_workers_in_motion_hold_everything() -> None:
     joining = (*supervisor(4), WorkerSnapshot("n0", "h9", "starting"))
 
-    for snapshot in (replace(job({4: 400}), workers=joining), job({4: 400}, configuration=at(5))):
+    for snapshot in (changed(job({4: 400}), workers=joining), job({4: 400}, configuration=at(5))):
         assert isinstance(ScaleByThroughput(EIGHT).decide(snapshot), Hold)
 
 
@@ -181,18 +181,18 @@ def test_while_a_limit_is_missed_the_limits_decide_alone() -> None:
     snapshot = job({4: 200.0, 3: 199.0}, workers=4, remaining_samples=7.2e5)
 
     assert aim(ScaleByThroughput(EIGHT).decide(snapshot), 4) != 4
-    assert aim(ScaleByThroughput(EIGHT).decide(replace(snapshot, budget_usd=4.9)), 4) == 4
+    assert aim(ScaleByThroughput(EIGHT).decide(changed(snapshot, budget_usd=4.9)), 4) == 4
 
 
 def test_no_worker_is_added_that_the_budget_does_not_pay_to_the_next_look() -> None:
     known = job({4: 400.0, 5: 500.0}, workers=4, drain_s=360.0)
-    short = replace(known, budget_usd=1.45)
+    short = changed(known, budget_usd=1.45)
 
     assert aim(ScaleByThroughput(Schedule(1, 5)).decide(known), 4) == 5
     held = ScaleByThroughput(Schedule(1, 5)).decide(short)
     assert isinstance(held, Hold)
     assert "the budget is too near to pay 5 workers" in held.reason
-    assert aim(ScaleByThroughput(EIGHT).decide(replace(short, throughput=known.throughput[:1])), 4) != 5
+    assert aim(ScaleByThroughput(EIGHT).decide(changed(short, throughput=known.throughput[:1])), 4) != 5
 
 
 def test_with_weak_scaling_the_batch_grows_with_the_workers() -> None:
@@ -326,7 +326,7 @@ def test_a_step_utility_reaches_its_target_time_with_no_more_workers_than_that_t
 
     last = cluster.run(ScaleByUtility(EIGHT, utility), looks=20_000)
 
-    assert last.elapsed_s <= 6100.0 * 1.02
+    assert last.progress.elapsed_s <= 6100.0 * 1.02
     steps = {configuration.workers: len(rates) for configuration, rates in cluster.seen.items()}
     assert max(steps, key=steps.__getitem__) == 6
     assert steps[6] > 0.8 * sum(steps.values())

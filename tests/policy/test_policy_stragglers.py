@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import changed
 from policy_jobs import paced, supervisor
 
 from scavenger.domain.decision import Hold, Replace
@@ -108,12 +108,12 @@ def test_a_newcomer_is_judged_only_after_enough_steps_of_its_own(rule: Straggler
 @both
 def test_uneven_shares_and_empty_ones_are_no_slowness(rule: StragglerRule) -> None:
     even = paced(*[[1.0] * 20] * 4)
-    workers = list(even.workers)
+    workers = list(even.cluster.workers)
     workers[3] = WorkerSnapshot("w3", "h3", compute_s=(0.128,) * 20, samples=(128,) * 20)
-    assert slow(replace(even, workers=tuple(workers)), rule) == ()
+    assert slow(changed(even, workers=tuple(workers)), rule) == ()
 
     workers[3] = WorkerSnapshot("w3", "h3", compute_s=(5.0,) * 20, samples=(0,) * 20)
-    assert slow(replace(even, workers=tuple(workers)), rule) == ()
+    assert slow(changed(even, workers=tuple(workers)), rule) == ()
 
 
 @both
@@ -122,7 +122,7 @@ def test_times_that_say_nothing_are_left_out(rule: StragglerRule, time_s: float)
     even = paced(*[[1.0] * 20] * 4)
     odd = WorkerSnapshot("w3", "h3", compute_s=(time_s,) * 20, samples=(64,) * 20)
 
-    assert slow(replace(even, workers=(*even.workers[:3], odd)), rule) == ()
+    assert slow(changed(even, workers=(*even.cluster.workers[:3], odd)), rule) == ()
 
 
 @both
@@ -131,10 +131,10 @@ def test_steps_that_compare_fewer_than_three_workers_are_left_out(rule: Straggle
     silent = [WorkerSnapshot(f"s{i}", "h", compute_s=(math.nan,) * 20, samples=(64,) * 20) for i in range(2)]
     crawling = WorkerSnapshot("w1", "h", compute_s=(0.64,) * 20, samples=(64,) * 20)
 
-    assert slow(replace(even, workers=(even.workers[0], crawling, *silent)), rule) == ()
-    assert slow(replace(even, workers=(even.workers[0], even.workers[2], crawling, silent[0])), rule) == (
-        "w1",
-    )
+    assert slow(changed(even, workers=(even.cluster.workers[0], crawling, *silent)), rule) == ()
+    assert slow(
+        changed(even, workers=(even.cluster.workers[0], even.cluster.workers[2], crawling, silent[0])), rule
+    ) == ("w1",)
 
 
 def test_replacing_ends_when_it_did_not_help() -> None:
@@ -149,9 +149,9 @@ def test_replacing_ends_when_it_did_not_help() -> None:
 
 def test_nobody_is_replaced_while_workers_come_or_without_the_money_for_both() -> None:
     snapshot = paced(*[[1.0] * 20] * 3, [2.0] * 20)
-    joining = replace(snapshot, workers=(*snapshot.workers, WorkerSnapshot("n", "h9", "starting")))
-    short = replace(snapshot, budget_usd=1.0 + 4.5 * 100 / 3600.0, drain_s=100.0)
+    joining = changed(snapshot, workers=(*snapshot.cluster.workers, WorkerSnapshot("n", "h9", "starting")))
+    short = changed(snapshot, budget_usd=1.0 + 4.5 * 100 / 3600.0, drain_s=100.0)
 
     assert isinstance(ReplaceStragglers().decide(joining), Hold)
     assert isinstance(ReplaceStragglers().decide(short), Hold)
-    assert isinstance(ReplaceStragglers().decide(replace(snapshot, workers=supervisor(4))), Hold)
+    assert isinstance(ReplaceStragglers().decide(changed(snapshot, workers=supervisor(4))), Hold)

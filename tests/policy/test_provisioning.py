@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nested import built, changed
 
-from scavenger.domain.intent import Desired, Intent, Past, Place, Situation, Wish
+from scavenger.domain.intent import FleetSpec, Intent, Past, PlacementOption, Situation, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.policy.provisioning.actions import (
     Action,
@@ -28,27 +29,58 @@ from scavenger.policy.provisioning.actions import (
     Sweep,
     Terminate,
 )
+from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, VmLimits
 from scavenger.policy.provisioning.decider import DENIED, THROTTLE, decide, ending_of
-from scavenger.policy.provisioning.memory import Backoff, Memory, Terms
+from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import charges
 
 OWNER = "me"
-TERMS = Terms(visibility_s=30.0)
-A, B = Place("small", "a", True, 0.36), Place("small", "b", False, 1.2)
-WANTED = Desired("job", "sim", "r", (Wish(0), Wish(1)), (A, B), 4, float("inf"), 3600.0)
+CONFIG = ProvisioningConfig(visibility_s=30.0)
+A, B = PlacementOption("small", "a", True, 0.36), PlacementOption("small", "b", False, 1.2)
+WANTED = built(
+    FleetSpec,
+    job_id="job",
+    provider="sim",
+    region="r",
+    slots=(VmSlot(0), VmSlot(1)),
+    options=(A, B),
+    vms_max=4,
+    budget_usd=float("inf"),
+    run_max_s=3600.0,
+)
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def intent(token: str = "t0", state: Any = "UP", *, slot: int = 0, **more: Any) -> Intent:
-    request = VmRequest(token, OWNER, "job", slot, 0, "small", "a", True, 3600.0)
+    request = built(
+        VmRequest,
+        token=token,
+        owner=OWNER,
+        job_id="job",
+        slot=slot,
+        generation=0,
+        vm="small",
+        zone="a",
+        spot=True,
+        run_max_s=3600.0,
+    )
     ending = "unwanted" if state == "DELETING" else ""
     known = {"instance_id": "" if state == "PLAN" else f"i-{token}", "ending": ending}
-    return Intent(token, "job", slot, 0, "sim", "r", request, 0.36, 0.1, state=state, **(known | more))
+    return built(
+        Intent,
+        provider="sim",
+        region="r",
+        request=request,
+        price_usd_per_hour=0.36,
+        reserved_usd=0.1,
+        state=state,
+        **known | more,
+    )
 
 
 def vm(token: str = "t0", state: Any = "running", **more: Any) -> VmSeen:
     given = {"instance_id": f"i-{token}", "owner": OWNER, "token": token} | more
-    return VmSeen(vm="small", zone="a", spot=True, state=state, **given)
+    return built(VmSeen, vm="small", zone="a", spot=True, state=state, **given)
 
 
 def past(*health: bool, **more: Any) -> dict[str, Past]:
@@ -58,27 +90,27 @@ def past(*health: bool, **more: Any) -> dict[str, Past]:
 class Scene:
     """A situation that is looked at from time to time; `decide` is asked at the last look."""
 
-    def __init__(self, *intents: Intent, terms: Terms = TERMS, **more: Any) -> None:
-        given: dict[str, Any] = {"desired": (WANTED,), "ended": frozenset(), "past": past()}
+    def __init__(self, *intents: Intent, config: ProvisioningConfig = CONFIG, **more: Any) -> None:
+        given: dict[str, Any] = {"fleets": (WANTED,), "ended": frozenset(), "past": past()}
         self.situation = Situation(intents=intents, **(given | more))
-        self.terms, self.memory, self.now_s = terms, Memory(), 0.0
+        self.config, self.memory, self.now_s = config, Memory(), 0.0
 
     def look(self, listed: Iterable[VmSeen] | None = None, *, after_s: float = 0.0) -> tuple[Action, ...]:
         """So many attended seconds after the look before."""
-        steps = max(1, round(after_s / TERMS.look_s))
+        steps = max(1, round(after_s / CONFIG.look.interval_s))
         for _ in range(steps):
             self.now_s += after_s / steps
-            self.memory.attend(self.now_s, self.terms.gap_max_s)
+            self.memory.attend(self.now_s, self.config.gap_max_s)
             pulse = Past(**{**_fields(self.situation.past["job"]), "pulse": str(self.now_s)})
             self.situation = replace(self.situation, past={"job": pulse})
             listing = None if listed is None else Listing(tuple(listed), self.memory.attended_s)
             self.memory.note(self.situation, listing)
         return decide(
-            self.situation, listing, self.memory, self.terms, owner=OWNER, now_s=self.now_s, rng=Random(1)
+            self.situation, listing, self.memory, self.config, owner=OWNER, now_s=self.now_s, rng=Random(1)
         )
 
     def change(self, *intents: Intent, **more: Any) -> None:
-        self.situation = replace(self.situation, intents=intents or self.situation.intents, **more)
+        self.situation = changed(self.situation, intents=intents or self.situation.intents, **more)
 
 
 def _fields(one: Any) -> dict[str, Any]:
@@ -97,22 +129,24 @@ class TestCreating:
     def test_each_vacant_slot_gets_an_intent_in_the_first_place_that_is_open(self) -> None:
         created = [one.intent for one in only(Scene().look(), Create)]
 
-        assert [(one.slot, one.generation, one.place) for one in created] == [(0, 0, A), (1, 0, A)]
-        assert all(one.id == one.request.token and one.request.owner == OWNER for one in created)
+        assert [(one.slot, one.generation, one.option) for one in created] == [(0, 0, A), (1, 0, A)]
+        assert all(one.id == one.request.tags.token and one.request.tags.owner == OWNER for one in created)
         assert len({one.id for one in created}) == 2
 
     def test_the_reservation_is_the_price_times_the_time_to_drain(self) -> None:
         (first, _) = only(Scene().look(), Create)
 
-        assert first.intent.reserved_usd == pytest.approx(0.36 * TERMS.reserved_s(WANTED.drain_s) / 3600)
+        assert first.intent.charges.reserved_usd == pytest.approx(
+            0.36 * CONFIG.reserved_s(WANTED.drain_s) / 3600
+        )
 
     def test_a_slot_is_filled_again_by_the_next_generation(self) -> None:
         scene = Scene(intent(), past=past(generations={0: 0, 1: 6}))
         assert [one.intent.generation for one in only(scene.look(), Create)] == [7]
 
-    def test_a_wish_for_a_later_generation_replaces_the_vm_there_is(self) -> None:
-        wishes = (Wish(0, 3),)
-        scene = Scene(intent(), desired=(replace(WANTED, wishes=wishes),), past=past(generations={0: 0}))
+    def test_a_slot_of_a_later_generation_replaces_the_vm_there_is(self) -> None:
+        slots = (VmSlot(0, 3),)
+        scene = Scene(intent(), fleets=(replace(WANTED, slots=slots),), past=past(generations={0: 0}))
         assert kinds(scene.look()) == ["Drain"]
 
         scene.change(intent(state="DELETING"))
@@ -120,29 +154,29 @@ class TestCreating:
 
     def test_vms_that_are_to_end_count_for_the_cap(self) -> None:
         wanted = replace(WANTED, vms_max=2)
-        scene = Scene(intent("t0", "DELETING"), intent("t1", "DELETING", slot=1), desired=(wanted,))
+        scene = Scene(intent("t0", "DELETING"), intent("t1", "DELETING", slot=1), fleets=(wanted,))
         assert not only(scene.look(), Create)
 
     def test_one_look_starts_a_few_and_no_job_waits_for_all_of_another(self) -> None:
-        many = tuple(Wish(slot) for slot in range(9))
-        jobs = tuple(replace(WANTED, job_id=f"job-{n}", wishes=many, vms_max=9) for n in range(4))
-        created = only(Scene(desired=jobs).look(), Create)
+        many = tuple(VmSlot(slot) for slot in range(9))
+        jobs = tuple(replace(WANTED, job_id=f"job-{n}", slots=many, vms_max=9) for n in range(4))
+        created = only(Scene(fleets=jobs).look(), Create)
 
-        assert len(created) == TERMS.creates_per_look
+        assert len(created) == CONFIG.look.creates_max
         assert {one.intent.job_id for one in created} == {one.job_id for one in jobs}
 
     def test_a_place_that_is_sold_out_is_passed_over_and_with_none_left_it_is_said(self) -> None:
         scene = Scene()
         scene.look()
-        scene.memory.wait(("park", *A.key), TERMS.parking, scene.now_s, Random(0))
-        assert {one.intent.place for one in only(scene.look(), Create)} == {B}
+        scene.memory.wait(("park", *A.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
+        assert {one.intent.option for one in only(scene.look(), Create)} == {B}
 
-        scene.memory.wait(("park", *B.key), TERMS.parking, scene.now_s, Random(0))
+        scene.memory.wait(("park", *B.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
         (alarm,) = scene.look()
         assert alarm == Alarm(
             "sold_out", "job", "sold out, to be tried again later: small (spot) in a, small in b"
         )
-        later = scene.look(after_s=2 * TERMS.parking.base_s)
+        later = scene.look(after_s=2 * CONFIG.waits.sold_out.base_s)
         assert only(later, Create)
         assert only(later, Alarm) == [alarm], "it holds until a launch succeeds, however slow the looks are"
         scene.memory.done(("park", *B.key))
@@ -150,7 +184,7 @@ class TestCreating:
 
     def test_a_quota_bars_its_type_in_every_zone_until_a_vm_of_it_ends(self) -> None:
         both = (A, replace(A, zone="b"))
-        scene = Scene(desired=(replace(WANTED, places=both),))
+        scene = Scene(fleets=(replace(WANTED, options=both),))
         scene.memory.barred["quota", A.vm, A.spot] = "quota CPUS in r is used up"
         for _ in range(3):
             actions = scene.look(after_s=3600.0)
@@ -187,12 +221,12 @@ class TestCreating:
     def test_a_job_that_nobody_drives_gets_no_vms(self) -> None:
         scene = Scene()
         scene.look()
-        for _ in range(round(TERMS.silence_s / TERMS.look_s) + 1):
-            scene.now_s += TERMS.look_s
-            scene.memory.attend(scene.now_s, TERMS.gap_max_s)
+        for _ in range(round(CONFIG.vm.silence_s / CONFIG.look.interval_s) + 1):
+            scene.now_s += CONFIG.look.interval_s
+            scene.memory.attend(scene.now_s, CONFIG.gap_max_s)
             scene.memory.note(scene.situation, None)
         assert not decide(
-            scene.situation, None, scene.memory, TERMS, owner=OWNER, now_s=scene.now_s, rng=Random(1)
+            scene.situation, None, scene.memory, CONFIG, owner=OWNER, now_s=scene.now_s, rng=Random(1)
         )
 
 
@@ -218,20 +252,20 @@ class TestEvidence:
         self,
     ) -> None:
         plan = intent(state="PLAN")
-        scene = Scene(plan, desired=())
+        scene = Scene(plan, fleets=())
         assert scene.look([]) == (Drain(plan, "unwanted", "its job has ended"),)
 
         deleting = intent(state="DELETING", instance_id="")
         scene.change(deleting)
         scene.look([])
-        assert scene.look([], after_s=TERMS.settle_s - 5) == ()
+        assert scene.look([], after_s=CONFIG.settle_s - 5) == ()
         assert kinds(scene.look([], after_s=5)) == ["MarkGone"]
         assert kinds(scene.look([vm()])) == ["Adopt"]
 
     def test_a_plan_that_was_never_asked_for_is_gone_at_once(self) -> None:
         plan = intent(state="PLAN", asked=False)
         gone = MarkGone(plan, "unwanted", "its job has ended", never=True)
-        assert Scene(plan, desired=()).look() == (gone,)
+        assert Scene(plan, fleets=()).look() == (gone,)
 
     def test_an_ending_is_told_in_the_clouds_words_unless_it_was_ours(self) -> None:
         assert ending_of(intent(), vm(reason="Server.SpotInstanceTermination"))[0] == "preempted"
@@ -243,14 +277,14 @@ class TestEnding:
     def test_a_vm_that_never_joins_is_ended_after_the_time_to_register(self) -> None:
         scene = Scene(intent())
         scene.look()
-        assert not only(scene.look(after_s=TERMS.register_s - 5), Drain)
+        assert not only(scene.look(after_s=CONFIG.vm.register_s - 5), Drain)
         (drain,) = only(scene.look(after_s=5), Drain)
         assert drain.ending == "never_joined"
 
     def test_one_that_falls_silent_is_ended_but_where_most_do_it_is_not_their_fault(self) -> None:
         scene = Scene(intent("t0", acks=1), intent("t1", acks=1, slot=1))
         scene.look()
-        actions = scene.look(after_s=TERMS.silence_s)
+        actions = scene.look(after_s=CONFIG.vm.silence_s)
         assert not only(actions, Drain)
         assert [one.kind for one in only(actions, Alarm)] == ["silence"]
         assert not only(actions, Renew)
@@ -263,15 +297,15 @@ class TestEnding:
         scene = Scene(intent("t0", acks=1), intent("t1", slot=1))
         scene.look()
         scene.now_s += 1e6
-        scene.memory.attend(scene.now_s, TERMS.gap_max_s)
+        scene.memory.attend(scene.now_s, CONFIG.gap_max_s)
 
         assert not only(scene.look(), Drain)
 
     def test_an_end_is_asked_for_again_until_it_is_seen_and_an_alarm_is_raised(self) -> None:
-        scene = Scene(intent(state="DELETING"), desired=())
-        for _ in range(TERMS.alarm_after):
-            assert Terminate(intent(state="DELETING")) in scene.look(after_s=2 * TERMS.ending.cap_s)
-            scene.memory.wait(("terminate", "t0"), TERMS.ending, scene.now_s, Random(0))
+        scene = Scene(intent(state="DELETING"), fleets=())
+        for _ in range(CONFIG.alarm_after):
+            assert Terminate(intent(state="DELETING")) in scene.look(after_s=2 * CONFIG.waits.call.cap_s)
+            scene.memory.wait(("terminate", "t0"), CONFIG.waits.call, scene.now_s, Random(0))
             assert not only(scene.look(), Terminate)
         assert [one.kind for one in only(scene.look(), Alarm)] == ["undeletable"]
 
@@ -282,35 +316,37 @@ class TestEnding:
 
 class TestSweeping:
     def test_a_vm_whose_intent_has_ended_is_swept_once_it_is_old_enough(self) -> None:
-        scene = Scene(desired=(), ended=frozenset({"t9"}))
+        scene = Scene(fleets=(), ended=frozenset({"t9"}))
         assert scene.look([vm("t9")]) == ()
-        assert scene.look([vm("t9")], after_s=TERMS.visibility_s) == (Sweep(vm("t9"), "intent t9 has ended"),)
+        assert scene.look([vm("t9")], after_s=CONFIG.visibility_s) == (
+            Sweep(vm("t9"), "intent t9 has ended"),
+        )
 
     def test_one_that_the_store_knows_nothing_of_is_told_of_for_a_while_first(self) -> None:
-        scene = Scene(desired=())
+        scene = Scene(fleets=())
         scene.look([vm("t9")])
-        assert kinds(scene.look([vm("t9")], after_s=TERMS.visibility_s)) == ["Alarm"]
-        assert kinds(scene.look([vm("t9")], after_s=TERMS.quarantine_s)) == ["Sweep"]
+        assert kinds(scene.look([vm("t9")], after_s=CONFIG.visibility_s)) == ["Alarm"]
+        assert kinds(scene.look([vm("t9")], after_s=CONFIG.vm.quarantine_s)) == ["Sweep"]
 
     def test_a_second_vm_of_an_intent_is_swept(self) -> None:
         double = vm(instance_id="i-other")
         scene = Scene(intent(acks=1))
         scene.look([vm(), double])
-        assert [one.vm for one in only(scene.look([vm(), double], after_s=TERMS.visibility_s), Sweep)] == [
+        assert [one.vm for one in only(scene.look([vm(), double], after_s=CONFIG.visibility_s), Sweep)] == [
             double
         ]
 
     @pytest.mark.parametrize("owner", ["", "you", "me2"])
     def test_a_foreign_vm_is_never_touched(self, owner: str) -> None:
-        scene = Scene(desired=(), ended=frozenset({"t9"}))
+        scene = Scene(fleets=(), ended=frozenset({"t9"}))
         for _ in range(3):
-            assert scene.look([vm("t9", owner=owner)], after_s=TERMS.quarantine_s) == ()
+            assert scene.look([vm("t9", owner=owner)], after_s=CONFIG.vm.quarantine_s) == ()
 
 
 class TestMoney:
     def test_no_vm_is_started_that_the_rest_of_the_budget_would_not_carry_to_its_end(self) -> None:
-        need = 0.36 * TERMS.reserved_s(WANTED.drain_s) / 3600
-        actions = Scene(desired=(replace(WANTED, budget_usd=1.5 * need),)).look()
+        need = 0.36 * CONFIG.reserved_s(WANTED.drain_s) / 3600
+        actions = Scene(fleets=(replace(WANTED, budget_usd=1.5 * need),)).look()
 
         assert len(only(actions, Create)) == 1
         assert [one.kind for one in only(actions, Alarm)] == ["unaffordable"]
@@ -318,15 +354,15 @@ class TestMoney:
     def test_at_the_budget_it_is_told_first_and_the_vms_end_when_the_job_had_its_time(self) -> None:
         drain_usd = 0.36 * WANTED.drain_s / 3600
         one = intent(acks=1, spent_usd=0.5)
-        told = Scene(one, desired=(replace(WANTED, wishes=(Wish(0),), budget_usd=0.6),)).look()
+        told = Scene(one, fleets=(replace(WANTED, slots=(VmSlot(0),), budget_usd=0.6),)).look()
         assert kinds(told) == ["Renew", "Alarm"]
 
-        over = replace(WANTED, wishes=(Wish(0),), budget_usd=0.6 - drain_usd)
-        (drain, *_) = Scene(one, desired=(over,)).look()
+        over = replace(WANTED, slots=(VmSlot(0),), budget_usd=0.6 - drain_usd)
+        (drain, *_) = Scene(one, fleets=(over,)).look()
         assert (type(drain), drain.ending) == (Drain, "budget")
 
     def test_a_budget_that_was_used_up_is_not_picked_at_again(self) -> None:
-        actions = Scene(past=past(drained=True), desired=(replace(WANTED, budget_usd=9.0),)).look()
+        actions = Scene(past=past(drained=True), fleets=(replace(WANTED, budget_usd=9.0),)).look()
         assert [one.kind for one in actions if isinstance(one, Alarm)] == ["budget"]
         assert len(actions) == 1
 
@@ -335,8 +371,8 @@ class TestMoney:
         memory.charged_s = {"t0": 0.0}
         assert charges(scene.situation, memory, 3600.0, AT, 900.0) == {"t0": (3600.0, pytest.approx(0.36))}
 
-        dearer = replace(WANTED, places=(replace(A, price_usd_per_hour=1.0),))
-        scene.change(desired=(dearer,))
+        dearer = replace(WANTED, options=(replace(A, price_usd_per_hour=1.0),))
+        scene.change(fleets=(dearer,))
         assert charges(scene.situation, memory, 3600.0, AT, 900.0) == {"t0": (3600.0, pytest.approx(1.0))}
 
     @given(st.integers(-10_000_000, 10_000_000) | st.integers(-1, 901))
@@ -350,7 +386,7 @@ class TestMoney:
     @pytest.mark.parametrize("price", [0.0, -1.0, float("nan"), float("inf")])
     def test_a_price_that_is_none_is_refused(self, price: float) -> None:
         with pytest.raises(ValueError, match="has no price"):
-            Place("small", "a", True, price)
+            PlacementOption("small", "a", True, price)
 
 
 class TestThrottling:
@@ -372,19 +408,23 @@ class TestThrottling:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"register_s": 900.0}, {"silence_s": 400.0}, {"call_limit_s": 61.0}, {"creates_per_look": 0}],
-    ids=str,
+    [
+        lambda: VmLimits(register_s=900.0),
+        lambda: VmLimits(silence_s=400.0),
+        lambda: replace(CONFIG, look=LookLimits(call_s=61.0)),
+        lambda: LookLimits(creates_max=0),
+    ],
 )
-def test_terms_that_contradict_each_other_are_refused(wrong: dict[str, float]) -> None:
+def test_limits_that_contradict_each_other_are_refused(wrong: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"must|needs|fit"):
-        replace(TERMS, **wrong)  # type: ignore[arg-type]
+        wrong()
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"wishes": (Wish(0), Wish(0))},
-        {"places": ()},
+        {"slots": (VmSlot(0), VmSlot(0))},
+        {"options": ()},
         {"vms_max": 1},
         {"budget_usd": float("nan")},
         {"budget_usd": -1.0},
@@ -392,6 +432,6 @@ def test_terms_that_contradict_each_other_are_refused(wrong: dict[str, float]) -
     ],
     ids=str,
 )
-def test_wishes_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"wished|budget|runs"):
-        replace(WANTED, **wrong)
+def test_fleet_specs_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"slot|placement|wanted|budget|runs"):
+        changed(WANTED, **wrong)

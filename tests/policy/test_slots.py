@@ -45,7 +45,7 @@ def test_there_is_a_place_for_every_process(case: tuple[list[SlotSeen], dict[str
 
     for vm, count in needs.items():
         there = sum(one.busy for one in seen if one.slot.vm == vm and not one.stays)
-        room = sum(slot.places for slot in wanted if slot.vm == vm and slot.number not in ending)
+        room = sum(slot.capacity for slot in wanted if slot.vm == vm and slot.number not in ending)
         assert room >= count - there
 
 

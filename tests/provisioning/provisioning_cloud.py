@@ -155,7 +155,7 @@ class SimulatedCloud:
         return tuple(
             self._seen(vm, max(vm.made_s, self._now() - stale_s))
             for vm in self.vms.values()
-            if vm.request.owner == owner and vm.listed_s <= self._now() <= vm.ended_s + FORGET_S
+            if vm.request.tags.owner == owner and vm.listed_s <= self._now() <= vm.ended_s + FORGET_S
         )
 
     def quotas(self) -> tuple[Quota, ...]:
@@ -167,7 +167,7 @@ class SimulatedCloud:
     # ---- the world -----------------------------------------------------------------------------------------
 
     def alive(self, owner: str) -> list[Vm]:
-        return [vm for vm in self.vms.values() if vm.request.owner == owner and self._now() < vm.ended_s]
+        return [vm for vm in self.vms.values() if vm.request.tags.owner == owner and self._now() < vm.ended_s]
 
     def cost_s(self, vm: Vm) -> float:
         return max(BILLED_MIN_S, min(self._now(), vm.ended_s) - vm.made_s)
@@ -190,7 +190,7 @@ class SimulatedCloud:
     def renew(self, token: str, seconds: float) -> bool:
         """As its job does over the net: only one that has joined can be reached."""
         for vm in self.vms.values():
-            if vm.request.token == token and vm.joins_s <= self._now() < vm.stopping_s:
+            if vm.request.tags.token == token and vm.joins_s <= self._now() < vm.stopping_s:
                 vm.ends_s = self._now() + seconds
                 return True
         return False
@@ -240,10 +240,10 @@ class SimulatedCloud:
     def _find(self, token: str) -> Vm | None:
         if not self.idempotent:
             return None
-        return next((vm for vm in self.vms.values() if vm.request.token == token), None)
+        return next((vm for vm in self.vms.values() if vm.request.tags.token == token), None)
 
     def _launch(self, request: VmRequest) -> Vm:
-        vm = self._find(request.token)
+        vm = self._find(request.tags.token)
         if vm is None:
             vm = self.add(request)
             self._made(vm)
@@ -272,11 +272,7 @@ class SimulatedCloud:
             zone=request.zone,
             spot=request.spot,
             state=state,
-            owner=request.owner,
-            token=request.token,
-            job_id=request.job_id,
-            slot=request.slot,
-            generation=request.generation,
+            tags=request.tags,
             launched_at=told(vm.made_s),
             ended_at=told(vm.ended_s) if state == "gone" else None,
             reason=vm.reason if state in ("stopping", "gone") else "",

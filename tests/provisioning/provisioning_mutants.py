@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from provisioning_world import TERMS
+from provisioning_world import CONFIG
 
 from scavenger.control.provisioning.ports import Steps, ask
 from scavenger.control.provisioning.reconciler import Reconciler
@@ -14,7 +14,7 @@ from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, CloudUnavailableError
 from scavenger.policy.provisioning.actions import Action, Look, Sweep
-from scavenger.policy.provisioning.memory import Terms
+from scavenger.policy.provisioning.config import ProvisioningConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,14 @@ class ATokenUsedUpMeansGone(Reconciler):
             yield from super()._drain(intent, ending, reason)
 
 
-class NothingReserved(Terms):
+class NothingReserved(ProvisioningConfig):
     """Sets nothing aside for what it takes to end a VM."""
 
     def reserved_s(self, drain_s: float) -> float:
         return 0.0
 
 
-_TERMS = {name: getattr(TERMS, name) for name in Terms.__dataclass_fields__}
+_CONFIG = {name: getattr(CONFIG, name) for name in ProvisioningConfig.__dataclass_fields__}
 
 MUTANTS: dict[str, Mutant] = {
     "create, then record": Mutant("nothing is written", {"reconciler": CreateThenRecord}),
@@ -138,5 +138,5 @@ MUTANTS: dict[str, Mutant] = {
     "end, then record": Mutant("was ended, and its intent says", {"reconciler": EndThenRecord}),
     "the id is forgotten": Mutant("its intent was ended", {"reconciler": ForgetsTheId}),
     "a token used up means gone": Mutant("its intent was ended", {"reconciler": ATokenUsedUpMeansGone}),
-    "nothing is reserved": Mutant("spent", {"terms": NothingReserved(**_TERMS)}),
+    "nothing is reserved": Mutant("spent", {"config": NothingReserved(**_CONFIG)}),
 }

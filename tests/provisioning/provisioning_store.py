@@ -7,7 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from scavenger.domain.intent import Desired, Ending, Fence, Intent, Lease, Past, Situation
+from nested import changed
+
+from scavenger.domain.intent import Ending, Fence, FleetSpec, Intent, Lease, Past, Situation
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import StoreError
 
@@ -30,7 +32,7 @@ class MemoryStore:
         self.fenced = True
         self.overtaken: Callable[[], None] = lambda: None
         self.leases: dict[str, Lease] = {}
-        self.wishes: dict[str, Desired] = {}
+        self.specs: dict[str, FleetSpec] = {}
         self.told: dict[str, dict[str, str]] = {}
         self.rows: dict[str, Intent] = {}
         self.ended_jobs: set[str] = set()
@@ -60,12 +62,14 @@ class MemoryStore:
         self.overtaken()
         return not self.fenced
 
-    # ---- wishes --------------------------------------------------------------------------------------------
+    # ---- specs --------------------------------------------------------------------------------------------
 
-    def want_vms(self, desired: Desired) -> None:
-        self.wishes[desired.job_id] = desired
+    def want_vms(self, spec: FleetSpec) -> None:
+        self.specs[spec.job_id] = spec
 
-    def tell(self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]) -> bool:
+    def report_shortages(
+        self, fence: Fence, job_id: str, provider: str, region: str, alarms: Mapping[str, str]
+    ) -> bool:
         if not self._holds(fence):
             return False
         self.told[job_id] = dict(alarms)
@@ -78,13 +82,13 @@ class MemoryStore:
         self.pulses[job_id] = str(self._now())
 
     def situation(self, provider: str, region: str, tokens: Collection[str] = ()) -> Situation:
-        desired = tuple(one for one in self.wishes.values() if one.job_id not in self.ended_jobs)
+        spec = tuple(one for one in self.specs.values() if one.job_id not in self.ended_jobs)
         living = tuple(one for one in self.rows.values() if one.state != "GONE")
         ended = frozenset(
             token for token in tokens if token in self.rows and self.rows[token].state == "GONE"
         )
-        attempts = {one.job_id: one.attempt for one in living} | {one.job_id: one.attempt for one in desired}
-        return Situation(desired, living, ended, {job: self._past(job, attempts[job]) for job in attempts})
+        attempts = {one.job_id: one.attempt for one in living} | {one.job_id: one.attempt for one in spec}
+        return Situation(spec, living, ended, {job: self._past(job, attempts[job]) for job in attempts})
 
     def _past(self, job_id: str, attempt: int) -> Past:
         rows = [one for one in self.rows.values() if one.job_id == job_id]
@@ -95,7 +99,7 @@ class MemoryStore:
         told = [one for one in told if one.acks or one.ending in ("never_joined", "died")]
         return Past(
             generations,
-            sum(one.spent_usd for one in rows if one.state == "GONE"),
+            sum(one.charges.spent_usd for one in rows if one.state == "GONE"),
             tuple(one.acks > 0 for one in reversed(told[-32:])),
             self.pulses.get(job_id, ""),
             any(one.ending == "budget" and one.attempt == attempt for one in rows),
@@ -104,18 +108,20 @@ class MemoryStore:
     # ---- intents -------------------------------------------------------------------------------------------
 
     def write_intent(self, fence: Fence, intent: Intent) -> bool:
-        desired = self.wishes.get(intent.job_id)
+        spec = self.specs.get(intent.job_id)
         rows = [one for one in self.rows.values() if one.job_id == intent.job_id]
         living = [one for one in rows if one.state != "GONE"]
         key = (intent.slot, intent.generation)
-        committed = sum(one.spent_usd for one in rows) + sum(one.reserved_usd for one in living)
-        if not self._holds(fence) or desired is None or intent.job_id in self.ended_jobs:
+        committed = sum(one.charges.spent_usd for one in rows) + sum(
+            one.charges.reserved_usd for one in living
+        )
+        if not self._holds(fence) or spec is None or intent.job_id in self.ended_jobs:
             return False
         if intent.id in self.rows or key in {(one.slot, one.generation) for one in rows}:
             return False
-        if len(living) >= desired.vms_max or committed + intent.reserved_usd > desired.budget_usd:
+        if len(living) >= spec.vms_max or committed + intent.charges.reserved_usd > spec.budget_usd:
             return False
-        self.rows[intent.id] = replace(intent, created_at=self._now(), charged_at=self._now())
+        self.rows[intent.id] = changed(intent, created_at=self._now(), charged_at=self._now())
         return True
 
     def ask_again(self, fence: Fence, intent_id: str) -> Intent | None:
@@ -161,10 +167,10 @@ class MemoryStore:
         if never:
             changes |= {"billed_s": 0.0, "spent_usd": 0.0}
         elif vm is not None:
-            launched = vm.launched_at or row.launched_at
+            launched = vm.launched_at or row.times.launched_at
             changes |= {"instance_id": row.instance_id or vm.instance_id, "launched_at": launched}
             changes |= {"ended_at": vm.ended_at, **_settled(row, launched, vm.ended_at)}
-        self.rows[intent_id] = replace(row, **changes)
+        self.rows[intent_id] = changed(row, **changes)
         return self.rows[intent_id]
 
     def charge(self, fence: Fence, added: Mapping[str, tuple[float, float]], at: datetime) -> bool:
@@ -175,8 +181,11 @@ class MemoryStore:
         for key, (seconds, usd) in added.items():
             row = self.rows[key]
             if row.state != "GONE":
-                self.rows[key] = replace(
-                    row, billed_s=row.billed_s + seconds, spent_usd=row.spent_usd + usd, charged_at=at
+                self.rows[key] = changed(
+                    row,
+                    billed_s=row.charges.billed_s + seconds,
+                    spent_usd=row.charges.spent_usd + usd,
+                    charged_at=at,
                 )
         return True
 
@@ -184,7 +193,7 @@ class MemoryStore:
         row = self.rows.get(intent_id)
         if row is None or row.state == "GONE":
             return False
-        self.rows[intent_id] = replace(row, acks=row.acks + 1, last_ack_at=self._now())
+        self.rows[intent_id] = changed(row, acks=row.acks + 1, last_ack_at=self._now())
         return True
 
     def intents(self, job_id: str | None = None, *, living: bool = False) -> tuple[Intent, ...]:
@@ -201,7 +210,7 @@ class MemoryStore:
         row = self.rows.get(intent_id)
         if row is None or row.state not in among or not self._holds(fence):
             return None
-        self.rows[intent_id] = replace(row, **changes)
+        self.rows[intent_id] = changed(row, **changes)
         return self.rows[intent_id]
 
 
@@ -209,5 +218,9 @@ def _settled(row: Intent, launched: datetime | None, ended: datetime | None) -> 
     if launched is None or ended is None:
         return {}
     seconds = max(BILLED_MIN_S, (ended - launched).total_seconds())
-    mean = row.spent_usd / row.billed_s if row.billed_s > 0 else row.price_usd_per_hour / 3600.0
+    mean = (
+        row.charges.spent_usd / row.charges.billed_s
+        if row.charges.billed_s > 0
+        else row.charges.price_usd_per_hour / 3600.0
+    )
     return {"billed_s": seconds, "spent_usd": mean * seconds}

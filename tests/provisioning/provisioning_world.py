@@ -15,37 +15,34 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
+from nested import built, changed
 from provisioning_cloud import CALM, EPOCH, ZONES, SimulatedCloud, ViolationError, Vm, Weather
 from provisioning_store import MemoryStore
 
 from scavenger.control.provisioning.ports import Steps
 from scavenger.control.provisioning.reconciler import Reconciler
-from scavenger.domain.intent import Desired, Intent, Place, Wish
+from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ScavengerError, StoreBusyError
 from scavenger.policy.provisioning.actions import Alarm
-from scavenger.policy.provisioning.memory import Backoff, Terms
+from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits, VmLimits
 
 OWNER = "scavenger-me"
 PRICE = 0.36
 DRAIN_S = 20.0
 CHAOS_S = 400.0
 CALM_S = 900.0
-TERMS = Terms(
+CONFIG = ProvisioningConfig(
     visibility_s=20.0,
-    look_s=10.0,
-    look_max_s=40.0,
-    list_every_s=20.0,
-    call_limit_s=15.0,
     lease_s=45.0,
-    register_s=90.0,
-    silence_s=60.0,
-    life_s=240.0,
-    quarantine_s=80.0,
-    ending=Backoff(5.0, 30.0),
-    parking=Backoff(10.0, 60.0),
-    failing=Backoff(5.0, 60.0),
-    denied=Backoff(10.0, 60.0),
+    look=LookLimits(interval_s=10.0, actions_s=40.0, list_interval_s=20.0, call_s=15.0),
+    vm=VmLimits(register_s=90.0, silence_s=60.0, life_s=240.0, quarantine_s=80.0),
+    waits=RetryWaits(
+        call=Backoff(5.0, 30.0),
+        sold_out=Backoff(10.0, 60.0),
+        died=Backoff(5.0, 60.0),
+        denied=Backoff(10.0, 60.0),
+    ),
 )
 
 
@@ -63,7 +60,7 @@ class Service:
             holder=name,
             renew=world.renew,
             alarm=world.alarmed,
-            terms=world.terms,
+            config=world.config,
             clock=lambda: world.now + self.clock_s,
             wall=lambda: EPOCH + timedelta(seconds=world.now + self.wall_s),
             rng=Random(world.random.random()),
@@ -82,10 +79,10 @@ class Service:
         try:
             call = move(steps)
         except StopIteration:
-            world.after(TERMS.look_s, self.look)
+            world.after(CONFIG.look.interval_s, self.look)
         except ScavengerError:
             world.counts["failed looks"] += 1
-            world.after(TERMS.look_s, self.look)
+            world.after(CONFIG.look.interval_s, self.look)
         else:
             world.after(world.pause(self), lambda: self._make(steps, call))
 
@@ -122,7 +119,7 @@ class World:
         reconciler: What is simulated; a broken one, to see that it is noticed.
         fenced: See `MemoryStore`.
         idempotent: See `SimulatedCloud`.
-        terms: Of the services.
+        config: Of the services.
         store: Another store of the same contract.
     """
 
@@ -133,11 +130,11 @@ class World:
         reconciler: type[Reconciler] = Reconciler,
         fenced: bool = True,
         idempotent: bool = True,
-        terms: Terms = TERMS,
+        config: ProvisioningConfig = CONFIG,
         store: Callable[[Callable[[], datetime]], Any] = MemoryStore,
     ) -> None:
         self.random = Random(seed)
-        self.reconciler, self.terms = reconciler, terms
+        self.reconciler, self.config = reconciler, config
         self.now = self.delayed_s = 0.0
         self.chaos = True
         self.counts: Counter[str] = Counter()
@@ -149,9 +146,9 @@ class World:
         self._fenced = fenced
         self.cloud = SimulatedCloud(
             self.random,
-            visibility_s=TERMS.visibility_s,
-            call_limit_s=TERMS.call_limit_s,
-            life_s=TERMS.life_s,
+            visibility_s=CONFIG.visibility_s,
+            call_limit_s=CONFIG.look.call_s,
+            life_s=CONFIG.vm.life_s,
             now=lambda: self.now,
             later=self.after,
             delay=self._delay,
@@ -162,15 +159,18 @@ class World:
         self.cloud.weather = self._weather()
         self.slots = self.random.randint(1, 3)
         self.vms_max = self.slots + self.random.randint(0, 2)
-        need = PRICE * TERMS.reserved_s(DRAIN_S) / 3600
+        need = PRICE * CONFIG.reserved_s(DRAIN_S) / 3600
         budget = need * self.random.uniform(1.0, 6.0) if self.random.random() < 0.3 else float("inf")
-        self.desired = Desired(
+        self.spec = built(
+            FleetSpec,
             job_id="job",
             provider=self.cloud.name,
             region=self.cloud.region,
-            wishes=tuple(Wish(slot) for slot in range(self.slots)),
-            places=tuple(
-                Place("small", zone, self.random.random() < 0.7, PRICE * self.random.uniform(0.5, 1))
+            slots=tuple(VmSlot(slot) for slot in range(self.slots)),
+            options=tuple(
+                PlacementOption(
+                    "small", zone, self.random.random() < 0.7, PRICE * self.random.uniform(0.5, 1)
+                )
                 for zone in ZONES[: self.random.randint(1, 3)]
             ),
             vms_max=self.vms_max,
@@ -178,7 +178,7 @@ class World:
             run_max_s=36_000.0,
             drain_s=DRAIN_S,
         )
-        self.store.want_vms(self.desired)
+        self.store.want_vms(self.spec)
         self.services = [Service(self, f"service-{n}") for n in range(self.random.choice((1, 1, 2)))]
         self._strangers()
         self.every(10.0, self._driver)
@@ -245,11 +245,22 @@ class World:
 
     def _strangers(self) -> None:
         """VMs of somebody else, some with tags much like ours; and one of ours that the store has forgotten."""
-        other = VmRequest("t-other", "somebody", "job", 0, 0, "small", "a", False, 1e9)
-        for request in (other, replace(other, token="", owner="scavenger-me2")):
+        other = built(
+            VmRequest,
+            token="t-other",
+            owner="somebody",
+            job_id="job",
+            slot=0,
+            generation=0,
+            vm="small",
+            zone="a",
+            spot=False,
+            run_max_s=1e9,
+        )
+        for request in (other, changed(other, token="", owner="scavenger-me2")):
             self.cloud.foreign.add(self.cloud.add(request).id)
         if self.random.random() < 0.2:
-            forgotten = self.cloud.add(replace(other, token="forgotten", owner=OWNER))
+            forgotten = self.cloud.add(changed(other, token="forgotten", owner=OWNER))
             forgotten.stray, forgotten.ends_s = True, float("inf")
 
     def _mishap(self) -> None:
@@ -263,31 +274,31 @@ class World:
         elif kind == 1 and alive:
             self.cloud.end(self.random.choice(alive).id, "by hand")
         elif kind == 2:
-            wishes = tuple(Wish(one.slot, one.generation) for one in self.desired.wishes)
+            slots = tuple(VmSlot(one.number, one.generation) for one in self.spec.slots)
             lucky = self.random.randrange(self.slots)
             kept = [
-                w if w.slot != lucky else Wish(lucky, w.generation + self.random.randint(1, 3))
-                for w in wishes
+                w if w.number != lucky else VmSlot(lucky, w.generation + self.random.randint(1, 3))
+                for w in slots
             ]
             self._want(tuple(kept))
         elif kind == 3:
-            self._want(tuple(Wish(slot) for slot in range(self.random.randint(0, self.slots))))
+            self._want(tuple(VmSlot(slot) for slot in range(self.random.randint(0, self.slots))))
         elif kind == 4 and self.services:
             self.counts["releases"] += 1
             self.random.choice(self.services).reconciler.release()
         elif kind == 5 and len(self.services) == 1:
             self._restart()
 
-    def _want(self, wishes: tuple[Wish, ...]) -> None:
-        self.desired = replace(self.desired, wishes=wishes)
-        self.store.want_vms(self.desired)
+    def _want(self, slots: tuple[VmSlot, ...]) -> None:
+        self.spec = replace(self.spec, slots=slots)
+        self.store.want_vms(self.spec)
 
     def _driver(self) -> None:
         """The job hears of its VMs."""
         self.store.heartbeat("job")
         for vm in self.cloud.alive(OWNER):
             if vm.joins_s <= self.now < vm.stopping_s:
-                self.store.acknowledge_vm(vm.request.token)
+                self.store.acknowledge_vm(vm.request.tags.token)
 
     def renew(self, intent: Intent, seconds: float) -> bool:
         return not self.is_hit(0.1) and self.cloud.renew(intent.id, seconds)
@@ -302,7 +313,7 @@ class World:
 
     def _made(self, vm: Vm) -> None:
         self.counts["made"] += 1
-        intent = self._intent(vm.request.token)
+        intent = self._intent(vm.request.tags.token)
         if intent is None:
             raise ViolationError("a VM was made of which nothing is written")
         vm.stray = intent.state == "GONE" or (intent.state == "DELETING" and self.cloud.overdue)
@@ -313,16 +324,21 @@ class World:
         same = [
             one
             for one in self.cloud.vms.values()
-            if one.request.token
-            and (one.request.job_id, one.request.slot, one.request.generation, one.request.owner)
-            == (vm.request.job_id, vm.request.slot, vm.request.generation, OWNER)
+            if one.request.tags.token
+            and (
+                one.request.tags.job_id,
+                one.request.tags.slot,
+                one.request.tags.generation,
+                one.request.tags.owner,
+            )
+            == (vm.request.tags.job_id, vm.request.tags.slot, vm.request.tags.generation, OWNER)
         ]
-        if len([one for one in same if one.request.token != "forgotten"]) > 1:
+        if len([one for one in same if one.request.tags.token != "forgotten"]) > 1:
             raise ViolationError("two VMs of one slot and generation")
 
     def _ending(self, vm: Vm) -> None:
         """A VM is ended by us: only after that was written, whoever decided it however long ago."""
-        intent = self._intent(vm.request.token)
+        intent = self._intent(vm.request.tags.token)
         if intent is not None and intent.state in ("PLAN", "UP") and intent.instance_id in ("", vm.id):
             raise ViolationError(f"{vm.id} was ended, and its intent says {intent.state}")
 
@@ -334,7 +350,7 @@ class World:
         if alive:
             ended = {one.id for one in self.store.intents() if one.state == "GONE"}
             for vm in alive:
-                if vm.request.token in ended:
+                if vm.request.tags.token in ended:
                     raise ViolationError(f"{vm.id} lives, and its intent was ended")
 
     def _overtaken(self) -> None:
@@ -347,13 +363,13 @@ class World:
         return sum(
             self.cloud.cost_s(vm) * self._price(vm) / 3600
             for vm in self.cloud.vms.values()
-            if vm.request.owner == OWNER and not vm.stray
+            if vm.request.tags.owner == OWNER and not vm.stray
         )
 
     def _price(self, vm: Vm) -> float:
         return next(
             place.price_usd_per_hour
-            for place in self.desired.places
+            for place in self.spec.options
             if place.key == (vm.request.vm, vm.request.zone, vm.request.spot)
         )
 
@@ -369,18 +385,18 @@ class World:
         self.chaos, self.cloud.weather = False, CALM
         for vm in self.cloud.vms.values():
             vm.dies_s = float("inf")
-        self._want(tuple(Wish(slot, 0) for slot in range(self.slots)))
+        self._want(tuple(VmSlot(slot, 0) for slot in range(self.slots)))
         if self.random.random() < 0.2:  # nobody is left for a while: every VM ends itself
             for service in list(self.services):
                 self.kill(service)
-            self.run_until(self.now + TERMS.life_s + 60)
+            self.run_until(self.now + CONFIG.vm.life_s + 60)
             if left := [vm for vm in self.cloud.alive(OWNER) if vm.ends_s < self.now - 30]:
                 raise ViolationError(f"{left[0].id} did not end itself")
         if not self.services:
             self.services.append(Service(self, "the last"))
         self.run_until(self.now + CALM_S, unless=self._is_served)
         excused = any(self.counts[f"alarm {kind}"] for kind in ("quota", "refused", "loop"))
-        if not self._is_served() and not excused and self.desired.budget_usd == float("inf"):
+        if not self._is_served() and not excused and self.spec.budget_usd == float("inf"):
             raise ViolationError("the job does not get its VMs")
         self.counts["served"] += self._is_served()
 
@@ -395,9 +411,9 @@ class World:
             raise ViolationError(f"{alive[0].id} was left behind" + (", a stray" if alive[0].stray else ""))
         if not self.store.is_clean("job"):
             raise ViolationError(f"never clean: {self.store.intents('job', living=True)}")
-        tick = self.vms_max * PRICE * TERMS.look_s / 3600
-        if self.spent_usd() > max(1.01 * self.desired.budget_usd, self.desired.budget_usd + tick):
-            raise ViolationError(f"spent {self.spent_usd():.4f} of {self.desired.budget_usd:.4f}")
+        tick = self.vms_max * PRICE * CONFIG.look.interval_s / 3600
+        if self.spent_usd() > max(1.01 * self.spec.budget_usd, self.spec.budget_usd + tick):
+            raise ViolationError(f"spent {self.spent_usd():.4f} of {self.spec.budget_usd:.4f}")
         if gone := [one for one in self.cloud.foreign if self.cloud.vms[one].ended_s <= self.now]:
             raise ViolationError(f"{gone} was not ours")
 

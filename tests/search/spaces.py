@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from scavenger.domain.configuration import Configuration, Offer, SearchSpace
-from scavenger.domain.curve import TradeoffCurve
+from scavenger.domain.curve import CurveConfigurations, Interval, PointMarks, TradeoffCurve
 from scavenger.domain.measurement import Measurement, Profile
 from scavenger.models.job_model import JobModel
 from scavenger.search.curve import find_knee, pareto_front
@@ -51,22 +51,21 @@ def curve_of(
     out[list(excluded)] = 1
     front = pareto_front(time_s, cost_usd, out == 0)
     return TradeoffCurve(
-        vms=("vm",),
-        vm_index=np.zeros(n, dtype=np.int64),
-        workers=np.arange(1, n + 1),
-        global_batch_size=np.full(n, 1000),
+        configurations=CurveConfigurations(
+            ("vm",), np.zeros(n, dtype=np.int64), np.arange(1, n + 1), np.full(n, 1000)
+        ),
         time_s=time_s,
-        time_low_s=time_s * 0.8,
-        time_high_s=time_s * 1.25,
+        time_interval_s=Interval(time_s * 0.8, time_s * 1.25),
         cost_usd=cost_usd,
-        cost_low_usd=cost_usd * 0.8,
-        cost_high_usd=cost_usd * 1.25,
+        cost_interval_usd=Interval(cost_usd * 0.8, cost_usd * 1.25),
         step_time_s=np.full(n, 0.1),
         epochs=np.full(n, 10.0),
-        on_front=front,
-        measured=np.zeros(n, dtype=np.bool_),
-        extrapolated=np.zeros(n, dtype=np.bool_),
-        excluded=out,
-        reasons=("", "past the deadline of 1 s"),
+        marks=PointMarks(
+            on_front=front,
+            measured=np.zeros(n, dtype=np.bool_),
+            extrapolated=np.zeros(n, dtype=np.bool_),
+            excluded=out,
+            reasons=("", "past the deadline of 1 s"),
+        ),
         knee=find_knee(time_s, cost_usd, front) if knee else None,
     )

@@ -212,4 +212,4 @@ def test_where_batch_sizes_cannot_be_compared_the_choice_is_among_those_of_one(o
 def test_the_front_of_all_points_is_the_front_that_the_curve_shows(points: list[tuple[float, float]]) -> None:
     curve = curve_of(*points)
 
-    assert sorted(_front(curve, np.arange(len(curve)))) == list(np.flatnonzero(curve.on_front))
+    assert sorted(_front(curve, np.arange(len(curve)))) == list(np.flatnonzero(curve.marks.on_front))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nested import arrays_of, built
 from spaces import CLOUD, SPACE, job_model
 
 from scavenger.domain.configuration import SearchSpace
-from scavenger.domain.cost import CostTerms, SpotRisk
+from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
 from scavenger.domain.curve import FloatArray, TradeoffCurve
 from scavenger.models.cost import NEVER_COUNTED, estimate_of, expected_time_s
 from scavenger.models.job_model import NOT_COUNTED
@@ -21,7 +22,8 @@ from scavenger.search.curve import build_curve, repriced
 MODEL = job_model()
 SPOT_SPACE = SearchSpace((replace(CLOUD, spot=True),), SPACE.workers, SPACE.global_batch_sizes)
 RISK = SpotRisk(0.4, pause_s=30.0, replace_s=300.0)
-TERMS = CostTerms(
+TERMS = built(
+    CostTerms,
     aggregators=1,
     usd_per_aggregator_hour=0.17,
     disk_gib=30.0,
@@ -32,10 +34,13 @@ TERMS = CostTerms(
 
 some_terms = st.builds(
     CostTerms,
-    aggregators=st.integers(0, 3),
-    usd_per_aggregator_hour=st.floats(0.01, 5),
-    disk_gib=st.floats(0, 500),
-    usd_per_gib_hour=st.none() | st.floats(1e-5, 1e-3),
+    shared=st.builds(
+        SharedCosts,
+        aggregators=st.integers(0, 3),
+        usd_per_aggregator_hour=st.floats(0.01, 5),
+        disk_gib=st.floats(0, 500),
+        usd_per_gib_hour=st.none() | st.floats(1e-5, 1e-3),
+    ),
     setup_s=st.floats(0, 1000),
     risks=st.just({})
     | st.builds(
@@ -49,11 +54,7 @@ some_terms = st.builds(
 
 
 def same(one: TradeoffCurve, other: TradeoffCurve) -> bool:
-    return all(
-        np.array_equal(getattr(one, field.name), getattr(other, field.name))
-        for field in fields(TradeoffCurve)
-        if isinstance(getattr(one, field.name), np.ndarray)
-    )
+    return all(map(np.array_equal, arrays_of(one), arrays_of(other)))
 
 
 def test_epochs_are_predicted_once_for_each_batch_size_whatever_the_vm_types(
@@ -98,8 +99,8 @@ def test_nothing_that_is_counted_makes_a_configuration_faster_or_cheaper(
 
     assert (full.time_s >= bare.time_s).all()
     assert (full.cost_usd >= bare.cost_usd).all()
-    assert (full.time_low_s <= full.time_s).all()
-    assert (full.time_s <= full.time_high_s).all()
+    assert (full.time_interval_s.low <= full.time_s).all()
+    assert (full.time_s <= full.time_interval_s.high).all()
     assert (full.rest_s(remaining) >= bare.rest_s(remaining) * (1 - 1e-12)).all()
     assert (full.rest_s(remaining) <= full.time_s * (1 + 1e-12)).all()
     assert (full.rest_usd(remaining) <= full.cost_usd * (1 + 1e-12)).all()
@@ -107,7 +108,11 @@ def test_nothing_that_is_counted_makes_a_configuration_faster_or_cheaper(
 
 def test_a_point_costs_its_time_times_all_that_is_paid_by_the_hour() -> None:
     bare, curve = build_curve(MODEL, SPOT_SPACE), build_curve(MODEL, SPOT_SPACE, costs=TERMS)
-    at = int(np.flatnonzero((curve.workers == 4) & (curve.global_batch_size == 256))[0])
+    at = int(
+        np.flatnonzero((curve.configurations.workers == 4) & (curve.configurations.global_batch_size == 256))[
+            0
+        ]
+    )
     busy_s = expected_time_s(float(bare.time_s[at]), 4, RISK)
 
     assert curve.time_s[at] == pytest.approx(200.0 + busy_s)
@@ -122,7 +127,7 @@ def test_set_up_is_due_once_whatever_is_left_and_only_where_a_vm_is_missing() ->
     curve = build_curve(MODEL, SPOT_SPACE, costs=replace(TERMS, risks={}, ready={"vm": 2}))
     assert curve.setup_s is not None
 
-    assert (curve.setup_s == np.where(curve.workers > 2, 200.0, 0.0)).all()
+    assert (curve.setup_s == np.where(curve.configurations.workers > 2, 200.0, 0.0)).all()
     assert curve.rest_s(0.0) == pytest.approx(curve.setup_s)
     assert curve[0].rest_s(0.25) == pytest.approx(0.25 * curve.time_s[0])
     last = len(curve) - 1
@@ -150,17 +155,20 @@ def test_interruptions_that_come_faster_than_work_gets_done_rule_a_configuration
         "interrupted faster than work gets done"
     }
     assert all(not point.excluded for point in curve if point.configuration.workers < 4)
-    assert np.isfinite(curve.rest_usd(0.5)[curve.excluded == 0]).all()
+    assert np.isfinite(curve.rest_usd(0.5)[curve.marks.excluded == 0]).all()
 
 
 def test_fixed_costs_make_more_workers_cheaper_beside_fewer() -> None:
     """What is paid by the hour beside the workers is shared by all: the cheapest cluster grows."""
     bare, dear = (
         build_curve(MODEL, SPACE, costs=costs)
-        for costs in (None, CostTerms(aggregators=1, usd_per_aggregator_hour=4.0))
+        for costs in (None, built(CostTerms, aggregators=1, usd_per_aggregator_hour=4.0))
     )
 
-    assert bare.workers[bare.cost_usd.argmin()] < dear.workers[dear.cost_usd.argmin()]
+    assert (
+        bare.configurations.workers[bare.cost_usd.argmin()]
+        < dear.configurations.workers[dear.cost_usd.argmin()]
+    )
 
 
 def test_the_notes_say_what_is_counted_and_what_is_not() -> None:
@@ -174,7 +182,7 @@ def test_the_notes_say_what_is_counted_and_what_is_not() -> None:
         assert words in counted
     assert omitted == "not counted: " + "; ".join(NEVER_COUNTED)
 
-    blind = CostTerms(disk_gib=20.0)
+    blind = built(CostTerms, disk_gib=20.0)
     (words,) = (n for n in build_curve(MODEL, SPOT_SPACE, costs=blind).notes if n.startswith("not counted"))
     for unknown in ("interruptions of vm", "boot disks", "starting the workers", "aggregators"):
         assert unknown in words
@@ -182,13 +190,13 @@ def test_the_notes_say_what_is_counted_and_what_is_not() -> None:
 
 def test_another_price_makes_another_front_and_lifts_what_the_budget_ruled_out() -> None:
     curve = build_curve(MODEL, SPACE, budget_usd=0.01)
-    assert (curve.excluded > 0).any()
-    by_size = repriced(curve, curve.cost_usd * (1 + curve.global_batch_size / 256))
+    assert (curve.marks.excluded > 0).any()
+    by_size = repriced(curve, curve.cost_usd * (1 + curve.configurations.global_batch_size / 256))
 
-    assert (by_size.excluded == 0).all()
-    assert by_size.on_front.any()
-    ratio = by_size.cost_high_usd / by_size.cost_usd
-    assert ratio == pytest.approx(curve.cost_high_usd / curve.cost_usd)
+    assert (by_size.marks.excluded == 0).all()
+    assert by_size.marks.on_front.any()
+    ratio = by_size.cost_interval_usd.high / by_size.cost_usd
+    assert ratio == pytest.approx(curve.cost_interval_usd.high / curve.cost_usd)
 
 
 def test_what_is_kept_of_the_budget_for_the_end_of_the_vms_cannot_be_planned_with() -> None:

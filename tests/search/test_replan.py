@@ -98,7 +98,7 @@ def test_after_a_move_nothing_speaks_for_another(
     found = move(curve, objective, now)
 
     if found is not None:
-        there = curve.index(found.configuration)
+        there = curve.configurations.index(found.configuration)
         assert there is not None
         assert there != now
         assert move(curve, objective, there) is None
@@ -120,7 +120,7 @@ def test_by_time_a_move_always_saves_time_and_by_cost_money(
 def why(curve: TradeoffCurve, objective: str, log_sd: float, price: Switch) -> str:
     choice = choose(curve, objective)
     assert isinstance(choice, Choice)
-    chosen = curve.index(choice.configuration)
+    chosen = curve.configurations.index(choice.configuration)
     doubt = np.full(len(curve), log_sd)
     doubt[chosen] = 0.0
     return why_measure_no_more(curve, choice, doubt, remaining=1.0, measuring=price)

@@ -87,15 +87,15 @@ def test_a_knee_at_zero_is_a_knee() -> None:
 def test_a_knee_lies_on_the_front(points: list[tuple[float, float]]) -> None:
     curve = curve_of(*points)
 
-    assert curve.knee is None or curve.on_front[curve.knee]
+    assert curve.knee is None or curve.marks.on_front[curve.knee]
 
 
 def test_the_curve_has_every_configuration_in_the_order_of_the_space() -> None:
     curve = build_curve(MODEL, SPACE)
 
     assert tuple(point.configuration for point in curve) == SPACE.configurations()
-    assert not curve.excluded.any()
-    assert curve.on_front.any()
+    assert not curve.marks.excluded.any()
+    assert curve.marks.on_front.any()
 
 
 def test_configurations_without_a_sample_for_every_worker_are_no_points() -> None:
@@ -134,9 +134,9 @@ def test_what_is_already_spent_counts_against_the_limits() -> None:
     deadline_s = float(build_curve(MODEL, SPACE).time_s.max())
     curve = build_curve(MODEL, SPACE, deadline_s=deadline_s, spent_time_s=deadline_s)
 
-    assert np.all(curve.excluded > 0)
+    assert np.all(curve.marks.excluded > 0)
     assert curve.knee is None
-    assert not curve.on_front.any()
+    assert not curve.marks.on_front.any()
 
 
 def test_a_limit_within_the_interval_is_said() -> None:

@@ -1,7 +1,8 @@
-"""Laws of leases, wishes and intents, on the real store and on the one that simulations use."""
+"""Laws of leases, fleet specs and intents, on the real store and on the one that simulations use."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,16 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from nested import built, changed
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from scavenger.domain.intent import Desired, Fence, Intent, Place, Wish
+from scavenger.domain.intent import Fence, FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger.store import Store
+from scavenger.store.intent_rows import fleet_spec_document, fleet_spec_of, intent_of, row_of
+from scavenger.store.schema import FleetSpecRow
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "provisioning"))
 
@@ -49,24 +53,41 @@ class Bench:
         self.fence = Fence(LEASE, lease.token)
         self.want()
 
-    def want(self, **more: Any) -> Desired:
+    def want(self, **more: Any) -> FleetSpec:
         given: dict[str, Any] = {
-            "wishes": (Wish(0), Wish(1)),
-            "places": (Place("small", "a", True, 0.36),),
+            "slots": (VmSlot(0), VmSlot(1)),
+            "options": (PlacementOption("small", "a", True, 0.36),),
             "vms_max": 2,
             "budget_usd": float("inf"),
             "run_max_s": 3600.0,
         }
-        desired = Desired(job_id=self.job_id, provider="sim", region="region-1", **(given | more))
+        desired = built(FleetSpec, job_id=self.job_id, provider="sim", region="region-1", **given | more)
         self.store.want_vms(desired)
         return desired
 
     def intent(self, slot: int = 0, generation: int = 0, reserved_usd: float = 0.1) -> Intent:
         token = str(uuid4())
-        request = VmRequest(
-            token, "me", self.job_id, slot, generation, "small", "a", True, 3600.0, labels=(("a", "b"),)
+        request = built(
+            VmRequest,
+            token=token,
+            owner="me",
+            job_id=self.job_id,
+            slot=slot,
+            generation=generation,
+            vm="small",
+            zone="a",
+            spot=True,
+            run_max_s=3600.0,
+            labels=(("a", "b"),),
         )
-        return Intent(token, self.job_id, slot, generation, "sim", "region-1", request, 0.36, reserved_usd)
+        return built(
+            Intent,
+            provider="sim",
+            region="region-1",
+            request=request,
+            price_usd_per_hour=0.36,
+            reserved_usd=reserved_usd,
+        )
 
     def written(self, slot: int = 0, generation: int = 0) -> str:
         intent = self.intent(slot, generation)
@@ -87,7 +108,7 @@ class Bench:
 
 
 def vm(instance_id: str = "i-1", **more: Any) -> VmSeen:
-    return VmSeen(instance_id, "small", "a", True, "running", **more)
+    return built(VmSeen, instance_id=instance_id, vm="small", zone="a", spot=True, state="running", **more)
 
 
 @pytest.fixture(params=["database", "memory"])
@@ -166,13 +187,13 @@ class TestWriting:
         assert bench.store.write_intent(bench.fence, bench.intent(0, 1, reserved_usd=0.09))
 
     def test_a_job_that_has_ended_or_wants_nothing_gets_nothing(self, bench: Bench) -> None:
-        bench.want(wishes=(), vms_max=0)
+        bench.want(slots=(), vms_max=0)
         assert not bench.store.write_intent(bench.fence, bench.intent())
 
         bench.want()
         bench.store.end_job(bench.job_id)
         assert not bench.store.write_intent(bench.fence, bench.intent())
-        assert bench.store.situation("sim", "region-1").desired == ()
+        assert bench.store.situation("sim", "region-1").fleets == ()
 
 
 class TestStates:
@@ -211,7 +232,7 @@ class TestStates:
         intent = bench.intent()
         bench.store.write_intent(bench.fence, intent)
 
-        assert bench.one(intent.id) == replace(intent, created_at=AT, charged_at=AT)
+        assert bench.one(intent.id) == changed(intent, created_at=AT, charged_at=AT)
 
 
 class TestMoney:
@@ -223,7 +244,7 @@ class TestMoney:
         bench.gone(key, vm=vm(launched_at=launched, ended_at=launched + timedelta(seconds=150)))
 
         one = bench.one(key)
-        assert (one.billed_s, one.spent_usd) == (150.0, pytest.approx(0.03))
+        assert (one.charges.billed_s, one.charges.spent_usd) == (150.0, pytest.approx(0.03))
 
     def test_a_vm_is_paid_for_a_minute_at_least_and_one_that_never_was_not_at_all(self, bench: Bench) -> None:
         short, never = bench.written(0), bench.written(1)
@@ -231,8 +252,8 @@ class TestMoney:
         bench.gone(short, vm=vm(launched_at=AT, ended_at=AT + timedelta(seconds=5)))
         bench.gone(never, "stock_out", never=True)
 
-        assert bench.one(short).spent_usd == pytest.approx(0.006)
-        assert bench.one(never).spent_usd == 0.0
+        assert bench.one(short).charges.spent_usd == pytest.approx(0.006)
+        assert bench.one(never).charges.spent_usd == 0.0
 
     def test_the_past_of_a_job_sums_what_its_ended_vms_cost(self, bench: Bench) -> None:
         first, second = bench.written(0), bench.written(1)
@@ -303,13 +324,13 @@ class TestDatabase:
         store.finish_job(job_id, state="failed", report=None, exit_code=1)
         store.resume_job(job_id)
 
-        assert store.situation("sim", "region-1").desired == ()
+        assert store.situation("sim", "region-1").fleets == ()
         assert not store.write_intent(bench.fence, decided)
         wanted = bench.want(attempt=2)
-        assert store.situation("sim", "region-1").desired == (wanted,)
+        assert store.situation("sim", "region-1").fleets == (wanted,)
         assert store.write_intent(bench.fence, replace(decided, attempt=2))
 
-    def test_wishes_for_a_job_that_is_none_are_refused(self, store: Store, job_id: str) -> None:
+    def test_a_fleet_spec_for_a_job_that_is_none_is_refused(self, store: Store, job_id: str) -> None:
         bench = Bench(store, job_id)
         with pytest.raises(ConfigurationError, match="no job nobody"):
             store.want_vms(replace(bench.want(), job_id="nobody"))
@@ -337,16 +358,57 @@ class TestDatabase:
         price=st.floats(1e-6, 1e4),
         labels=st.lists(st.tuples(st.text("ab"), st.text("ab")), max_size=2).map(tuple),
     )
-    def test_wishes_are_read_as_they_were_said(
+    def test_a_fleet_spec_is_read_as_it_was_written(
         self, store: Store, slots: set[int], budget: float, price: float, labels: Any
     ) -> None:
         job_id = store.create_job("digits", spec={}, job_file="job.yaml").id
-        wishes = tuple(Wish(slot, slot % 3) for slot in sorted(slots))
-        place = Place("small", "a", False, price)
-        desired = Desired(job_id, "p", "r", wishes, (place,), 5, budget, 60.0, labels=labels, user_data="#!")
-        store.want_vms(desired)
+        slots = tuple(VmSlot(slot, slot % 3) for slot in sorted(slots))
+        place = PlacementOption("small", "a", False, price)
+        spec = built(
+            FleetSpec,
+            job_id=job_id,
+            provider="p",
+            region="r",
+            slots=slots,
+            options=(place,),
+            vms_max=5,
+            budget_usd=budget,
+            run_max_s=60.0,
+            labels=labels,
+            user_data="#!",
+        )
+        store.want_vms(spec)
 
-        assert desired in store.situation("p", "r").desired
+        assert spec in store.situation("p", "r").fleets
+
+    def test_documents_of_earlier_versions_are_read_and_their_form_stays(self) -> None:
+        option = {"vm": "small", "zone": "a", "spot": True, "price_usd_per_hour": 0.36}
+        launch = {"run_max_s": 60.0, "user_data": "#!", "image": "i", "disk_gib": 9, "labels": [["a", "b"]]}
+        wanted = {
+            "wishes": [{"slot": 3, "generation": 1, "places": [option]}],
+            "places": [option],
+            "vms_max": 5,
+            "budget_usd": None,
+            "drain_s": 30.0,
+            "boot_key": "00",
+            "attempt": 2,
+            **launch,
+        }
+        tags = {"token": "t", "owner": "me", "job_id": "j", "slot": 3, "generation": 1}
+        request = {**tags, "vm": "small", "zone": "a", "spot": True, "life_s": 900.0, **launch}
+
+        spec = fleet_spec_of(FleetSpecRow(job_id="j", provider="p", region="r", document=wanted))
+        assert (spec.slots[0].number, spec.slots[0].options, spec.template.labels) == (
+            3,
+            (PlacementOption("small", "a", True, 0.36),),
+            (("a", "b"),),
+        )
+        assert json.loads(json.dumps(fleet_spec_document(spec))) == wanted
+
+        intent = built(Intent, provider="p", region="r", price_usd_per_hour=0.36, reserved_usd=0.1, **request)
+        row = row_of(changed(intent, labels=(("a", "b"),)), AT)
+        assert json.loads(json.dumps(row.request)) == request
+        assert intent_of(row).request.template == spec.template
 
     def test_the_simulated_world_finds_no_fault_with_the_real_store(self, url: str) -> None:
         opened: list[DatabaseStore] = []

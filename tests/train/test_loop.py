@@ -142,9 +142,9 @@ class Alone:
         self.said: list[tuple[int, int, float | None]] = []
         self.over: set[int] = set()
 
-    def enter(self, sizes: Sequence[int], state: Any, load: Any) -> loop.Place:
+    def enter(self, sizes: Sequence[int], state: Any, load: Any) -> loop.Progress:
         self.sizes = sizes
-        return loop.Place(0, 0, 1)
+        return loop.Progress(0, 0, 1)
 
     def seek(self, epoch: int) -> loop.Granted | loop.Step | None:
         return self.answers.pop(0)

@@ -146,7 +146,7 @@ def test_with_a_one_time_key_nobody_speaks_as_a_vm_or_takes_what_is_meant_for_it
         assert not thief.socket.poll(SILENCE_MS)
 
     assert stage.hosts.renew("vm-0", 900.0)
-    assert {vm.intent: vm.joined for vm in stage.hosts.vms()} == {"vm-0": True, "vm-1": False}
+    assert {vm.spec.intent: vm.joined for vm in stage.hosts.vms()} == {"vm-0": True, "vm-1": False}
 
 
 @pytest.mark.parametrize("intent", ["vm-0", "never"])
@@ -299,8 +299,8 @@ def test_a_vm_that_misbehaves_is_shut_out_with_one_alarm_and_no_other_vm_is_hurt
     assert "its VM (192.0.2.6) was shut out" in lost.reason
     assert stage.hosts.renew("vm-0", 900.0), "the others are served as ever"
     assert not stage.hosts.renew("rogue", 900.0)
-    assert [vm.intent for vm in stage.hosts.free()] == ["vm-0"]
-    (seen,) = (vm for vm in stage.hosts.vms() if vm.intent == "rogue")
+    assert [vm.spec.intent for vm in stage.hosts.free()] == ["vm-0"]
+    (seen,) = (vm for vm in stage.hosts.vms() if vm.spec.intent == "rogue")
     assert seen.preemption is not None, "whoever rents VMs must see that this one is of no more use"
     assert (seen.joined, seen.preemption.in_s, seen.processes) == (True, 0.0, ())
     rogue.say(m.Warned("once more"))
@@ -375,7 +375,7 @@ def test_news_that_nobody_takes_is_bounded_by_its_bytes_for_each_vm_by_itself(
         kept.extend(stage.hosts.take_events())
         return any(number == other for number, _ in kept)
 
-    assert eventually(lambda: stage.hosts._sessions["rogue"].unread_bytes > 8 << 20)
+    assert eventually(lambda: stage.hosts._sessions["rogue"].unread.log_bytes > 8 << 20)
     assert eventually(both)
     total = sum(len(news.log) for _, news in kept if isinstance(news, m.Report))
     assert total <= (8 << 20) + 2 * m.LOG_PART_BYTES

@@ -90,7 +90,7 @@ while True:
 
         running(engine, "w1")
         running(engine, "aggregator-0")
-        assert {vm.intent: vm.processes for vm in stage.hosts.vms()} == {
+        assert {vm.spec.intent: vm.processes for vm in stage.hosts.vms()} == {
             "vm-0": ("w0",),
             "vm-1": ("w1",),
             "vm-2": ("aggregator-0",),

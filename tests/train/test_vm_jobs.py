@@ -26,7 +26,7 @@ def test_a_job_outlives_one_of_its_vms_and_the_weights_are_those_of_one_process(
         with Run("small:slow", tmp_path / "job", replace=True, engine=engine) as run:
             run.begin(2, 40)
             run.train(10)
-            (lost,) = next(vm.processes for vm in stage.hosts.vms() if vm.intent == "vm-1")
+            (lost,) = next(vm.processes for vm in stage.hosts.vms() if vm.spec.intent == "vm-1")
 
             stage.kill("vm-1")
             run.until(lambda: bool(run.lost))

@@ -138,7 +138,7 @@ class Stage:
         assert eventually(lambda: set(intents) <= set(self.names()), within_s=20.0), self.hosts.vms()
 
     def names(self) -> Sequence[str]:
-        return [vm.intent for vm in self.hosts.vms() if vm.joined]
+        return [vm.spec.intent for vm in self.hosts.vms() if vm.joined]
 
     def kill(self, intent: str) -> None:
         """The VM is gone from one moment to the next."""

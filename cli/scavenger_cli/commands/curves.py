@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scavenger.domain.document import report_from_document
-from scavenger.domain.report import RunReport
+from scavenger.domain.report import ReportedJob, RunReport
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger_cli.commands.pricing import priced
 from scavenger_cli.ui import console
@@ -77,18 +77,10 @@ def _imported(paths: list[Path], terms: ImportOptions, limits: Limits) -> RunRep
     deadline_s, budget_usd = limits.deadline_s, limits.budget_usd
     curve = build_curve(imported.model, imported.space, deadline_s=deadline_s, budget_usd=budget_usd)
     return RunReport(
-        job_id="",
-        job_name=imported.name,
-        state="planned",
+        job=ReportedJob("", imported.name, "planned"),
         search=NOTHING_SEARCHED,
         curve=curve,
         choice=choose(curve, limits.objective or "knee", deadline_s=deadline_s, budget_usd=budget_usd),
-        predicted=None,
-        actual=None,
-        metric=None,
-        steps=0,
-        model_path=None,
-        measurements_path=None,
     )
 
 

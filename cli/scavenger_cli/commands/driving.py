@@ -128,16 +128,16 @@ def drive(
     with_curve = not (confirmed and console.is_terminal(sys.stdout))
     show_report(report, as_json=as_json, with_curve=with_curve, verbose=verbose)
     if resumable:
-        console.note(f"scavenger: to continue from its last checkpoint: scavenger resume {report.job_id[:8]}")
+        console.note(f"scavenger: to continue from its last checkpoint: scavenger resume {report.job.id[:8]}")
     return report.exit_code
 
 
 def _can_resume(store: Store, report: RunReport) -> bool:
     """Whether a job that was cut short can be resumed."""
-    if report.state not in ("interrupted", "failed"):
+    if report.job.state not in ("interrupted", "failed"):
         return False
     try:
-        store.check_resumable(store.job(report.job_id))
+        store.check_resumable(store.job(report.job.id))
     except ScavengerError:
         return False
     return True
@@ -149,7 +149,7 @@ def show_report(report: RunReport, *, as_json: bool, with_curve: bool = True, ve
         console.emit_json(report_document(report))
     else:
         console.emit(*render.report_text(report, with_curve=with_curve, verbose=verbose))
-    if report.state == "interrupted":
+    if report.job.state == "interrupted":
         console.note(f"scavenger: {report.error or 'interrupted'}")  # the user asked for it: not an error
     elif report.error:
         console.error(report.error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.text import Text
 
 from scavenger.control.provisioning import providers
@@ -51,7 +53,7 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
                 "schema_version": console.SCHEMA_VERSION,
                 "dry_run": dry_run,
                 "regions": [f"{provider}/{region}" for provider, region in wanted],
-                "leftovers": console.plain(found),
+                "leftovers": [_row(one) for one in found],
                 "ended": agreed,
                 "left": left,
             }
@@ -78,6 +80,14 @@ def _agreed(found: list[Leftover]) -> bool:
         return True
     console.note("nothing was ended")
     return False
+
+
+def _row(leftover: Leftover) -> dict[str, Any]:
+    """The JSON document of a leftover; the tags of its VM are among the VM's other fields."""
+    row: dict[str, Any] = console.plain(leftover)
+    vm = row["vm"]
+    first = {name: vm.pop(name) for name in ("instance_id", "vm", "zone", "spot", "state")}
+    return {**row, "vm": {**first, **vm.pop("tags"), **vm}}
 
 
 def _show(found: list[Leftover], regions: list[tuple[str, str]]) -> None:

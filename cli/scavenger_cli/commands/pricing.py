@@ -147,7 +147,7 @@ def _sizes_of(
     """vCPUs of a worker by VM type, memory in GiB by local batch size, and a note that describes both."""
     if "size" not in sizes.kinds:
         return (lambda vm: 0.0), (lambda batch: 0.0), ""
-    by_vm = {vm: _cpus(vm) if sizes.cpus is None else sizes.cpus for vm in curve.vms}
+    by_vm = {vm: _cpus(vm) if sizes.cpus is None else sizes.cpus for vm in curve.configurations.vms}
     base, slope = _measured_memory(report) if sizes.memory_gib is None else sizes.memory_gib
     known = "measured" if sizes.memory_gib is None else "given"
     counts = ", ".join(f"{quantity(count)}" for count in dict.fromkeys(by_vm.values()))

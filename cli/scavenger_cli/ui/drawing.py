@@ -59,7 +59,7 @@ class Drawing:
 
     @property
     def title(self) -> str:
-        return f"{self.report.job_name}: predicted time and cost"
+        return f"{self.report.job.name}: predicted time and cost"
 
     def content(self, form: str, *, verbose: bool = False) -> bytes:
         """The content of a file.

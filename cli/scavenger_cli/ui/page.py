@@ -64,7 +64,7 @@ def panels_page(panels: Sequence[Panel], *, title: str) -> str:
     style = files(__package__).joinpath("page.css").read_text("utf-8")
     allowed = " ".join(f"'sha256-{_sha256(one)}'" for one in (bundle, script))
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; img-src data: blob:; font-src data:"
-    batches = max(len(np.unique(panel.curve.global_batch_size)) for panel in panels)
+    batches = max(len(np.unique(panel.curve.configurations.global_batch_size)) for panel in panels)
     return "\n".join(
         (
             "<!doctype html>",
@@ -125,8 +125,8 @@ def _section(panel: Panel, number: int, count: int) -> Iterator[str]:
 
 def _notes(panels: Sequence[Panel]) -> str:
     notes = dict.fromkeys(clean(note) for panel in panels for note in panel.curve.notes)
-    told = [*([relative_note] if panels[0].curve.relative_only else []), *notes]
-    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in told)}</ul>" if told else ""
+    shown = [*([relative_note] if panels[0].curve.relative_only else []), *notes]
+    return f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in shown)}</ul>" if shown else ""
 
 
 def panel_figure(panel: Panel) -> dict[str, Any]:
@@ -186,29 +186,34 @@ def _axis(panel: Panel, title: str, column: str, scale: float) -> dict[str, Any]
 def _lines(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
     """One line over K for each batch size and VM type; measured points filled, predicted ones hollow."""
     curve = panel.curve
-    batches = sorted({int(batch) for batch in curve.global_batch_size})
-    several = len(curve.vms) > 1
-    for vm in range(len(curve.vms)):
+    batches = sorted({int(batch) for batch in curve.configurations.global_batch_size})
+    several = len(curve.configurations.vms) > 1
+    for vm in range(len(curve.configurations.vms)):
         symbol = _SYMBOLS[vm % len(_SYMBOLS)]
         for place, batch in enumerate(batches):
-            chosen = panel.shown & (curve.excluded == 0)
-            chosen &= (curve.vm_index == vm) & (curve.global_batch_size == batch)
-            line = np.flatnonzero(chosen)[np.argsort(curve.workers[chosen], kind="stable")].tolist()
+            chosen = panel.shown & (curve.marks.excluded == 0)
+            chosen &= (curve.configurations.vm_index == vm) & (
+                curve.configurations.global_batch_size == batch
+            )
+            line = np.flatnonzero(chosen)[
+                np.argsort(curve.configurations.workers[chosen], kind="stable")
+            ].tolist()
             if not line:
                 continue
             colour = f"@b{place}@"
             yield {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": f"batch {batch:,}" + (f", {escape(clean(curve.vms[vm]))}" if several else ""),
-                "showlegend": len(batches) * len(curve.vms) <= NAMED_MAX,
+                "name": f"batch {batch:,}"
+                + (f", {escape(clean(curve.configurations.vms[vm]))}" if several else ""),
+                "showlegend": len(batches) * len(curve.configurations.vms) <= NAMED_MAX,
                 "x": [float(curve.time_s[i]) / scale for i in line],
                 "y": [float(curve.cost_usd[i]) for i in line],
                 "line": {"color": colour, "width": 1},
                 "marker": {
                     "color": colour,
                     "size": 10,
-                    "symbol": [symbol if curve.measured[i] else f"{symbol}-open" for i in line],
+                    "symbol": [symbol if curve.marks.measured[i] else f"{symbol}-open" for i in line],
                     "line": {"color": colour, "width": 2},
                 },
                 "text": [_hover(panel, i) for i in line],
@@ -248,16 +253,20 @@ def _why(panel: Panel, point: CurvePoint) -> str:
 def _intervals(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
     """One line from the low to the high end: cost is time times price, so both are uncertain together."""
     curve = panel.curve
-    batches = sorted({int(batch) for batch in curve.global_batch_size})
+    batches = sorted({int(batch) for batch in curve.configurations.global_batch_size})
     named = False
     for place, batch in enumerate(batches):
         x: list[float | None] = []
         y: list[float | None] = []
         for i in with_interval(panel):
-            if curve.global_batch_size[i] != batch:
+            if curve.configurations.global_batch_size[i] != batch:
                 continue
-            x += [float(at) / scale for at in (curve.time_low_s[i], curve.time_s[i], curve.time_high_s[i])]
-            y += [float(at) for at in (curve.cost_low_usd[i], curve.cost_usd[i], curve.cost_high_usd[i])]
+            (soonest_s, latest_s), (least_usd, most_usd) = (
+                curve.time_interval_s[i],
+                curve.cost_interval_usd[i],
+            )
+            x += [at / scale for at in (soonest_s, float(curve.time_s[i]), latest_s)]
+            y += [least_usd, float(curve.cost_usd[i]), most_usd]
             x.append(None)
             y.append(None)
         if x:
@@ -278,7 +287,7 @@ def _intervals(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
 
 def _front(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
     curve = panel.curve
-    front = np.flatnonzero(curve.on_front & panel.shown)
+    front = np.flatnonzero(curve.marks.on_front & panel.shown)
     front = front[np.argsort(curve.time_s[front], kind="stable")]
     yield {
         "type": "scatter",
@@ -293,7 +302,7 @@ def _front(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
 
 def _ring(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
     """A ring around the chosen configuration."""
-    index = None if panel.choice is None else panel.curve.index(panel.choice.configuration)
+    index = None if panel.choice is None else panel.curve.configurations.index(panel.choice.configuration)
     if index is not None and panel.shown[index]:
         yield {
             "type": "scatter",
@@ -313,7 +322,7 @@ def _ring(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
 
 def _excluded(panel: Panel, scale: float) -> Iterator[dict[str, Any]]:
     curve = panel.curve
-    out = np.flatnonzero(panel.shown & (curve.excluded > 0)).tolist()
+    out = np.flatnonzero(panel.shown & (curve.marks.excluded > 0)).tolist()
     if out:
         yield {
             "type": "scatter",

@@ -95,13 +95,13 @@ def panel_of(
     if report.curve is None:
         raise ValueError("the report has no curve")
     choice = report.choice if isinstance(report.choice, Choice) else None
-    ran = report.state in FINISHED and not report.curve.relative_only
+    ran = report.job.state in FINISHED and not report.curve.relative_only
     return Panel(
         title=title,
         curve=report.curve,
         choice=choice,
-        predicted=report.predicted if ran and report.actual is not None else None,
-        actual=report.actual if ran and report.predicted is not None else None,
+        predicted=report.predicted if ran and report.result.actual is not None else None,
+        actual=report.result.actual if ran and report.predicted is not None else None,
         deadline_s=deadline_s,
         budget_usd=budget_usd,
     )
@@ -111,8 +111,11 @@ def landmarks(curve: TradeoffCurve, choice: Choice | None) -> dict[int, str]:
     """Names of points by index, such as `chosen, knee`, most important first."""
     marks: list[tuple[str, int | None]] = [("knee", curve.knee)]
     if choice is not None:
-        marks.insert(0, ("chosen", curve.index(choice.configuration)))
-        marks += [(clean(name), curve.index(point.configuration)) for name, point in choice.alternatives]
+        marks.insert(0, ("chosen", curve.configurations.index(choice.configuration)))
+        marks += [
+            (clean(name), curve.configurations.index(point.configuration))
+            for name, point in choice.alternatives
+        ]
     named: dict[int, list[str]] = {}
     for name, index in marks:
         if index is not None and name not in named.setdefault(index, []):
@@ -123,11 +126,11 @@ def landmarks(curve: TradeoffCurve, choice: Choice | None) -> dict[int, str]:
 def with_interval(panel: Panel) -> list[int]:
     """Points whose 90 % interval is drawn: all allowed ones, or only the front if there are many."""
     curve = panel.curve
-    drawn = panel.shown & (curve.excluded == 0)
-    drawn &= np.isfinite(curve.time_low_s) & np.isfinite(curve.time_high_s)
-    drawn &= np.isfinite(curve.cost_low_usd) & np.isfinite(curve.cost_high_usd)
+    drawn = panel.shown & (curve.marks.excluded == 0)
+    drawn &= np.isfinite(curve.time_interval_s.low) & np.isfinite(curve.time_interval_s.high)
+    drawn &= np.isfinite(curve.cost_interval_usd.low) & np.isfinite(curve.cost_interval_usd.high)
     if int(panel.shown.sum()) > INTERVALS_MAX:
-        drawn &= curve.on_front
+        drawn &= curve.marks.on_front
     return [int(index) for index in np.flatnonzero(drawn)]
 
 
@@ -153,7 +156,7 @@ def time_unit(times_s: FloatArray) -> tuple[float, str]:
 
 def drawn_limits(panel: Panel) -> tuple[float | None, float | None]:
     """Deadline and budget; each None if it is not in the picture, nor close enough to stretch the picture to it."""
-    curve, allowed = panel.curve, panel.shown & (panel.curve.excluded == 0)
+    curve, allowed = panel.curve, panel.shown & (panel.curve.marks.excluded == 0)
     among = allowed if allowed.any() else panel.shown
 
     def near(limit: float | None, values: FloatArray) -> float | None:
@@ -175,18 +178,18 @@ def axis_span(panel: Panel, column: str) -> tuple[float, float, bool]:
         column: `time_s` or `cost_usd`.
     """
     curve, shown = panel.curve, panel.shown
-    allowed = shown & (curve.excluded == 0)
-    values = getattr(curve, column)
-    name, unit = column.rsplit("_", 1)
+    allowed = shown & (curve.marks.excluded == 0)
+    times = column == "time_s"
+    values = curve.time_s if times else curve.cost_usd
+    interval = curve.time_interval_s if times else curve.cost_interval_usd
     core = values[allowed] if allowed.any() else values[shown]
     low, high = float(core.min()), float(core.max())
     reach = (high - low) or abs(high)
     drawn = with_interval(panel)
-    ends = [getattr(curve, f"{name}_{end}_{unit}")[drawn] for end in ("low", "high")]
-    wide = np.concatenate([values[shown], *ends])
+    wide = np.concatenate([values[shown], interval.low[drawn], interval.high[drawn]])
     wide = wide[np.isfinite(wide)]
     musts = [float(getattr(figures, column)) for figures in panel.run or ()]
-    limit = drawn_limits(panel)[0 if column == "time_s" else 1]
+    limit = drawn_limits(panel)[0 if times else 1]
     musts += [] if limit is None else [limit]
     low = min([max(float(wide.min()), low - reach), *musts])
     high = max([min(float(wide.max()), high + reach), *musts])
@@ -218,7 +221,7 @@ def describe(panel: Panel) -> str:
         f"{int(shown.sum())} configurations, from {duration(float(times.min()))} to "
         f"{duration(float(times.max()))} and from {money(float(costs.min()))} to "
         f"{money(float(costs.max()))}; "
-        f"{int(curve.on_front.sum())} on the front, {int(curve.measured.sum())} measured."
+        f"{int(curve.marks.on_front.sum())} on the front, {int(curve.marks.measured.sum())} measured."
     )
     for index, name in landmarks(curve, panel.choice).items():
         point = curve[index]

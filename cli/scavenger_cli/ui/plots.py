@@ -191,7 +191,7 @@ def _colours(curve: TradeoffCurve, figure: Figure, axes: Axes) -> dict[int, Any]
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
 
-    batches = sorted({int(b) for b in curve.global_batch_size})
+    batches = sorted({int(b) for b in curve.configurations.global_batch_size})
     places = np.linspace(*VIRIDIS_SPAN, len(batches)) if len(batches) > 1 else np.array([0.4])
     steps = [colormaps["viridis"](place) for place in places]
     if len(batches) > LEGEND_MAX:
@@ -209,17 +209,18 @@ def _points(one: _Drawn) -> None:
     axes, curve, scale = one.axes, one.panel.curve, one.scale
     for index in with_interval(one.panel):
         _interval(one, index)
-    for vm in range(len(curve.vms)):
+    of = curve.configurations
+    for vm in range(len(of.vms)):
         for batch, colour in one.colours.items():
-            chosen = one.panel.shown & (curve.vm_index == vm) & (curve.global_batch_size == batch)
-            line = np.flatnonzero(chosen)[np.argsort(curve.workers[chosen], kind="stable")]
+            chosen = one.panel.shown & (of.vm_index == vm) & (of.global_batch_size == batch)
+            line = np.flatnonzero(chosen)[np.argsort(of.workers[chosen], kind="stable")]
             if not len(line):
                 continue
             x, y = curve.time_s[line] / scale, curve.cost_usd[line]
             axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.6, zorder=2)
-            sure = line[curve.excluded[line] == 0]
+            sure = line[curve.marks.excluded[line] == 0]
             for filled in (True, False):
-                kind = curve.measured[sure] == filled
+                kind = curve.marks.measured[sure] == filled
                 axes.scatter(
                     curve.time_s[sure][kind] / scale,
                     curve.cost_usd[sure][kind],
@@ -230,7 +231,7 @@ def _points(one: _Drawn) -> None:
                     linewidths=1.4,
                     zorder=4,
                 )
-            out = line[curve.excluded[line] > 0]
+            out = line[curve.marks.excluded[line] > 0]
             axes.scatter(
                 curve.time_s[out] / scale, curve.cost_usd[out], s=22, marker="x", color="#888888", zorder=3
             )
@@ -239,9 +240,9 @@ def _points(one: _Drawn) -> None:
 def _interval(one: _Drawn, i: int) -> None:
     """One line from the low to the high end: cost is time times price, so both are uncertain together."""
     curve = one.panel.curve
-    times_s = np.array([curve.time_low_s[i], curve.time_s[i], curve.time_high_s[i]])
-    costs_usd = [curve.cost_low_usd[i], curve.cost_usd[i], curve.cost_high_usd[i]]
-    colour = one.colours[int(curve.global_batch_size[i])]
+    times_s = np.array([curve.time_interval_s.low[i], curve.time_s[i], curve.time_interval_s.high[i]])
+    costs_usd = [curve.cost_interval_usd.low[i], curve.cost_usd[i], curve.cost_interval_usd.high[i]]
+    colour = one.colours[int(curve.configurations.global_batch_size[i])]
     one.axes.plot(
         times_s / one.scale,
         costs_usd,
@@ -274,7 +275,7 @@ def _run(one: _Drawn) -> None:
 
 
 def _front(axes: Axes, curve: TradeoffCurve, shown: BoolArray, scale: float) -> None:
-    front = np.flatnonzero(curve.on_front & shown)
+    front = np.flatnonzero(curve.marks.on_front & shown)
     front = front[np.argsort(curve.time_s[front], kind="stable")]
     axes.plot(
         curve.time_s[front] / scale, curve.cost_usd[front], color=INK, linewidth=1.6, alpha=0.75, zorder=3
@@ -318,17 +319,17 @@ def _entries(one: _Drawn) -> Iterator[Line2D]:
         return MakeLine([], [], label=label, **look)
 
     yield entry("front", color=INK, linestyle="solid", linewidth=1.6, alpha=0.75)
-    allowed = shown & (curve.excluded == 0)
-    if (allowed & curve.measured).any():
+    allowed = shown & (curve.marks.excluded == 0)
+    if (allowed & curve.marks.measured).any():
         yield entry("measured", marker="o", color=INK)
-    if (allowed & ~curve.measured).any():
+    if (allowed & ~curve.marks.measured).any():
         yield entry("predicted", marker="o", color=INK, markerfacecolor="none")
     if with_interval(one.panel):
         yield entry("90 % interval", color=INK, linestyle="solid", linewidth=2.6, alpha=0.35)
     if one.panel.run is not None:
         yield entry("this run, predicted", marker=_PREDICTED[0], color=INK, markerfacecolor="none")
         yield entry("this run, actual", marker=_ACTUAL[0], color=INK, markersize=9)
-    out = np.flatnonzero(shown & (curve.excluded > 0))
+    out = np.flatnonzero(shown & (curve.marks.excluded > 0))
     if len(out):
         (left, right), (bottom, top) = one.axes.get_xlim(), one.axes.get_ylim()
         x, y = curve.time_s[out] / one.scale, curve.cost_usd[out]
@@ -341,8 +342,8 @@ def _entries(one: _Drawn) -> Iterator[Line2D]:
         yield entry(f"deadline {duration(deadline_s)}", **dashed)
     if budget_usd is not None:
         yield entry(f"budget {money(budget_usd)}", **dashed)
-    if len(curve.vms) > 1:
-        for i, vm in enumerate(curve.vms):
+    if len(curve.configurations.vms) > 1:
+        for i, vm in enumerate(curve.configurations.vms):
             yield entry(clean(vm), marker=_MARKERS[i % len(_MARKERS)], color=INK)
     if len(one.colours) <= LEGEND_MAX:
         for batch, colour in one.colours.items():
@@ -355,7 +356,7 @@ def _labels(one: _Drawn) -> Iterator[Label]:
     names = landmarks(curve, one.panel.choice)
     for index, name in names.items():
         configuration = curve[index].configuration
-        vm = f" {clean(configuration.vm)}" if len(curve.vms) > 1 else ""
+        vm = f" {clean(configuration.vm)}" if len(curve.configurations.vms) > 1 else ""
         text = f"{name}\n{configuration.workers} x{vm} batch {configuration.global_batch_size}"
         x, y = float(curve.time_s[index]) / scale, float(curve.cost_usd[index])
         yield Label(text, x, y, 9.0, must=True, bold="chosen" in name)
@@ -367,7 +368,7 @@ def _labels(one: _Drawn) -> Iterator[Label]:
         for index in np.flatnonzero(shown).tolist():
             if index not in names:
                 x, y = float(curve.time_s[index]) / scale, float(curve.cost_usd[index])
-                yield Label(f"K={curve.workers[index]}", x, y, 7.0)
+                yield Label(f"K={curve.configurations.workers[index]}", x, y, 7.0)
 
 
 def panels_svg(panels: Sequence[Panel], *, title: str) -> str:

@@ -121,10 +121,10 @@ def curve_table(
         rows: Number of configurations listed.
         verbose: Whether all notes are shown, or only those that influence the choice most.
     """
-    allowed = np.flatnonzero(curve.excluded == 0)
+    allowed = np.flatnonzero(curve.marks.excluded == 0)
     shown = _shown(curve, choice, allowed, rows)
-    several = len(curve.vms) > 1
-    vms = "" if several or not curve.vms else f" on {clean(curve.vms[0])}"
+    several = len(curve.configurations.vms) > 1
+    vms = "" if several or not curve.configurations.vms else f" on {clean(curve.configurations.vms[0])}"
     title = f"Predicted for {plural(len(curve), 'configuration')}{vms}, each for a run without a search:"
     yield Text(title, style="bold")
     if curve.relative_only:
@@ -163,11 +163,13 @@ def curve_table(
 
 def _shown(curve: TradeoffCurve, choice: Choice | None, allowed: IntArray, rows: int) -> list[int]:
     """Indices of the listed points: the front by time, then the rest by time, always with choice and knee."""
-    order = allowed[np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed], ~curve.on_front[allowed]))]
+    order = allowed[
+        np.lexsort((curve.cost_usd[allowed], curve.time_s[allowed], ~curve.marks.on_front[allowed]))
+    ]
     if len(order) <= rows:
         return [int(i) for i in order]
     kept = [int(i) for i in order[:rows]]
-    landmarks = [curve.index(choice.configuration) if choice is not None else None, curve.knee]
+    landmarks = [curve.configurations.index(choice.configuration) if choice is not None else None, curve.knee]
     musts = list(dict.fromkeys(i for i in landmarks if i is not None and i not in kept and i in allowed))
     return kept[: rows - len(musts)] + musts
 
@@ -197,9 +199,9 @@ def _marks(point: CurvePoint, knee: bool, choice: Choice | None) -> str:
 
 
 def _excluded(curve: TradeoffCurve) -> Iterator[RenderableType]:
-    counts = Counter(int(i) for i in curve.excluded if i)
+    counts = Counter(int(i) for i in curve.marks.excluded if i)
     for index, count in counts.most_common():
-        yield Text(f"ruled out: {plural(count, 'configuration')}: {clean(curve.reasons[index])}")
+        yield Text(f"ruled out: {plural(count, 'configuration')}: {clean(curve.marks.reasons[index])}")
 
 
 def choice_lines(
@@ -310,8 +312,8 @@ def _basis(report: RunReport) -> Iterator[RenderableType]:
 
 def _causes(report: RunReport) -> Iterator[RenderableType]:
     """The parts of an error in time that came from the epochs, the step time and the rest."""
-    predicted, actual = report.predicted, report.actual
-    if predicted is None or actual is None or report.state not in FINISHED:
+    predicted, actual = report.predicted, report.result.actual
+    if predicted is None or actual is None or report.job.state not in FINISHED:
         return
     error = time_error(predicted, actual)
     if error is None:
@@ -357,7 +359,7 @@ def report_text(
     report: RunReport, *, with_curve: bool = True, verbose: bool = False
 ) -> Iterator[RenderableType]:
     """The report of `optimize` and `plan`: search, curve, choice, predicted and actual figures."""
-    searched = report.curve is not None or bool(report.search.profiled) or report.actual is not None
+    searched = report.curve is not None or bool(report.search.profiled) or report.result.actual is not None
     if searched:
         yield Text(_search(report))
     if report.curve is not None and with_curve:
@@ -369,22 +371,27 @@ def report_text(
         yield from choice_lines(
             report.choice, relative_only=report.curve is not None and report.curve.relative_only
         )
-    if report.predicted is not None or report.actual is not None:
+    if report.predicted is not None or report.result.actual is not None:
         yield Text("")
-        yield from comparison(report.predicted, report.actual, finished=report.state in FINISHED)
+        yield from comparison(report.predicted, report.result.actual, finished=report.job.state in FINISHED)
         yield from _basis(report)
         yield from _causes(report)
     if searched:
         yield Text("")
-    outcome = f"Job {clean(report.job_name)} ({clean(report.job_id)[:8]}): {report.state.replace('_', ' ')}"
-    if report.actual is not None:
-        outcome += f" after {plural(report.steps, 'step')}"
-    known = report.metric is not None and report.metric.value is not None
-    yield Text(outcome + (f"; {_metric(report.metric)}" if report.metric and known else ""), style="bold")
+    outcome = (
+        f"Job {clean(report.job.name)} ({clean(report.job.id)[:8]}): {report.job.state.replace('_', ' ')}"
+    )
+    if report.result.actual is not None:
+        outcome += f" after {plural(report.result.steps, 'step')}"
+    known = report.result.metric is not None and report.result.metric.value is not None
+    yield Text(
+        outcome + (f"; {_metric(report.result.metric)}" if report.result.metric and known else ""),
+        style="bold",
+    )
     if searched:
-        yield from paths((("model", report.model_path), ("measurements", report.measurements_path)))
-        if report.estimate is not None and report.actual is not None:
-            yield from paths((("every VM", f"scavenger cost {report.job_id[:8]}"),))
+        yield from paths((("model", report.result.model_path), ("measurements", report.measurements_path)))
+        if report.estimate is not None and report.result.actual is not None:
+            yield from paths((("every VM", f"scavenger cost {report.job.id[:8]}"),))
     for warning in report.warnings:
         yield Text(f"warning: {clean(warning)}", style="yellow")
 

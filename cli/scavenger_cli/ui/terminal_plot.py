@@ -23,13 +23,15 @@ _COLOURS = ("blue", "cyan", "green", "yellow", "magenta", "red")
 
 def terminal_plot(curve: TradeoffCurve, choice: Choice | None, *, width: int = 80) -> Text:
     """A plot with time across and cost up; `@` is the choice, `#` the knee. It is ASCII and needs no colour."""
-    shown = np.flatnonzero(np.isfinite(curve.time_s) & np.isfinite(curve.cost_usd) & (curve.excluded == 0))
+    shown = np.flatnonzero(
+        np.isfinite(curve.time_s) & np.isfinite(curve.cost_usd) & (curve.marks.excluded == 0)
+    )
     if not len(shown):
         return Text("No allowed configuration has a predicted time and cost.")
     columns = max(min(width, 120) - MARGIN - 2, 20)
     across, x_at = _scale(curve.time_s[shown], columns)
     up, y_at = _scale(curve.cost_usd[shown], HEIGHT)
-    batches = sorted({int(b) for b in curve.global_batch_size[shown]})
+    batches = sorted({int(b) for b in curve.configurations.global_batch_size[shown]})
     letters = string.ascii_lowercase
     cells: dict[tuple[int, int], tuple[int, str, str]] = {}
     for number, index in enumerate(shown):

@@ -91,17 +91,17 @@ def error_code(error: Exception) -> str:
 
 
 def translated(
-    error: Exception, *, region: str, place: str = "", vm: str = "", spot: bool = False
+    error: Exception, *, region: str, location: str = "", vm: str = "", spot: bool = False
 ) -> ScavengerError:
     """The error to raise in place of `error`, with one line for a person: where, what, and what may help.
 
     Args:
         error: A `ClientError` or `BotoCoreError`.
         region: That was asked.
-        place: The zone, where the call was about one.
+        location: The zone, where the call was about one.
         vm, spot: What was to be launched, where something was.
     """
-    where = f"aws {place or region}"
+    where = f"aws {location or region}"
     code = error_code(error)
     words = _words(error)
     if isinstance(error, _NO_CREDENTIALS) or code in _CREDENTIALS:

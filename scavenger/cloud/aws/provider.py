@@ -3,8 +3,8 @@
 Every launch is one `RunInstances` for one VM in one zone, with the request's token as `ClientToken` and all tags in
 the same call, so that a repeat finds the VM of the first call, and a VM without tags cannot be. EC2 keeps tokens by
 zone: the same one in another zone is another launch. So a request may move to another zone only after a definite error.
-What is made beside VMs is a security group per owner, whose members reach each other and whom nobody else reaches, and
-a key pair where a public key is given.
+In addition to VMs, it creates a security group per owner, whose members reach each other and whom nobody else reaches,
+and a key pair where a public key is given.
 
 Needs the permissions `ec2:Describe*` for instances, instance types and their offerings, images, subnets, security
 groups, key pairs and volumes; `ec2:RunInstances`, `TerminateInstances`, `CreateTags`, `CreateSecurityGroup`,
@@ -94,7 +94,7 @@ class AwsProvider:
         self._page_size = page_size
         self._clock, self._sleep = clock, sleep
         self._rng = rng or random.Random()  # noqa: S311 - jitter
-        # A repeat by the library could not be told from a first call, and would not be within our time limit.
+        # A repeat by the library could not be distinguished from a first call, and would not be within our time limit.
         config = Config(
             connect_timeout=min(5.0, answer_max_s),
             read_timeout=answer_max_s,
@@ -145,16 +145,18 @@ class AwsProvider:
         parameters = self._parameters(request)
         for _ in range(2):
             try:
-                answer = self._ec2.run_instances(**parameters, **self._shared_resources.of(request.owner))
+                answer = self._ec2.run_instances(
+                    **parameters, **self._shared_resources.of(request.tags.owner)
+                )
             except (ClientError, BotoCoreError) as error:
                 code = error_code(error)
                 if code == "IdempotentParameterMismatch":
                     return self._adopt(request)
                 if code not in ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound"):
                     raise translated(
-                        error, region=self.region, place=request.zone, vm=request.vm, spot=request.spot
+                        error, region=self.region, location=request.zone, vm=request.vm, spot=request.spot
                     ) from error
-                self._shared_resources.forget(request.owner)
+                self._shared_resources.forget(request.tags.owner)
                 continue
             return self._launched(request, answer)
         raise CloudUnavailableError(
@@ -186,7 +188,7 @@ class AwsProvider:
 
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
         """See `Provider.list_owned`; ended VMs are shown for about an hour."""
-        return tuple(seen for seen in self._tagged(OWNER_TAG, owner) if seen.owner == owner)
+        return tuple(seen for seen in self._tagged(OWNER_TAG, owner) if seen.tags.owner == owner)
 
     def quotas(self) -> tuple[Quota, ...]:
         """See `Provider.quotas`: vCPUs by VM family, on demand and spot; empty where Service Quotas is denied."""
@@ -215,7 +217,7 @@ class AwsProvider:
         image, root_device = self._image(request)
         tags = tags_of(request)
         parameters: dict[str, Any] = {
-            "ClientToken": request.token,
+            "ClientToken": request.tags.token,
             "MinCount": 1,
             "MaxCount": 1,
             "InstanceType": request.vm,
@@ -228,7 +230,7 @@ class AwsProvider:
                 {
                     "DeviceName": root_device,
                     "Ebs": {
-                        "VolumeSize": request.disk_gib,
+                        "VolumeSize": request.template.disk_gib,
                         "VolumeType": "gp3",
                         "DeleteOnTermination": True,
                     },
@@ -270,25 +272,25 @@ class AwsProvider:
         try:
             found = [
                 seen
-                for seen in self._tagged(TOKEN_TAG, request.token)
-                if seen.token == request.token and seen.zone == request.zone
+                for seen in self._tagged(TOKEN_TAG, request.tags.token)
+                if seen.tags.token == request.tags.token and seen.zone == request.zone
             ]
         except (ThrottledError, CredentialsError) as error:
             raise CloudUnavailableError(str(error)) from error
         if found:
-            self._unseen.pop(request.token, None)
+            self._unseen.pop(request.tags.token, None)
             return self._living(found[0])
-        first = self._unseen.setdefault(request.token, self._clock())
-        message = f"aws {request.zone}: token {request.token} was used for another launch, whose VM"
+        first = self._unseen.setdefault(request.tags.token, self._clock())
+        message = f"aws {request.zone}: token {request.tags.token} was used for another launch, whose VM"
         if self._clock() - first <= self.visibility_s:
             raise CloudUnavailableError(f"{message} is not listed yet; try again")
-        del self._unseen[request.token]
+        del self._unseen[request.tags.token]
         raise GoneError(f"{message} is gone; launch with a new token")
 
     def _living(self, seen: VmSeen) -> VmSeen:
         if seen.state in ("stopping", "gone"):
             raise GoneError(
-                f"aws {seen.zone}: the VM of token {seen.token}, {seen.instance_id}, has ended"
+                f"aws {seen.zone}: the VM of token {seen.tags.token}, {seen.instance_id}, has ended"
                 f"{f' ({seen.reason})' if seen.reason else ''}; launch with a new token"
             )
         return seen
@@ -308,7 +310,7 @@ class AwsProvider:
         """Id and root device of the request's image; an alias is looked up once in a process."""
         architectures = self._types[request.vm]["ProcessorInfo"]["SupportedArchitectures"]
         architecture = next((_ARCHITECTURES[name] for name in architectures if name in _ARCHITECTURES), None)
-        alias = request.image
+        alias = request.template.image
         if not alias:
             if architecture is None:
                 raise ConfigurationError(
@@ -359,9 +361,9 @@ class AwsProvider:
             try:
                 return call()
             except (ClientError, BotoCoreError) as error:
-                told: ScavengerError = translated(error, region=self.region)
-                if attempt == _TRIES - 1 or not isinstance(told, (ThrottledError, CloudUnavailableError)):
-                    raise told from error
+                failure: ScavengerError = translated(error, region=self.region)
+                if attempt == _TRIES - 1 or not isinstance(failure, (ThrottledError, CloudUnavailableError)):
+                    raise failure from error
             self._sleep(self._rng.uniform(0, _PAUSE_S * 2**attempt))
         raise AssertionError("the last attempt returns or raises")
 

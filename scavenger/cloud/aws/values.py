@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from scavenger.domain.vm import Quota, VmRequest, VmSeen, VmState
+from scavenger.domain.vm import Quota, VmRequest, VmSeen, VmState, VmTags
 
 __all__ = ["OWNER_TAG", "TOKEN_TAG", "quota_name", "quotas_of", "tags_of", "vm_seen"]
 
@@ -32,13 +32,13 @@ _TRANSITION_TIME = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)
 def tags_of(request: VmRequest) -> list[dict[str, str]]:
     """All tags of a launch, ours over the user's."""
     tags = {
-        "Name": f"scavenger-{request.job_id}-{request.slot}",
-        **dict(request.labels),
-        OWNER_TAG: request.owner,
-        TOKEN_TAG: request.token,
-        _JOB_TAG: request.job_id,
-        _SLOT_TAG: str(request.slot),
-        _GENERATION_TAG: str(request.generation),
+        "Name": f"scavenger-{request.tags.job_id}-{request.tags.slot}",
+        **dict(request.template.labels),
+        OWNER_TAG: request.tags.owner,
+        TOKEN_TAG: request.tags.token,
+        _JOB_TAG: request.tags.job_id,
+        _SLOT_TAG: str(request.tags.slot),
+        _GENERATION_TAG: str(request.tags.generation),
     }
     return [{"Key": key, "Value": value} for key, value in tags.items()]
 
@@ -56,11 +56,13 @@ def vm_seen(instance: Mapping[str, Any]) -> VmSeen:
         zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
         spot=instance.get("InstanceLifecycle") == "spot",
         state=state,
-        owner=tags.get(OWNER_TAG, ""),
-        token=tags.get(TOKEN_TAG, ""),
-        job_id=tags.get(_JOB_TAG, ""),
-        slot=_number(tags.get(_SLOT_TAG)),
-        generation=_number(tags.get(_GENERATION_TAG)),
+        tags=VmTags(
+            token=tags.get(TOKEN_TAG, ""),
+            owner=tags.get(OWNER_TAG, ""),
+            job_id=tags.get(_JOB_TAG, ""),
+            slot=_number(tags.get(_SLOT_TAG)),
+            generation=_number(tags.get(_GENERATION_TAG)),
+        ),
         address=str(instance.get("PrivateIpAddress") or ""),
         launched_at=launched.astimezone(UTC) if launched else None,
         ended_at=_time(transition) if state == "gone" else None,

@@ -74,17 +74,17 @@ def user_data(request: VmRequest) -> str:
             kind that its first line does not identify.
     """
     limits = _LIMITS.replace("{life_s}", str(_seconds(request.life_s)))
-    limits = limits.replace("{run_max_s}", str(_seconds(request.run_max_s)))
-    archive = MIMEMultipart(boundary=f"scavenger-{request.token}")
+    limits = limits.replace("{run_max_s}", str(_seconds(request.template.run_max_s)))
+    archive = MIMEMultipart(boundary=f"scavenger-{request.tags.token}")
     archive.attach(_part(limits, "cloud-boothook"))
-    if request.user_data:
-        kind = next((kind for start, kind in _TYPES if request.user_data.startswith(start)), None)
+    if request.template.user_data:
+        kind = next((kind for start, kind in _TYPES if request.template.user_data.startswith(start)), None)
         if kind is None:
             raise ConfigurationError(
                 "user data must start with '#!' (a script), '#cloud-config' or '#include', "
-                f"not with {request.user_data[:20]!r}"
+                f"not with {request.template.user_data[:20]!r}"
             )
-        archive.attach(_part(request.user_data, kind))
+        archive.attach(_part(request.template.user_data, kind))
     text = archive.as_string()
     if len(text.encode()) > _BYTES_MAX:
         raise ConfigurationError(

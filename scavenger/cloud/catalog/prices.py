@@ -73,7 +73,7 @@ class OwnPrice(FrozenModel):
         if (self.gpu is None) != (self.gpus is None):
             raise fault("must have both gpu and gpus, or neither")
         if self.gpu is not None and self.cpus is None:
-            raise fault("must have cpus and memory beside its gpu")
+            raise fault("must have cpus and memory in addition to its gpu")
         return self
 
 

@@ -79,12 +79,12 @@ def fetch_gcp(*, now: datetime, url: str = BILLING_URL, credentials: Any = None)
         import google.auth
         from google.auth.transport.requests import AuthorizedSession
 
-        from scavenger.cloud.gcp.errors import told
+        from scavenger.cloud.gcp.errors import translated_errors
     except ImportError as error:
         raise ConfigurationError(
             "refreshing Google Cloud needs its library: pip install 'scavenger-ml[gcp]'"
         ) from error
-    with told("reading Google Cloud's price list", region="global", place="global"):
+    with translated_errors("reading Google Cloud's price list", region="global", location="global"):
         if credentials is None:
             credentials, _ = google.auth.default(scopes=[_SCOPE])
         with AuthorizedSession(credentials) as session:  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["is_missing", "is_taken", "of_operation", "told"]
+__all__ = ["is_missing", "is_taken", "of_operation", "translated_errors"]
 
 _MESSAGE_CHARACTERS = 200
 """Of Google's own words: a line for a person."""
@@ -61,14 +61,14 @@ _QUOTA_NAME = re.compile(r"[Qq]uota '(?:projects/\S*/)?([^']+)'")
 
 
 @contextmanager
-def told(
-    doing: str, *, region: str, place: str, refused: type[ScavengerError] = CloudUnavailableError
+def translated_errors(
+    doing: str, *, region: str, location: str, refused: type[ScavengerError] = CloudUnavailableError
 ) -> Iterator[None]:
     """Turn whatever the client library raises into one of our errors.
 
     Args:
         doing: For the message: "starting a VM".
-        place: The zone, or the region.
+        location: The zone, or the region.
         refused: What a refusal is that nothing else fits: the request's own fault when it says what is wanted.
 
     Raises:
@@ -78,7 +78,7 @@ def told(
     try:
         yield
     except GoogleAPICallError as error:
-        raise _of_call(error, doing, region, place, refused) from error
+        raise _of_call(error, doing, region, location, refused) from error
     except (RequestException, ParseError, TransportError) as error:
         raise CloudUnavailableError(f"{doing}: no answer from Google Cloud: {_line(str(error))}") from error
     except GoogleAuthError as error:
@@ -92,12 +92,12 @@ def told(
         ) from error
 
 
-def of_operation(operation: Any, *, doing: str, region: str, place: str) -> ScavengerError:
+def of_operation(operation: Any, *, doing: str, region: str, location: str) -> ScavengerError:
     """The error of an operation that ended with one."""
     first = operation.error.errors[0] if operation.error.errors else None
     code = first.code if first is not None else ""
     words = _line((first.message if first is not None else "") or operation.http_error_message or code)
-    message = f"{doing} in {place}: {words}"
+    message = f"{doing} in {location}: {words}"
     reasons = {_folded(each.code) for each in operation.error.errors}
     status = int(operation.http_error_status_code or 0)
     quota = _quota_of(first) if first is not None else ""
@@ -130,12 +130,12 @@ def is_missing(error: BaseException | None, kind: str) -> bool:
 
 
 def _of_call(
-    error: GoogleAPICallError, doing: str, region: str, place: str, refused: type[ScavengerError]
+    error: GoogleAPICallError, doing: str, region: str, location: str, refused: type[ScavengerError]
 ) -> ScavengerError:
     status = int(error.code or 0)
     given = [each for each in error.errors if isinstance(each, dict)]
     words = _line(str(given[0].get("message", "")) if given else str(error.message))
-    message = f"{doing} in {place}: {words}"
+    message = f"{doing} in {location}: {words}"
     reasons = {_folded(str(each.get("reason", ""))) for each in given}
     reasons.add(_folded(str(error.reason or "")))
     known = _by_reason(reasons, status, message, words, region)

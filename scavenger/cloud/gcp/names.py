@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import UUID, uuid5
 
-from scavenger.domain.vm import VmRequest
+from scavenger.domain.vm import VmRequest, VmTags
 from scavenger.errors import ConfigurationError
 
 __all__ = [
     "CustomType",
-    "Tags",
     "custom_type",
     "instance_name",
     "labels_of",
@@ -44,17 +43,6 @@ _CUSTOM = re.compile(
 _MEMORY_STEP_MIB = 256
 _GIB_PER_CPU = {"n1": (0.9, 6.5), "n2": (0.5, 8.0), "n2d": (0.5, 8.0), "e2": (0.5, 8.0), "n4": (2.0, 8.0)}
 """Least and most memory; of families that are not named here the cloud itself decides."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tags:
-    """What a VM's labels say of it; empty and -1 where they say nothing."""
-
-    owner: str = ""
-    token: str = ""
-    job_id: str = ""
-    slot: int = -1
-    generation: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +87,10 @@ def labels_of(request: VmRequest) -> dict[str, str]:
     """A VM's labels: what it is for, and the request's own in lower case with `-` for what a label must not hold.
 
     Raises:
-        ConfigurationError: If a label cannot be told by its key, or there are too many or too long ones.
+        ConfigurationError: If two labels have the same key, or there are too many or too long ones.
     """
     labels: dict[str, str] = {}
-    for key, value in request.labels:
+    for key, value in request.template.labels:
         name = _plain(key)
         if not name[:1].isalpha() or name.startswith(_RESERVED):
             raise ConfigurationError(f"label {key!r}: a key begins with a letter, and not with {_RESERVED!r}")
@@ -110,22 +98,22 @@ def labels_of(request: VmRequest) -> dict[str, str]:
             raise ConfigurationError(f"label {key!r} is the same as another one in Google Cloud: {name!r}")
         labels[name] = _plain(value)
     labels |= {
-        _OWNER: _escaped("owner", request.owner),
-        _TOKEN: _escaped("token", request.token),
-        _JOB: _escaped("job", request.job_id),
-        _SLOT: str(request.slot),
-        _GENERATION: str(request.generation),
+        _OWNER: _escaped("owner", request.tags.owner),
+        _TOKEN: _escaped("token", request.tags.token),
+        _JOB: _escaped("job", request.tags.job_id),
+        _SLOT: str(request.tags.slot),
+        _GENERATION: str(request.tags.generation),
     }
     if len(labels) > _LABELS_MAX:
         raise ConfigurationError(f"{len(labels)} labels; a VM of Google Cloud has at most {_LABELS_MAX}")
     return labels
 
 
-def tags_of(labels: Mapping[str, str]) -> Tags:
-    """What `labels_of` wrote."""
-    return Tags(
-        owner=_unescaped(labels.get(_OWNER, "")),
+def tags_of(labels: Mapping[str, str]) -> VmTags:
+    """Read the tags that `labels_of` wrote."""
+    return VmTags(
         token=_unescaped(labels.get(_TOKEN, "")),
+        owner=_unescaped(labels.get(_OWNER, "")),
         job_id=_unescaped(labels.get(_JOB, "")),
         slot=_number(labels.get(_SLOT, "")),
         generation=_number(labels.get(_GENERATION, "")),

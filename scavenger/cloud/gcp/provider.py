@@ -1,6 +1,6 @@
 """Compute Engine of Google Cloud as a provider, through Google's own client library over REST.
 
-A launch is one insert. Its idempotency key and the VM's name both come from the token, so that whoever repeats it meets
+A launch is one insert. Its idempotency key and the VM's name both come from the token, so that a repeat finds
 the first: by the key while Google remembers it, by the name while the VM lives, and by the zone's operations, which are
 kept for weeks, after that. A VM is known by its number, which is never given twice.
 
@@ -28,7 +28,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import compute_v1
 
 from scavenger import __version__
-from scavenger.cloud.gcp.errors import is_missing, is_taken, of_operation, told
+from scavenger.cloud.gcp.errors import is_missing, is_taken, of_operation, translated_errors
 from scavenger.cloud.gcp.names import custom_type, instance_name, owner_filter, request_id, tags_of
 from scavenger.cloud.gcp.vm import GcpSettings, instance_of, seen_of, time_of
 from scavenger.domain.vm import Quota, VmRequest, VmSeen
@@ -143,7 +143,7 @@ class GcpProvider:
                             project=self._project,
                             zone=request.zone,
                             instance_resource=body,
-                            request_id=request_id(request.token, len(inserts)),
+                            request_id=request_id(request.tags.token, len(inserts)),
                         ),
                         **self._limits(deadline),
                     )
@@ -160,7 +160,7 @@ class GcpProvider:
                 return self._seen(str(operation.target_id), request.zone, deadline)
         except (CredentialsError, ThrottledError) as error:
             raise CloudUnavailableError(f"a VM may have been started; {error}") from error
-        raise of_operation(operation, doing=doing, region=self.region, place=request.zone)
+        raise of_operation(operation, doing=doing, region=self.region, location=request.zone)
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
         """See `Provider.describe`; Compute Engine forgets a VM as soon as it is deleted."""
@@ -191,7 +191,7 @@ class GcpProvider:
             )
 
     def quotas(self) -> tuple[Quota, ...]:
-        """See `Provider.quotas`: the region's; those of the whole project are told when they are met."""
+        """See `Provider.quotas`: the region's; those of the whole project are reported when they are reached."""
         with self._told("reading the quotas", self.region):
             region = self._regions.get(
                 request=compute_v1.GetRegionRequest(project=self._project, region=self.region),
@@ -285,7 +285,7 @@ class GcpProvider:
 
     def _adopted(self, request: VmRequest, name: str, deadline: float) -> VmSeen:
         seen = self._seen(name, request.zone, deadline)
-        if seen.token != request.token:
+        if seen.tags.token != request.tags.token:
             raise ConfigurationError(f"there is a VM {name} in {request.zone} that is not Scavenger's")
         return seen
 
@@ -335,9 +335,9 @@ class GcpProvider:
         return {"timeout": min(self._call_timeout_s, left_s), "retry": None}
 
     def _told(
-        self, doing: str, place: str, *, refused: type[ScavengerError] = CloudUnavailableError
+        self, doing: str, location: str, *, refused: type[ScavengerError] = CloudUnavailableError
     ) -> AbstractContextManager[None]:
-        return told(doing, region=self.region, place=place, refused=refused)
+        return translated_errors(doing, region=self.region, location=location, refused=refused)
 
     @cached_property
     def _options(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class GcpSettings:
         external_address: Whether a VM has an address in the internet; without one it needs a NAT to load packages.
         service_account: Its e-mail address; empty for none: a VM then can do nothing in the project.
         image: In place of Ubuntu's newest long-term image; needs cloud-init.
-        preemption_notice_s: How long before its end a spot VM is told of it; 0 for the platform's default.
+        preemption_notice_s: How long before its end a spot VM is notified of it; 0 for the platform's default.
     """
 
     network: str = "global/networks/default"
@@ -71,10 +71,10 @@ def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instanc
     labels = labels_of(request)
     place = f"zones/{request.zone}"
     family = request.vm.partition("-")[0]
-    image = request.image or settings.image
+    image = request.template.image or settings.image
     accelerated = _ACCELERATED.fullmatch(family) is not None
     instance = compute_v1.Instance(
-        name=instance_name(request.token),
+        name=instance_name(request.tags.token),
         labels=labels,
         machine_type=f"{place}/machineTypes/{request.vm}",
         disks=[
@@ -83,7 +83,7 @@ def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instanc
                 auto_delete=True,
                 initialize_params=compute_v1.AttachedDiskInitializeParams(
                     source_image=image or _default_image(family),
-                    disk_size_gb=request.disk_gib,
+                    disk_size_gb=request.template.disk_gib,
                     disk_type=f"{place}/diskTypes/{_disk_type(family)}",
                     labels=labels,
                 ),
@@ -108,7 +108,6 @@ def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instanc
 
 def seen_of(instance: compute_v1.Instance, zone: str) -> VmSeen:
     """A VM as Compute Engine shows it."""
-    tags = tags_of(instance.labels)
     interfaces = instance.network_interfaces
     state = _STATES.get(instance.status, "stopping")
     reason = instance.status_message
@@ -120,11 +119,7 @@ def seen_of(instance: compute_v1.Instance, zone: str) -> VmSeen:
         zone=zone,
         spot=instance.scheduling.provisioning_model == "SPOT" or instance.scheduling.preemptible,
         state=state,
-        owner=tags.owner,
-        token=tags.token,
-        job_id=tags.job_id,
-        slot=tags.slot,
-        generation=tags.generation,
+        tags=tags_of(instance.labels),
         address=interfaces[0].network_i_p if interfaces else "",
         launched_at=time_of(instance.creation_timestamp),
         ended_at=time_of(instance.last_stop_timestamp) if state == "stopping" else None,
@@ -141,15 +136,15 @@ def time_of(text: str) -> datetime | None:
 
 
 def _scheduling(request: VmRequest, settings: GcpSettings, *, accelerated: bool) -> compute_v1.Scheduling:
-    if not (math.isfinite(request.run_max_s) and 0 < request.run_max_s <= _RUN_MAX_S):
+    if not (math.isfinite(request.template.run_max_s) and 0 < request.template.run_max_s <= _RUN_MAX_S):
         raise ConfigurationError(
             f"a VM of Google Cloud ends itself after at most {_RUN_MAX_S // 86_400} days, "
-            f"not {request.run_max_s:g} s"
+            f"not {request.template.run_max_s:g} s"
         )
     scheduling = compute_v1.Scheduling(
         provisioning_model="SPOT" if request.spot else "STANDARD",
         instance_termination_action="DELETE",
-        max_run_duration=compute_v1.Duration(seconds=max(_RUN_MIN_S, math.ceil(request.run_max_s))),
+        max_run_duration=compute_v1.Duration(seconds=max(_RUN_MIN_S, math.ceil(request.template.run_max_s))),
         # one that came back by itself would be a worker that has been replaced
         automatic_restart=False,
     )

@@ -11,7 +11,7 @@ from scavenger.control.search.outcome import NOTHING_SEARCHED, actual_of, search
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder
 from scavenger.domain.curve import Choice
-from scavenger.domain.report import Actual, JobState, RunReport
+from scavenger.domain.report import Actual, JobState, ReportedJob, RunReport, TrainingResult
 from scavenger.errors import Interrupted, LimitReachedError, ScavengerError
 
 __all__ = ["Ending", "ended_by", "report_of"]
@@ -63,17 +63,8 @@ def report_of(
         run: False for `plan`.
     """
     report = RunReport(
-        job_id=recorder.job_id,
-        job_name=job_name,
-        state=ending.state,
+        job=ReportedJob(recorder.job_id, job_name, ending.state),
         search=NOTHING_SEARCHED,
-        curve=None,
-        choice=None,
-        predicted=None,
-        actual=None,
-        metric=None,
-        steps=0,
-        model_path=None,
         measurements_path=None if journals is None else str(journals.measurements.path),
         warnings=tuple(recorder.warnings),
         error=ending.error,
@@ -99,12 +90,14 @@ def _with_run(report: RunReport, running: RunningJob, *, run: bool) -> RunReport
         choice=choice,
         predicted=state.predicted,
         estimate=None if decision is None else decision.estimate,
-        actual=_actual(running) if run else None,
-        metric=trainer.goal.outcome(trainer.history.epochs),
-        steps=trainer.step,
-        model_path=None if running.model_path is None else str(running.model_path),
+        result=TrainingResult(
+            actual=_actual(running) if run else None,
+            metric=trainer.goal.outcome(trainer.history.epochs),
+            steps=trainer.step,
+            model_path=None if running.model_path is None else str(running.model_path),
+            quarantined=running.parts.supervisor.quarantined,
+        ),
         warnings=(*running.warnings, *trainer.warnings, *report.warnings),
-        quarantined=running.parts.supervisor.quarantined,
     )
 
 

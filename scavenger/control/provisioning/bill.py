@@ -136,7 +136,7 @@ def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices
     vms, not_counted = [], []
     for intent in intents:
         never = not intent.instance_id and (intent.state == "GONE" or not intent.asked)
-        if never and not intent.spent_usd:
+        if never and not intent.charges.spent_usd:
             continue
         one = _cost_of(intent, at, prices.get((intent.provider, intent.region)))
         vms.append(one)
@@ -149,22 +149,22 @@ def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices
 
 
 def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) -> VmCost:
-    request = intent.request
-    seconds, usd = intent.billed_s, intent.spent_usd
+    request, times = intent.request, intent.times
+    seconds, usd = intent.charges.billed_s, intent.charges.spent_usd
     basis: Basis = "counted"
-    if intent.launched_at is not None and intent.ended_at is not None and intent.state == "GONE":
+    if times.launched_at is not None and times.ended_at is not None and intent.state == "GONE":
         basis = "cloud"
-    elif intent.launched_at is not None and intent.state != "GONE":
+    elif times.launched_at is not None and intent.state != "GONE":
         seen = VmSeen(
             intent.instance_id,
             request.vm,
             request.zone,
             request.spot,
             "running",
-            launched_at=intent.launched_at,
-            ended_at=intent.ended_at,
+            launched_at=times.launched_at,
+            ended_at=times.ended_at,
         )
-        price = {(request.vm, request.zone, request.spot): intent.price_usd_per_hour}
+        price = {(request.vm, request.zone, request.spot): intent.charges.price_usd_per_hour}
         (billed,) = ledger([seen], price, at=at).vms
         seconds, usd = billed.billed_s, billed.usd
         basis = "cloud"
@@ -178,7 +178,7 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
         usd=usd,
         disk_usd=None
         if disk_usd_per_gib_hour is None
-        else request.disk_gib * disk_usd_per_gib_hour * seconds / 3600.0,
+        else request.template.disk_gib * disk_usd_per_gib_hour * seconds / 3600.0,
         basis=basis,
         ended=intent.state == "GONE",
         ending=intent.ending.replace("_", " "),
@@ -207,8 +207,8 @@ def priced_both(
     """
     by_vm, by_size = np.array(curve.cost_usd), np.full(len(curve), np.inf)
     times = np.isfinite(curve.time_s)
-    for index, vm in enumerate(curve.vms):
-        where = np.flatnonzero(times & (curve.vm_index == index))
+    for index, vm in enumerate(curve.configurations.vms):
+        where = np.flatnonzero(times & (curve.configurations.vm_index == index))
         priced = pricing_curves(
             [(curve[i].configuration, float(curve.time_s[i])) for i in where.tolist()],
             usd_per_vm_hour=usd_per_vm_hour or 0.0,

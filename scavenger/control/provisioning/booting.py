@@ -50,16 +50,19 @@ class BootingProvider(Provider):
             CloudUnavailableError: Also if the job wants no VMs any more, which the reconciler's next iteration notices.
             ConfigurationError: Also if the user data is not a boot document.
         """
-        key = self._store.boot_key(request.job_id, self.name, self.region)
+        key = self._store.boot_key(request.tags.job_id, self.name, self.region)
         if not key:
-            raise CloudUnavailableError(f"job {request.job_id[:8]} wants no VMs any more")
+            raise CloudUnavailableError(f"job {request.tags.job_id[:8]} wants no VMs any more")
         try:
-            boot = msgspec.json.decode(request.user_data, type=_Boot)
+            boot = msgspec.json.decode(request.template.user_data, type=_Boot)
         except msgspec.DecodeError as error:
-            raise ConfigurationError(f"intent {request.token} does not say how to join: {error}") from error
-        _, secret = one_time_keys(bytes.fromhex(key), request.token)
-        join = Join(boot.endpoint, boot.server_key, request.token, secret, boot.provider)
-        return self._provider.launch(replace(request, user_data=boot_script(join, boot.package)))
+            raise ConfigurationError(
+                f"intent {request.tags.token} does not say how to join: {error}"
+            ) from error
+        _, secret = one_time_keys(bytes.fromhex(key), request.tags.token)
+        join = Join(boot.endpoint, boot.server_key, request.tags.token, secret, boot.provider)
+        template = replace(request.template, user_data=boot_script(join, boot.package))
+        return self._provider.launch(replace(request, template=template))
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:
         """See `Provider.describe`."""

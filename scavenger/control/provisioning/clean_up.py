@@ -68,10 +68,12 @@ class CleanUp:
         living = {intent.id: intent for intent in self._intents()}
         has_process: dict[str, bool] = {}
         for vm in vms:
-            intent = living.get(vm.token)
+            intent = living.get(vm.tags.token)
             if intent is None:
                 reason = (
-                    "its intent has ended" if self._is_known(vm.token) else "the store has no record of it"
+                    "its intent has ended"
+                    if self._is_known(vm.tags.token)
+                    else "the store has no record of it"
                 )
             elif intent.instance_id not in ("", vm.instance_id):
                 reason = f"its slot has another VM, {intent.instance_id}"
@@ -109,7 +111,7 @@ class CleanUp:
                 why.pop(key, None)
                 if gone is not None:
                     del left[key]
-                    self._close(one.vm.token, gone)
+                    self._close(one.vm.tags.token, gone)
             if not left or self._clock() >= until_s:
                 break
             self._sleep(POLL_S)
@@ -152,7 +154,9 @@ class CleanUp:
                     continue
                 if vm is not None:
                     self._close(intent.id, vm)
-            elif intent.created_at is not None and datetime.now(UTC) - intent.created_at > SETTLED:
+            elif (
+                intent.times.created_at is not None and datetime.now(UTC) - intent.times.created_at > SETTLED
+            ):
                 self._store.mark_gone(None, intent.id, "unwanted", "never seen", None, never=False)
             else:
                 lines.append(

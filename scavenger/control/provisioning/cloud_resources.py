@@ -21,11 +21,11 @@ from scavenger.control.provisioning.providers import open_provider
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
-from scavenger.domain.intent import Desired, Place
+from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
-from scavenger.domain.vm import Quota
+from scavenger.domain.vm import LaunchTemplate, Quota
 from scavenger.errors import ConfigurationError, QuotaError
-from scavenger.policy.provisioning.fleet_plan import FleetSpec
+from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -215,25 +215,27 @@ class CloudResources:
             vm: _zones(job, provider, vm) for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
         }
         deadline_s = job.constraints.deadline
-        spec = FleetSpec(
-            desired=Desired(
+        inputs = FleetInputs(
+            spec=FleetSpec(
                 job_id=record.id,
                 provider=provider.name,
                 region=provider.region,
-                wishes=(),
-                places=(),
+                slots=(),
+                options=(),
                 # in the worst case, all VMs are replaced at once or moved to another VM type
                 vms_max=2 * max(job.worker_counts[-1], job.elastic_range[1]) + 2,
                 budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
-                run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
-                image=self._environment.get(IMAGE_VARIABLE, ""),
-                disk_gib=DISK_GIB,
+                template=LaunchTemplate(
+                    run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
+                    image=self._environment.get(IMAGE_VARIABLE, ""),
+                    disk_gib=DISK_GIB,
+                ),
                 attempt=record.attempts,
             ),
             package=package_of(self._environment),
-            places={offer.vm: self._places(offer, zones[offer.vm]) for offer in offers},
+            options={offer.vm: self._options(offer, zones[offer.vm]) for offer in offers},
             aggregators=tuple(
-                Place(aggregator_offer.vm, zone, False, aggregator_offer.price_usd_per_hour)
+                PlacementOption(aggregator_offer.vm, zone, False, aggregator_offer.price_usd_per_hour)
                 for zone in zones[aggregator_offer.vm]
             ),
             offers=offers,
@@ -241,22 +243,22 @@ class CloudResources:
             before_usd=before_usd,
             disk_usd_per_hour=self.cloud.terms(
                 self.offered, disk_gib=DISK_GIB, setup_s=0.0
-            ).disk_usd_per_hour,
+            ).shared.disk_usd_per_hour,
         )
         host, port = address_of(self._environment)
         hosts = AgentServer(
             host, folder, port=port, boot_key=new_boot_key(), leave_out=(outputs,), clock=clock
         )
         hosts.start()
-        return Fleet(store, provider, hosts, spec, note=note, clock=clock)
+        return Fleet(store, provider, hosts, inputs, note=note, clock=clock)
 
-    def _places(self, offer: Offer, zones: tuple[str, ...]) -> tuple[Place, ...]:
+    def _options(self, offer: Offer, zones: tuple[str, ...]) -> tuple[PlacementOption, ...]:
         """Placement options in the order to try: with `spot: auto`, on-demand options follow the spot options."""
-        places = [Place(offer.vm, zone, offer.spot, offer.price_usd_per_hour) for zone in zones]
+        options = [PlacementOption(offer.vm, zone, offer.spot, offer.price_usd_per_hour) for zone in zones]
         if offer.spot and self._job.spot == "auto":
             price = self.cloud.price_usd_per_hour(offer.vm, spot=False)
-            places += [Place(offer.vm, zone, False, price) for zone in zones]
-        return tuple(places)
+            options += [PlacementOption(offer.vm, zone, False, price) for zone in zones]
+        return tuple(options)
 
 
 def _zones(job: JobSpec, provider: Provider, vm: str) -> tuple[str, ...]:

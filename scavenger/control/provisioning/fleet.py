@@ -34,18 +34,18 @@ from scavenger.errors import (
     StoreUnavailableError,
     TransientError,
 )
+from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.fleet_plan import (
+    FleetInputs,
     FleetPlan,
     FleetSeen,
-    FleetSpec,
     Refusal,
     Shortage,
     first_plan,
     plan_fleet,
     read_shortage,
-    wishes_of,
+    slots_of,
 )
-from scavenger.policy.provisioning.memory import Terms
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -57,7 +57,7 @@ LOOK_S = 1.0
 _ERRORS: Mapping[str, type[ScavengerError]] = {
     "unaffordable": LimitReachedError,
     "credentials": CredentialsError,
-    "no_place": TransientError,
+    "no_placement": TransientError,
     "loop": TransientError,
 }
 
@@ -69,9 +69,9 @@ class Fleet:
         store: Holds the fleet's specification and the intents.
         provider: The cloud, in the job's region.
         hosts: The server at which agents join; already started, and closed by `close`.
-        spec: Specification of the VMs and their limits.
+        inputs: Specification of the VMs and their limits.
         note: Shows a line to the user.
-        terms: Time limits and intervals of the provisioning; None for the defaults.
+        config: Time limits and intervals of the provisioning; None for the defaults.
         clock: Monotonic clock, seconds.
 
     Attributes:
@@ -84,25 +84,25 @@ class Fleet:
         store: Store,
         provider: Provider,
         hosts: AgentServer,
-        spec: FleetSpec,
+        inputs: FleetInputs,
         *,
         note: Callable[[str], None],
-        terms: Terms | None = None,
+        config: ProvisioningConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._provider, self._agent_server, self._spec, self._clock = (
+        self._store, self._provider, self._agent_server, self._inputs, self._clock = (
             store,
             provider,
             hosts,
-            spec,
+            inputs,
             clock,
         )
-        self._terms = terms or Terms(provider.visibility_s)
-        self._desired = spec.desired
-        self.drain_s = spec.desired.drain_s
-        self.meter = VmCostMeter(spec, clock=clock)
-        self._agents = FleetAgents(store, hosts, spec)
-        self._notes = FleetNotes(note, spec.offers)
+        self._config = config or ProvisioningConfig(provider.visibility_s)
+        self._spec = inputs.spec
+        self.drain_s = inputs.spec.drain_s
+        self.meter = VmCostMeter(inputs, clock=clock)
+        self._agents = FleetAgents(store, hosts, inputs)
+        self._notes = FleetNotes(note, inputs.offers)
         self._plan = FleetPlan()
         self._wanted: tuple[FleetPlan, float] | None = None
         self._engine: VmEngine | None = None
@@ -115,27 +115,24 @@ class Fleet:
 
     def engine(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] | None = None) -> Engine:
         """Create the job's engine, which runs processes on these VMs; for `command` see `VmEngine`."""
-        self._plan = first_plan(self._store.intents(self._spec.desired.job_id), self._spec.desired.attempt)
-        self._desired = replace(
-            self._spec.desired,
-            user_data=boot_document(
-                self._agent_server.endpoint,
-                self._agent_server.server_key,
-                self._provider.name,
-                self._spec.package,
-            ),
-            boot_key=self._agent_server.boot_key.hex(),
+        self._plan = first_plan(self._store.intents(self._inputs.spec.job_id), self._inputs.spec.attempt)
+        server = self._agent_server
+        boot = boot_document(server.endpoint, server.server_key, self._provider.name, self._inputs.package)
+        self._spec = replace(
+            self._inputs.spec,
+            template=replace(self._inputs.spec.template, user_data=boot),
+            boot_key=server.boot_key.hex(),
         )
         self._engine = VmEngine(log_dir, self._agent_server, command=command)
         # replace the specification of an earlier attempt that was killed
-        self._store.want_vms(self._desired)
+        self._store.want_vms(self._spec)
         self._start_reconciler()
         return self._engine
 
     @property
     def reserve_s(self) -> float:
         """Time for which the budget's reserve pays for all VMs."""
-        return self._terms.reserved_s(self.drain_s)
+        return self._config.reserved_s(self.drain_s)
 
     @property
     def vms(self) -> tuple[Intent, ...]:
@@ -164,21 +161,21 @@ class Fleet:
 
     def _look(self, engine: VmEngine, now: float) -> None:
         self._agents.look(now)
-        self._intents = self._store.intents(self._spec.desired.job_id)
+        self._intents = self._store.intents(self._inputs.spec.job_id)
         self._looked_at = now
         self.meter.look(self._intents)
         self._agents.admit(self._intents, self._plan.types)
         self._agents.acknowledge(now)
         if self._reconciler is not None and not self._reconciler.acts:
             # another process holds the region's lease and cannot reach this job's VMs
-            self._agents.renew(self._intents, self._terms.life_s, now)
+            self._agents.renew(self._intents, self._config.vm.life_s, now)
         self._notes.show_alarms(self._agent_server.alarms())
         self._notes.show_fallbacks(self._intents)
         here = (self._provider.name, self._provider.region)
-        shortages = self._store.told(self._spec.desired.job_id, *here)
+        shortages = self._store.shortages(self._inputs.spec.job_id, *here)
         self._notes.show_shortages(shortages)
-        self._act_on(read_shortage(self._spec, self._plan, self._seen(engine, now), shortages), engine)
-        plan = plan_fleet(self._spec, self._plan, self._seen(engine, now))
+        self._act_on(read_shortage(self._inputs, self._plan, self._seen(engine, now), shortages), engine)
+        plan = plan_fleet(self._inputs, self._plan, self._seen(engine, now))
         if (plan, self.drain_s) != self._wanted:
             self._want(plan)
         self._plan = plan
@@ -190,7 +187,7 @@ class Fleet:
             agents=self._agents.seen(now, avoided=engine.avoided),
             workers=needs.workers,
             aggregators=needs.aggregators,
-            waiting={offer.vm: engine.waiting(offer.vm) for offer in self._spec.offers},
+            waiting={offer.vm: engine.waiting(offer.vm) for offer in self._inputs.offers},
             in_doubt=self._agent_server.in_doubt,
         )
 
@@ -205,8 +202,8 @@ class Fleet:
                     engine.refuse_waiting(vm, count, reason)
 
     def _want(self, plan: FleetPlan) -> None:
-        wishes = wishes_of(self._spec, plan)
-        self._store.want_vms(replace(self._desired, wishes=wishes, drain_s=self.drain_s))
+        slots = slots_of(self._inputs, plan)
+        self._store.want_vms(replace(self._spec, slots=slots, drain_s=self.drain_s))
         self._wanted = (plan, self.drain_s)
         if self._reconciler is not None:
             self._reconciler.wake()
@@ -222,7 +219,7 @@ class Fleet:
                 holder=holder_name(),
                 renew=self._renew,
                 alarm=self._notes.put,
-                terms=self._terms,
+                config=self._config,
                 is_dead=is_known_dead,
             )
             self._reconciler = ReconcilerThread(reconciler, self._failed)
@@ -231,7 +228,7 @@ class Fleet:
 
     def _renew(self, intent: Intent, life_s: float) -> bool:
         """Renew a VM's lease; VMs of other jobs are renewed by those jobs' coordinators."""
-        return intent.job_id != self._spec.desired.job_id or self._agent_server.renew(intent.id, life_s)
+        return intent.job_id != self._inputs.spec.job_id or self._agent_server.renew(intent.id, life_s)
 
     def _failed(self, error: Exception) -> None:
         if not isinstance(error, StoreBusyError):
@@ -250,7 +247,7 @@ class Fleet:
         """
         if self._is_clean:
             return
-        until = self._clock() + (max(LIMIT_S, 1.5 * self._terms.settle_s) if limit_s is None else limit_s)
+        until = self._clock() + (max(LIMIT_S, 1.5 * self._config.settle_s) if limit_s is None else limit_s)
         self._agent_server.close()  # agents that receive this power off their VMs
         self._request_no_vms(until)
         while not self._all_are_gone():
@@ -258,18 +255,19 @@ class Fleet:
                 self._reconciler.wake()
             if self._clock() > until:
                 raise CleanupError(f"VMs did not end in time: {self._living()}; run `scavenger gc`")
-            time.sleep(min(LOOK_S, self._terms.look_s))
+            time.sleep(min(LOOK_S, self._config.look.interval_s))
         self._remove_leftovers()
         if self._reconciler is not None:
-            self._reconciler.stop(self._terms.look_max_s)
+            self._reconciler.stop(self._config.look.actions_s)
         with contextlib.suppress(ScavengerError):
-            self._intents = self._store.intents(self._spec.desired.job_id)
+            self._intents = self._store.intents(self._inputs.spec.job_id)
         self.meter.look(self._intents, final=True)
         self._is_clean = True
 
     def _request_no_vms(self, until: float) -> None:
         """Request the end of all VMs, with retries while the store is locked."""
-        nothing = replace(self._spec.desired, wishes=(), boot_key="", user_data="")
+        wanted = self._inputs.spec
+        nothing = replace(wanted, slots=(), boot_key="", template=replace(wanted.template, user_data=""))
         while True:
             try:
                 self._store.want_vms(nothing)
@@ -280,12 +278,12 @@ class Fleet:
                 if self._clock() > until:
                     raise CleanupError(
                         f"VMs of this job may be left: {error}; they end themselves within "
-                        f"{self._terms.life_s / 60:.0f} minutes, `scavenger gc` ends them now"
+                        f"{self._config.vm.life_s / 60:.0f} minutes, `scavenger gc` ends them now"
                     ) from error
                 time.sleep(LOOK_S)
 
     def _all_are_gone(self) -> bool:
-        job_id = self._spec.desired.job_id
+        job_id = self._inputs.spec.job_id
         try:
             self._store.heartbeat(job_id)  # the job counts as running until its VMs have ended
             return self._store.is_clean(job_id)
@@ -293,7 +291,7 @@ class Fleet:
             return False  # the store is locked
 
     def _living(self) -> str:
-        job_id = self._spec.desired.job_id
+        job_id = self._inputs.spec.job_id
         try:
             left = self._store.intents(job_id, living=True)
         except ScavengerError as error:
@@ -311,5 +309,5 @@ class Fleet:
 
 
 def new_boot_key() -> bytes:
-    """Generate a random boot key, see `Desired.boot_key`."""
+    """Generate a random boot key, see `FleetSpec.boot_key`."""
     return secrets.token_bytes(32)

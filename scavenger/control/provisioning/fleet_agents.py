@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from scavenger.domain.intent import Intent
-from scavenger.policy.provisioning.fleet_plan import AgentSeen, FleetSpec
+from scavenger.policy.provisioning.fleet_plan import AgentSeen, FleetInputs
 from scavenger.policy.provisioning.slots import AGGREGATORS
 from scavenger.store import Store
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -23,11 +23,11 @@ class FleetAgents:
     Args:
         store: Receives the heartbeats of the VMs.
         hosts: The server that agents connect to.
-        spec: Specification of the job's VMs.
+        inputs: Specification of the job's VMs.
     """
 
-    def __init__(self, store: Store, hosts: AgentServer, spec: FleetSpec) -> None:
-        self._store, self._agent_server, self._spec = store, hosts, spec
+    def __init__(self, store: Store, hosts: AgentServer, inputs: FleetInputs) -> None:
+        self._store, self._agent_server, self._inputs = store, hosts, inputs
         self._vms: dict[str, AgentStatus] = {}
         self._ended: set[str] = set()
         self._acknowledged_at: dict[str, float] = {}
@@ -36,12 +36,12 @@ class FleetAgents:
 
     def look(self, now: float) -> None:
         """Read the status of the agents."""
-        self._vms = {vm.intent: vm for vm in self._agent_server.vms()}
+        self._vms = {vm.spec.intent: vm for vm in self._agent_server.vms()}
         for vm in self._vms.values():
             if vm.processes:
-                self._idle_since.pop(vm.intent, None)
+                self._idle_since.pop(vm.spec.intent, None)
             elif vm.joined:
-                self._idle_since.setdefault(vm.intent, now)
+                self._idle_since.setdefault(vm.spec.intent, now)
 
     def seen(self, now: float, *, avoided: Collection[str] = ()) -> dict[str, AgentSeen]:
         """State of every expected or joined agent as of the last look, by the intent of its VM.
@@ -50,11 +50,11 @@ class FleetAgents:
             avoided: Addresses of VMs that receive no more workers.
         """
         return {
-            vm.intent: AgentSeen(
+            vm.spec.intent: AgentSeen(
                 joined=vm.joined,
                 processes=len(vm.processes),
                 silent_s=vm.heard_s_ago,
-                idle_s=now - self._idle_since.get(vm.intent, now),
+                idle_s=now - self._idle_since.get(vm.spec.intent, now),
                 is_ending=vm.preemption is not None,
                 ends_in_s=None if vm.preemption is None else vm.preemption.in_s,
                 is_avoided=vm.address in avoided,
@@ -72,7 +72,7 @@ class FleetAgents:
             types: VM type of each slot.
         """
         for intent in intents:
-            if intent.slot not in types or intent.attempt != self._spec.desired.attempt:
+            if intent.slot not in types or intent.attempt != self._inputs.spec.attempt:
                 continue
             if intent.state in ("PLAN", "UP"):
                 self._expect(intent, types[intent.slot])
@@ -88,8 +88,8 @@ class FleetAgents:
             intent.id,
             role="aggregator" if vm == AGGREGATORS else "worker",
             vm=vm,
-            threads=self._spec.threads[intent.request.vm],
-            slots=self._spec.room[vm],
+            threads=self._inputs.threads[intent.request.vm],
+            slots=self._inputs.room[vm],
         )
 
     def acknowledge(self, now: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.domain.intent import Intent
-from scavenger.policy.provisioning.fleet_plan import FleetSpec
+from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
 
 __all__ = ["VmCostMeter"]
@@ -17,13 +17,13 @@ class VmCostMeter(CostMeter):
     """Adds the costs charged by the reconciler and the present rate since then.
 
     Args:
-        spec: Specification of the job's VMs, with the prices of disks and VM types.
+        inputs: Specification of the job's VMs, with the prices of disks and VM types.
         clock: Seconds, monotonic.
     """
 
-    def __init__(self, spec: FleetSpec, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._spec, self._clock = spec, clock
-        self._prices = {offer.vm: offer.price_usd_per_hour for offer in spec.offers}
+    def __init__(self, inputs: FleetInputs, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._inputs, self._clock = inputs, clock
+        self._prices = {offer.vm: offer.price_usd_per_hour for offer in inputs.offers}
         self._intents: tuple[Intent, ...] = ()
         self._charged_usd, self._charged_at_s = 0.0, clock()
         self._spent_usd = 0.0
@@ -34,9 +34,10 @@ class VmCostMeter(CostMeter):
         self._intents, self._is_final = intents, final
         # including disks, which the charges do not include
         charged_usd = sum(
-            one.spent_usd + one.billed_s / 3600.0 * self._spec.disk_usd_per_hour for one in intents
+            one.charges.spent_usd + one.charges.billed_s / 3600.0 * self._inputs.disk_usd_per_hour
+            for one in intents
         )
-        charged_usd = max(0.0, charged_usd - self._spec.before_usd)
+        charged_usd = max(0.0, charged_usd - self._inputs.before_usd)
         if charged_usd != self._charged_usd:
             self._charged_usd, self._charged_at_s = charged_usd, self._clock()
 
@@ -60,10 +61,10 @@ class VmCostMeter(CostMeter):
 
     def reserved_usd(self) -> float:
         """See `CostMeter.reserved_usd`."""
-        return sum(intent.reserved_usd for intent in self._paid_for())
+        return sum(intent.charges.reserved_usd for intent in self._paid_for())
 
     def _rate(self, intent: Intent) -> float:
-        return intent.price_usd_per_hour + self._spec.disk_usd_per_hour
+        return intent.charges.price_usd_per_hour + self._inputs.disk_usd_per_hour
 
     def _paid_for(self) -> list[Intent]:
         return [one for one in self._intents if one.state != "GONE" and one.asked]

@@ -61,7 +61,8 @@ class FleetNotes:
                 continue
             if offer.spot and not intent.request.spot and offer.vm not in self._fallen_back:
                 self._fallen_back.add(offer.vm)
+                price = intent.charges.price_usd_per_hour
                 self.note(
-                    f"no spot VM of {offer.vm} was available: on demand at ${intent.price_usd_per_hour:.6g} per hour "
+                    f"no spot VM of {offer.vm} was available: on demand at ${price:.6g} per hour "
                     f"instead of ${offer.price_usd_per_hour:.6g}, on which the predictions are based"
                 )

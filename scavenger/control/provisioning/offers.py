@@ -10,7 +10,7 @@ from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.types import Listing, MachineType, Wanted
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.configuration import Offer
-from scavenger.domain.cost import CostTerms, SpotRisk
+from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
 from scavenger.errors import ConfigurationError
@@ -173,10 +173,12 @@ class CatalogCloud:
         """
         disk = self._catalog.disk_price(self._provider, self._region)
         return CostTerms(
-            aggregators=1,
-            usd_per_aggregator_hour=self.on_demand_offer(offered.offers[0].vm).price_usd_per_hour,
-            disk_gib=disk_gib,
-            usd_per_gib_hour=None if disk is None else disk.usd_per_hour,
+            shared=SharedCosts(
+                aggregators=1,
+                usd_per_aggregator_hour=self.on_demand_offer(offered.offers[0].vm).price_usd_per_hour,
+                disk_gib=disk_gib,
+                usd_per_gib_hour=None if disk is None else disk.usd_per_hour,
+            ),
             setup_s=setup_s,
             risks=offered.risks,
             ready=ready or {},

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from scavenger.cloud.base import Provider
 from scavenger.control.provisioning.ports import IntentStore, Steps, ask, lease_name, perform
-from scavenger.domain.intent import Ending, Fence, Intent, Lease, Place, Situation
+from scavenger.domain.intent import Ending, Fence, Intent, Lease, PlacementOption, Situation
 from scavenger.domain.vm import VmSeen
 from scavenger.errors import (
     CloudError,
@@ -46,8 +46,9 @@ from scavenger.policy.provisioning.actions import (
     Sweep,
     Terminate,
 )
+from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.decider import CALLS, DENIED, THROTTLE, decide, ending_of
-from scavenger.policy.provisioning.memory import Memory, Terms
+from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import charges
 
 __all__ = ["Reconciler"]
@@ -76,7 +77,7 @@ class Reconciler:
         holder: Name of this service as a lease holder.
         renew: Renews a VM's lease for a number of seconds; returns False if the VM cannot be reached.
         alarm: Receives alarms for the user.
-        terms: Time limits and intervals; None for the defaults with the provider's visibility bound.
+        config: Time limits and intervals; None for the defaults with the provider's visibility bound.
         clock: Monotonic clock, seconds.
         wall: The time of day, used only to charge periods without a reconciler.
         rng: Random generator for ids, jitter and turns.
@@ -92,7 +93,7 @@ class Reconciler:
         holder: str,
         renew: Callable[[Intent, float], bool],
         alarm: Callable[[Alarm], None],
-        terms: Terms | None = None,
+        config: ProvisioningConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], datetime] = _utc,
         rng: random.Random | None = None,
@@ -101,7 +102,7 @@ class Reconciler:
         self._is_dead = is_dead
         self._store, self._provider, self._owner, self._holder = store, provider, owner, holder
         self._renew, self._alarm = renew, alarm
-        self._terms = terms or Terms(provider.visibility_s)
+        self._config = config or ProvisioningConfig(provider.visibility_s)
         self._clock, self._wall = clock, wall
         self._rng = rng or random.SystemRandom()
         self._memory = Memory()
@@ -140,7 +141,7 @@ class Reconciler:
             if wake is not stop:
                 wake.clear()
             self._attempt(self.look, failed)
-            wake.wait(self._terms.look_s * (0.75 + 0.5 * self._rng.random()))
+            wake.wait(self._config.look.interval_s * (0.75 + 0.5 * self._rng.random()))
         self._attempt(self.release, failed)
 
     def _attempt(self, action: Callable[[], object], failed: Callable[[Exception], None]) -> None:
@@ -169,9 +170,9 @@ class Reconciler:
         if self._fence is None:
             yield from self._take()
         began_s = self._clock()
-        self._memory.attend(began_s, self._terms.gap_max_s)
+        self._memory.attend(began_s, self._config.gap_max_s)
         listing = yield from self._list()
-        tokens = [vm.token for vm in listing.vms if vm.token] if listing is not None else []
+        tokens = [vm.tags.token for vm in listing.vms if vm.tags.token] if listing is not None else []
         here = (self._provider.name, self._provider.region)
         # List the cloud's VMs before reading the store: an intent is written before its VM can be listed.
         situation = yield from ask(lambda: self._store.situation(*here, tokens))
@@ -181,7 +182,7 @@ class Reconciler:
             situation,
             listing,
             self._memory,
-            self._terms,
+            self._config,
             owner=self._owner,
             now_s=self._clock(),
             rng=self._rng,
@@ -189,14 +190,14 @@ class Reconciler:
         for action in actions:
             if isinstance(action, Alarm):
                 self._raise_alarm(action)
-            elif self._clock() - began_s < self._terms.look_max_s:
+            elif self._clock() - began_s < self._config.look.actions_s:
                 yield from self._do(action)
         yield from self._report_standing(situation, actions)
         return True
 
     def _report_standing(self, situation: Situation, actions: Sequence[Action]) -> Steps[None]:
         """Record each job's shortages for the job's process, if they have changed or may have changed before."""
-        standing: dict[str, dict[str, str]] = {desired.job_id: {} for desired in situation.desired}
+        standing: dict[str, dict[str, str]] = {spec.job_id: {} for spec in situation.fleets}
         for action in actions:
             if isinstance(action, Alarm) and action.about in standing:
                 standing[action.about][action.kind] = action.message
@@ -204,12 +205,12 @@ class Reconciler:
             for alarms in standing.values():
                 alarms["credentials"] = denied
         fence, here = self._held(), (self._provider.name, self._provider.region)
-        for desired in situation.desired:
-            job_id, alarms = desired.job_id, standing[desired.job_id]
-            if self._standing.get(job_id) != (desired.attempt, alarms):
-                if not (yield from ask(partial(self._store.tell, fence, job_id, *here, alarms))):
+        for spec in situation.fleets:
+            job_id, alarms = spec.job_id, standing[spec.job_id]
+            if self._standing.get(job_id) != (spec.attempt, alarms):
+                if not (yield from ask(partial(self._store.report_shortages, fence, job_id, *here, alarms))):
                     raise _OvertakenError
-                self._standing[job_id] = (desired.attempt, alarms)
+                self._standing[job_id] = (spec.attempt, alarms)
 
     def _take(self) -> Steps[None]:
         """Take the lease if it is free, or if its holder sent no heartbeat for long enough by the local clock."""
@@ -218,7 +219,7 @@ class Reconciler:
         if seen is not None and seen.holder and not self._is_dead(seen.holder):
             if self._other[0] != seen:
                 self._other = (seen, now_s)
-            if now_s - self._other[1] < self._terms.lease_s:
+            if now_s - self._other[1] < self._config.lease_s:
                 raise _OvertakenError
         sent_at_s = self._clock()
         taken = yield from ask(lambda: self._store.take_lease(name, self._holder, seen))
@@ -234,18 +235,16 @@ class Reconciler:
 
     def _charge(self, situation: Situation) -> Steps[Situation]:
         now_s, wall, fence = self._clock(), self._wall(), self._held()
-        added = charges(situation, self._memory, now_s, wall, self._terms.life_s)
+        added = charges(situation, self._memory, now_s, wall, self._config.vm.life_s)
         if not (yield from ask(lambda: self._store.charge(fence, added, wall))):
             raise _OvertakenError
         self._heartbeat_at_s = now_s
         self._memory.charged_s = {intent.id: now_s for intent in situation.intents}
-        intents = []
-        for intent in situation.intents:
-            seconds, usd = added.get(intent.id, (0.0, 0.0))
-            intents.append(
-                replace(intent, billed_s=intent.billed_s + seconds, spent_usd=intent.spent_usd + usd)
-            )
-        return replace(situation, intents=tuple(intents))
+        intents = tuple(
+            replace(intent, charges=intent.charges.plus(*added.get(intent.id, (0.0, 0.0))))
+            for intent in situation.intents
+        )
+        return replace(situation, intents=intents)
 
     def _list(self) -> Steps[Listing | None]:
         memory, now_s = self._memory, self._clock()
@@ -255,16 +254,16 @@ class Reconciler:
         try:
             vms = yield from self._cloud("list", lambda: self._provider.list_owned(self._owner))
         except CloudError:
-            memory.wait(("list",), self._terms.ending, self._clock(), self._rng)
+            memory.wait(("list",), self._config.waits.call, self._clock(), self._rng)
             return None
-        memory.hold(("list",), self._terms.list_every_s, now_s)
+        memory.hold(("list",), self._config.look.list_interval_s, now_s)
         return Listing(vms, began_s)
 
     def _cloud(self, what: str, call: Callable[[], T]) -> Steps[T]:
         """Make a call to the cloud while the lease is certainly held; remember throttling and refused credentials."""
 
         def guarded() -> T:
-            if self._clock() - self._heartbeat_at_s >= self._terms.lease_s:
+            if self._clock() - self._heartbeat_at_s >= self._config.lease_s:
                 raise _OvertakenError
             return call()
 
@@ -272,7 +271,7 @@ class Reconciler:
         try:
             answer = yield from ask(guarded)
         except ThrottledError:
-            memory.wait(THROTTLE, self._terms.throttling, self._clock(), self._rng)
+            memory.wait(THROTTLE, self._config.waits.throttled, self._clock(), self._rng)
             raise
         except CredentialsError as error:
             memory.denied[what] = str(error)
@@ -285,7 +284,7 @@ class Reconciler:
 
     def _do(self, action: Action) -> Steps[None]:
         now_s = self._clock()
-        if now_s - self._heartbeat_at_s >= self._terms.lease_s / 3:
+        if now_s - self._heartbeat_at_s >= self._config.lease_s / 3:
             yield from self._send_heartbeat()
         if isinstance(action, CALLS) and not self._memory.is_due(THROTTLE, now_s):
             return  # throttled since the decision
@@ -318,7 +317,7 @@ class Reconciler:
 
     def _create(self, intent: Intent) -> Steps[None]:
         fence, now_s, memory = self._held(), self._clock(), self._memory
-        if not (memory.is_open(intent.place, now_s) and memory.is_due(DENIED, now_s)):
+        if not (memory.is_open(intent.option, now_s) and memory.is_due(DENIED, now_s)):
             return  # an earlier launch in this iteration was refused
         if (yield from ask(lambda: self._store.write_intent(fence, intent))):
             memory.charged_s[intent.id] = now_s
@@ -338,11 +337,11 @@ class Reconciler:
             intent: Must be recorded as `asked`.
             first: Whether no earlier launch of it can have been accepted, so that a refusal proves that it has no VM.
         """
-        memory, now_s, place, key = self._memory, self._clock(), intent.place, ("launch", intent.id)
+        memory, now_s, option, key = self._memory, self._clock(), intent.option, ("launch", intent.id)
         try:
             vm = yield from self._cloud("launch", lambda: self._provider.launch(intent.request))
         except (StockOutError, QuotaError, CredentialsError, ConfigurationError) as error:
-            ending, reason = self._refused(place, error)
+            ending, reason = self._refused(option, error)
             if first:
                 yield from self._gone(intent, ending, reason, None, never=True)
             else:  # an earlier launch may still yield a VM although this one was refused
@@ -350,31 +349,31 @@ class Reconciler:
         except GoneError:  # the VM may still be stopping, which a listing shows
             yield from self._drain(intent, *ending_of(intent, None))
         except ThrottledError:
-            memory.wait(key, self._terms.launching, now_s, self._rng)
+            memory.wait(key, self._config.waits.launch, now_s, self._rng)
             if first:
                 fence = self._held()
                 yield from ask(lambda: self._store.never_asked(fence, intent.id))
         except CloudUnavailableError:
-            memory.wait(key, self._terms.launching, now_s, self._rng)
+            memory.wait(key, self._config.waits.launch, now_s, self._rng)
         else:
-            memory.done(key, ("park", *place.key), DENIED)
+            memory.done(key, ("park", *option.key), DENIED)
             yield from self._up(intent, vm)
 
-    def _refused(self, place: Place, error: ScavengerError) -> tuple[Ending, str]:
+    def _refused(self, option: PlacementOption, error: ScavengerError) -> tuple[Ending, str]:
         """Remember which placement option to avoid, and for how long; returns the ending and the reason."""
         memory, now_s, words = self._memory, self._clock(), str(error)
         match error:
             case StockOutError():
-                memory.wait(("park", *place.key), self._terms.parking, now_s, self._rng)
+                memory.wait(("park", *option.key), self._config.waits.sold_out, now_s, self._rng)
                 return "stock_out", words
             case QuotaError():
                 words = f"quota {error.quota} in {error.region} is used up: {words}"
-                memory.barred["quota", place.vm, place.spot] = words
+                memory.barred["quota", option.vm, option.spot] = words
                 return "quota", words
             case CredentialsError():
-                memory.wait(DENIED, self._terms.denied, now_s, self._rng)
+                memory.wait(DENIED, self._config.waits.denied, now_s, self._rng)
             case _:
-                memory.barred["refused", *place.key] = words
+                memory.barred["refused", *option.key] = words
         return "refused", words
 
     def _up(self, intent: Intent, vm: VmSeen) -> Steps[None]:
@@ -393,9 +392,9 @@ class Reconciler:
         except GoneError:
             yield from self._gone(intent, *ending_of(intent, None), None)
         except CloudError:
-            self._memory.wait(key, self._terms.ending, self._clock(), self._rng)
+            self._memory.wait(key, self._config.waits.call, self._clock(), self._rng)
         else:
-            self._memory.hold(key, self._terms.list_every_s, self._clock())
+            self._memory.hold(key, self._config.look.list_interval_s, self._clock())
             if vm.state == "gone":
                 yield from self._gone(intent, *ending_of(intent, vm), vm)
 
@@ -405,14 +404,14 @@ class Reconciler:
             return
         self._note_health(intent, ending)
         if intent.state == "PLAN" and ending == "unanswered":
-            place = ("park", *intent.place.key)
-            self._memory.wait(place, self._terms.parking, self._clock(), self._rng)
+            parked = ("park", *intent.option.key)
+            self._memory.wait(parked, self._config.waits.sold_out, self._clock(), self._rng)
         if intent.instance_id and self._memory.is_due(THROTTLE, self._clock()):
             yield from self._terminate(intent.id, intent.instance_id, intent.request.zone)
 
     def _terminate(self, key: str, instance_id: str, zone: str) -> Steps[None]:
         """Request a VM's end; the request is repeated at intervals until the VM is seen gone."""
-        self._memory.wait(("terminate", key), self._terms.ending, self._clock(), self._rng)
+        self._memory.wait(("terminate", key), self._config.waits.call, self._clock(), self._rng)
         try:
             yield from self._cloud("terminate", lambda: self._provider.terminate(instance_id, zone))
         except CloudError:
@@ -429,23 +428,23 @@ class Reconciler:
             return
         memory.done(*((what, intent.id) for what in ("launch", "look", "terminate", "renew")))
         if not never:
-            memory.freed(intent.place)
+            memory.freed(intent.option)
             if intent.state != "DELETING" and not intent.acks:
                 self._note_health(intent, ending)
 
     def _note_health(self, intent: Intent, ending: Ending) -> None:
         """Delay further launches for a job after a VM that failed or never joined."""
         if ending in ("never_joined", "died"):
-            self._memory.wait(("create", intent.job_id), self._terms.failing, self._clock(), self._rng)
+            self._memory.wait(("create", intent.job_id), self._config.waits.died, self._clock(), self._rng)
 
     def _renew_vm(self, intent: Intent) -> Steps[None]:
         def guarded() -> bool:
-            if self._clock() - self._heartbeat_at_s >= self._terms.lease_s:
+            if self._clock() - self._heartbeat_at_s >= self._config.lease_s:
                 raise _OvertakenError
-            return self._renew(intent, self._terms.life_s)
+            return self._renew(intent, self._config.vm.life_s)
 
         if (yield from ask(guarded)):
-            self._memory.hold(("renew", intent.id), self._terms.life_s / 3, self._clock())
+            self._memory.hold(("renew", intent.id), self._config.vm.life_s / 3, self._clock())
             self._memory.done(("create", intent.job_id))
 
     def _raise_alarm(self, alarm: Alarm) -> None:

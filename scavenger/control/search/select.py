@@ -174,7 +174,7 @@ def why_measure_no_more(
     curve, choice = choose_now(model, trainer, space, job)
     if isinstance(choice, Infeasible):
         return ""
-    chosen, there = curve.index(choice.configuration), curve.index(next_)
+    chosen, there = curve.configurations.index(choice.configuration), curve.configurations.index(next_)
     assert chosen is not None
     assert there is not None
     missing = max(0, next_.workers - trainer.ready_on(next_.vm))
@@ -202,7 +202,7 @@ def why_measure_no_more(
 
 def _waiting(curve: TradeoffCurve, choice: Choice, now: Configuration | None, setup_s: float) -> Switch:
     """Time and cost lost by training on the present configuration while workers for the choice start."""
-    here = None if now is None else curve.index(now)
+    here = None if now is None else curve.configurations.index(now)
     if here is None or not setup_s:
         return Switch(0.0, 0.0)
     time_s, cost_usd = float(curve.time_s[here]), float(curve.cost_usd[here])

@@ -84,8 +84,8 @@ def check_training_module(job: JobSpec, job_file: Path) -> Path:
     folder = job_file.resolve().parent
     path = folder.joinpath(*job.train.module.split("."))
     if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
-        beside = sorted(p.stem for p in folder.glob("*.py"))
-        close = get_close_matches(job.train.module, beside, n=1)
+        siblings = sorted(p.stem for p in folder.glob("*.py"))
+        close = get_close_matches(job.train.module, siblings, n=1)
         hint = f"; did you mean {close[0]}:{job.train.name}?" if close else ""
         raise ConfigurationError(
             f"{job_file}: train names {job.train.module}.py, which is not in {folder}{hint}"

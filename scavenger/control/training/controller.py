@@ -378,7 +378,7 @@ class Controller:
     def _preempted(self, event: PreemptionNotice, now: Situation) -> list[Action]:
         """Handle a preemption notice: the worker leaves at the next step boundary; a replacement is started."""
         worker = event.name
-        notice = Notify(WorkerChanged(worker, "doomed", event.reason))
+        notice = Notify(WorkerChanged(worker, "preempted", event.reason))
         if event.in_s is None:
             self.at_risk |= {worker}
             return [notice]

@@ -8,7 +8,15 @@ from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.decision import Blacklist, Hold, Pause, Replace, ScaleTo, Stop
-from scavenger.domain.snapshot import JobSnapshot, Throughput
+from scavenger.domain.snapshot import (
+    ClusterSnapshot,
+    Delays,
+    JobCosts,
+    JobLimits,
+    JobSnapshot,
+    Throughput,
+    TrainingProgress,
+)
 from scavenger.errors import LimitReachedError, WorkersLostError
 from scavenger.policy import Policy
 
@@ -114,26 +122,25 @@ class PolicyLoop:
         assert trainer.configuration is not None
         return JobSnapshot(
             at_s=trainer.elapsed_s,
-            step=trainer.step,
-            epoch=trainer.history.epochs[-1].epoch + 1 if trainer.history.epochs else 0,
-            view=trainer.view,
             configuration=trainer.configuration,
             reference=self._reference,
-            workers=trainer.worker_snapshots(),
-            price_usd_per_hour=trainer.offer.price_usd_per_hour,
-            shared_usd_per_hour=trainer.shared_usd_per_hour,
+            progress=TrainingProgress(
+                step=trainer.step,
+                epoch=trainer.history.epochs[-1].epoch + 1 if trainer.history.epochs else 0,
+                elapsed_s=trainer.elapsed_s,
+                remaining_samples=self._remaining(),
+            ),
+            cluster=ClusterSnapshot(
+                view=trainer.view,
+                workers=trainer.worker_snapshots(),
+                departures=tuple(trainer.history.departures),
+                hosts=trainer.supervisor.engine.hosts,
+                blacklist=tuple(self._blacklist.items()),
+            ),
+            costs=JobCosts(trainer.offer.price_usd_per_hour, trainer.shared_usd_per_hour, trainer.cost_usd),
+            limits=JobLimits(trainer.limits.budget_usd, trainer.limits.deadline_s),
+            delays=Delays(trainer.drain_s, LOOK_S, max(trainer.setup_s, default=0.0)),
             throughput=self._throughput(),
-            departures=tuple(trainer.history.departures),
-            cost_usd=trainer.cost_usd,
-            elapsed_s=trainer.elapsed_s,
-            remaining_samples=self._remaining(),
-            budget_usd=trainer.limits.budget_usd,
-            deadline_s=trainer.limits.deadline_s,
-            drain_s=trainer.drain_s,
-            look_every_s=LOOK_S,
-            setup_s=max(trainer.setup_s, default=0.0),
-            hosts=trainer.supervisor.engine.hosts,
-            blacklist=tuple(self._blacklist.items()),
             planned=self._planned(),
         )
 

@@ -201,21 +201,23 @@ class Recorder(Observer):
             StoreError: If the report could not be written in time.
         """
         self._record_processes()
+        result = report.result
         changes: dict[str, Any] = {}
-        if report.actual is not None:
-            changes |= {"actual": report.actual, "cost_usd": report.actual.cost_usd}
-        if report.steps:
-            changes["step"] = report.steps
-        for name in ("model_path", "measurements_path"):
-            if (value := getattr(report, name)) is not None:
-                changes[name] = value
+        if result.actual is not None:
+            changes |= {"actual": result.actual, "cost_usd": result.actual.cost_usd}
+        if result.steps:
+            changes["step"] = result.steps
+        if result.model_path is not None:
+            changes["model_path"] = result.model_path
+        if report.measurements_path is not None:
+            changes["measurements_path"] = report.measurements_path
         self._ended = True
         if self._copy is not None:
             end = {"state": report.state, "error": report.error, "exit_code": report.exit_code}
             self._copy.end(report=without_nonfinite(report_document(report)), **end, **changes)
         self._writes.add(lambda: self._end_entry(report, changes))
-        self._wait_for_writes(_HASTE_S if self._gave_up or report.state == "interrupted" else None)
-        self._notify(PhaseChanged("done", report.state))
+        self._wait_for_writes(_HASTE_S if self._gave_up or report.job.state == "interrupted" else None)
+        self._notify(PhaseChanged("done", report.job.state))
 
     def record_kill(self, reason: str) -> None:
         """End the entry of a job whose processes were killed, within seconds; for a process that exits next.
@@ -237,7 +239,7 @@ class Recorder(Observer):
         try:
             self._store.finish_job(
                 self.job_id,
-                state=report.state,
+                state=report.job.state,
                 report=report_document(report),
                 error=report.error,
                 exit_code=report.exit_code,
@@ -245,7 +247,7 @@ class Recorder(Observer):
             )
         except StoreError:
             # an earlier try may have succeeded although its answer was lost
-            if self._store.job(self.job_id).state != report.state:
+            if self._store.job(self.job_id).state != report.job.state:
                 raise
 
     def _wait_for_writes(self, within_s: float | None) -> None:

@@ -117,7 +117,7 @@ AlarmKind = Literal[
     "budget",
     "unaffordable",
     "loop",
-    "no_place",
+    "no_placement",
     "sold_out",
     "quota",
     "refused",
@@ -134,8 +134,8 @@ class Alarm:
     """A condition that the user should know of; reported once for as long as it lasts.
 
     Attributes:
-        kind: Of a job: `budget`: its VMs are ended now; `unaffordable`, `loop`, `no_place`, `credentials`: it gets no
-            more; `sold_out`: for now it gets none. The others are of VMs, places and the cloud.
+        kind: Of a job: `budget`: its VMs are ended now; `unaffordable`, `loop`, `no_placement`, `credentials`: it gets
+            no more; `sold_out`: for now it gets none. The others are of VMs, placement options and the cloud.
         about: The job's id, VM's id or placement option concerned; distinguishes alarms of one kind.
     """
 

@@ -31,8 +31,8 @@ from itertools import chain, zip_longest
 from random import Random
 from uuid import UUID
 
-from scavenger.domain.intent import Desired, Ending, Intent, Past, Place, Situation
-from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.domain.intent import Ending, FleetSpec, Intent, Past, PlacementOption, Situation, VmCharges
+from scavenger.domain.vm import VmRequest, VmSeen, VmTags
 from scavenger.policy.provisioning.actions import (
     Action,
     Adopt,
@@ -47,7 +47,8 @@ from scavenger.policy.provisioning.actions import (
     Sweep,
     Terminate,
 )
-from scavenger.policy.provisioning.memory import Memory, Terms
+from scavenger.policy.provisioning.config import ProvisioningConfig
+from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import Account, money, reserve_usd
 from scavenger.policy.provisioning.silence import are_most
 
@@ -71,7 +72,7 @@ def decide(
     situation: Situation,
     listing: Listing | None,
     memory: Memory,
-    terms: Terms,
+    config: ProvisioningConfig,
     *,
     owner: str,
     now_s: float,
@@ -87,7 +88,7 @@ def decide(
         now_s: Monotonic time, seconds.
         rng: Random generator for waits and for the ids of new intents.
     """
-    return Decider(situation, listing, memory, terms, owner, now_s, rng).actions()
+    return Decider(situation, listing, memory, config, owner, now_s, rng).actions()
 
 
 def ending_of(intent: Intent, vm: VmSeen | None) -> tuple[Ending, str]:
@@ -107,25 +108,26 @@ class Decider:
         situation: Situation,
         listing: Listing | None,
         memory: Memory,
-        terms: Terms,
+        config: ProvisioningConfig,
         owner: str,
         now_s: float,
         rng: Random,
     ) -> None:
-        self._situation, self._listing, self._memory, self._terms = situation, listing, memory, terms
+        self._situation, self._listing, self._memory, self._config = situation, listing, memory, config
         self._owner, self._now_s, self._rng = owner, now_s, rng
-        self._desired = {desired.job_id: desired for desired in situation.desired}
+        self._specs = {spec.job_id: spec for spec in situation.fleets}
         self._vms = {vm.instance_id: vm for vm in listing.vms} if listing is not None else {}
-        self._by_token = {vm.token: vm for vm in self._vms.values() if vm.token and vm.state != "gone"}
-        for vm in self._vms.values():
-            if vm.token:
-                self._by_token.setdefault(vm.token, vm)
-        self._least = {
-            desired.job_id: {wish.slot: wish.generation for wish in desired.wishes}
-            for desired in situation.desired
+        self._by_token = {
+            vm.tags.token: vm for vm in self._vms.values() if vm.tags.token and vm.state != "gone"
         }
-        self._accounts = {job_id: Account(situation, job_id, terms) for job_id in self._desired}
-        self._broke = {key for key, one in self._desired.items() if self._accounts[key].is_over(one)}
+        for vm in self._vms.values():
+            if vm.tags.token:
+                self._by_token.setdefault(vm.tags.token, vm)
+        self._least = {
+            spec.job_id: {slot.number: slot.generation for slot in spec.slots} for spec in situation.fleets
+        }
+        self._accounts = {job_id: Account(situation, job_id, config) for job_id in self._specs}
+        self._broke = {key for key, one in self._specs.items() if self._accounts[key].is_over(one)}
         self._many_silent = self._is_silence_ours()
 
     def actions(self) -> tuple[Action, ...]:
@@ -145,9 +147,9 @@ class Decider:
         for action in actions:
             if isinstance(action, CALLS):
                 launch = isinstance(action, _LAUNCHES)
-                if not free or counts["call"] >= self._terms.calls_per_look:
+                if not free or counts["call"] >= self._config.look.calls_max:
                     continue
-                if launch and counts["launch"] >= self._terms.creates_per_look:
+                if launch and counts["launch"] >= self._config.look.creates_max:
                     continue
                 counts["call"] += 1
                 counts["launch"] += launch
@@ -156,7 +158,7 @@ class Decider:
     # ---- one intent ----------------------------------------------------------------------------------------
 
     def _of_intent(self, intent: Intent) -> Iterator[Action]:
-        memory, terms = self._memory, self._terms
+        memory, config = self._memory, self._config
         vm = self._vms.get(intent.instance_id) if intent.instance_id else self._by_token.get(intent.id)
         if vm is not None and vm.state == "gone":
             yield MarkGone(intent, *ending_of(intent, vm), vm)
@@ -182,7 +184,7 @@ class Decider:
                 yield Retry(intent)
         elif self._may_live(intent) and memory.is_due(("renew", intent.id), self._now_s):
             yield Renew(intent)
-        if intent.state == "DELETING" and memory.times(("terminate", intent.id)) >= terms.alarm_after:
+        if intent.state == "DELETING" and memory.times(("terminate", intent.id)) >= config.alarm_after:
             yield Alarm(
                 "undeletable", intent.id, f"{intent} cannot be ended, and may still cost money; still trying"
             )
@@ -193,13 +195,13 @@ class Decider:
                 yield Terminate(intent)
         elif self._listing is not None:
             asked_s = self._memory.attended_s - self._memory.age_s("intent", intent.id)
-            if self._listing.began_s - asked_s >= self._terms.settle_s:
+            if self._listing.began_s - asked_s >= self._config.settle_s:
                 yield MarkGone(intent, *ending_of(intent, None))
 
     def _why_not(self, intent: Intent) -> tuple[Ending, str] | None:
         """Why this VM is to end; None if it is to stay."""
-        desired = self._desired.get(intent.job_id)
-        if desired is None:
+        spec = self._specs.get(intent.job_id)
+        if spec is None:
             return "unwanted", "its job has ended"
         least = self._least[intent.job_id].get(intent.slot)
         if least is None:
@@ -207,8 +209,8 @@ class Decider:
         if intent.generation < least:
             return "unwanted", "its slot is to have another VM"
         if intent.job_id in self._broke:
-            return "budget", f"the budget of {money(desired.budget_usd)} is used up"
-        waited_s = self._terms.register_s
+            return "budget", f"the budget of {money(spec.budget_usd)} is used up"
+        waited_s = self._config.vm.register_s
         if intent.state == "PLAN":
             if self._memory.age_s("intent", intent.id) < waited_s:
                 return None
@@ -216,11 +218,11 @@ class Decider:
         if not intent.acks and self._memory.age_s("intent", intent.id) >= waited_s:
             return "never_joined", f"it was up for {waited_s:g} s and did not join"
         if intent.acks and not self._many_silent and self._is_silent(intent):
-            return "silent", f"nothing was heard of it for {self._terms.silence_s:g} s"
+            return "silent", f"nothing was heard of it for {self._config.vm.silence_s:g} s"
         return None
 
     def _is_silent(self, intent: Intent) -> bool:
-        return self._memory.age_s("acks", intent.id) >= self._terms.silence_s
+        return self._memory.age_s("acks", intent.id) >= self._config.vm.silence_s
 
     def _is_silence_ours(self) -> bool:
         """Whether most VMs are silent at once, so that the fault is probably in Scavenger's own network."""
@@ -229,7 +231,7 @@ class Decider:
         return are_most(silent, [intent.id for intent in joined])
 
     def _is_driven(self, job_id: str) -> bool:
-        return self._memory.age_s("pulse", job_id) < self._terms.silence_s
+        return self._memory.age_s("pulse", job_id) < self._config.vm.silence_s
 
     def _may_live(self, intent: Intent) -> bool:
         return bool(intent.acks) and not self._is_silent(intent) and self._is_driven(intent.job_id)
@@ -239,30 +241,30 @@ class Decider:
     def _sweeps(self) -> Iterator[Action]:
         living = {intent.id: intent for intent in self._situation.intents}
         for vm in self._vms.values():
-            if vm.owner != self._owner or vm.state == "gone":
+            if vm.tags.owner != self._owner or vm.state == "gone":
                 continue
-            age_s, intent = self._memory.age_s("vm", vm.instance_id), living.get(vm.token)
+            age_s, intent = self._memory.age_s("vm", vm.instance_id), living.get(vm.tags.token)
             if intent is not None and intent.instance_id in ("", vm.instance_id):
                 continue
-            if age_s < self._terms.visibility_s:
+            if age_s < self._config.visibility_s:
                 continue
             if intent is not None:
                 reason = f"intent {intent.id} has another VM, {intent.instance_id}"
-            elif vm.token in self._situation.ended:
-                reason = f"intent {vm.token} has ended"
-            elif age_s < self._terms.quarantine_s:
+            elif vm.tags.token in self._situation.ended:
+                reason = f"intent {vm.tags.token} has ended"
+            elif age_s < self._config.vm.quarantine_s:
                 yield Alarm(
                     "unknown_vm",
                     vm.instance_id,
                     f"VM {vm.instance_id} in {vm.zone} has the tags of this installation, but the store knows nothing "
-                    f"of it; it is ended in {self._terms.quarantine_s - age_s:.0f} s, or at once by `scavenger gc`",
+                    f"of it; it is ended in {self._config.vm.quarantine_s - age_s:.0f} s, or at once by `scavenger gc`",
                 )
                 continue
             else:
                 reason = "the store knows nothing of it"
             if self._memory.is_due(("terminate", vm.instance_id), self._now_s):
                 yield Sweep(vm, reason)
-            if self._memory.times(("terminate", vm.instance_id)) >= self._terms.alarm_after:
+            if self._memory.times(("terminate", vm.instance_id)) >= self._config.alarm_after:
                 message = (
                     f"VM {vm.instance_id} in {vm.zone} belongs to no job and cannot be ended; still trying"
                 )
@@ -272,122 +274,116 @@ class Decider:
 
     def _creates(self) -> Iterator[Action]:
         """Launches of all jobs, taken in turn, so that no job waits for all launches of another."""
-        jobs = list(self._desired.values())
+        jobs = list(self._specs.values())
         self._rng.shuffle(jobs)
-        turns = zip_longest(*(list(self._of_job(desired)) for desired in jobs))
+        turns = zip_longest(*(list(self._of_job(spec)) for spec in jobs))
         return (action for action in chain.from_iterable(turns) if action is not None)
 
-    def _of_job(self, desired: Desired) -> Iterator[Action]:
-        job_id, memory = desired.job_id, self._memory
+    def _of_job(self, spec: FleetSpec) -> Iterator[Action]:
+        job_id, memory = spec.job_id, self._memory
         living = [intent for intent in self._situation.intents if intent.job_id == job_id]
         filled = {intent.slot for intent in living if intent.state != "DELETING"}
-        vacant = [wish for wish in desired.wishes if wish.slot not in filled]
+        vacant = [slot for slot in spec.slots if slot.number not in filled]
         if not vacant or job_id in self._broke or not self._is_driven(job_id):
             return
-        if (alarm := self._loop(desired)) is not None:
+        if (alarm := self._loop(spec)) is not None:
             yield alarm
             return
         if not all(memory.is_due(key, self._now_s) for key in (("create", job_id), DENIED)):
             return
         past = self._situation.past.get(job_id, Past())
         if past.drained:  # what ending them gave back would pay for a start and little more
-            yield Alarm("budget", job_id, f"the budget of {money(desired.budget_usd)} is used up")
+            yield Alarm("budget", job_id, f"the budget of {money(spec.budget_usd)} is used up")
             return
-        left_usd = desired.budget_usd - self._accounts[job_id].committed_usd
-        room = desired.vms_max - len(living)
-        reported: set[tuple[Place, ...]] = set()
-        for wish in vacant[: max(0, room)]:
-            places = desired.places_of(wish)
-            place = next((one for one in places if memory.is_open(one, self._now_s)), None)
+        left_usd = spec.budget_usd - self._accounts[job_id].committed_usd
+        room = spec.vms_max - len(living)
+        reported: set[tuple[PlacementOption, ...]] = set()
+        for slot in vacant[: max(0, room)]:
+            options = spec.options_of(slot)
+            option = next((one for one in options if memory.is_open(one, self._now_s)), None)
             # also while one of them is tried again: until a launch succeeds, there is none to be had
-            if places not in reported and all(memory.bars(one) or memory.is_sold_out(one) for one in places):
-                reported.add(places)
-                yield self._no_place(job_id, places)
-            if place is None:
+            if options not in reported and all(
+                memory.bars(one) or memory.is_sold_out(one) for one in options
+            ):
+                reported.add(options)
+                yield self._no_option(job_id, options)
+            if option is None:
                 continue
             intent = self._intent(
-                desired, place, wish.slot, max(past.generations.get(wish.slot, -1) + 1, wish.generation)
+                spec, option, slot.number, max(past.generations.get(slot.number, -1) + 1, slot.generation)
             )
-            left_usd -= intent.reserved_usd
-            if left_usd < self._accounts[job_id].tick_usd(place.price_usd_per_hour):
+            left_usd -= intent.charges.reserved_usd
+            if left_usd < self._accounts[job_id].tick_usd(option.price_usd_per_hour):
                 yield Alarm(
                     "unaffordable",
                     job_id,
-                    f"the rest of the budget of {money(desired.budget_usd)} does not carry another {place} "
-                    f"to its end ({money(intent.reserved_usd)})",
+                    f"the rest of the budget of {money(spec.budget_usd)} does not carry another {option} "
+                    f"to its end ({money(intent.charges.reserved_usd)})",
                 )
                 return
             yield Create(intent)
 
-    def _intent(self, desired: Desired, place: Place, slot: int, generation: int) -> Intent:
+    def _intent(self, spec: FleetSpec, option: PlacementOption, slot: int, generation: int) -> Intent:
         token = str(UUID(int=self._rng.getrandbits(128), version=4))
         request = VmRequest(
-            token=token,
-            owner=self._owner,
-            job_id=desired.job_id,
-            slot=slot,
-            generation=generation,
-            vm=place.vm,
-            zone=place.zone,
-            spot=place.spot,
-            run_max_s=desired.run_max_s,
-            user_data=desired.user_data,
-            image=desired.image,
-            disk_gib=desired.disk_gib,
-            labels=desired.labels,
-            life_s=self._terms.life_s,
+            tags=VmTags(self._owner, token, spec.job_id, slot, generation),
+            vm=option.vm,
+            zone=option.zone,
+            spot=option.spot,
+            template=spec.template,
+            life_s=self._config.vm.life_s,
         )
         return Intent(
-            id=token,
-            job_id=desired.job_id,
-            slot=slot,
-            generation=generation,
-            provider=desired.provider,
-            region=desired.region,
             request=request,
-            price_usd_per_hour=place.price_usd_per_hour,
-            reserved_usd=reserve_usd(place.price_usd_per_hour, desired.drain_s, self._terms),
-            attempt=desired.attempt,
+            provider=spec.provider,
+            region=spec.region,
+            charges=VmCharges(
+                option.price_usd_per_hour,
+                reserve_usd(option.price_usd_per_hour, spec.drain_s, self._config),
+            ),
+            attempt=spec.attempt,
         )
 
-    def _loop(self, desired: Desired) -> Alarm | None:
+    def _loop(self, spec: FleetSpec) -> Alarm | None:
         """An alarm if so many VMs ended before they joined that further launches would only cost money."""
-        health = self._situation.past.get(desired.job_id, Past()).health[: self._terms.health_last]
+        health = self._situation.past.get(spec.job_id, Past()).health[: self._config.crash_loop.vms]
         bad = sum(not joined for joined in health)
-        if bad < self._terms.health_least or bad <= self._terms.unhealthy_max * len(health):
+        if bad < self._config.crash_loop.deaths_min or bad <= self._config.crash_loop.share_max * len(health):
             return None
         return Alarm(
             "loop",
-            desired.job_id,
+            spec.job_id,
             f"{bad} of the last {len(health)} VMs ended before they joined: no more are started; look at their image "
             "and start-up log, then resume the job",
         )
 
-    def _no_place(self, job_id: str, wanted: Sequence[Place]) -> Alarm:
-        barred = [self._memory.bars(place) for place in wanted]
+    def _no_option(self, job_id: str, wanted: Sequence[PlacementOption]) -> Alarm:
+        barred = [self._memory.bars(option) for option in wanted]
         if all(barred):
-            return Alarm("no_place", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}")
-        places = ", ".join(str(place) for place, bar in zip(wanted, barred, strict=True) if not bar)
-        return Alarm("sold_out", job_id, f"sold out, to be tried again later: {places}")
+            return Alarm(
+                "no_placement", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}"
+            )
+        options = ", ".join(str(option) for option, bar in zip(wanted, barred, strict=True) if not bar)
+        return Alarm("sold_out", job_id, f"sold out, to be tried again later: {options}")
 
     # ---- what a person should know -------------------------------------------------------------------------
 
     def _alarms(self) -> Iterator[Alarm]:
         memory = self._memory
-        for job_id, desired in self._desired.items():
-            if desired.wishes and self._has_living(job_id) and self._accounts[job_id].is_near(desired):
+        for job_id, spec in self._specs.items():
+            if spec.slots and self._has_living(job_id) and self._accounts[job_id].is_near(spec):
                 yield Alarm(
                     "budget",
                     job_id,
-                    f"the budget of {money(desired.budget_usd)} is about to be used up: its VMs end in "
-                    f"{desired.drain_s:g} s",
+                    f"the budget of {money(spec.budget_usd)} is about to be used up: its VMs end in "
+                    f"{spec.drain_s:g} s",
                 )
         for barred, words in memory.barred.items():
             about = " ".join(str(part) for part in barred[1:])
             yield Alarm("quota" if barred[0] == "quota" else "refused", about, words)
         for what, words in memory.denied.items():
             yield Alarm("credentials", what, words)
-        if memory.times(("list",)) >= self._terms.alarm_after:
+        if memory.times(("list",)) >= self._config.alarm_after:
             yield Alarm(
                 "blind", self._owner, "the cloud does not list its VMs: what runs there cannot be seen"
             )

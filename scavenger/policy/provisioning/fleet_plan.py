@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from scavenger.domain.configuration import Offer
-from scavenger.domain.intent import Desired, Intent, Place, Wish
+from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.policy.provisioning.actions import AlarmKind
 from scavenger.policy.provisioning.slots import (
     AGGREGATOR_SLOT,
@@ -48,32 +48,32 @@ from scavenger.policy.provisioning.slots import (
 __all__ = [
     "SILENT_S",
     "AgentSeen",
+    "FleetInputs",
     "FleetPlan",
     "FleetSeen",
-    "FleetSpec",
     "Refusal",
     "Shortage",
     "first_plan",
     "plan_fleet",
     "read_shortage",
-    "wishes_of",
+    "slots_of",
 ]
 
 SILENT_S = 45.0
 """Silence after which a VM is replaced, unless the network is in doubt: its work is already lost."""
 
-_LASTING: tuple[AlarmKind, ...] = ("unaffordable", "credentials", "no_place", "loop")
+_LASTING: tuple[AlarmKind, ...] = ("unaffordable", "credentials", "no_placement", "loop")
 """Shortages that do not end by waiting, in the order in which they are reported as the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSpec:
-    """Specification of one job's VMs.
+class FleetInputs:
+    """What the VMs of one job are planned from.
 
     Attributes:
-        desired: The job, its region, its limits and boot parameters of its VMs; without wishes.
+        spec: The job, its region, its limits and the launch parameters of its VMs; without slots.
         package: The package that a VM installs, see `cloud.boot.package_of`.
-        places: Placement options of the workers' VMs by VM type, in the order to try.
+        options: Placement options of the workers' VMs by VM type, in the order to try.
         aggregators: Placement options of the aggregators' VM.
         offers: Offers of the workers' VM types.
         threads: Processors of each VM type, including the aggregators'.
@@ -81,10 +81,10 @@ class FleetSpec:
         disk_usd_per_hour: Price of a VM's boot disk; 0 if unknown.
     """
 
-    desired: Desired
+    spec: FleetSpec
     package: str
-    places: Mapping[str, tuple[Place, ...]]
-    aggregators: tuple[Place, ...]
+    options: Mapping[str, tuple[PlacementOption, ...]]
+    aggregators: tuple[PlacementOption, ...]
     offers: tuple[Offer, ...]
     threads: Mapping[str, int]
     before_usd: float = 0.0
@@ -95,9 +95,9 @@ class FleetSpec:
         """Number of processes that one VM holds, by VM type."""
         return {AGGREGATORS: AGGREGATORS_PER_VM} | {offer.vm: offer.workers_per_vm for offer in self.offers}
 
-    def places_of(self, vm: str) -> tuple[Place, ...]:
+    def options_of(self, vm: str) -> tuple[PlacementOption, ...]:
         """Placement options of a VM type."""
-        return self.aggregators if vm == AGGREGATORS else self.places[vm]
+        return self.aggregators if vm == AGGREGATORS else self.options[vm]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +178,17 @@ def first_plan(intents: tuple[Intent, ...], attempt: int) -> FleetPlan:
     )
 
 
-def plan_fleet(spec: FleetSpec, before: FleetPlan, seen: FleetSeen) -> FleetPlan:
+def plan_fleet(inputs: FleetInputs, before: FleetPlan, seen: FleetSeen) -> FleetPlan:
     """Plan the VMs that are wanted from now on; see the first table of the module."""
-    needs = _needs(spec, before, seen)
+    needs = _needs(inputs, before, seen)
     aggregators = needs.pop(AGGREGATORS) > 0
     replaced = [
         intent.generation + 1
         for intent in seen.intents
         if intent.slot == AGGREGATOR_SLOT and seen.is_silent(intent.id)
     ]
-    slots = plan_slots(_slots_seen(before, seen), needs, spec.room, before.first)
-    slots = slots[: spec.desired.vms_max - 1]
+    slots = plan_slots(_slots_seen(before, seen), needs, inputs.room, before.first)
+    slots = slots[: inputs.spec.vms_max - 1]
     return replace(
         before,
         slots=slots,
@@ -199,18 +199,18 @@ def plan_fleet(spec: FleetSpec, before: FleetPlan, seen: FleetSeen) -> FleetPlan
     )
 
 
-def wishes_of(spec: FleetSpec, plan: FleetPlan) -> tuple[Wish, ...]:
-    """Convert a plan to the wishes that the store keeps; aggregators come first, since workers need them."""
-    workers = tuple(Wish(slot.number, places=spec.places_of(slot.vm)) for slot in plan.slots)
+def slots_of(inputs: FleetInputs, plan: FleetPlan) -> tuple[VmSlot, ...]:
+    """Convert a plan to the slots that the store keeps; aggregators come first, since workers need them."""
+    workers = tuple(VmSlot(slot.number, options=inputs.options_of(slot.vm)) for slot in plan.slots)
     if not plan.aggregators:
         return workers
-    return (Wish(AGGREGATOR_SLOT, plan.generation, spec.aggregators), *workers)
+    return (VmSlot(AGGREGATOR_SLOT, plan.generation, inputs.aggregators), *workers)
 
 
-def _needs(spec: FleetSpec, plan: FleetPlan, seen: FleetSeen) -> dict[str, int]:
+def _needs(inputs: FleetInputs, plan: FleetPlan, seen: FleetSeen) -> dict[str, int]:
     """Number of processes that run on, or wait for, a VM that stays, by VM type."""
     needs = {
-        **dict.fromkeys((offer.vm for offer in spec.offers), 0),
+        **dict.fromkeys((offer.vm for offer in inputs.offers), 0),
         **seen.workers,
         AGGREGATORS: seen.aggregators,
     }
@@ -268,39 +268,39 @@ class Refusal:
 
 
 def read_shortage(
-    spec: FleetSpec, plan: FleetPlan, seen: FleetSeen, said: Mapping[str, str]
+    inputs: FleetInputs, plan: FleetPlan, seen: FleetSeen, said: Mapping[str, str]
 ) -> Shortage | Refusal | None:
-    """Judge what the state of a job's wishes means for the job; see the second table of the module.
+    """Judge what the state of a job's slots means for the job; see the second table of the module.
 
     Args:
-        said: The reconciler's messages on the job's wishes, by kind of alarm.
+        said: The reconciler's messages on the job's slots, by kind of alarm.
     """
     if "budget" in said:
         return Shortage("budget", said["budget"])
     kind = next((kind for kind in _LASTING if kind in said), None)
-    waiting = {offer.vm: seen.waiting.get(offer.vm, 0) for offer in spec.offers}
+    waiting = {offer.vm: seen.waiting.get(offer.vm, 0) for offer in inputs.offers}
     if kind is None or not any(waiting.values()):
         return None
-    room, working = _room_coming(spec, plan, seen)
-    idle_without_aggregators = _needs(spec, plan, seen)[AGGREGATORS] > 0 and not room[AGGREGATORS]
+    room, working = _room_coming(inputs, plan, seen)
+    idle_without_aggregators = _needs(inputs, plan, seen)[AGGREGATORS] > 0 and not room[AGGREGATORS]
     if idle_without_aggregators or not (working or any(room[vm] for vm in waiting)):
         return Shortage(kind, said[kind])
     excess = {vm: count - room[vm] for vm, count in waiting.items() if count > room[vm]}
     return Refusal(excess, said[kind]) if excess else None
 
 
-def _room_coming(spec: FleetSpec, plan: FleetPlan, seen: FleetSeen) -> tuple[dict[str, int], int]:
+def _room_coming(inputs: FleetInputs, plan: FleetPlan, seen: FleetSeen) -> tuple[dict[str, int], int]:
     """Capacity in processes of the live and booting VMs, by type; and the number of running workers."""
-    room, working = dict.fromkeys((AGGREGATORS, *(offer.vm for offer in spec.offers)), 0), 0
+    room, working = dict.fromkeys((AGGREGATORS, *(offer.vm for offer in inputs.offers)), 0), 0
     for intent in seen.intents:
         if intent.state not in ("PLAN", "UP") or intent.slot not in plan.types:
             continue
         vm, agent = plan.types[intent.slot], seen.agents.get(intent.id)
         busy = 0 if agent is None else agent.processes
         if vm == AGGREGATORS:
-            room[vm] += spec.room[vm]
+            room[vm] += inputs.room[vm]
             continue
         working += busy
         if agent is None or not (agent.is_ending or agent.is_avoided):
-            room[vm] += spec.room[vm] - busy
+            room[vm] += inputs.room[vm] - busy
     return room, working

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from datetime import datetime
 
-from scavenger.domain.intent import Desired, Intent, Past, Situation
-from scavenger.policy.provisioning.memory import Memory, Terms
+from scavenger.domain.intent import FleetSpec, Intent, Past, Situation
+from scavenger.policy.provisioning.config import ProvisioningConfig
+from scavenger.policy.provisioning.memory import Memory
 
 __all__ = ["Account", "charges", "money", "reserve_usd"]
 
@@ -16,9 +17,9 @@ def money(usd: float) -> str:
     return f"${usd:.2f}"
 
 
-def reserve_usd(price_usd_per_hour: float, drain_s: float, terms: Terms) -> float:
+def reserve_usd(price_usd_per_hour: float, drain_s: float, config: ProvisioningConfig) -> float:
     """The reserve for one VM: its cost for the longest time that ending it may take."""
-    return price_usd_per_hour * terms.reserved_s(drain_s) / 3600.0
+    return price_usd_per_hour * config.reserved_s(drain_s) / 3600.0
 
 
 class Account:
@@ -29,25 +30,25 @@ class Account:
         rate_usd_per_hour: Price of all present VMs.
     """
 
-    def __init__(self, situation: Situation, job_id: str, terms: Terms) -> None:
+    def __init__(self, situation: Situation, job_id: str, config: ProvisioningConfig) -> None:
         living = [intent for intent in situation.intents if intent.job_id == job_id]
         self.committed_usd = situation.past.get(job_id, Past()).spent_usd
-        self.committed_usd += sum(one.spent_usd + one.reserved_usd for one in living)
-        self.rate_usd_per_hour = sum(intent.price_usd_per_hour for intent in living)
-        self._look_s = terms.look_s
+        self.committed_usd += sum(one.charges.spent_usd + one.charges.reserved_usd for one in living)
+        self.rate_usd_per_hour = sum(intent.charges.price_usd_per_hour for intent in living)
+        self._look_s = config.look.interval_s
 
     def tick_usd(self, more_usd_per_hour: float = 0.0) -> float:
         """Cost of the VMs until the next look, including those that are started now."""
         return (self.rate_usd_per_hour + more_usd_per_hour) * self._look_s / 3600.0
 
-    def is_near(self, desired: Desired) -> bool:
+    def is_near(self, spec: FleetSpec) -> bool:
         """Whether the budget, less the reserve for saving the job, is reached before the next look."""
-        return self.committed_usd + self.tick_usd() > desired.budget_usd
+        return self.committed_usd + self.tick_usd() > spec.budget_usd
 
-    def is_over(self, desired: Desired) -> bool:
+    def is_over(self, spec: FleetSpec) -> bool:
         """Whether the reserve for ending the VMs would be used, so that they must end now."""
-        drain_usd = self.rate_usd_per_hour * desired.drain_s / 3600.0
-        return self.committed_usd - drain_usd + self.tick_usd() > desired.budget_usd
+        drain_usd = self.rate_usd_per_hour * spec.drain_s / 3600.0
+        return self.committed_usd - drain_usd + self.tick_usd() > spec.budget_usd
 
 
 def charges(
@@ -60,9 +61,9 @@ def charges(
     The price is the present one where the job names it.
     """
     prices = {
-        (desired.job_id, *place.key): place.price_usd_per_hour
-        for desired in situation.desired
-        for place in desired.all_places
+        (spec.job_id, *option.key): option.price_usd_per_hour
+        for spec in situation.fleets
+        for option in spec.all_options
     }
     added: dict[str, tuple[float, float]] = {}
     for intent in situation.intents:
@@ -70,13 +71,13 @@ def charges(
         if not intent.asked:
             continue
         seconds = now_s - before_s if before_s is not None else _unattended_s(intent, wall, life_s)
-        price = prices.get((intent.job_id, *intent.place.key), intent.price_usd_per_hour)
+        price = prices.get((intent.job_id, *intent.option.key), intent.charges.price_usd_per_hour)
         added[intent.id] = (seconds, price * seconds / 3600.0)
     return added
 
 
 def _unattended_s(intent: Intent, wall: datetime, life_s: float) -> float:
-    if intent.charged_at is None:
+    if intent.charges.charged_at is None:
         return life_s
-    gap_s = (wall - intent.charged_at).total_seconds()
+    gap_s = (wall - intent.charges.charged_at).total_seconds()
     return gap_s if math.isfinite(gap_s) and 0.0 <= gap_s <= life_s else life_s

@@ -30,12 +30,12 @@ class Slot:
 
     Attributes:
         vm: VM type.
-        places: Capacity of its VM, workers.
+        capacity: Capacity of its VM, workers.
     """
 
     number: int
     vm: str
-    places: int = 1
+    capacity: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class SlotSeen:
 
 
 def plan_slots(
-    seen: Sequence[SlotSeen], needs: Mapping[str, int], places: Mapping[str, int], first: int
+    seen: Sequence[SlotSeen], needs: Mapping[str, int], capacity: Mapping[str, int], first: int
 ) -> tuple[Slot, ...]:
     """Plan the slots that are wanted from now on.
 
@@ -79,7 +79,7 @@ def plan_slots(
     Args:
         seen: Slots that are wanted now.
         needs: Processes that run or wait for a VM, by VM type.
-        places: Capacity of a VM of each type, processes.
+        capacity: Capacity of a VM of each type, processes.
         first: Lowest slot number that was never used.
     """
     wanted: list[Slot] = []
@@ -90,7 +90,7 @@ def plan_slots(
         staying = [one for one in here if one.stays]
         # the processes on VMs that end are needed there and nowhere else
         count = max(0, needs.get(vm, 0) - sum(one.busy for one in ending))
-        room = places.get(vm, 1)
+        room = capacity.get(vm, 1)
         vms = -(-count // room)
         keeping = [one for one in staying if one.busy]
         others = sorted(

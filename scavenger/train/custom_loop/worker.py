@@ -56,7 +56,7 @@ class LoopLink:
         sizes: Sequence[int],
         state: Callable[[], dict[str, lm.Array]],
         load: Callable[[dict[str, lm.Array]], None],
-    ) -> sdk.Place:
+    ) -> sdk.Progress:
         """See `scavenger.sdk.loop.Link.enter`."""
         if self.entered:
             raise TrainingCodeError("loop.init must be called only once")
@@ -67,7 +67,7 @@ class LoopLink:
         if start.load:
             load(lm.unpack(start.tensors, frames))
         self.step, self.view = start.step, start.view
-        return sdk.Place(start.step, start.epoch, start.members)
+        return sdk.Progress(start.step, start.epoch, start.members)
 
     def seek(self, epoch: int) -> sdk.Granted | sdk.Step | None:
         """See `scavenger.sdk.loop.Link.seek`."""

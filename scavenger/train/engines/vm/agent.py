@@ -122,7 +122,7 @@ class Agent:
         self._runner = ProcessRunner(self._leader.channel.put)
         self._file_proxy = FileProxy(self._directory, self._leader.channel.put)
         self._folder = JobFolder(self._directory, self._runner, self._leader.channel.put)
-        self._notices: queue.SimpleQueue[m.Doom | m.Warned | m.Ending] = queue.SimpleQueue()
+        self._notices: queue.SimpleQueue[m.Preemption | m.Warned | m.Ending] = queue.SimpleQueue()
         self._renewals: list[tuple[int, float, subprocess.Popen[bytes]]] = []
         self._turned_at = clock()
         self._stopped = False
@@ -133,7 +133,7 @@ class Agent:
 
     def report_preemption(self, in_s: float | None, reason: str) -> None:
         """Pass on a preemption notice: the VM ends in `in_s` seconds; None if no time is set."""
-        self._notices.put(m.Doom(None if in_s is None else max(0.0, in_s), reason))
+        self._notices.put(m.Preemption(None if in_s is None else max(0.0, in_s), reason))
 
     def warn(self, text: str) -> None:
         """Send the leader a warning for users."""
@@ -227,9 +227,9 @@ class Agent:
             case m.Stop():
                 self._folder.forget(message.launch)
                 self._runner.stop(message.launch, message.grace_s, now)
-            case m.Tell() if self._folder.is_on_its_way:
+            case m.InputLine() if self._folder.is_on_its_way:
                 self._folder.send_line(message)
-            case m.Tell():
+            case m.InputLine():
                 self._runner.send_line(message.launch, message.line)
             case m.ShowStack():
                 self._runner.show_stack(message.launch)
@@ -257,7 +257,7 @@ class Agent:
 
     # ---- the VM --------------------------------------------------------------------------------------------
 
-    def _pass_on(self, message: m.Doom | m.Warned | m.Ending, now: float) -> None:
+    def _pass_on(self, message: m.Preemption | m.Warned | m.Ending, now: float) -> None:
         self._show(msgspec.json.encode(message).decode())
         self._leader.channel.put(message)
         if isinstance(message, m.Ending) and self._ends_at is None:

@@ -30,6 +30,7 @@ from scavenger.train.engines.vm.job_archive import Archive
 from scavenger.train.engines.vm.silence_watch import LOST_S, SilenceWatch, silent_for
 from scavenger.train.engines.vm.values import (
     AgentSession,
+    AgentSpec,
     AgentStatus,
     Alarms,
     Gone,
@@ -163,7 +164,7 @@ class AgentServer:
         public, secret = one_time_keys(self.boot_key, intent)
         with self._lock:
             if intent not in self._sessions and intent not in self._gone:
-                self._sessions[intent] = AgentSession(intent, vm, role, threads, slots)
+                self._sessions[intent] = AgentSession(AgentSpec(intent, vm, role, threads, slots))
                 self._socket.admit(f"join.{intent}", public)
         return secret
 
@@ -195,14 +196,14 @@ class AgentServer:
         """
         with self._lock:
             session = self._sessions.get(intent)
-            if session is None or not (session.address and session.route):
+            if session is None or not (session.link.address and session.link.route):
                 return False
-            if self._clock() - session.heard_at >= self._silence.limits.doubt_s:
+            if self._clock() - session.link.heard_at >= self._silence.limits.doubt_s:
                 return False
-            session.renewals += 1
-            number = session.renewals
-            session.channel.put(m.Renew(number, life_s))
-            return self._lock.wait_for(lambda: session.renewed >= number, RENEW_S)
+            session.renewals.requested += 1
+            number = session.renewals.requested
+            session.link.channel.put(m.Renew(number, life_s))
+            return self._lock.wait_for(lambda: session.renewals.confirmed >= number, RENEW_S)
 
     def vms(self) -> tuple[AgentStatus, ...]:
         """Return every VM that is expected or has joined, until it is gone."""
@@ -221,7 +222,7 @@ class AgentServer:
             return
         with self._lock:
             for session in self._sessions.values():
-                session.channel.put(m.Farewell())
+                session.link.channel.put(m.Farewell())
         self._closing.set()
         if self._thread.ident:
             self._thread.join()
@@ -241,7 +242,7 @@ class AgentServer:
 
     def _is_free(self, vm: AgentStatus) -> bool:
         able = vm.joined and vm.preemption is None and vm.heard_s_ago < self._silence.limits.doubt_s
-        return able and len(vm.processes) < vm.slots
+        return able and len(vm.processes) < vm.spec.slots
 
     def launch(
         self,
@@ -271,7 +272,7 @@ class AgentServer:
             self._launches += 1
             session.launches[self._launches] = config.name
             sha256 = self._archive.sha256 if folder else ""
-            session.channel.put(m.Start(self._launches, config, env, sha256, command))
+            session.link.channel.put(m.Start(self._launches, config, env, sha256, command))
             return self._launches
 
     def give_up(self, intent: str, launch: int) -> None:
@@ -281,18 +282,18 @@ class AgentServer:
             if (
                 session is None
                 or launch not in session.launches
-                or now - session.heard_at < self._silence.limits.lost_s
+                or now - session.link.heard_at < self._silence.limits.lost_s
             ):
                 return
             self._events.record(session, launch, Gone(silent_for(session, now)))
-            session.channel.put(m.Kill(launch))  # in case the VM comes back
+            session.link.channel.put(m.Kill(launch))  # in case the VM comes back
             del session.launches[launch]
 
     def send(self, intent: str, message: m.AgentMessage) -> None:
         """Send a message to an agent; no effect if its VM is gone."""
         with self._lock:
             if intent in self._sessions:
-                self._sessions[intent].channel.put(message)
+                self._sessions[intent].link.channel.put(message)
 
     def share(self, folder: str) -> None:
         """Share a folder of this machine, given by absolute path, with aggregators for checkpoints; thread-safe."""
@@ -364,17 +365,17 @@ class AgentServer:
             message = m.decode(body)
         except MessageError as error:
             self._alarms.add_from(
-                session.intent, f"VM {session.intent}: received an invalid message: {error}"
+                session.spec.intent, f"VM {session.spec.intent}: received an invalid message: {error}"
             )
             return
         match name, message:
             case "join", m.Join():
                 self._join(session, route, message)
-            case "spent", m.Join() if message.public_key == session.key:
+            case "spent", m.Join() if message.public_key == session.link.key:
                 pass  # the message was still in flight
             case "spent", _:
-                self._alarms.add(_MISUSED.format(session.intent))
-                self._socket.shut(f"spent.{session.intent}")
+                self._alarms.add(_MISUSED.format(session.spec.intent))
+                self._socket.shut(f"spent.{session.spec.intent}")
             case "vm", m.Packet():
                 self._handle_packet(session, route, message, now)
             case _:
@@ -384,29 +385,31 @@ class AgentServer:
         refusal = ""
         if (message.protocol, message.version) != (m.PROTOCOL, __version__):
             refusal = (
-                f"VM {session.intent} cannot join: it has Scavenger {message.version} (protocol {message.protocol}), "
-                f"and this is {__version__} (protocol {m.PROTOCOL})"
+                f"VM {session.spec.intent} cannot join: it has Scavenger {message.version} "
+                f"(protocol {message.protocol}), and this is {__version__} (protocol {m.PROTOCOL})"
             )
-        elif session.key not in ("", message.public_key):
-            refusal = _MISUSED.format(session.intent)
+        elif session.link.key not in ("", message.public_key):
+            refusal = _MISUSED.format(session.spec.intent)
         if refusal:
-            self._alarms.add_from(session.intent, refusal)
+            self._alarms.add_from(session.spec.intent, refusal)
             self._socket.send(route, m.Refused(refusal))
             return
-        if not session.key:
-            session.key = message.public_key
-            self._socket.admit(f"vm.{session.intent}", session.key)
+        if not session.link.key:
+            session.link.key = message.public_key
+            self._socket.admit(f"vm.{session.spec.intent}", session.link.key)
         self._socket.send(route, m.Admitted())
 
     def _handle_packet(self, session: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
-        if session.heard_at == float("-inf"):
+        if session.link.heard_at == float("-inf"):
             # admit the one-time key under another name: its messages are ignored, but raise an alarm
-            self._socket.admit(f"spent.{session.intent}", one_time_keys(self.boot_key, session.intent)[0])
-        session.route, session.heard_at = route, now
-        self._heard.add(session.intent)
+            self._socket.admit(
+                f"spent.{session.spec.intent}", one_time_keys(self.boot_key, session.spec.intent)[0]
+            )
+        session.link.route, session.link.heard_at = route, now
+        self._heard.add(session.spec.intent)
         if self._events.is_full(session):  # the agent resends them after the engine has taken events
             packet = m.Packet(0, packet.heard)
-        message = session.channel.take(packet, now)
+        message = session.link.channel.take(packet, now)
         if message is not None:
             self._handle(session, message, now)
 
@@ -416,12 +419,12 @@ class AgentServer:
         Raises:
             MisbehavedError: If the message breaks the protocol.
         """
-        if session.channel.backlog > _BACKLOG_MAX:
+        if session.link.channel.backlog > _BACKLOG_MAX:
             raise MisbehavedError("asks for more than it takes")
         match message:
-            case m.Hello() if not session.address:
+            case m.Hello() if not session.link.address:
                 with contextlib.suppress(ValueError):
-                    session.address = str(ipaddress.ip_address(message.address))
+                    session.link.address = str(ipaddress.ip_address(message.address))
             case m.Placed() | m.Report() if message.launch in session.launches:
                 self._events.record(session, message.launch, message)
                 if isinstance(message, m.Report) and message.status is not None:
@@ -429,61 +432,64 @@ class AgentServer:
             case m.Fetch():
                 if message.offset >= self._archive.bytes:
                     raise MisbehavedError("asks for what is not in the folder of the training code")
-                if session.channel.unacknowledged(m.Chunk) >= _CHUNKS_MAX:
+                if session.link.channel.unacknowledged(m.Chunk) >= _CHUNKS_MAX:
                     raise MisbehavedError("asks for the folder of the training code faster than it takes it")
                 data = self._archive.read(message.offset, m.CHUNK_BYTES)
-                session.channel.put(m.Chunk(message.offset, self._archive.bytes, data))
+                session.link.channel.put(m.Chunk(message.offset, self._archive.bytes, data))
             case m.FileAsk():
-                self._files.ask(session.intent, message.number, message.body)
+                self._files.ask(session.spec.intent, message.number, message.body)
             case m.FileEnd():
-                self._files.end(session.intent, message.number)
-            case m.Doom():
+                self._files.end(session.spec.intent, message.number)
+            case m.Preemption():
                 session.preemption, session.preempted_at = message, now
                 for launch in session.launches:
                     self._events.record(session, launch, message)
             case m.Renewed():
                 if message.error:
                     self._alarms.add_from(
-                        session.intent,
-                        f"VM {session.intent}: its time limit cannot be restarted: {message.error}",
+                        session.spec.intent,
+                        f"VM {session.spec.intent}: its time limit cannot be restarted: {message.error}",
                     )
                 else:
-                    session.renewed = max(session.renewed, message.number)
+                    session.renewals.confirmed = max(session.renewals.confirmed, message.number)
             case m.Ending():
                 session.ending = message.reason
             case m.Warned():
-                self._alarms.add_from(session.intent, f"VM {session.intent}: {message.text}")
+                self._alarms.add_from(session.spec.intent, f"VM {session.spec.intent}: {message.text}")
             case _:
                 pass
 
     def _send(self, session: AgentSession, now: float) -> None:
-        reachable = now - session.heard_at <= self._silence.limits.lost_s
-        if session.route and reachable and not self._events.engine_hangs(now):
-            for packet in session.channel.due(now):
-                self._socket.send(session.route, packet)
+        reachable = now - session.link.heard_at <= self._silence.limits.lost_s
+        if session.link.route and reachable and not self._events.engine_hangs(now):
+            for packet in session.link.channel.due(now):
+                self._socket.send(session.link.route, packet)
 
     def _lose(self, session: AgentSession, reason: str) -> None:
         for launch in session.launches:
             self._events.record(session, launch, Gone(session.ending or reason))
-            session.channel.put(m.Kill(launch))  # in case the VM comes back
+            session.link.channel.put(m.Kill(launch))  # in case the VM comes back
         session.launches.clear()
-        self._files.lose(session.intent)
+        self._files.lose(session.spec.intent)
 
     def _shut_out(self, session: AgentSession, why: str) -> None:
         """Exclude a VM: its processes are lost, it gets no answers, and it counts as about to end."""
-        self._alarms.add(f"VM {session.intent} ({session.address}) is shut out: {why}")
+        self._alarms.add(f"VM {session.spec.intent} ({session.link.address}) is shut out: {why}")
         session.ending, session.shut_out = "", True
-        session.preemption, session.preempted_at = m.Doom(0.0, f"its VM was shut out: {why}"), self._clock()
-        self._lose(session, f"was lost: its VM ({session.address}) was shut out: {why}")
-        self._revoke_keys(session.intent)
-        session.route, session.channel = b"", Channel()
+        session.preemption, session.preempted_at = (
+            m.Preemption(0.0, f"its VM was shut out: {why}"),
+            self._clock(),
+        )
+        self._lose(session, f"was lost: its VM ({session.link.address}) was shut out: {why}")
+        self._revoke_keys(session.spec.intent)
+        session.link.route, session.link.channel = b"", Channel()
 
     # ---- for the leader's files ----------------------------------------------------------------------------
 
     def _may_have_files(self, intent: str, launch: int) -> bool:
         with self._lock:
             session = self._sessions.get(intent)
-            return session is not None and session.role == "aggregator" and launch in session.launches
+            return session is not None and session.spec.role == "aggregator" and launch in session.launches
 
     def _answer(self, intent: str, number: int, body: bytes) -> None:
         with self._lock:

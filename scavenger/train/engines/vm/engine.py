@@ -277,7 +277,7 @@ class VmEngine(RemoteEngine[_Process]):
             return
         process = self._processes[name]
         if process.launch and not process.ended:
-            self._agents.send(process.intent, m.Tell(process.launch, line))
+            self._agents.send(process.intent, m.InputLine(process.launch, line))
         elif process.pending_lines is not None:
             process.pending_lines.append(line)
 
@@ -308,26 +308,28 @@ class VmEngine(RemoteEngine[_Process]):
             able = [
                 vm
                 for vm in self._agents.free()
-                if vm.role == role
+                if vm.spec.role == role
                 and not (role == "worker" and process.address is None and vm.address in self._avoided)
                 and process.address in (None, vm.address)
                 # all aggregators use one VM type
-                and (role == "aggregator" or process.vm in ("", vm.vm))
+                and (role == "aggregator" or process.vm in ("", vm.spec.type))
             ]
             if able:
                 self._start_on(process, min(able, key=lambda vm: len(vm.processes)))
 
     def _start_on(self, process: _Process, vm: AgentStatus) -> None:
         config = process.config
-        sharing = vm.slots if vm.role == "worker" else max(1, self.needs().aggregators)
-        config = msgspec.structs.replace(config, memory_fd=-1, threads=max(1, vm.threads // sharing))
+        sharing = vm.spec.slots if vm.spec.role == "worker" else max(1, self.needs().aggregators)
+        config = msgspec.structs.replace(config, memory_fd=-1, threads=max(1, vm.spec.threads // sharing))
         needs_code = config.role != "aggregator"
-        process.launch = self._agents.launch(vm.intent, config, process.env, self._command, folder=needs_code)
+        process.launch = self._agents.launch(
+            vm.spec.intent, config, process.env, self._command, folder=needs_code
+        )
         if not process.launch:
             return
-        process.intent, process.placed_at = vm.intent, vm.address
+        process.intent, process.placed_at = vm.spec.intent, vm.address
         for line in process.pending_lines or ():
-            self._agents.send(vm.intent, m.Tell(process.launch, line))
+            self._agents.send(vm.spec.intent, m.InputLine(process.launch, line))
         process.pending_lines = None
 
     # ---- events ----------------------------------------------------------------------------------------------
@@ -347,7 +349,7 @@ class VmEngine(RemoteEngine[_Process]):
                 self._report(process, event.log, event.memory_bytes, suspended=event.suspended)
                 if event.status is not None:
                     self._end(process, event.status, event.reason)
-            case m.Doom():
+            case m.Preemption():
                 self._notices.append(PreemptionNotice(process.config.name, event.in_s, event.reason))
             case Gone():
                 self._lose(process, event.reason)

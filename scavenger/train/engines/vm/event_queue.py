@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from scavenger.train.engines.vm.messages import Report
-from scavenger.train.engines.vm.values import AgentSession, ProcessEvent
+from scavenger.train.engines.vm.values import AgentSession, ProcessEvent, Unread
 
 __all__ = ["LEASE_S", "EventQueue"]
 
@@ -26,13 +26,13 @@ class EventQueue:
     def record(self, session: AgentSession, launch: int, event: ProcessEvent) -> None:
         """Add an event of a process on a VM."""
         self._events.append((launch, event))
-        session.unread += 1
+        session.unread.events += 1
         if isinstance(event, Report):
-            session.unread_bytes += len(event.log)
+            session.unread.log_bytes += len(event.log)
 
     def is_full(self, session: AgentSession) -> bool:
         """Whether no more events of this VM are taken until the engine has taken some."""
-        return session.unread > _EVENTS_MAX or session.unread_bytes > _EVENTS_BYTES_MAX
+        return session.unread.events > _EVENTS_MAX or session.unread.log_bytes > _EVENTS_BYTES_MAX
 
     def take(self, sessions: Iterable[AgentSession], now: float) -> list[tuple[int, ProcessEvent]]:
         """Remove and return all events; shows that the engine is alive."""
@@ -40,7 +40,7 @@ class EventQueue:
         events = list(self._events)
         self._events.clear()
         for session in sessions:
-            session.unread = session.unread_bytes = 0
+            session.unread = Unread()
         return events
 
     def unattended(self) -> None:

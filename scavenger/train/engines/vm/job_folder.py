@@ -29,7 +29,7 @@ class JobFolder:
     send: Callable[[m.AgentMessage], None]
     _sha256: str = ""
     _waiting: list[m.Start] = field(default_factory=list)
-    _lines: list[m.Tell] = field(default_factory=list)
+    _lines: list[m.InputLine] = field(default_factory=list)
     _ready: Path | None = None
 
     @property
@@ -48,7 +48,7 @@ class JobFolder:
             self._archive.touch()
             self.send(m.Fetch(0))
 
-    def send_line(self, message: m.Tell) -> None:
+    def send_line(self, message: m.InputLine) -> None:
         """Keep an input line for a process that may be waiting."""
         self._lines.append(message)
 

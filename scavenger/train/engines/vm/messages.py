@@ -23,7 +23,6 @@ __all__ = [
     "Admitted",
     "AgentMessage",
     "Chunk",
-    "Doom",
     "Ending",
     "Farewell",
     "Fetch",
@@ -31,10 +30,12 @@ __all__ = [
     "FileAsk",
     "FileEnd",
     "Hello",
+    "InputLine",
     "Join",
     "Kill",
     "Packet",
     "Placed",
+    "Preemption",
     "Refused",
     "Renew",
     "Renewed",
@@ -43,13 +44,12 @@ __all__ = [
     "SocketMessage",
     "Start",
     "Stop",
-    "Tell",
     "Warned",
     "decode",
     "encode",
 ]
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
 """Chunk size of the job's folder: small enough to arrive before the packet would be resent."""
@@ -141,7 +141,7 @@ class FileEnd(Tagged, frozen=True):
     number: _Count
 
 
-class Doom(Tagged, frozen=True):
+class Preemption(Tagged, frozen=True):
     """Preemption notice: the cloud will end the VM in `in_s` seconds; None if no time is set."""
 
     in_s: _Seconds | None
@@ -201,7 +201,7 @@ class Stop(Tagged, frozen=True):
     grace_s: _Seconds
 
 
-class Tell(Tagged, frozen=True):
+class InputLine(Tagged, frozen=True):
     """See `Engine.send_line`."""
 
     launch: _Count
@@ -247,14 +247,14 @@ AgentMessage = (
     | Fetch
     | FileAsk
     | FileEnd
-    | Doom
+    | Preemption
     | Renewed
     | Ending
     | Warned
     | Start
     | Kill
     | Stop
-    | Tell
+    | InputLine
     | ShowStack
     | Chunk
     | FileAnswer

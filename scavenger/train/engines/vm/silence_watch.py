@@ -50,7 +50,7 @@ class SilenceWatch:
         self._turned_at = now
         if pause > _PAUSE_S:
             for session in sessions:
-                session.heard_at += pause
+                session.link.heard_at += pause
 
     def judge(self, sessions: Collection[AgentSession], now: float) -> tuple[str, list[AgentSession]]:
         """Judge all VMs.
@@ -60,13 +60,13 @@ class SilenceWatch:
         """
         silent_s, lost = dict[str, float](), list[AgentSession]()
         for session in sessions:
-            seconds = now - session.heard_at
+            seconds = now - session.link.heard_at
             if session.ending or session.shut_out or session.preemption is not None:
                 if seconds >= self.limits.lost_s:
                     lost.append(session)  # an agent that was about to end is expected to be silent
-            elif session.route and (session.launches or seconds < self.limits.doubt_s):
+            elif session.link.route and (session.launches or seconds < self.limits.doubt_s):
                 # others have no process, and may have been returned to the cloud
-                silent_s[session.intent] = seconds
+                silent_s[session.spec.intent] = seconds
         before = self._network
         self._network, judged = judge_silence(before, silent_s, self.limits, now)
         alarm = ""
@@ -78,10 +78,12 @@ class SilenceWatch:
             )
         elif before.broken_since_s is not None and before.is_broken and not self._network.is_broken:
             alarm = f"hearing the VMs again, after {now - before.broken_since_s:.0f} s"
-        by_intent = {session.intent: session for session in sessions}
+        by_intent = {session.spec.intent: session for session in sessions}
         return alarm, [*(by_intent[intent] for intent in judged), *lost]
 
 
 def silent_for(session: AgentSession, now: float) -> str:
     """Describe the loss of a process by the silence of its VM."""
-    return f"was lost: its VM ({session.address}) has been silent for {now - session.heard_at:.0f} s"
+    return (
+        f"was lost: its VM ({session.link.address}) has been silent for {now - session.link.heard_at:.0f} s"
+    )

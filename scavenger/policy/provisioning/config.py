@@ -1,0 +1,152 @@
+"""Settings of provisioning: intervals, time limits and retries.
+
+The defaults suit VMs that boot in a minute or two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+__all__ = ["Backoff", "CrashLoop", "LookLimits", "ProvisioningConfig", "RetryWaits", "VmLimits"]
+
+EXPONENT_MAX = 30
+"""Largest number of doublings; more would overflow without changing the wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits that double from `base_s` to `cap_s`, each times a random factor in [0.5, 1.5) to spread retries."""
+
+    base_s: float
+    cap_s: float
+
+    def wait_s(self, times: int, rng: Random) -> float:
+        """The wait after this many consecutive failures."""
+        doubled = self.base_s * 2.0 ** min(times - 1, EXPONENT_MAX)
+        return min(self.cap_s, doubled) * (0.5 + rng.random())
+
+
+@dataclass(frozen=True, slots=True)
+class RetryWaits:
+    """Waits between attempts of an action that failed.
+
+    Attributes:
+        launch: Of a launch that was not answered.
+        call: Of a listing or the end of a VM.
+        sold_out: Of a launch with a placement option that had no capacity.
+        throttled: Of all calls, after the cloud throttled one.
+        died: Of a job's launches, after one of its VMs died before it joined.
+        denied: Of all launches, after one was refused for a missing permission.
+    """
+
+    launch: Backoff = Backoff(2.0, 60.0)
+    call: Backoff = Backoff(5.0, 60.0)
+    sold_out: Backoff = Backoff(30.0, 1800.0)
+    throttled: Backoff = Backoff(1.0, 60.0)
+    died: Backoff = Backoff(10.0, 600.0)
+    denied: Backoff = Backoff(30.0, 600.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LookLimits:
+    """Intervals of the looks at a region, and limits of each.
+
+    Attributes:
+        interval_s: Time between two looks.
+        actions_s: Time after which a look starts no more actions.
+        list_interval_s: Time between two listings.
+        call_s: Longest time of one call to the cloud.
+        creates_max, calls_max: Most launches and most calls to the cloud in one look.
+    """
+
+    interval_s: float = 5.0
+    actions_s: float = 60.0
+    list_interval_s: float = 15.0
+    call_s: float = 60.0
+    creates_max: int = 4
+    calls_max: int = 20
+
+    def __post_init__(self) -> None:
+        if self.creates_max < 1 or self.calls_max < 1:
+            raise ValueError("a look must be allowed to do something")
+
+
+@dataclass(frozen=True, slots=True)
+class VmLimits:
+    """Time limits of one VM.
+
+    Attributes:
+        register_s: Time within which a VM has to join, else it is ended.
+        silence_s: Time without a message after which a VM, or the process that runs a job, counts as lost.
+        life_s: Time after its launch or last renewal at which a VM ends itself.
+        quarantine_s: How long a VM of this installation that the store does not know is only reported.
+    """
+
+    register_s: float = 600.0
+    silence_s: float = 120.0
+    life_s: float = 900.0
+    quarantine_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        if not self.register_s < self.life_s:
+            raise ValueError(
+                f"a VM that may take {self.register_s} s to join must not end itself after {self.life_s} s"
+            )
+        if not 3 * self.silence_s <= self.life_s:
+            raise ValueError(f"a VM renewed every {self.silence_s} s needs a life of thrice that")
+
+
+@dataclass(frozen=True, slots=True)
+class CrashLoop:
+    """When so many VMs die before they join that a job launches no more.
+
+    Attributes:
+        vms: Number of latest VMs that are checked.
+        deaths_min: Fewest of them that died before they joined.
+        share_max: Largest share of them that may do so.
+    """
+
+    vms: int = 10
+    deaths_min: int = 5
+    share_max: float = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class ProvisioningConfig:
+    """Settings of provisioning in one region.
+
+    Attributes:
+        visibility_s: How long a new VM may be missing from the provider's listing.
+        lease_s: Time without a heartbeat after which the lease holder counts as dead.
+        alarm_after: Consecutive failures of one action before an alarm.
+    """
+
+    visibility_s: float
+    lease_s: float = 180.0
+    alarm_after: int = 5
+    look: LookLimits = LookLimits()
+    vm: VmLimits = VmLimits()
+    crash_loop: CrashLoop = CrashLoop()
+    waits: RetryWaits = RetryWaits()
+
+    def __post_init__(self) -> None:
+        if not 3 * self.look.call_s <= self.lease_s:
+            raise ValueError(f"calls of {self.look.call_s} s do not fit into a lease of {self.lease_s} s")
+
+    @property
+    def settle_s(self) -> float:
+        """Time after which an unanswered launch is visible in a listing, or did not happen."""
+        return self.visibility_s + 2 * self.look.call_s
+
+    @property
+    def gap_max_s(self) -> float:
+        """Largest part of the time between two looks that counts as attended."""
+        return 2 * self.look.interval_s
+
+    def reserved_s(self, drain_s: float) -> float:
+        """Longest time that a VM may be paid for after the decision to end it, whatever fails.
+
+        The job saves itself, the look that decided may have renewed the VM at its very end, and then it ends itself.
+        """
+        return drain_s + self.look.actions_s + self.look.call_s + self.vm.life_s
