@@ -213,7 +213,7 @@ class Recorder(Observer):
             changes["measurements_path"] = report.measurements_path
         self._ended = True
         if self._copy is not None:
-            end = {"state": report.state, "error": report.error, "exit_code": report.exit_code}
+            end = {"state": report.job.state, "error": report.error, "exit_code": report.exit_code}
             self._copy.end(report=without_nonfinite(report_document(report)), **end, **changes)
         self._writes.add(lambda: self._end_entry(report, changes))
         self._wait_for_writes(_HASTE_S if self._gave_up or report.job.state == "interrupted" else None)
