@@ -52,7 +52,7 @@ bench: install-dev  ## measure what benchmarks/README.md tells of; about half an
 	$(BIN)/python -m benchmarks
 
 backtest: install-dev  ## hold the models against public measurements beside the published forms; seconds
-	$(BIN)/python -m benchmarks backtest vm_types
+	$(BIN)/python -m benchmarks backtest vm_types curves
 	$(BIN)/python -m benchmarks.backtest_pictures
 
 chaos: install-dev  ## train while processes are killed, the disk is full, the store is out of service ...; about six minutes

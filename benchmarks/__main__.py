@@ -14,6 +14,7 @@ from benchmarks import (
     agents,
     aggregation,
     backtest,
+    curves,
     elastic_faults,
     elastic_joining,
     elastic_round,
@@ -35,6 +36,7 @@ from benchmarks.machine import conditions, describe
 _HERE = Path(__file__).resolve().parent
 _MODULES = (
     backtest,
+    curves,
     planning,
     startup,
     switch,

@@ -8,6 +8,7 @@ import typer
 
 from scavenger_cli.options import (
     ConvergenceOption,
+    CurvesOption,
     DatasetSizeOption,
     DryRunOption,
     ModelKey,
@@ -153,6 +154,14 @@ def models_import(
 def models_backtest(
     step_times: StepTimesOption = None,
     convergence: ConvergenceOption = None,
+    curves: CurvesOption = None,
+    seen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARES",
+            help="With --curves: shares of the way to the target that are shown. Default: 0.25,0.5,0.75.",
+        ),
+    ] = None,
     points: Annotated[
         str | None,
         typer.Option(
@@ -165,6 +174,13 @@ def models_backtest(
     """Fit some measurements of a file and compare predictions of the rest."""
 
     def command() -> int:
+        if curves is not None or seen is not None:
+            from scavenger_cli.commands.backtest_curves import backtest_of_curves
+
+            others = [step_times, convergence, points]
+            return backtest_of_curves(
+                curves, seen, alone=all(one is None for one in others), as_json=output is Output.JSON
+            )
         from scavenger_cli.commands.backtest import backtest
 
         return backtest(step_times, convergence, points=points, as_json=output is Output.JSON)

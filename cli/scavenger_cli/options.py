@@ -17,6 +17,7 @@ __all__ = [
     "BudgetOption",
     "ConvergenceOption",
     "CurveFormat",
+    "CurvesOption",
     "DatasetSizeOption",
     "DeadlineOption",
     "DryRunOption",
@@ -146,6 +147,14 @@ ConvergenceOption = Annotated[
         "--convergence",
         metavar="FILE",
         help="CSV file with the columns workload, global_batch_size, epochs, ...",
+    ),
+]
+CurvesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--curves",
+        metavar="FILE",
+        help="CSV file of learning curves: workload, run, step, metric, mode, value, ...",
     ),
 ]
 WorkloadOption = Annotated[

@@ -72,6 +72,40 @@ def test_more_points_never_hide_what_is_left_to_predict(
     assert all("4 to fit to and one to predict" in row["reason"] for row in found["skipped"])
 
 
+CURVES = "source,workload,run,step,metric,mode,value\n" + "".join(
+    f"s,{workload},{run},{step},loss,min,{1 + (1 + run / 10) * step**-power}\n"
+    for workload, power in (("a", 0.5), ("a long name of a workload", 1.0))
+    for run in (0, 1)
+    for step in range(1, 41)
+)
+
+
+def test_learning_curves_are_forecast_from_their_beginnings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curves = tmp_path / "curves.csv"
+    curves.write_text(CURVES)
+    words = ["models", "backtest", "--curves", str(curves)]
+    found = answer(capsys, *words, "--seen", "0.5,0.75", "-o", "json")
+
+    assert [(row["workload"], row["seen"]) for row in found["workloads"][:2]] == [("a", 0.5), ("a", 0.75)]
+    assert len(found["workloads"]) == 4
+    for row in found["workloads"]:
+        assert row["runs"] == 2
+        assert row["median_ape"] <= row["max_ape"] < 50.0
+        assert 0.0 <= row["coverage90"] <= 1.0
+        assert row["final_ape"] < 5.0
+        assert {"last value", "power law", "log-log line", "wrong hint"} < {
+            m["method"] for m in row["methods"]
+        }
+    assert [row["runs"] for row in found["overall"]] == [4, 4]
+
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    assert "learning curve" in out
+
+
 def test_a_back_test_fits_a_screen(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "backtest", "--step-times", files[0], "--convergence", files[1]]) == 0
 
@@ -87,6 +121,11 @@ def test_a_back_test_fits_a_screen(files: tuple[str, str], capsys: pytest.Captur
         (["--convergence", "RUNS", "--points", "marked"], "is for step times"),
         (["--convergence", "RUNS", "--points", "1"], "a number from 2 on"),
         (["--convergence", "RUNS", "--points", "some"], "give extremes, marked"),
+        (["--curves", "RUNS"], "there is no column 'step'"),
+        (["--curves", "RUNS", "--points", "3"], "--curves goes without"),
+        (["--seen", "0.5"], "give --curves FILE"),
+        (["--curves", "RUNS", "--seen", "half"], "numbers between 0 and 1"),
+        (["--curves", "RUNS", "--seen", "0.5,1"], "numbers between 0 and 1"),
         (["--convergence", "STEPS"], "there is no column 'global_batch_size'"),
     ],
 )

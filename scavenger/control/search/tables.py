@@ -9,10 +9,22 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+import numpy as np
+
 from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import PlacementRow, RunRow
+from scavenger.models.backtest_curves import CurveRun
 
-__all__ = ["TABLE_MAX_BYTES", "number", "read_header", "read_placements", "read_runs", "read_table", "whole"]
+__all__ = [
+    "TABLE_MAX_BYTES",
+    "number",
+    "read_curves",
+    "read_header",
+    "read_placements",
+    "read_runs",
+    "read_table",
+    "whole",
+]
 
 TABLE_MAX_BYTES = 64 * 2**20
 """Size limit of a table, about a million rows."""
@@ -157,3 +169,47 @@ def read_placements(path: Path) -> list[PlacementRow]:
             )
         )
     return placements
+
+
+def read_curves(path: Path) -> list[CurveRun]:
+    """Read learning curves, one evaluation per row: workload, run, step, metric, mode (min or max) and value.
+
+    Optional columns are source and learning_rate. Rows whose step is not positive, or whose step or value is not
+    finite, are left out and counted, as are repeated steps of a run.
+
+    Raises:
+        ConfigurationError: As `read_table`; or if a mode is neither.
+    """
+    columns = ("workload", "run", "step", "metric", "mode", "value")
+    groups: dict[tuple[str, str, str, str], list[tuple[float, float, float]]] = {}
+    modes: dict[tuple[str, str, str, str], str] = {}
+    for row in read_table(path, columns, optional=("source", "learning_rate")):
+        key = (row["source"], row["workload"], row["run"], row["metric"])
+        if modes.setdefault(key, row["mode"]) != row["mode"] or row["mode"] not in ("min", "max"):
+            raise ConfigurationError(
+                f"{path}: mode {row['mode']!r} of {row['workload']}, {row['run']}: give min or max, one for a run"
+            )
+        evaluation = (number(row["step"]), number(row["value"]), number(row["learning_rate"]))
+        groups.setdefault(key, []).append(evaluation)
+    runs = []
+    for key, rows in groups.items():
+        usable = {
+            step: (value, rate)
+            for step, value, rate in rows
+            if 0.0 < step < math.inf and math.isfinite(value)
+        }
+        if not usable:
+            continue
+        steps = np.array(sorted(usable))
+        values, rates = np.array([usable[step] for step in sorted(usable)]).T
+        runs.append(
+            CurveRun(
+                *key[:3],
+                mode="min" if modes[key] == "min" else "max",
+                steps=steps,
+                values=values,
+                learning_rates=rates if bool(np.all((rates > 0.0) & np.isfinite(rates))) else None,
+                dropped=len(rows) - len(usable),
+            )
+        )
+    return runs

@@ -1,0 +1,136 @@
+"""Shapes of learning curves: how a metric falls towards its asymptote, on fixed nodes.
+
+==========  =============================================  =================================================
+x           steps over those trained so far: 1 is now
+power       (x + o)^-p                                     Hestness et al., arXiv:1712.00409
+stretched   exp(-(x / k)^b)
+Hill        1 / (1 + (x / k)^p)                            Viering and Loog, arXiv:2103.10948, §4 ("MMF")
+straight    -x^q
+ending      power, less a term that goes on falling        annealing towards the end of a schedule
+==========  =============================================  =================================================
+
+With a known learning-rate schedule, the multi-power law of Luo et al., arXiv:2503.12811, eq. 2-3, takes their place:
+the power acts on the area under the schedule, and each drop of the rate lowers the loss further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from scavenger.domain.curve import FloatArray
+
+__all__ = ["ANNEALED", "SHAPES", "Annealed", "Schedule", "Shapes"]
+
+
+class Shapes:
+    """The nodes of all families that know no schedule.
+
+    Attributes:
+        log_prior: ln of each node's prior weight, shape `(n,)`: families are equally probable, and so are the nodes
+            of a family.
+        bounded: Whether a node has an asymptote, which is 0, shape `(n,)`.
+    """
+
+    def __init__(self) -> None:
+        self._power = _grid((0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5), (0.0, 0.1, 0.4, 1.5))
+        self._stretched = _grid((0.5, 0.75, 1.0, 1.5, 2.5), (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4))
+        self._hill = _grid((0.7, 1.0, 1.5, 2.5, 4.0), (0.1, 0.25, 0.6, 1.5, 4.0))
+        self._straight = _grid((0.5, 1.0, 1.5, 2.0, 3.0))
+        self._ending = _grid((0.5, 1.0, 2.0), (0.0, 0.3), (0.25, 0.5, 1.0, 2.0), (1.0, 2.0))
+        families = (self._power, self._stretched, self._hill, self._straight, self._ending)
+        self.log_prior = np.concatenate([np.full(f.shape[1], -np.log(f.shape[1])) for f in families])
+        self.bounded = np.concatenate(
+            [np.full(f.shape[1], place < 3, dtype=np.bool_) for place, f in enumerate(families)]
+        )
+
+    def values(self, x: FloatArray) -> FloatArray:
+        """Every node at every x > 0, shape `(n, len(x))`; each falls with x."""
+        p, o = self._power
+        power = (x + o) ** -p
+        b, k = self._stretched
+        stretched = np.exp(-((x / k) ** b))
+        p, k = self._hill
+        hill = 1.0 / (1.0 + (x / k) ** p)
+        (q,) = self._straight
+        straight = -(x**q)
+        p, o, g, q = self._ending
+        # Both terms have the slope -1 and -g now.
+        ending = (x + o) ** -p * (1.0 + o) ** (p + 1.0) / p - g * x**q / q
+        return np.concatenate((power, stretched, hill, straight, ending))
+
+
+def _grid(*values: tuple[float, ...]) -> FloatArray:
+    """All combinations, shape `(parameters, nodes, 1)`."""
+    return np.array(list(product(*values)), dtype=np.float64).T[:, :, None]
+
+
+SHAPES = Shapes()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The learning rates of a whole run, as planned before it.
+
+    Attributes:
+        steps: Increasing, positive, shape `(n,)`; the rate holds from the step before. Up to the first, the rate
+            rises evenly from 0.
+        rates: Positive, shape `(n,)`.
+    """
+
+    steps: FloatArray
+    rates: FloatArray
+
+    def area(self, steps: FloatArray) -> FloatArray:
+        """Steps at the highest rate that do as much as those up to each of `steps`; the last rate goes on for ever."""
+        relative, areas = self._areas()
+        beyond = np.maximum(steps - self.steps[-1], 0.0) * relative[-1]
+        return np.asarray(np.interp(steps, self.steps, areas) + beyond)
+
+    def annealed(self, steps: FloatArray) -> FloatArray:
+        """Σ over the rate's drops of drop x (1 - (1 + C S / rate^γ)^-β), S being the area since; shape of `steps`."""
+        relative, areas = self._areas()
+        drops = -np.diff(relative, prepend=relative[0])
+        dropped = np.flatnonzero(drops != 0.0)
+        begins = areas[dropped - 1]
+        since = np.maximum(self.area(steps)[:, None] - begins, 0.0)
+        fallen = 1.0 - (1.0 + ANNEAL_RATE * since * relative[dropped] ** -ANNEAL_GAMMA) ** -ANNEAL_BETA
+        return np.asarray(fallen @ drops[dropped])
+
+    def _areas(self) -> tuple[FloatArray, FloatArray]:
+        relative = self.rates / self.rates.max()
+        widths = np.diff(self.steps, prepend=self.steps[0] / 2.0)
+        return relative, np.cumsum(widths * relative)
+
+
+ANNEAL_RATE, ANNEAL_BETA, ANNEAL_GAMMA = 0.0036, 1.58, 0.67
+"""C (per step), β and γ of the multi-power law; with `ANNEAL_SHARE` least squares over the nine schedules of the
+25M-parameter language model of its authors' data."""
+
+ANNEAL_SHARE, ANNEAL_UNIT = 0.38, 1e4
+"""Loss that a drop to nothing takes away in the end, relative to what the power leaves after so many steps."""
+
+POWER_MEAN, POWER_SD = 0.5, 0.15
+"""Of the power p, over the runs of the same data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Annealed:
+    """The multi-power law on nodes of its power; the other constants are those above."""
+
+    powers: tuple[float, ...] = tuple(np.linspace(0.2, 1.0, 17))
+
+    @property
+    def log_prior(self) -> FloatArray:
+        """ln of each node's prior weight, shape `(n,)`."""
+        return np.asarray(-0.5 * ((np.array(self.powers) - POWER_MEAN) / POWER_SD) ** 2)
+
+    def values(self, schedule: Schedule, steps: FloatArray) -> FloatArray:
+        """Every node at every step, shape `(n, len(steps))`."""
+        power = (schedule.area(steps) / ANNEAL_UNIT) ** -np.array(self.powers)[:, None]
+        return np.asarray(power - ANNEAL_SHARE * schedule.annealed(steps))
+
+
+ANNEALED = Annealed()

@@ -1,0 +1,340 @@
+"""When a run will reach its target, from the course of its metric so far.
+
+==========  ====================================================  ==============================================
+s, t        epochs (or steps) at an evaluation; at the last one
+y           best value so far less the target, in units of the    so y(t) = 1, and the target is 0
+            gap that is left
+T           when the target is reached; r = T / t > 1
+φ           shape of a curve, one of many nodes                   `curve_shapes`
+==========  ====================================================  ==============================================
+
+Every pair of a shape and a T is one curve, `y(s) = c (φ(s) - φ(T))`, with the slope c >= 0 that fits best. It is
+weighed by how well it passes through the evaluations, whose errors are those of
+
+    evaluations that are correlated with their neighbours       AR(1), correlation `CORRELATION`
+    + what no shape explains, a Brownian motion in ln s that     variance η² ln(t / s) times that of evaluations;
+      is 0 now: the older an evaluation, the less it tells       every η of `DRIFTS`, by evidence
+
+with one unknown scale, so that the weight of a curve falls with a power of its residual, as Student's t does: a few
+evaluations far off weigh little. Curves whose asymptote falls short of the target stand for a run that never reaches
+it. Before any evaluation every ln T is equally probable, or as a hint says; that a run is looked at now and not at
+another time makes T near t the more probable, by 1 / r [1]_.
+
+All curves of a shape need five inner products, so that an update takes a few milliseconds.
+
+References:
+    .. [1] Gott, "Implications of the Copernican principle for our future prospects", Nature 363, 1993.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy.special import logsumexp
+
+from scavenger.domain.curve import FloatArray
+from scavenger.models.curve_shapes import ANNEALED, SHAPES, Schedule
+
+__all__ = ["EVALUATIONS_MIN", "Forecast", "Hint", "forecast", "forecast_value"]
+
+EVALUATIONS_MIN = 3
+"""Fewest evaluations that a forecast can be made from."""
+
+RECENT = 0.35
+"""Only evaluations since this share of the run are fitted: what came before tells of warming up, not of the end."""
+
+POINTS_MAX = 16
+"""Evaluations are averaged to so many points, as evenly spaced in s as in ln s."""
+
+CORRELATION = 0.3
+DRIFTS = (0.3, 1.0, 3.0, 10.0)
+
+FREEDOM, FLOOR = 6.0, 0.09
+"""Degrees of freedom of the scale before any evaluation, and its value then, in units of the gap."""
+
+TEMPER = 0.5
+"""An evaluation counts for so many: shapes are wrong in ways that later evaluations share."""
+
+DOUBT = 0.03
+"""Probability that the course so far tells nothing."""
+
+NEVER = 0.1
+"""Prior probability of a run that stays short of its target."""
+
+SHORT = (0.1, 0.3, 1.0)
+"""How far short of the target the asymptotes of such runs lie, in units of the gap."""
+
+OUTLIER = 20.0
+"""Evaluations further from the target than so many gaps count as if they were there."""
+
+RATIO_MAX = 30.0
+"""Largest T / t."""
+
+MISLED, MISLED_WIDTH = 0.8, 2.0
+"""Probability that a hint is worth less than it claims, and by what its deviation is larger then: a hint 87 % too
+high still leads to 48 % at half the way with 0.5."""
+
+RATIOS = np.exp(np.concatenate(([0.002, 0.005, 0.01], np.geomspace(0.02, math.log(RATIO_MAX), 60))))
+QUANTILES = (0.05, 0.5, 0.95)
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What is known of T before the run: log-normal, `log_sd` being the standard deviation of ln T."""
+
+    median: float
+    log_sd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """When the target will be reached, counted from the beginning of the run, in the unit of the course.
+
+    Attributes:
+        seen: The last evaluation of the course.
+        total: Median of where the run ends: at the target, or at the limit. Without a limit, of those runs that
+            reach the target.
+        low, high: Its 90 % interval.
+        never: Probability that the target is not reached before the limit.
+        totals, reached: Probability that the target is reached by each of `totals`.
+    """
+
+    seen: float
+    total: float
+    low: float
+    high: float
+    never: float
+    totals: tuple[float, ...]
+    reached: tuple[float, ...]
+
+    @property
+    def log_sd(self) -> float:
+        """Standard deviation of ln of the total for which the 90 % interval is as wide."""
+        return math.log(self.high / self.low) / 3.29
+
+    def reached_by(self, total: float) -> float:
+        """Probability that the target is reached by then."""
+        return float(np.interp(total, self.totals, self.reached, left=0.0))
+
+
+def forecast(
+    at: Sequence[float] | FloatArray,
+    values: Sequence[float] | FloatArray,
+    target: float,
+    *,
+    mode: Mode,
+    limit: float | None = None,
+    hint: Hint | None = None,
+    schedule: Schedule | None = None,
+) -> Forecast:
+    """Forecast when the best value so far reaches the target.
+
+    Args:
+        at: Epochs or steps of the evaluations, positive and increasing, shape `(n,)`.
+        values: The metric there, shape `(n,)`; evaluations that are not finite are left out.
+        mode: Whether the metric is to become small or large.
+        limit: Where the run ends if it has not reached the target.
+        schedule: Learning rates of the whole run, over the unit of `at`; None if unknown.
+
+    Raises:
+        ValueError: If fewer than `EVALUATIONS_MIN` values are finite, or one has reached the target.
+    """
+    course = _Course.of(at, values, mode)
+    goal = target if mode == "min" else -target
+    if course.best[-1] <= goal:
+        raise ValueError("the target has been reached")
+    now, gap = float(course.at[-1]), float(course.best[-1] - goal)
+    x, y, counts = course.points()
+    y = np.minimum((y - goal) / gap, OUTLIER)
+    totals = now * (RATIOS + course.half_step())
+    if schedule is None:
+        shapes, ahead, log_prior = SHAPES.values(x), SHAPES.values(RATIOS), SHAPES.log_prior
+        bounded = SHAPES.bounded
+    else:
+        shapes = ANNEALED.values(schedule, x * now)
+        ahead, log_prior = ANNEALED.values(schedule, RATIOS * now), ANNEALED.log_prior
+        bounded = np.ones(len(log_prior), dtype=np.bool_)
+    weights, short = [], []
+    for drift in DRIFTS:
+        products = _Products.of(shapes, y, _covariance(x, counts, drift))
+        weights.append(products.log_weight(products.residual(ahead, 0.0)) + log_prior[:, None])
+        asymptotes = [products.residual(np.zeros((len(ahead), 1)), offset)[bounded] for offset in SHORT]
+        short.append(products.log_weight(np.concatenate(asymptotes, axis=1)) + log_prior[bounded][:, None])
+    log_likelihood = logsumexp(np.concatenate(weights), axis=0)
+    log_short = logsumexp(np.concatenate(short)) - math.log(len(SHORT))
+    prior = _prior(totals, hint)
+    log_mass = np.append(log_likelihood + np.log(prior * (1.0 - NEVER)), log_short + math.log(NEVER))
+    mass = np.exp(log_mass - logsumexp(log_mass))
+    mass = (1.0 - DOUBT) * mass + DOUBT * np.append(prior * (1.0 - NEVER), NEVER)
+    return _summary(now, totals, mass, limit)
+
+
+def forecast_value(
+    at: Sequence[float] | FloatArray,
+    values: Sequence[float] | FloatArray,
+    end: float,
+    *,
+    mode: Mode,
+    schedule: Schedule | None = None,
+) -> float:
+    """The best value that the run will have reached at its end, whatever its target; the median over curves.
+
+    Args:
+        at, values, mode, schedule: As in `forecast`.
+        end: When the run ends, after the last evaluation.
+
+    Raises:
+        ValueError: If fewer than `EVALUATIONS_MIN` values are finite.
+    """
+    course = _Course.of(at, values, mode)
+    now = float(course.at[-1])
+    x, best, counts = course.points()
+    fallen = float(best[0] - best[-1])
+    if fallen <= 0.0:
+        return float(values[-1])
+    y = (best - best[-1]) / fallen
+    if schedule is None:
+        shapes, log_prior = SHAPES.values(x), SHAPES.log_prior
+        ahead = SHAPES.values(np.array([end / now]))[:, 0]
+    else:
+        shapes, log_prior = ANNEALED.values(schedule, x * now), ANNEALED.log_prior
+        ahead = ANNEALED.values(schedule, np.array([end]))[:, 0]
+    log_weights, predicted = [], []
+    for drift in (DRIFTS[0] / 10.0, *DRIFTS):
+        products = _Products.of(shapes, y, _covariance(x, counts, drift))
+        residual, value = products.free(ahead)
+        log_weights.append(products.log_weight(residual, floor=1e-9) + log_prior)
+        predicted.append(value)
+    log_weight, value = np.concatenate(log_weights), np.concatenate(predicted)
+    order = np.argsort(value)
+    share = np.cumsum(np.exp(log_weight - logsumexp(log_weight))[order])
+    middle = float(best[-1] + fallen * value[order][np.searchsorted(share, 0.5)])
+    reached = min(middle, float(course.best[-1]))
+    return reached if mode == "min" else -reached
+
+
+class _Course(NamedTuple):
+    """Evaluations with a finite value, and the best value so far, the smaller the better."""
+
+    at: FloatArray
+    best: FloatArray
+
+    @classmethod
+    def of(
+        cls, at: Sequence[float] | FloatArray, values: Sequence[float] | FloatArray, mode: Mode
+    ) -> _Course:
+        where, metric = np.asarray(at, dtype=np.float64), np.asarray(values, dtype=np.float64)
+        known = np.isfinite(metric) & (where > 0.0)
+        if int(known.sum()) < EVALUATIONS_MIN:
+            raise ValueError(f"a forecast needs {EVALUATIONS_MIN} evaluations, not {int(known.sum())}")
+        losses = metric[known] if mode == "min" else -metric[known]
+        return cls(where[known], np.minimum.accumulate(losses))
+
+    def half_step(self) -> float:
+        """Half the time between two evaluations, relative to now: the target is only seen to be reached at one."""
+        return 0.5 * float(np.median(np.diff(self.at[-6:]))) / float(self.at[-1])
+
+    def points(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """At most `POINTS_MAX` points of the recent course: s / t, the best value so far, and evaluations averaged."""
+        first = min(int(np.searchsorted(self.at, RECENT * self.at[-1])), len(self.at) - EVALUATIONS_MIN)
+        at, best = self.at[first:], self.best[first:]
+        if len(at) <= POINTS_MAX:
+            return at / self.at[-1], best, np.ones(len(at))
+        even = (np.log(at / at[0]) / math.log(at[-1] / at[0]) + (at - at[0]) / (at[-1] - at[0])) / 2.0
+        group = np.minimum((even * POINTS_MAX).astype(np.int64), POINTS_MAX - 1)
+        counts = np.bincount(group, minlength=POINTS_MAX).astype(np.float64)
+        filled = counts > 0.0
+        logs = np.bincount(group, np.log(at / self.at[-1]), POINTS_MAX)[filled] / counts[filled]
+        means = np.bincount(group, best, POINTS_MAX)[filled] / counts[filled]
+        return np.exp(logs), means, counts[filled]
+
+
+def _covariance(x: FloatArray, counts: FloatArray, drift: float) -> FloatArray:
+    """Covariance of the points, but for their scale, shape `(m, m)`."""
+    places, age = np.arange(len(x)), -np.log(x)
+    near = CORRELATION ** np.abs(places[:, None] - places) / (counts[:, None] * counts) ** 0.25
+    return np.asarray(near + drift**2 * np.minimum(age[:, None], age) + 1e-9 * np.eye(len(x)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Products:
+    """Inner products, under the inverse of a covariance, of each shape φ, the constant 1 and the points y."""
+
+    shape_shape: FloatArray
+    shape_one: FloatArray
+    shape_y: FloatArray
+    one_one: float
+    one_y: float
+    y_y: float
+    log_determinant: float
+    points: int
+
+    @classmethod
+    def of(cls, shapes: FloatArray, y: FloatArray, covariance: FloatArray) -> _Products:
+        lower = np.linalg.cholesky(covariance)
+        # A few rows only: the library's triangular solver would start threads for them.
+        white = np.linalg.inv(lower) @ np.column_stack((shapes.T, np.ones(len(y)), y))
+        shape, one, points = white[:, :-2], white[:, -2], white[:, -1]
+        return cls(
+            np.sum(shape**2, axis=0),
+            one @ shape,
+            points @ shape,
+            float(one @ one),
+            float(one @ points),
+            float(points @ points),
+            2.0 * float(np.log(np.diag(lower)).sum()),
+            len(y),
+        )
+
+    def residual(self, ahead: FloatArray, offset: float) -> FloatArray:
+        """Residual of `y = offset + c (φ - ahead)` with the best c >= 0, shape of `ahead`: `(n, k)`."""
+        square = self.shape_shape[:, None] - 2.0 * ahead * self.shape_one[:, None] + ahead**2 * self.one_one
+        cross = (self.shape_y - offset * self.shape_one)[:, None] - ahead * (
+            self.one_y - offset * self.one_one
+        )
+        whole = self.y_y - 2.0 * offset * self.one_y + offset**2 * self.one_one
+        explained = np.maximum(cross, 0.0) ** 2 / np.maximum(square, 1e-300)
+        return np.maximum(whole - explained, 0.0)
+
+    def free(self, ahead: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Residual and value at `ahead` of `y = a + c φ` with the best a and c >= 0, both of shape `(n,)`."""
+        mean, level = self.shape_one / self.one_one, self.one_y / self.one_one
+        square = self.shape_shape - mean * self.shape_one
+        cross = np.maximum(self.shape_y - mean * self.one_y, 0.0)
+        slope = cross / np.maximum(square, 1e-300)
+        residual = self.y_y - level * self.one_y - slope * cross
+        return np.maximum(residual, 0.0), level + slope * (ahead - mean)
+
+    def log_weight(self, residual: FloatArray, *, floor: float = FLOOR**2 * FREEDOM) -> FloatArray:
+        """ln of the evidence, the scale integrated out; shape of `residual`."""
+        power = 0.5 * (TEMPER * self.points + FREEDOM)
+        return np.asarray(-power * np.log(residual + floor) - 0.5 * TEMPER * self.log_determinant)
+
+
+def _prior(totals: FloatArray, hint: Hint | None) -> FloatArray:
+    """Probability of each total, of a run that reaches its target, shape `(n,)`."""
+    density = np.gradient(np.log(RATIOS)) / RATIOS
+    if hint is not None:
+        away = (np.log(totals) - math.log(hint.median)) / hint.log_sd
+        wide = MISLED / MISLED_WIDTH * np.exp(-0.5 * (away / MISLED_WIDTH) ** 2)
+        density = density * ((1.0 - MISLED) * np.exp(-0.5 * away**2) + wide + 1e-12)
+    return np.asarray(density / density.sum())
+
+
+def _summary(now: float, totals: FloatArray, mass: FloatArray, limit: float | None) -> Forecast:
+    """Quantiles of a distribution over the totals and, last, never."""
+    reached = np.cumsum(mass[:-1]) - 0.5 * mass[:-1]
+    share = reached / mass[:-1].sum() if limit is None else reached
+    quantiles = np.exp(np.interp(QUANTILES, share, np.log(totals)))
+    if limit is not None:
+        beyond = np.array(QUANTILES) > share[-1]
+        quantiles = np.where(beyond, limit, np.minimum(quantiles, limit))
+    low, total, high = (max(now, float(value)) for value in quantiles)
+    never = float(mass[-1]) if limit is None else 1.0 - float(np.interp(limit, totals, reached, left=0.0))
+    return Forecast(now, total, low, high, never, tuple(totals.tolist()), tuple(reached.tolist()))

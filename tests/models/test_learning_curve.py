@@ -1,0 +1,138 @@
+"""Forecasts from the course of a run's own metric."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scavenger.domain.curve import FloatArray
+from scavenger.models.curve_shapes import Schedule
+from scavenger.models.learning_curve import Forecast, Hint, forecast, forecast_value
+
+EPOCHS = np.arange(1.0, 41.0)
+
+
+def falling(epochs: FloatArray = EPOCHS, *, noise: float = 0.0) -> FloatArray:
+    """1 + 2 / sqrt(epoch), which is 1.2 at epoch 100."""
+    return 1.0 + 2.0 * epochs**-0.5 + noise * np.random.default_rng(1).standard_normal(len(epochs))
+
+
+def to_100(seen: int, *, noise: float = 0.0, hint: Hint | None = None) -> Forecast:
+    return forecast(EPOCHS[:seen], falling(noise=noise)[:seen], 1.2, mode="min", hint=hint)
+
+
+def test_a_smooth_curve_is_followed_to_its_target() -> None:
+    found = to_100(40)
+
+    assert found.seen == 40.0
+    assert 80.0 < found.total < 125.0
+    assert found.low < 100.0 < found.high
+    assert found.reached_by(40.0) == 0.0
+    assert found.reached_by(60.0) < 0.2 < 0.6 < found.reached_by(400.0)
+
+
+def test_more_of_the_curve_narrows_the_interval() -> None:
+    widths = [forecast(EPOCHS[:seen], falling()[:seen], 1.33, mode="min").log_sd for seen in (8, 16, 32)]
+
+    assert widths == sorted(widths, reverse=True)
+
+
+def test_a_metric_that_grows_is_the_same_curve_upside_down() -> None:
+    down = forecast(EPOCHS, falling(noise=0.01), 1.2, mode="min")
+    up = forecast(EPOCHS, 5.0 - falling(noise=0.01), 3.8, mode="max")
+
+    assert up.total == pytest.approx(down.total)
+    assert up.never == pytest.approx(down.never)
+
+
+def test_units_of_epochs_and_metric_do_not_matter() -> None:
+    steps = forecast(100.0 * EPOCHS, 7.0 * falling() + 3.0, 7.0 * 1.2 + 3.0, mode="min")
+
+    assert steps.total == pytest.approx(100.0 * to_100(40).total)
+
+
+def test_a_hint_counts_less_the_more_of_the_curve_was_seen() -> None:
+    hint = Hint(300.0, 0.3)
+    pulls = [to_100(seen, hint=hint).total / to_100(seen).total for seen in (8, 40)]
+
+    assert pulls[0] > pulls[1] > 1.0
+
+
+def test_a_curve_that_has_flattened_short_of_its_target_may_never_reach_it() -> None:
+    flat = 1.0 + 2.0 * np.exp(-EPOCHS / 4.0)
+    hopeless = forecast(EPOCHS, flat, 0.5, mode="min", limit=100.0)
+    hopeful = forecast(EPOCHS, falling(), 1.2, mode="min", limit=200.0)
+
+    assert hopeless.never > 0.8 > 0.2 > hopeful.never
+    assert (hopeless.total, hopeless.high) == (100.0, 100.0)
+
+
+def test_one_evaluation_far_off_changes_little() -> None:
+    values = falling()
+    values[30] = 50.0
+
+    assert forecast(EPOCHS, values, 1.2, mode="min").total == pytest.approx(to_100(40).total, rel=0.1)
+
+
+def test_evaluations_without_a_value_are_left_out() -> None:
+    values = falling()
+    values[[3, 20]] = np.nan
+
+    assert 75.0 < forecast(EPOCHS, values, 1.2, mode="min").total < 130.0
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ([3.0, 2.0], "needs 3 evaluations"),
+        ([3.0, 2.0, np.nan], "needs 3"),
+        ([3.0, 1.0, 2.0], "has been reached"),
+    ],
+)
+def test_what_cannot_be_forecast_is_refused(values: list[float], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        forecast(np.arange(1.0, len(values) + 1.0), values, 1.2, mode="min")
+
+
+def test_three_evaluations_of_a_metric_that_stands_still_are_enough() -> None:
+    found = forecast([1.0, 2.0, 3.0], [2.0, 2.0, 2.0], 1.0, mode="min", limit=50.0)
+
+    assert 3.0 <= found.low <= found.total <= found.high <= 50.0
+    assert forecast_value([1.0, 2.0, 3.0], [2.0, 2.0, 2.0], 10.0, mode="min") == 2.0
+
+
+def test_the_value_in_the_end_is_forecast_too() -> None:
+    assert forecast_value(EPOCHS, falling(), 160.0, mode="min") == pytest.approx(
+        1.0 + 2.0 / 160**0.5, rel=0.03
+    )
+
+
+STEPS = np.arange(100.0, 24_100.0, 100.0)
+
+
+def loss_under(schedule: Schedule) -> FloatArray:
+    """3 + what the power leaves, less what the drops of the rate take away."""
+    return 3.0 + 0.3 * ((schedule.area(STEPS) / 1e4) ** -0.5 - 0.38 * schedule.annealed(STEPS))
+
+
+def test_a_known_schedule_tells_of_the_fall_at_its_end() -> None:
+    rates = np.where(STEPS <= 16_000.0, 3e-4, 3e-5)
+    schedule, half = Schedule(STEPS, rates), STEPS <= 12_000.0
+    loss = loss_under(schedule)
+    with_, without = (
+        forecast_value(STEPS[half], loss[half], 24_000.0, mode="min", schedule=known)
+        for known in (schedule, None)
+    )
+
+    assert with_ == pytest.approx(loss[-1], rel=0.003)
+    assert abs(with_ - loss[-1]) < 0.2 * abs(without - loss[-1])
+    target = float(loss[STEPS == 16_200.0][0])
+    found = forecast(STEPS[half], loss[half], target, mode="min", schedule=schedule)
+    assert found.total == pytest.approx(16_200.0, rel=0.05)
+
+
+def test_a_constant_rate_anneals_nothing() -> None:
+    schedule = Schedule(STEPS, np.full(len(STEPS), 3e-4))
+
+    assert np.all(schedule.annealed(STEPS) == 0.0)
+    assert schedule.area(np.array([50_000.0]))[0] == pytest.approx(50_000.0 - 50.0)
