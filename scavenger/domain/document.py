@@ -85,7 +85,7 @@ def report_document(report: RunReport) -> Document:
         `schema_version`, `job`, `search`, `choice` (null where `infeasible` says why), `curve` with one entry
         per configuration, `curve_info`, `predicted`, `actual` (null for a plan), `time_error` (predicted less
         actual time by cause; null where it cannot be split), `metric`, `steps`, `model_path`,
-        `measurements_path`, `warnings`, `quarantined`, `estimate`, `error` and `exit_code`.
+        `measurements_path`, `warnings`, `quarantined`, `estimate`, `forecasts`, `error` and `exit_code`.
     """
     curve, choice, estimate = report.curve, report.choice, report.estimate
     written = {

@@ -15,7 +15,9 @@ __all__ = [
     "Actual",
     "ChoiceMade",
     "EpochEnded",
+    "EpochsForecast",
     "Event",
+    "Forecasted",
     "JobState",
     "MetricOutcome",
     "Noted",
@@ -115,6 +117,44 @@ class ChoiceMade:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochsForecast:
+    """When the job will end, by the course of its metric so far and at the configuration in effect.
+
+    Attributes:
+        after_epochs: Epochs evaluated so far.
+        epochs: Median of the epochs in all, at most `max_epochs`.
+        epochs_interval: Its 90 % interval.
+        time_s, cost_usd: Of the whole job, if it needs the median.
+        never: Probability that the target is not reached within `max_epochs`.
+        within_limits: Probability that it is reached before `max_epochs`, the deadline and the budget.
+    """
+
+    after_epochs: int
+    epochs: float
+    epochs_interval: tuple[float, float]
+    time_s: float
+    cost_usd: float
+    never: float
+    within_limits: float
+
+    def __str__(self) -> str:
+        """For example `26 epochs in all (90 %: 19 to 40), target within the limits: 93 %`."""
+        low, high = (math.floor(self.epochs_interval[0]), math.ceil(self.epochs_interval[1]))
+        return (
+            f"{self.epochs:.0f} epochs in all (90 %: {low} to {high}), "
+            f"target within the limits: {100.0 * self.within_limits:.0f} %"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasted:
+    """The epochs were forecast again; `kept` if the forecast is one of those in the report."""
+
+    forecast: EpochsForecast
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Noted:
     """A message for the user; `level` is `info` or `warning`."""
 
@@ -122,7 +162,17 @@ class Noted:
     message: str
 
 
-Event = PhaseChanged | WorkerChanged | ViewChanged | StepDone | EpochEnded | Profiled | ChoiceMade | Noted
+Event = (
+    PhaseChanged
+    | WorkerChanged
+    | ViewChanged
+    | StepDone
+    | EpochEnded
+    | Profiled
+    | ChoiceMade
+    | Forecasted
+    | Noted
+)
 
 
 class Observer:
@@ -276,6 +326,7 @@ class RunReport:
         warnings: Problems that did not end the run, and what is unknown.
         error: One line; empty unless the job failed.
         exit_code: Exit code of the command (see `scavenger.errors`).
+        forecasts: Forecasts of the epochs while the job trained, at widening intervals.
     """
 
     job: ReportedJob
@@ -289,3 +340,4 @@ class RunReport:
     warnings: tuple[str, ...] = field(default=())
     error: str = ""
     exit_code: int = 0
+    forecasts: tuple[EpochsForecast, ...] = ()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -161,6 +161,35 @@ class StatisticalModel:
         noise = float(np.median(self.evidence.log_sd)) ** 2
         explained = (covariance[:count, count:] ** 2).sum(axis=1) / (np.diag(covariance)[:count] + noise)
         return int(sizes[int(np.argmax(explained))])
+
+    def at_level(self, global_batch_size: int, epochs: float, log_sd: float, note: str) -> StatisticalModel:
+        """The same growth with B, for a run that needs so many epochs at one batch size.
+
+        Args:
+            log_sd: Standard deviation of ln of the epochs; at least `LAW_LOG_SD` counts.
+            note: Source of the level, for the user.
+
+        Returns:
+            The model, or this one if its epochs are fixed or it has no evidence to refer to.
+        """
+        evidence, batch, deviation = self.evidence, float(global_batch_size), max(log_sd, LAW_LOG_SD)
+        if evidence is None or isinstance(self.law, FixedEpochs):
+            return self
+        if len(evidence.batch) < 2:
+            level = _Level((batch,), (math.log(epochs),), (deviation,), 0.0, False, note)
+        else:
+            shift = math.log(epochs / float(self.predict(np.array([batch]))[0][0]))
+            log_epochs = tuple(value + shift for value in evidence.log_epochs)
+            level = _Level(evidence.batch, log_epochs, evidence.log_sd, deviation, False, note)
+        moved = replace(
+            evidence,
+            batch=level.batch,
+            log_epochs=level.log_epochs,
+            log_sd=level.log_sd,
+            batch_max=max(evidence.batch_max, batch),
+        )
+        known = (min(self.batch_min, batch), max(self.batch_max, batch))
+        return _by_evidence(moved, level, known, (note, *self.notes[1:]))
 
     def _mean(self, batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Mean and variance of ln of the mean epochs, batch sizes increasing."""

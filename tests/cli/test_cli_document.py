@@ -28,6 +28,7 @@ from scavenger.domain.document import curve_from_document, report_document, repo
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import (
     Actual,
+    EpochsForecast,
     JobState,
     MetricOutcome,
     Predicted,
@@ -102,6 +103,7 @@ def reports(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Run
         st.none() | FIGURES,
     )
     items = st.builds(CostItem, WORDS, figures, WORDS)
+    forecasts = st.builds(EpochsForecast, sizes, figures, pairs, figures, figures, figures, figures)
     curve = draw(st.none() | curves(figures))
     search = st.builds(
         SearchOutcome,
@@ -142,6 +144,7 @@ def reports(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Run
                 st.lists(WORDS, max_size=2).map(tuple),
             )
         ),
+        forecasts=tuple(draw(st.lists(forecasts, max_size=2))),
     )
 
 

@@ -19,7 +19,9 @@ from scavenger.domain.measurement import EpochRecord, Measurement, StepRecord
 from scavenger.domain.report import (
     ChoiceMade,
     EpochEnded,
+    EpochsForecast,
     Event,
+    Forecasted,
     Noted,
     PhaseChanged,
     Profiled,
@@ -41,6 +43,7 @@ def step(number: int) -> StepDone:
     return StepDone(record, 0.25, 0.0042)
 
 
+FORECAST = EpochsForecast(8, 26.2, (18.7, 40.1), 80.0, 0.0061, 0.05, 0.93)
 CURVE = make_curve()
 EVENTS: tuple[Event, ...] = (
     PhaseChanged("profiling", "6 configurations"),
@@ -152,3 +155,14 @@ def test_a_phase_without_known_progress_shows_its_name_and_time_and_repeats_noth
 
     assert drawn.getvalue().split() == ["saving", "12", "s"]
     assert len(drawn.getvalue().splitlines()) == DISPLAY_ROWS
+
+
+def test_a_forecast_is_a_line_when_it_is_kept_and_stands_beside_the_epoch() -> None:
+    observer, stream = plain([0.0])
+    observer.on_event(Forecasted(FORECAST, False))
+    observer.on_event(step(1))
+    observer.on_event(Forecasted(FORECAST, True))
+    steps, forecast = stream.getvalue().splitlines()
+
+    assert "epoch 1 of about 26 (19-40)" in steps
+    assert forecast == "forecast: 26 epochs in all (90 %: 18 to 41), target within the limits: 93 %"

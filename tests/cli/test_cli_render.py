@@ -16,7 +16,15 @@ from scavenger_cli.ui import console, render
 from scavenger_cli.ui.terminal_plot import terminal_plot
 
 from scavenger.domain.document import report_document, report_from_document
-from scavenger.domain.report import Actual, MetricOutcome, Predicted, RunReport, SearchOutcome, time_error
+from scavenger.domain.report import (
+    Actual,
+    EpochsForecast,
+    MetricOutcome,
+    Predicted,
+    RunReport,
+    SearchOutcome,
+    time_error,
+)
 
 LARGE = make_curve(
     range(1, 11), [64 * i for i in range(1, 11)], ("e2-standard-4", "n2-standard-8"), deadline_s=900
@@ -237,3 +245,13 @@ def test_three_notes_are_shown_and_all_where_they_are_asked_for() -> None:
     assert "and 2 more notes: -v shows them" in short
     assert whole.count("note: remark") == 5
     assert "more note" not in whole
+
+
+def test_the_course_of_the_forecast_epochs_is_shown() -> None:
+    forecasts = tuple(
+        EpochsForecast(after, epochs, (0.7 * epochs, 1.4 * epochs), 80.0, 0.006, 0.05, 0.9)
+        for after, epochs in ((3, 40.0), (6, 26.3))
+    )
+    text = printed(*render.report_text(replace(make_report(), forecasts=forecasts)))
+
+    assert "40 (28-56) after 3, 26.3 (18-37) after 6" in " ".join(text.split())

@@ -66,7 +66,7 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
     plan = SearchPlan("full", "asked for", SPACE.configurations(), 20)
     state = WorkflowState(SPACE, Search(plan, Spent(0.0, 0.0), (MEASURED,), (MEASURED.configuration,)))
     supervisor = cast(Any, SimpleNamespace(manifest=manifest, quarantined=(7,)))
-    workflow = cast(Any, SimpleNamespace(state=state))
+    workflow = cast(Any, SimpleNamespace(state=state, outlook=SimpleNamespace(forecasts=[])))
     parts = Parts(RECORDER, trainer.journal, cast(Any, None), supervisor, trainer, workflow, cast(Any, None))
     running = RunningJob(
         parts,

@@ -18,7 +18,9 @@ from scavenger.control.training.writes import EVENTS_WAITING_MAX
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import (
+    EpochsForecast,
     Event,
+    Forecasted,
     Noted,
     Observer,
     ReportedJob,
@@ -364,3 +366,19 @@ def test_a_store_that_is_lost_during_the_run_is_made_again_from_the_folder_and_t
         ended = store.job(recorder.job_id)
         copy = read_record(folder)
     assert (ended.state, copy.state, copy.report) == ("succeeded", "succeeded", ended.report)
+
+
+def test_forecasts_that_are_kept_are_events_of_the_job(tmp_path: Path) -> None:
+    forecast = EpochsForecast(8, 26.2, (18.7, 40.1), 80.0, 0.0061, 0.05, 0.93)
+    with (
+        Store.open(f"sqlite:///{tmp_path / 's.db'}") as store,
+        Recorder.begin(store, JOB, tmp_path, Heard()) as recorder,
+    ):
+        recorder.on_event(Forecasted(forecast, False))
+        recorder.on_event(Forecasted(forecast, True))
+        recorder.finish(report(recorder.job_id))
+        (event,) = store.events(recorder.job_id)
+
+    assert (event.kind, event.message.split(":")[0]) == ("forecast", "after 8 epochs")
+    assert event.data is not None
+    assert event.data["epochs"] == 26.2

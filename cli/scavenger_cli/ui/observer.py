@@ -15,7 +15,9 @@ from scavenger.domain.curve import Choice
 from scavenger.domain.report import (
     ChoiceMade,
     EpochEnded,
+    EpochsForecast,
     Event,
+    Forecasted,
     Noted,
     Observer,
     PhaseChanged,
@@ -52,6 +54,7 @@ class CliObserver(Observer):
         self._clock = clock
         self._goal: tuple[str, float | None] | None = None
         self._metric: float | None = None
+        self._forecast: EpochsForecast | None = None
 
     def start(self) -> None:
         """Start the display, or restart it after `stop`."""
@@ -65,6 +68,8 @@ class CliObserver(Observer):
         return 0
 
     def _remember(self, event: Event) -> None:
+        if isinstance(event, Forecasted):
+            self._forecast = event.forecast
         if isinstance(event, EpochEnded) and event.goal_metric is not None:
             self._goal = (event.goal_metric, event.target)
             self._metric = event.record.metrics.get(event.goal_metric)
@@ -76,12 +81,18 @@ class CliObserver(Observer):
         towards = "" if target is None else f" (target {quantity(target, 4)})"
         return f"{clean(name)} {quantity(self._metric, 4)}{towards}"
 
+    def _of_epochs(self) -> str:
+        if self._forecast is None:
+            return ""
+        low, high = self._forecast.epochs_interval
+        return f" of about {self._forecast.epochs:.0f} ({low:.0f}-{high:.0f})"
+
     def _step_words(self, event: StepDone) -> tuple[str, str]:
         """Two rows: the step with its configuration and time, and the loss, metric and cost so far."""
         record = event.record
         did = (
             f"step {record.step}",
-            f"epoch {record.epoch + 1}",
+            f"epoch {record.epoch + 1}{self._of_epochs()}",
             f"{record.workers} x batch {record.global_batch_size}",
             f"{duration(record.step_time_s)} a step",
         )
@@ -115,6 +126,8 @@ def _words(event: Event) -> str | None:
             if isinstance(choice, Choice):
                 return f"chosen: {choice.configuration}: {choice.reason}"
             return f"no plan: {choice.reason}"
+        case Forecasted(forecast, kept):
+            return f"forecast: {forecast}" if kept else None
         case Noted(level, message):
             return f"{'warning' if level == 'warning' else 'note'}: {message}"
         case StepDone():

@@ -332,6 +332,17 @@ def _causes(report: RunReport) -> Iterator[RenderableType]:
     )
 
 
+def _forecasts(report: RunReport) -> Iterator[RenderableType]:
+    """The course of the epochs that were forecast while the job trained."""
+    if not report.forecasts:
+        return
+    shown = (
+        f"{quantity(one.epochs)} ({one.epochs_interval[0]:.0f}-{one.epochs_interval[1]:.0f}) after {one.after_epochs}"
+        for one in report.forecasts
+    )
+    yield Text(f"epochs forecast from the metric's course (90 %): {', '.join(shown)}")
+
+
 def _share(part_s: float, whole_s: float) -> str:
     """A part of the time as a share of the actual time, such as `+12.1 %`."""
     return difference(whole_s + part_s, whole_s)
@@ -376,6 +387,7 @@ def report_text(
         yield from comparison(report.predicted, report.result.actual, finished=report.job.state in FINISHED)
         yield from _basis(report)
         yield from _causes(report)
+        yield from _forecasts(report)
     if searched:
         yield Text("")
     outcome = (

@@ -98,6 +98,7 @@ def _with_run(report: RunReport, running: RunningJob, *, run: bool) -> RunReport
             quarantined=running.parts.supervisor.quarantined,
         ),
         warnings=(*running.warnings, *trainer.warnings, *report.warnings),
+        forecasts=tuple(running.parts.workflow.outlook.forecasts),
     )
 
 

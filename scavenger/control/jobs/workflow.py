@@ -11,6 +11,7 @@ from scavenger.cloud.base import Cloud
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.search.model_library import ModelLibrary, fingerprint_of
 from scavenger.control.search.outcome import progress_of, remaining_samples
+from scavenger.control.search.outlook import Outlook
 from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.replan import Replanning
 from scavenger.control.search.select import (
@@ -97,6 +98,7 @@ class JobWorkflow:
 
     Attributes:
         state: Results so far; replaced by a new value whenever they change.
+        outlook: Forecasts of the epochs while the job trains.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class JobWorkflow:
         self._run, self._confirm, self._at_end, self._resumed = run, confirm, at_end, resumed
         self._left_out: list[str] = []  # warnings about stored models, from the thread that reads the store
         self.state = WorkflowState(space)
+        self.outlook = Outlook(trainer, job.goal)
 
     def batch_at(self, workers: int) -> int:
         """The global batch size for a number of workers, by the job's batch rule."""
@@ -324,7 +327,13 @@ class JobWorkflow:
         replanning = self._replanning(model, known)
 
         def remaining() -> float | None:
-            return remaining_samples(trainer, model if replanning is None else replanning.model)
+            if replanning is not None:
+                return remaining_samples(trainer, replanning.model)
+            if model is None:
+                return None
+            told = self.outlook.told(model)
+            trainer.progress = lambda: progress_of(trainer, told)
+            return remaining_samples(trainer, told)
 
         def planned() -> Configuration | None:
             if replanning is None:
@@ -354,7 +363,13 @@ class JobWorkflow:
             return self._fit(measured, known, prior=prior, noise=noise)
 
         return Replanning(
-            self._trainer, self._job, known.space, model=model, fit=fit, measurements=search.measurements
+            self._trainer,
+            self._job,
+            known.space,
+            model=model,
+            fit=fit,
+            measurements=search.measurements,
+            outlook=self.outlook.told,
         )
 
     def _end_without_choice(self, decision: Decision | None, known: Known) -> JobState:

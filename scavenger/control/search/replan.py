@@ -40,6 +40,7 @@ class Replanning:
         fit: Fits the models to measurements of this run and noise readings; None takes the noise of the
             measurements.
         measurements: Measurements of the search.
+        outlook: Adds to a fitted model what the metric's course tells of the epochs.
 
     Attributes:
         model: The newest fitted model.
@@ -56,8 +57,10 @@ class Replanning:
         model: JobModel,
         fit: Fit,
         measurements: Sequence[Measurement],
+        outlook: Callable[[JobModel], JobModel] = lambda model: model,
     ) -> None:
         self._trainer, self._job, self._space, self._fit = trainer, job, space, fit
+        self._fitted, self._outlook = model, outlook
         self.model, self._measured = model, {m.configuration: m for m in measurements}
         self._readings: list[NoiseReading] = []
         self._asked_at = progress_of(trainer, model)
@@ -69,7 +72,8 @@ class Replanning:
     def look(self) -> Configuration | None:
         """The recommended configuration; None if the models were not refitted since the job's last move.
 
-        Refits once the job has progressed by `STEP`, since noise and steps change little in between, but not while a
+        The epochs follow the metric's course, if `outlook` tells of it, so the share of the way that is behind may fall
+        too. Refits once it has changed by `STEP`, since noise and steps change little in between, but not while a
         lost worker is being replaced. A recommendation is valid for the configuration at which it was given: if the job
         is moved elsewhere, it stays there until the next refit. It also expires if that many workers could not be kept
         alive. A failed fit does not end the run: the previous model stays in use.
@@ -82,8 +86,9 @@ class Replanning:
         most = trainer.workers_max
         if self.planned is not None and most is not None and self.planned.workers > most:
             self.planned = None
+        self._follow_course()
         progress = progress_of(trainer, self.model)
-        if now is None or trainer.finished or progress < self._asked_at + STEP:
+        if now is None or trainer.finished or abs(progress - self._asked_at) < STEP:
             return self.planned
         if now.workers != trainer.wanted:
             return self.planned
@@ -91,17 +96,24 @@ class Replanning:
         self._read(progress)
         self._measure(now)
         try:
-            self.model = self._fit(tuple(self._measured.values()), self._readings or None)
+            self._fitted = self._fit(tuple(self._measured.values()), self._readings or None)
         except ConfigurationError as error:
             if not self._failed:
                 trainer.note(f"the models could not be refitted, so the job stays at {now}: {error}")
             self._failed = True
             return self.planned
+        self.model = self._outlook(self._fitted)
         # The new model may assign another share of the way to the same steps.
         self._asked_at = progress_of(trainer, self.model)
         trainer.progress = lambda: progress_of(trainer, self.model)
         self.planned = self._decide(now)
         return self.planned
+
+    def _follow_course(self) -> None:
+        told = self._outlook(self._fitted)
+        if told is not self._fitted and told is not self.model:
+            self.model = told
+            self._trainer.progress = lambda: progress_of(self._trainer, self.model)
 
     def _read(self, progress: float) -> None:
         noise, now = self._trainer.history.noise, self._trainer.configuration

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -19,6 +19,7 @@ from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import (
     EpochEnded,
     Event,
+    Forecasted,
     Noted,
     Observer,
     PhaseChanged,
@@ -186,6 +187,10 @@ class Recorder(Observer):
                         "reason": event.reason,
                     },
                 )
+            case Forecasted(forecast, kept):
+                if kept:
+                    text = f"after {forecast.after_epochs} epochs: {forecast}"
+                    self._record_event("forecast", text, data=asdict(forecast))
             case Noted():
                 event = replace(event, message=mask(event.message))
                 self._record_event("note", event.message, event.level)

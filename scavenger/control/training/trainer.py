@@ -274,6 +274,10 @@ class Trainer:
         self.warnings.append(message)
         self._notify(Noted("warning", message))
 
+    def tell(self, event: report.Event) -> None:
+        """Pass an event to the observer."""
+        self._notify(event)
+
     def until(self, condition: Callable[[], bool]) -> None:
         """Train until a condition holds or training is finished."""
         while not (self.finished or condition()):

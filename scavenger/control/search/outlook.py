@@ -1,0 +1,173 @@
+"""Outlook of a running job: what the course of its metric tells of the epochs, time and cost that are to come."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.curve import EPOCHS_FROM
+from scavenger.domain.job import GoalSpec
+from scavenger.domain.report import EpochsForecast, Forecasted
+from scavenger.models.job_model import JobModel
+from scavenger.models.learning_curve import EVALUATIONS_MIN, Forecast, Hint, forecast
+
+__all__ = ["Outlook"]
+
+KEPT_RATIO = 1.25
+"""A forecast is kept for the report if it, or the epochs that it is made after, have changed by this factor."""
+
+WARNED_AFTER = 5
+"""Fewest evaluations before the user is warned: earlier forecasts are mostly the prior."""
+
+WARNED_BELOW = (0.5, 0.1)
+"""Probabilities of reaching the target within the limits below which the user is warned, once each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """The course of the goal's metric, in epochs as long as those at the batch size in effect.
+
+    Attributes:
+        at, values: Of every evaluation with a value.
+        epochs: Evaluated epochs, whatever their batch size.
+        global_batch_size: The batch size in effect.
+        prior: What the model says of the epochs at it; None if it knows only a bound.
+    """
+
+    at: tuple[float, ...]
+    values: tuple[float, ...]
+    epochs: int
+    global_batch_size: int
+    prior: Hint | None
+
+
+class Outlook:
+    """Forecasts the epochs of one job whenever it has evaluated another one.
+
+    Attributes:
+        forecasts: Forecasts so far that are kept for the report.
+    """
+
+    def __init__(self, trainer: Trainer, goal: GoalSpec) -> None:
+        self._trainer, self._goal = trainer, goal
+        self._told: tuple[tuple[JobModel, int, int], JobModel] | None = None
+        self._warned: set[float] = set()
+        self.forecasts: list[EpochsForecast] = []
+
+    def told(self, model: JobModel) -> JobModel:
+        """The model with the level of its epochs set by the metric's course; itself while that tells nothing."""
+        trainer, now = self._trainer, self._trainer.configuration
+        history = trainer.history
+        if self._goal.target is None or now is None or not (history.epochs and history.samples):
+            return model
+        key = (model, history.epochs[-1].step, now.global_batch_size)
+        if self._told is not None and self._told[0][0] is model and self._told[0][1:] == key[1:]:
+            return self._told[1]
+        told = self._tell(model)
+        self._told = (key, told)
+        return told
+
+    def _tell(self, model: JobModel) -> JobModel:
+        course = self._course(model)
+        if course is None:
+            return model
+        target, limit = self._goal.target, course.at[-1] + self._goal.max_epochs - course.epochs
+        assert target is not None
+        found = forecast(
+            course.at, course.values, target, mode=self._goal.direction, limit=limit, hint=course.prior
+        )
+        if not math.isfinite(found.total):
+            return model  # values of such a size that their differences overflow
+        note = (
+            f"{EPOCHS_FROM}the course of {self._goal.metric} over {course.epochs} epochs"
+            f"{'' if course.prior is None else ' and what was known before'}"
+        )
+        level = model.statistical.at_level(course.global_batch_size, found.total, found.log_sd, note)
+        self._publish(found, course, model.dataset_size)
+        return replace(model, statistical=level)
+
+    def _course(self, model: JobModel) -> _Course | None:
+        """The course so far; None if it is too short, or has reached the target."""
+        trainer, now = self._trainer, self._trainer.configuration
+        assert now is not None
+        samples, goal = trainer.history.samples_by_batch, trainer.goal
+        rows = [
+            (epoch.epoch + 1.0, value)
+            for epoch in trainer.history.epochs
+            if (value := goal.value(epoch)) is not None
+        ]
+        if len(rows) < EVALUATIONS_MIN or not samples or any(goal.reached(value) for _, value in rows):
+            return None
+        sizes = np.array([now.global_batch_size, *samples], dtype=np.float64)
+        needed, log_sd = model.statistical.predict(sizes)
+        counts = np.array(list(samples.values()), dtype=np.float64)
+        # A sample at another batch size is worth as much more as fewer of them reach the target.
+        worth = float(np.sum(counts * needed[0] / needed[1:]) / counts.sum())
+        return _Course(
+            at=tuple(at * worth for at, _ in rows),
+            values=tuple(value for _, value in rows),
+            epochs=trainer.history.epochs[-1].epoch + 1,
+            global_batch_size=now.global_batch_size,
+            prior=None if model.relative_only else Hint(float(needed[0]), max(float(log_sd[0]), 1e-3)),
+        )
+
+    def _publish(self, found: Forecast, course: _Course, dataset_size: int) -> None:
+        """Tell observers of the forecast, and warn if the limits come too early."""
+        trainer = self._trainer
+        epoch_s, usd_per_s = self._epoch_s(dataset_size), self._usd_per_s()
+        left_s = (found.total - found.seen) * epoch_s
+        limits = trainer.limits
+        reach = {f"within {self._goal.max_epochs} epochs": 1.0 - found.never}
+        if limits.deadline_s is not None:
+            more = (limits.deadline_s - trainer.elapsed_s) / epoch_s
+            reach[f"within {limits.deadline_s:g} s"] = found.reached_by(found.seen + more)
+        if limits.budget_usd is not None:
+            more = (limits.budget_usd - trainer.cost_usd) / (epoch_s * usd_per_s) if usd_per_s else math.inf
+            reach[f"within ${limits.budget_usd:g}"] = found.reached_by(found.seen + more)
+        tightest = min(reach, key=lambda words: reach[words])
+        before = course.epochs - found.seen
+        made = EpochsForecast(
+            after_epochs=course.epochs,
+            epochs=before + found.total,
+            epochs_interval=(before + found.low, before + found.high),
+            time_s=trainer.elapsed_s + left_s,
+            cost_usd=trainer.cost_usd + left_s * usd_per_s,
+            never=found.never,
+            within_limits=min(reach[tightest], 1.0 - found.never),
+        )
+        kept = not self.forecasts or _differs(made, self.forecasts[-1])
+        if kept:
+            self.forecasts.append(made)
+        trainer.tell(Forecasted(made, kept))
+        self._warn(made.within_limits, tightest, len(course.values))
+
+    def _warn(self, probability: float, limit: str, evaluations: int) -> None:
+        crossed = {most for most in WARNED_BELOW if probability < most}
+        if evaluations >= WARNED_AFTER and crossed - self._warned:
+            self._warned |= crossed
+            self._trainer.note(
+                f"at this rate {self._goal.metric} {self._goal.target:g} is reached with "
+                f"{max(1.0, 100.0 * probability):.0f} % probability {limit}"
+            )
+
+    def _epoch_s(self, dataset_size: int) -> float:
+        """Time of an epoch with its evaluation at the configuration in effect."""
+        now, history = self._trainer.configuration, self._trainer.history
+        assert now is not None
+        pauses = [pause_s for _, pause_s in history.evaluation_s()]
+        steps = -(-dataset_size // now.global_batch_size)
+        return steps * history.step_time_s(now) + (statistics.median(pauses) if pauses else 0.0)
+
+    def _usd_per_s(self) -> float:
+        trainer, now = self._trainer, self._trainer.configuration
+        assert now is not None
+        return (now.workers * trainer.price_usd_per_hour(now.vm) + trainer.shared_usd_per_hour) / 3600.0
+
+
+def _differs(made: EpochsForecast, last: EpochsForecast) -> bool:
+    figures = ((made.epochs, last.epochs), (float(made.after_epochs), float(last.after_epochs)))
+    return any(abs(math.log(new / old)) >= math.log(KEPT_RATIO) for new, old in figures)

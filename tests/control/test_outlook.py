@@ -1,0 +1,147 @@
+"""What the course of a job's metric tells while the job trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripted import STEP_S, Heard, Scripted, offer, trainer_of
+
+from scavenger.control.search.outcome import progress_of, remaining_samples
+from scavenger.control.search.outlook import Outlook
+from scavenger.control.search.replan import Replanning
+from scavenger.control.training.trainer import Trainer
+from scavenger.domain.configuration import Configuration, SearchSpace
+from scavenger.domain.job import GoalSpec, JobSpec
+from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
+from scavenger.domain.report import Forecasted
+from scavenger.models.job_model import JobModel
+from scavenger.models.noise import NoiseReading
+
+SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
+GOAL = GoalSpec(metric="val_loss", target=1.2, max_epochs=400)
+EPOCH_STEPS = 10
+SAMPLES = 32 * EPOCH_STEPS
+TRUTH = 100
+"""1 + 2 / sqrt(epoch) is 1.2 there."""
+
+
+ROWS = tuple(
+    Measurement(c, 20, STEP_S, 0.0, 0.9 * STEP_S, 0.1 * STEP_S, 1.5, 300.0, 0) for c in SPACE.configurations()
+)
+
+
+def model_of(hint: float | None = None) -> JobModel:
+    return JobModel.fit(Profile(ROWS, SAMPLES), space=SPACE, epochs_hint=hint, max_epochs=400)
+
+
+def running(folder: Path, heard: Heard | None = None, **limits: float) -> Trainer:
+    """A job at one worker and batch 32 whose loss falls as 1 + 2 / sqrt(epoch)."""
+    metrics = [{"val_loss": 1.0 + 2.0 * epoch**-0.5} for epoch in range(1, 2 * TRUTH)]
+    scripted = Scripted(epoch_steps=EPOCH_STEPS, worker_sqnorm=1.5, metrics=metrics)
+    trainer = trainer_of(scripted, folder, goal=GOAL, observer=heard or Heard(), **limits)
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "chosen")
+    return trainer
+
+
+def train(trainer: Trainer, epochs: int) -> None:
+    trainer.until(lambda: len(trainer.history.epochs) >= epochs)
+
+
+def test_nothing_is_told_before_there_is_a_course(tmp_path: Path) -> None:
+    trainer, model = running(tmp_path), model_of()
+    train(trainer, 2)
+
+    assert Outlook(trainer, GOAL).told(model) is model
+
+
+def test_epochs_without_a_hint_are_known_after_a_part_of_the_run(tmp_path: Path) -> None:
+    heard, model = Heard(), model_of()
+    trainer = running(tmp_path, heard)
+    outlook = Outlook(trainer, GOAL)
+    assert model.relative_only
+    train(trainer, 50)
+    told = outlook.told(model)
+
+    assert not told.relative_only
+    assert "course of val_loss over 50 epochs" in told.all_notes()[0]
+    assert progress_of(trainer, told) == pytest.approx(0.5, abs=0.12)
+    assert remaining_samples(trainer, told) == pytest.approx(50 * SAMPLES, rel=0.25)
+    (forecast,) = outlook.forecasts
+    assert forecast.after_epochs == 50
+    assert forecast.epochs == pytest.approx(TRUTH, rel=0.25)
+    assert forecast.epochs_interval[0] < TRUTH < forecast.epochs_interval[1]
+    assert forecast.time_s == pytest.approx(
+        trainer.elapsed_s + (forecast.epochs - 50) * (EPOCH_STEPS * STEP_S + 0.5)
+    )
+    assert heard.events.count(Forecasted(forecast, True)) == 1
+
+
+def test_a_hint_that_was_too_low_does_not_end_the_way(tmp_path: Path) -> None:
+    trainer, model = running(tmp_path), model_of(hint=20.0)
+    train(trainer, 60)
+
+    assert progress_of(trainer, model) == 1.0
+    assert 0.4 < progress_of(trainer, Outlook(trainer, GOAL).told(model)) < 0.9
+
+
+def test_the_same_course_is_forecast_once(tmp_path: Path) -> None:
+    trainer, model = running(tmp_path), model_of()
+    outlook = Outlook(trainer, GOAL)
+    train(trainer, 10)
+    first = outlook.told(model)
+
+    assert outlook.told(model) is first
+    train(trainer, 11)
+    assert outlook.told(model) is not first
+    assert len(outlook.forecasts) == 1
+
+
+def test_a_budget_that_comes_too_early_is_warned_of_once(tmp_path: Path) -> None:
+    trainer, model = running(tmp_path, budget_usd=0.04), model_of()
+    outlook = Outlook(trainer, GOAL)
+    for epochs in range(3, 20):
+        train(trainer, epochs)
+        outlook.told(model)
+
+    warnings = [
+        text for text in trainer.warnings if text.startswith("at this rate val_loss 1.2 is reached with")
+    ]
+    assert 1 <= len(warnings) <= 2
+    assert all(text.endswith("probability within $0.04") for text in warnings)
+    assert outlook.forecasts[-1].within_limits < 0.5
+
+
+def test_models_are_fitted_again_while_a_low_hint_is_overrun(tmp_path: Path) -> None:
+    trainer, model, fits = running(tmp_path), model_of(hint=10.0), []
+
+    def fit(measured: Sequence[Measurement], noise: Sequence[NoiseReading] | None) -> JobModel:
+        fits.append(len(trainer.history.epochs))
+        return model
+
+    job = JobSpec.model_validate(
+        {"version": 1, "name": "tiny", "train": "train:job", "goal": GOAL.model_dump(exclude_none=True)}
+    )
+    outlook = Outlook(trainer, GOAL)
+    again = Replanning(trainer, job, SPACE, model=model, fit=fit, measurements=(), outlook=outlook.told)
+    for epochs in range(1, 80):
+        train(trainer, epochs)
+        again.look()
+
+    assert fits[-1] > 20
+    assert again.model.statistical.notes[0].startswith("epochs from the course of val_loss")
+
+
+def test_several_known_batch_sizes_keep_their_growth() -> None:
+    profile = Profile(ROWS, SAMPLES, convergence=(ConvergenceRecord(32, 20.0), ConvergenceRecord(64, 30.0)))
+    model = JobModel.fit(profile, space=SPACE, epochs_hint=None, max_epochs=400).statistical
+    sizes = np.array([32.0, 64.0])
+    before, _ = model.predict(sizes)
+    moved, deviation = model.at_level(64, 90.0, 0.3, "epochs from a test").predict(sizes)
+
+    assert moved[1] == pytest.approx(90.0)
+    assert moved[0] / moved[1] == pytest.approx(before[0] / before[1])
+    assert deviation[1] >= 0.3
