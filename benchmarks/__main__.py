@@ -20,6 +20,7 @@ from benchmarks import (
     elastic_round,
     elastic_step,
     elastic_watching,
+    first_run,
     planning,
     prediction,
     priors,
@@ -52,6 +53,7 @@ _MODULES = (
     prediction,
     priors,
     search_overhead,
+    first_run,
     agents,
 )
 BENCHMARKS: dict[str, Benchmark] = {

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.special import logsumexp
+from scipy.special import logsumexp, ndtri
 
 from scavenger.domain.curve import FloatArray
 from scavenger.models.curve_shapes import ANNEALED, SHAPES, Schedule
@@ -79,7 +79,8 @@ MISLED, MISLED_WIDTH = 0.8, 2.0
 high still leads to 48 % at half the way with 0.5."""
 
 RATIOS = np.exp(np.concatenate(([0.002, 0.005, 0.01], np.geomspace(0.02, math.log(RATIO_MAX), 60))))
-QUANTILES = (0.05, 0.5, 0.95)
+QUANTILES = np.array((0.05, 0.5, 0.95))
+QUANTILE_Z = ndtri(QUANTILES)
 
 Mode = Literal["min", "max"]
 
@@ -102,6 +103,8 @@ class Forecast:
             reach the target.
         low, high: Its 90 % interval.
         never: Probability that the target is not reached before the limit.
+        log_sd: Standard deviation of ln of the total, of a run that reaches its target: that for which a 90 %
+            interval is as wide.
         totals, reached: Probability that the target is reached by each of `totals`.
     """
 
@@ -110,13 +113,9 @@ class Forecast:
     low: float
     high: float
     never: float
+    log_sd: float
     totals: tuple[float, ...]
     reached: tuple[float, ...]
-
-    @property
-    def log_sd(self) -> float:
-        """Standard deviation of ln of the total for which the 90 % interval is as wide."""
-        return math.log(self.high / self.low) / 3.29
 
     def reached_by(self, total: float) -> float:
         """Probability that the target is reached by then."""
@@ -330,11 +329,17 @@ def _prior(totals: FloatArray, hint: Hint | None) -> FloatArray:
 def _summary(now: float, totals: FloatArray, mass: FloatArray, limit: float | None) -> Forecast:
     """Quantiles of a distribution over the totals and, last, never."""
     reached = np.cumsum(mass[:-1]) - 0.5 * mass[:-1]
-    share = reached / mass[:-1].sum() if limit is None else reached
-    quantiles = np.exp(np.interp(QUANTILES, share, np.log(totals)))
-    if limit is not None:
-        beyond = np.array(QUANTILES) > share[-1]
-        quantiles = np.where(beyond, limit, np.minimum(quantiles, limit))
+    if limit is None:
+        quantiles = _quantiles(reached / mass[:-1].sum(), totals)
+        never = float(mass[-1])
+    else:
+        quantiles = np.where(reached[-1] < QUANTILES, limit, np.minimum(_quantiles(reached, totals), limit))
+        never = 1.0 - float(np.interp(limit, totals, reached, left=0.0))
     low, total, high = (max(now, float(value)) for value in quantiles)
-    never = float(mass[-1]) if limit is None else 1.0 - float(np.interp(limit, totals, reached, left=0.0))
-    return Forecast(now, total, low, high, never, tuple(totals.tolist()), tuple(reached.tolist()))
+    least, _, most = _quantiles(reached / mass[:-1].sum(), totals)
+    log_sd = float(np.log(most / least)) / (QUANTILE_Z[2] - QUANTILE_Z[0])
+    return Forecast(now, total, low, high, never, log_sd, tuple(totals.tolist()), tuple(reached.tolist()))
+
+
+def _quantiles(cumulative: FloatArray, totals: FloatArray) -> FloatArray:
+    return np.asarray(np.exp(np.interp(QUANTILES, cumulative, np.log(totals))))

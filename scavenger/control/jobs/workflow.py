@@ -426,6 +426,7 @@ class JobWorkflow:
             model = self._fit(search.measurements, known, prior=None)
         except ConfigurationError:
             return ""  # more measurements may help
+        self.outlook.told(model)  # published only: so few epochs are too little to rule out configurations by
         return why_measure_no_more(search, model, self._trainer, known.space, self._job)
 
     def _expected_samples(self, known: Known) -> float | None:
