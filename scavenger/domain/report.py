@@ -139,7 +139,7 @@ class EpochsForecast:
 
     def __str__(self) -> str:
         """For example `26 epochs in all (90 %: 19 to 40), target within the limits: 93 %`."""
-        low, high = (math.floor(self.epochs_interval[0]), math.ceil(self.epochs_interval[1]))
+        low, high = math.floor(self.epochs_interval[0]), math.ceil(self.epochs_interval[1] - 1e-6)
         return (
             f"{self.epochs:.0f} epochs in all (90 %: {low} to {high}), "
             f"target within the limits: {100.0 * self.within_limits:.0f} %"
