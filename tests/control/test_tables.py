@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scavenger.control.search.tables import number, read_placements, read_runs, read_table, whole
+from scavenger.control.search.tables import number, read_curves, read_placements, read_runs, read_table, whole
 from scavenger.errors import ConfigurationError
 
 
@@ -80,3 +80,28 @@ def test_runs_and_placements_are_read_with_what_is_not_there_filled_in(tmp_path:
 def test_step_times_without_any_batch_size_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no column 'local_batch_size'"):
         read_placements(table(tmp_path, "workload,workers,step_time_s\na,4,0.25\n"))
+
+
+def test_learning_curves_are_sorted_and_their_odd_rows_counted(tmp_path: Path) -> None:
+    path = tmp_path / "curves.csv"
+    path.write_text(
+        "workload,run,step,metric,mode,value,learning_rate\n"
+        "a,1,20,loss,min,2,0.1\na,1,10,loss,min,3,0.1\na,1,30,loss,min,nan,0.1\na,1,0,loss,min,4,0.1\n"
+        "a,2,10,loss,min,3,\na,1,10,accuracy,max,0.5,0.1\n"
+    )
+    first, second, other = read_curves(path)
+
+    assert (first.steps.tolist(), first.values.tolist(), first.dropped) == ([10.0, 20.0], [3.0, 2.0], 2)
+    assert first.learning_rates is not None
+    assert second.learning_rates is None
+    assert (other.mode, other.values.tolist()) == ("max", [0.5])
+
+
+@pytest.mark.parametrize("modes", ["up,min", "min,max"])
+def test_a_curve_has_one_mode_that_is_min_or_max(tmp_path: Path, modes: str) -> None:
+    path = tmp_path / "curves.csv"
+    first, second = modes.split(",")
+    path.write_text(f"workload,run,step,metric,mode,value\na,1,1,loss,{first},2\na,1,2,loss,{second},2\n")
+
+    with pytest.raises(ConfigurationError, match="give min or max"):
+        read_curves(path)
