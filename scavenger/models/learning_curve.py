@@ -71,8 +71,8 @@ SHORT = (0.1, 0.3, 1.0)
 OUTLIER = 20.0
 """Evaluations further from the target than so many gaps count as if they were there."""
 
-RATIO_MAX = 30.0
-"""Largest T / t."""
+RATIO_MAX, FAR_STEP = 30.0, 0.15
+"""Largest T / t without a hint, and the steps of ln T beyond, where a hint lies there."""
 
 MISLED, MISLED_WIDTH = 0.8, 2.0
 """Probability that a hint is worth less than it claims, and by what its deviation is larger then: a hint 87 % too
@@ -151,13 +151,14 @@ def forecast(
     now, gap = float(course.at[-1]), float(course.best[-1] - goal)
     x, y, counts = course.points()
     y = np.minimum((y - goal) / gap, OUTLIER)
-    totals = now * (RATIOS + course.half_step())
+    ratios = _ratios(now, hint)
+    totals = now * (ratios + course.half_step())
     if schedule is None:
-        shapes, ahead, log_prior = SHAPES.values(x), SHAPES.values(RATIOS), SHAPES.log_prior
+        shapes, ahead, log_prior = SHAPES.values(x), SHAPES.values(ratios), SHAPES.log_prior
         bounded = SHAPES.bounded
     else:
         shapes = ANNEALED.values(schedule, x * now)
-        ahead, log_prior = ANNEALED.values(schedule, RATIOS * now), ANNEALED.log_prior
+        ahead, log_prior = ANNEALED.values(schedule, ratios * now), ANNEALED.log_prior
         bounded = np.ones(len(log_prior), dtype=np.bool_)
     weights, short = [], []
     for drift in DRIFTS:
@@ -167,7 +168,7 @@ def forecast(
         short.append(products.log_weight(np.concatenate(asymptotes, axis=1)) + log_prior[bounded][:, None])
     log_likelihood = logsumexp(np.concatenate(weights), axis=0)
     log_short = logsumexp(np.concatenate(short)) - math.log(len(SHORT))
-    prior = _prior(totals, hint)
+    prior = _prior(ratios, totals, hint)
     log_mass = np.append(log_likelihood + np.log(prior * (1.0 - NEVER)), log_short + math.log(NEVER))
     mass = np.exp(log_mass - logsumexp(log_mass))
     mass = (1.0 - DOUBT) * mass + DOUBT * np.append(prior * (1.0 - NEVER), NEVER)
@@ -316,9 +317,20 @@ class _Products:
         return np.asarray(-power * np.log(residual + floor) - 0.5 * TEMPER * self.log_determinant)
 
 
-def _prior(totals: FloatArray, hint: Hint | None) -> FloatArray:
+def _ratios(now: float, hint: Hint | None) -> FloatArray:
+    """The r in question, shape `(n,)`: up to `RATIO_MAX`, and on to what a hint may mean."""
+    if hint is None:
+        return RATIOS
+    most = hint.median / now * math.exp(2.0 * MISLED_WIDTH * hint.log_sd)
+    if most <= RATIO_MAX:
+        return RATIOS
+    more = math.ceil(math.log(most / RATIO_MAX) / FAR_STEP)
+    return np.concatenate((RATIOS, RATIO_MAX * np.exp(FAR_STEP * np.arange(1.0, more + 1.0))))
+
+
+def _prior(ratios: FloatArray, totals: FloatArray, hint: Hint | None) -> FloatArray:
     """Probability of each total, of a run that reaches its target, shape `(n,)`."""
-    density = np.gradient(np.log(RATIOS)) / RATIOS
+    density = np.gradient(np.log(ratios)) / ratios
     if hint is not None:
         away = (np.log(totals) - math.log(hint.median)) / hint.log_sd
         wide = MISLED / MISLED_WIDTH * np.exp(-0.5 * (away / MISLED_WIDTH) ** 2)

@@ -58,6 +58,10 @@ def test_a_hint_counts_less_the_more_of_the_curve_was_seen() -> None:
     assert pulls[0] > pulls[1] > 1.0
 
 
+def test_a_hint_may_lie_far_beyond_what_was_seen() -> None:
+    assert to_100(4, hint=Hint(5000.0, 0.1)).total > 1000.0
+
+
 def test_a_curve_that_has_flattened_short_of_its_target_may_never_reach_it() -> None:
     flat = 1.0 + 2.0 * np.exp(-EPOCHS / 4.0)
     hopeless = forecast(EPOCHS, flat, 0.5, mode="min", limit=100.0)
