@@ -51,10 +51,10 @@ _INLINE = ("actual", "metric", "steps", "model_path", "quarantined")
 """Fields of the training's result, which the document has at its top."""
 _ORDER = (
     *("predicted", "actual", "metric", "steps", "model_path", "measurements_path", "warnings"),
-    *("error", "exit_code", "quarantined", "estimate"),
+    *("error", "exit_code", "quarantined", "estimate", "forecasts"),
 )
 """Order of the document's fields after the curve."""
-_LATER = ("warnings", "error", "exit_code", "quarantined", "estimate")
+_LATER = ("warnings", "error", "exit_code", "quarantined", "estimate", "forecasts")
 """Those that an early document may lack."""
 _INTERVAL = {"time_s": "time_interval_s", "cost_usd": "cost_interval_usd"}
 """Fields of a prediction that the document groups under `interval`."""
