@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
+from scavenger.errors import NotSupportedError
+from scavenger.train.transport import shared_memory
 from scavenger.train.transport.block_file import block_path, create_block, memory_id, open_block, same_block
 from scavenger.train.transport.messages import StepReport, decode, encode
 from scavenger.train.transport.messages.values import Manifest, ProcessConfiguration, TensorSpec
@@ -244,6 +246,19 @@ def test_nobody_takes_what_was_never_written_for_a_record(fd: int) -> None:
     assert [block.read_report(step) for step in range(3)] == [None] * 3
 
 
+def test_a_process_with_another_layout_of_the_block_is_refused(
+    fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after an update of the program while a job runs."""
+    Block(fd, _LAYOUT).write_job(JobRecord(5))
+    with monkeypatch.context() as patch:
+        patch.setattr(shared_memory, "_REPORT_BYTES", 32 << 10)
+        with pytest.raises(NotSupportedError, match="another version"):
+            Block(fd, _LAYOUT)
+
+    assert Block(fd, _LAYOUT).read_job() == JobRecord(5)
+
+
 @given(record=_jobs)
 def test_a_record_is_read_as_it_was_written(record: JobRecord) -> None:
     fd = create_block()
@@ -287,7 +302,7 @@ def test_a_record_that_was_cut_short_leaves_the_one_before(byte: int, value: int
         block = Block(fd, _LAYOUT)
         for step in (6, 7):
             block.write_job(JobRecord(step, Position(0, step), 1))
-        place = block.range(64, 64)  # that of odd steps
+        place = block.range(3 * 64, 64)  # that of odd steps
         written = bytes(place)
         place[byte] ^= value
         found = block.read_job()

@@ -6,7 +6,7 @@ as one process lives, so does the block: a restarted aggregator continues with t
 
 Layout, every section aligned to 4096 bytes, every tensor to 64::
 
-    | records | state, even steps | odd steps | best weights | optimizer of part 0 | ... | slot 0 | slot 1 | ...
+    | signature, records | state, even steps | odd steps | best weights | optimizer of part 0 | ... | slot 0 | ...
 
 A state section holds all tensors, grouped by the aggregator that holds them, and then the epoch's metric sums so
 far. The state after step s is written to the other section than that after step s - 1, which stays intact until the
@@ -14,6 +14,9 @@ far. The state after step s is written to the other section than that after step
 metric variables. The file is sparse: pages that no process has written take no memory. It ends with the last slot that
 a process has used, and each process maps only the slots that it uses: limits on file sizes and on the address space
 of a process (`ulimit -f`, `ulimit -v`) concern what a job needs, not what it could need.
+
+The block begins with a signature of its layout. A process that computes another layout, because the program was
+replaced by another version while the job ran, is refused: it would read and write in the wrong places.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import numpy.typing as npt
 
 from scavenger.elastic.placement import place
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
+from scavenger.errors import NotSupportedError
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
 __all__ = [
@@ -149,6 +153,22 @@ class Layout:
         """Size of a block whose slots are all used."""
         return self.slots_at + self.slots * self.state_bytes
 
+    @property
+    def signature(self) -> int:
+        """Checksum of all offsets, by which processes notice that they compute different layouts."""
+        numbers = (
+            *(
+                _RECORDS_BYTES,
+                _REPORT_BYTES,
+                _RECORD_BYTES,
+                self.aggregators,
+                self.weights_bytes,
+                self.metric_bytes,
+            ),
+            *(self.fixed_bytes, self.slots_at, self.slots, *self.offsets, *self.metric_offsets),
+        )
+        return zlib.crc32(repr(numbers).encode())
+
     def state_at(self, step: int) -> int:
         """Return the offset of the state section of a step."""
         return _HEADER_BYTES + (step % 2) * self.state_bytes
@@ -235,6 +255,7 @@ class PartRecord:
 
 _JOB = struct.Struct("<QQQQQI")
 _PART = struct.Struct("<QQddI")
+_SIGNATURE = struct.Struct("<II")
 _RECORD_BYTES = 64
 _LENGTH = struct.Struct("<II")
 
@@ -247,6 +268,7 @@ class Block:
         layout: The layout. A smaller block is enlarged as sections and slots are used.
 
     Raises:
+        NotSupportedError: If another version of the program uses the block with another layout.
         OSError: If the memory cannot be allocated.
     """
 
@@ -254,6 +276,15 @@ class Block:
         self.layout, self._fd = layout, fd
         self._map = _mapped(fd, 0, layout.fixed_bytes)
         self._slots: dict[int, mmap.mmap] = {}
+        signature = _SIGNATURE.pack(layout.signature, 1)
+        # the processes of one job write the same signature, so it does not matter which is the first
+        if self._map[: _SIGNATURE.size] == bytes(_SIGNATURE.size):
+            self._map[: _SIGNATURE.size] = signature
+        elif self._map[: _SIGNATURE.size] != signature:
+            raise NotSupportedError(
+                "this process runs another version of Scavenger than the job's other processes: it was replaced "
+                "while the job ran. Stop the job and resume it from its last checkpoint"
+            )
 
     def _mapped_at(self, offset: int) -> tuple[mmap.mmap, int]:
         """Return the mapping of the section or slot at an offset, mapped on first use, and the offset within it."""
@@ -341,9 +372,10 @@ class Block:
     def forget(self, aggregator: int) -> None:
         """Erase the records of a model shard that is initialised again; for aggregator 0, also the job's records."""
         size = 2 * _RECORD_BYTES
-        self._map[(1 + aggregator) * size : (2 + aggregator) * size] = bytes(size)
+        begin = _record_at(1 + aggregator)
+        self._map[begin : begin + size] = bytes(size)
         if aggregator == 0:
-            self._map[:size] = bytes(size)
+            self._map[_record_at(0) : _record_at(1)] = bytes(size)
             self._map[_RECORDS_BYTES:_HEADER_BYTES] = bytes(2 * _REPORT_BYTES)
 
     def write_report(self, step: int, report: bytes) -> None:
@@ -364,14 +396,14 @@ class Block:
 
     def _write(self, index: int, form: struct.Struct, values: tuple[Any, ...]) -> None:
         body = form.pack(*values, 0)[:-4]
-        at = (2 * index + values[0] % 2) * _RECORD_BYTES
+        at = _record_at(index, values[0])
         # the checksum starts at 1, so that the zeros of an unwritten record are not a valid one
         self._map[at : at + form.size] = body + struct.pack("<I", zlib.crc32(body, 1))
 
     def _read(self, index: int, form: struct.Struct) -> tuple[Any, ...] | None:
         found = []
         for turn in (0, 1):
-            at = (2 * index + turn) * _RECORD_BYTES
+            at = _record_at(index, turn)
             data = self._map[at : at + form.size]
             *values, checksum = form.unpack(data)
             if zlib.crc32(data[:-4], 1) == checksum:
@@ -421,6 +453,11 @@ class OptimizerMemory:
         """Return bytes of the state after `step`, which can be read or written in place."""
         at = step % 2 * self._stride + offset
         return memoryview(self._map)[at : at + size]
+
+
+def _record_at(index: int, step: int = 0) -> int:
+    """Return the offset of the copy of a record that is written after `step`; record 0 is the job's."""
+    return (2 * (1 + index) + step % 2) * _RECORD_BYTES
 
 
 def _mapped(fd: int, offset: int, size: int) -> mmap.mmap:
