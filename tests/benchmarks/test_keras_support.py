@@ -23,6 +23,7 @@ from benchmarks.keras_support import (
 from scavenger.train.aggregation.keras_state import OptimizerState
 from scavenger.train.transport.messages.data import ApplyPart
 
+pytestmark = pytest.mark.slow
 QUICK = {
     "BatchNormalization",
     "BatchNormalization(renorm=True)",
