@@ -1,4 +1,4 @@
-"""Bounds the TCP connections of clients without a key: anybody who reaches a server's port can connect, with a key or without."""
+"""Bounds the idle TCP connections: anybody who reaches a server's port can connect, with a key or without."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def raise_descriptor_limit() -> int:
 class PendingConnections:
     """Bounds the connections to a server socket from which no message has arrived: without a key none ever does.
 
-    ZeroMQ accepts every connection and keeps it for 30 s without a handshake, so a client without a key could use up all
-    descriptors of the process. A thread closes the oldest of those that are too many, at once, whatever the process
+    ZeroMQ accepts every connection and keeps it for 30 s without a handshake, so clients without a key could use up
+    all descriptors of the process. A thread closes the oldest of those that are too many, at once, whatever the process
     is busy with. An honest process connects again by itself, and its handshake takes milliseconds.
 
     Args:
