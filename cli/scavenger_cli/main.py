@@ -17,6 +17,7 @@ from scavenger.masking import mask
 from scavenger_cli import catalog, clearing, costing, modelling, operating, storing
 from scavenger_cli.options import (
     AuditOption,
+    BatchSizesOption,
     BudgetOption,
     CurveFormat,
     DatasetSizeOption,
@@ -37,6 +38,7 @@ from scavenger_cli.options import (
     Strategy,
     StrategyOption,
     VerboseOption,
+    WorkersOption,
     WorkloadOption,
     YesOption,
     finish,
@@ -98,6 +100,8 @@ def optimize(
     strategy: StrategyOption = None,
     budget: BudgetOption = None,
     deadline: DeadlineOption = None,
+    workers: WorkersOption = None,
+    batch_size: BatchSizesOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     audit: AuditOption = False,
@@ -107,7 +111,9 @@ def optimize(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Profile a job, choose what it should run on, and train it there."""
-    overrides = (objective, strategy, budget, deadline)
+    overrides = _given(
+        objective, strategy, budget=budget, deadline=deadline, workers=workers, batch_size=batch_size
+    )
     _execute(
         job_file, overrides, yes, dry_run, store, output, run=True, audit=audit, verbose=verbose, quiet=quiet
     )
@@ -120,6 +126,8 @@ def plan(
     strategy: StrategyOption = None,
     budget: BudgetOption = None,
     deadline: DeadlineOption = None,
+    workers: WorkersOption = None,
+    batch_size: BatchSizesOption = None,
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     verbose: VerboseOption = False,
@@ -128,13 +136,23 @@ def plan(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Profile a job and predict its time and cost, without running it."""
-    overrides = (objective, strategy, budget, deadline)
+    overrides = _given(
+        objective, strategy, budget=budget, deadline=deadline, workers=workers, batch_size=batch_size
+    )
     _execute(job_file, overrides, yes, dry_run, store, output, run=False, verbose=verbose, quiet=quiet)
+
+
+def _given(
+    objective: ObjectiveName | None, strategy: Strategy | None, **texts: str | None
+) -> dict[str, str | None]:
+    """The options that override the job file, by the names of `Overrides`."""
+    names = {"objective": objective and objective.value, "strategy": strategy and strategy.value}
+    return {**names, **texts}
 
 
 def _execute(
     job_file: Path,
-    overrides: tuple[ObjectiveName | None, Strategy | None, str | None, str | None],
+    overrides: dict[str, str | None],
     yes: bool,
     dry_run: bool,
     store: str | None,
@@ -148,16 +166,10 @@ def _execute(
     def command() -> int:
         from scavenger_cli.commands.run import Overrides, execute
 
-        objective, strategy, budget, deadline = overrides
         return execute(
             job_file,
             run=run,
-            overrides=Overrides(
-                None if objective is None else objective.value,
-                None if strategy is None else strategy.value,
-                budget,
-                deadline,
-            ),
+            overrides=Overrides(**overrides),
             yes=yes,
             dry_run=dry_run,
             store_url=store,

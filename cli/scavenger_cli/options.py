@@ -14,6 +14,7 @@ from scavenger_cli.ui import console
 
 __all__ = [
     "AuditOption",
+    "BatchSizesOption",
     "BudgetOption",
     "ConvergenceOption",
     "CurveFormat",
@@ -41,6 +42,7 @@ __all__ = [
     "TimeoutOption",
     "VerboseOption",
     "WaitOption",
+    "WorkersOption",
     "WorkloadOption",
     "YesOption",
     "finish",
@@ -128,6 +130,19 @@ ObjectiveOption = Annotated[
 ]
 StrategyOption = Annotated[
     Strategy | None, typer.Option(help="What to profile, instead of the job file's search.strategy.")
+]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZES", help="Numbers of workers, such as 4, 1..4 or 1,2,4, instead of the job file's."
+    ),
+]
+BatchSizesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZES",
+        help="Global batch sizes, such as 32,64, or 32..256 (doubling), instead of the job file's.",
+    ),
 ]
 BudgetOption = Annotated[
     str | None, typer.Option(metavar="$", help="Highest cost in US dollars, such as 20 or $0.50.")

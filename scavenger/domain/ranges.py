@@ -27,6 +27,9 @@ __all__ = [
     "MemoryAmount",
     "VmNames",
     "WorkerCounts",
+    "batch_sizes_of_text",
+    "size_ranges",
+    "workers_of_text",
 ]
 
 WORKERS_MAX = 4096
@@ -268,3 +271,47 @@ BatchSizes = Annotated[
         }
     ),
 ]
+
+
+def size_ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """Read sizes as options give them: numbers and ranges such as `4`, `1..4` and `1,2,4..8`, or a list `[1, 2]`.
+
+    Returns:
+        The two ends of each range, as they come in the text; those of a number are equal.
+
+    Raises:
+        ValueError: If it is something else, or a range runs backwards.
+    """
+    listed = re.fullmatch(r"\s*\[(.*)\]\s*", text)
+    found = []
+    for part in (listed[1] if listed else text).split(","):
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?:\s*\.\.\s*([0-9]{1,18}))?\s*", part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= low <= high:
+            raise ValueError(f"{shown(text)}: give positive whole numbers and ranges, such as 1,2,4 or 1..64")
+        found.append((low, high))
+    return tuple(found)
+
+
+def workers_of_text(text: str) -> list[int]:
+    """The cluster sizes of an option's text, as a list for `search.workers`.
+
+    Raises:
+        ValueError: As `size_ranges`, or if one is above `WORKERS_MAX`.
+    """
+    ranges = size_ranges(text)
+    if (most := max(high for _, high in ranges)) > WORKERS_MAX:
+        raise ValueError(f"{text}: must be from 1 to {WORKERS_MAX} workers, not {most}")
+    return sorted({size for low, high in ranges for size in range(low, high + 1)})
+
+
+def batch_sizes_of_text(text: str) -> list[int]:
+    """The global batch sizes of an option's text, as a list for `search.batch_size`; ranges double, as `{min, max}`.
+
+    Raises:
+        ValueError: As `size_ranges`, or if one is above `BATCH_MAX`.
+    """
+    ranges = size_ranges(text)
+    if (most := max(high for _, high in ranges)) > BATCH_MAX:
+        raise ValueError(f"{text}: must be from 1 to {BATCH_MAX} samples, not {most}")
+    return sorted({size for low, high in ranges for size in BatchRange(min=low, max=high).sizes()})

@@ -164,6 +164,42 @@ def test_a_dry_run_says_what_would_be_done_and_starts_nothing(
     assert document["offers"][0]["price_usd_per_hour"] >= 0
 
 
+def test_sizes_of_the_command_line_replace_those_of_the_job_file(scavenger: Run, job_file: Path) -> None:
+    def searched(*words: str) -> tuple[list[int], list[int]]:
+        code, out, _ = scavenger("plan", job_file, "--dry-run", "-o", "json", *words)
+        assert code == 0
+        search = json.loads(out)["job"]["search"]
+        return search["workers"], search["batch_size"]
+
+    assert searched() == ([1, 2], [64, 128, 256])
+    assert searched("--workers", "1..4") == ([1, 2, 3, 4], [64, 128, 256])
+    assert searched("--workers", "[1, 4]", "--batch-size", "32,64") == ([1, 4], [32, 64])
+    assert searched("--workers", "1,3..4", "--batch-size", "32..128") == ([1, 3, 4], [32, 64, 128])
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--workers", "4..1"), "--workers '4..1': give positive whole numbers and ranges, such as 1,2,4"),
+        (("--workers", "two"), "--workers 'two': give positive whole numbers"),
+        (("--workers", "1..5000"), "--workers 1..5000: must be from 1 to 4096 workers, not 5000"),
+        (("--batch-size", "1..99999999"), "--batch-size 1..99999999: must be from 1 to 16777216 samples"),
+        (
+            ("--workers", "8", "--batch-size", "4"),
+            "search.batch_size must reach 8, one sample for each worker",
+        ),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_in_one_line(
+    scavenger: Run, job_file: Path, words: tuple[str, ...], complaint: str
+) -> None:
+    code, out, err = scavenger("optimize", job_file, "--dry-run", *words)
+
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert len(err.splitlines()) == 1
+
+
 def test_a_dry_run_refuses_what_the_run_would_refuse(scavenger: Run, job_file: Path) -> None:
     job_file.write_text(JOB + "spot: always\n")
     assert scavenger("optimize", job_file, "--dry-run")[0] == 2

@@ -156,7 +156,9 @@ def refuse_sizes_of_a_job(*sizes: str | None) -> None:
         ConfigurationError: If some were given.
     """
     if any(size is not None for size in sizes):
-        raise ConfigurationError("--workers and --batch-size go with --from; a job's are in its job file")
+        raise ConfigurationError(
+            "--workers and --batch-size go with --from; for a job: `scavenger plan JOB.yaml --workers ...`"
+        )
 
 
 def _latest(store: Store) -> JobRecord:

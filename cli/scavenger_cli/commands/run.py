@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scavenger.errors import ConfigurationError
 from scavenger_cli.commands.driving import drive, refuse_to_ask_nobody
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, duration, money, plural
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from scavenger.control.jobs.platform import PreparedJob
     from scavenger.domain.job import JobSpec
 
-__all__ = ["Overrides", "execute"]
+__all__ = ["Overrides", "execute", "sizes"]
 
 SPELLED_OUT_MAX = 6
 """Up to this many values are listed; of more, only the first and the last are shown."""
@@ -30,17 +31,39 @@ class Overrides:
     strategy: str | None = None
     budget: str | None = None
     deadline: str | None = None
+    workers: str | None = None
+    batch_size: str | None = None
 
-    def changes(self) -> dict[str, str]:
-        """The overrides as keys and values of the job file."""
+    def changes(self) -> dict[str, object]:
+        """The overrides as keys and values of the job file.
+
+        Raises:
+            ConfigurationError: If sizes cannot be read; the message names the option.
+        """
+        from scavenger.domain.ranges import batch_sizes_of_text, workers_of_text
+
         given = {
             "objective": self.objective,
             "search.strategy": self.strategy,
             # shells eat a `$`, so it may be left out here
             "constraints.budget": None if self.budget is None else f"${self.budget.removeprefix('$')}",
             "constraints.deadline": self.deadline,
+            "search.workers": sizes("--workers", self.workers, workers_of_text),
+            "search.batch_size": sizes("--batch-size", self.batch_size, batch_sizes_of_text),
         }
         return {key: value for key, value in given.items() if value is not None}
+
+
+def sizes(option: str, text: str | None, read: Callable[[str], list[int]]) -> list[int] | None:
+    """Read the sizes that an option gives; None if it was not given.
+
+    Raises:
+        ConfigurationError: If they cannot be read; the message names the option.
+    """
+    try:
+        return None if text is None else read(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {error}") from error
 
 
 def execute(

@@ -17,10 +17,10 @@ from scavenger.control.search.tables import (
     read_header,
     read_placements,
     read_runs,
-    whole,
 )
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.domain.ranges import size_ranges
 from scavenger.errors import ConfigurationError
 from scavenger.models.backtest import BATCH_MAX, PlacementRow, RunRow
 from scavenger.models.backtest_steps import notes_on_rows, step_times_of
@@ -124,7 +124,7 @@ def read_sources(paths: Sequence[Path], options: ImportOptions) -> Imported:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Numbers and ranges, such as `1,2,4` or `1..64`, as increasing whole numbers; at most `AXIS_MAX`.
+    """Read sizes (see `size_ranges`) as increasing whole numbers; at most `AXIS_MAX`.
 
     Of a range with more, `AXIS_MAX` are taken, evenly in their logarithms, with both ends.
 
@@ -132,13 +132,11 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         ConfigurationError: If it is something else.
     """
     sizes: set[int] = set()
-    for part in text.split(","):
-        low, dots, high = part.partition("..")
-        ends = (whole(low.strip()), whole((high if dots else low).strip()))
-        if not 1 <= ends[0] <= ends[1]:
-            raise ConfigurationError(
-                f"{text!r}: give positive whole numbers and ranges, such as 1,2,4 or 1..64"
-            )
+    try:
+        ranges = size_ranges(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    for ends in ranges:
         if ends[1] - ends[0] < AXIS_MAX:
             sizes.update(range(ends[0], ends[1] + 1))
         else:
