@@ -14,7 +14,7 @@ import typer
 from scavenger import __version__, logs
 from scavenger.errors import Interrupted, ScavengerError
 from scavenger.masking import mask
-from scavenger_cli import catalog, clearing, costing, modelling, operating, storing
+from scavenger_cli import beginning, catalog, clearing, costing, modelling, operating, storing
 from scavenger_cli.options import (
     AuditOption,
     BatchSizesOption,
@@ -271,6 +271,7 @@ def status(job: ListedJobKey = None, store: StoreOption = None, output: OutputOp
     finish(output, command)
 
 
+beginning.register(app)
 operating.register(app)
 clearing.register(app)
 costing.register(app)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from scavenger.control.job_file.load import load_job
 from scavenger.store import Store
 
 pytestmark = pytest.mark.slow
@@ -215,3 +216,33 @@ def test_poor_terminals_get_plain_words(tmp_path: Path, environment: dict[str, s
     assert terminal.end() == 0
     assert terminal.seen.isascii()
     assert ("\x1b[" in terminal.seen) == ("PYTHONIOENCODING" in environment)
+
+
+def test_init_asks_on_a_terminal_and_again_after_an_invalid_answer(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "finish", "init", "new")
+    for words, answer in [
+        ("Name of the job [new]: ", "My Job"),
+        ("name must be made of lower-case letters", "my-job"),
+        ("module:function [train:job]: ", ""),
+        ("Metric to reach [val_accuracy]: ", "val_loss"),
+        ("Its target: ", "0.3"),
+        ("workers to consider [1..2]: ", "1..3"),
+        ("Budget in US dollars, if any: ", ""),
+    ]:
+        terminal.until(words)
+        terminal.type(f"{answer}\n")
+    terminal.until("next: scavenger optimize new/job.yaml")
+
+    assert terminal.end() == 0
+    job = load_job(tmp_path / "new" / "job.yaml")
+    assert (job.name, job.goal.metric, job.goal.target) == ("my-job", "val_loss", 0.3)
+    assert (job.search.workers, job.constraints.budget) == ((1, 2, 3), None)
+
+
+def test_a_terminal_that_closes_at_a_question_of_init_leaves_nothing(tmp_path: Path) -> None:
+    terminal = Terminal(tmp_path, "finish", "init", "new")
+    terminal.until("Name of the job [new]: ")
+    terminal.type("\x04")
+
+    assert terminal.end() == 130
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,267 @@
+"""`init`: copies an example to a folder, with the user's values in its job file."""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from scavenger.control.job_file.load import load_job, override_job
+from scavenger.control.job_file.yaml_loader import read_scalar
+from scavenger.domain.job import JobSpec
+from scavenger.domain.ranges import workers_of_text
+from scavenger.errors import ConfigurationError, Interrupted
+from scavenger_cli.commands.run import sizes
+from scavenger_cli.ui import console
+from scavenger_cli.ui.formatting import clean
+
+__all__ = ["Wishes", "begin", "examples_path"]
+
+STARTER = "starter"
+JOB_FILE = "job.yaml"
+MODULE = "train.py"
+COMPILED = 'metrics=["accuracy"]'
+"""The metrics in the starter's module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Values for the job file, in the forms of options; None for those of the example."""
+
+    name: str | None = None
+    train: str | None = None
+    metric: str | None = None
+    target: str | None = None
+    workers: str | None = None
+    budget: str | None = None
+
+    def changes(self) -> dict[str, object]:
+        """The values by their dotted keys in the job file.
+
+        Raises:
+            ConfigurationError: If the workers cannot be read.
+        """
+        workers = sizes("--workers", self.workers, workers_of_text)
+        given: dict[str, object] = {
+            "name": self.name,
+            "train": self.train,
+            "goal.metric": self.metric,
+            "goal.target": self.target,
+            # as it was written, if the job file knows the form
+            "search.workers": self.workers if _RANGE.fullmatch(self.workers or "") else workers,
+            # shells eat a `$`, so it may be left out here
+            "constraints.budget": None if self.budget is None else f"${self.budget.removeprefix('$')}",
+        }
+        return {key: value for key, value in given.items() if value is not None}
+
+
+_RANGE = re.compile(r"[0-9]+(\.\.[0-9]+)?")
+
+QUESTIONS = {
+    "name": "Name of the job",
+    "train": "Training code, module:function",
+    "metric": "Metric to reach",
+    "target": "Its target",
+    "workers": "Numbers of workers to consider",
+    "budget": "Budget in US dollars, if any",
+}
+
+
+def examples_path() -> Path:
+    """The folder of the examples, inside the installed package or at the root of the repository.
+
+    Raises:
+        ConfigurationError: The installation does not have them.
+    """
+    package = Path(__file__).parents[1]
+    for path in (package / "examples", package.parents[1] / "examples"):
+        if (path / STARTER / JOB_FILE).is_file():
+            return path
+    raise ConfigurationError(f"this installation lacks {package / 'examples'}; install Scavenger again")
+
+
+def begin(folder: Path, example: str | None, wishes: Wishes, *, ask: bool, as_json: bool) -> int:
+    """Write an example's files to a folder and say the next command.
+
+    Args:
+        folder: Created if it does not exist.
+        example: The example; None for the starter, for whose values a terminal is asked.
+        wishes: The values that replace those of the example.
+        ask: Whether to ask for values of the starter that are not given, if there is a terminal.
+
+    Raises:
+        ConfigurationError: If a value is invalid, a file exists or cannot be written; nothing has been written then.
+        Interrupted: If the terminal was closed at a question.
+    """
+    source = examples_path() / (example or STARTER)
+    job_file = source / JOB_FILE
+    if not job_file.is_file():
+        if wishes != Wishes():
+            raise ConfigurationError(f"--example {example} has no job file, so it takes no other options")
+        texts, command = _copied(source), f"{sys.executable} {shlex.quote(str(folder / 'run.py'))}"
+    else:
+        job = load_job(job_file)
+        if example not in (None, STARTER):
+            _refuse_code(wishes, job)
+        else:
+            wishes = _named(wishes, folder)
+            if ask and console.is_interactive():
+                wishes = _asked(job, wishes)
+        texts = _begun(source, job, wishes, folder)
+        command = f"scavenger optimize {shlex.quote(str(folder / JOB_FILE))}"
+    _write(folder, texts)
+    if as_json:
+        written = [str(folder / name) for name in texts]
+        console.emit_json({"schema_version": console.SCHEMA_VERSION, "written": written, "next": command})
+        return 0
+    for name in texts:
+        console.note(f"written: {folder / name}")
+    console.write(sys.stdout, f"next: {clean(command)}\n")
+    return 0
+
+
+def _refuse_code(wishes: Wishes, job: JobSpec) -> None:
+    """Refuse options that an example's training module would not follow."""
+    if wishes.train is not None or wishes.metric is not None:
+        raise ConfigurationError(
+            f"--train and --metric go without --example: {job.name} has its own module, whose metric is "
+            f"{job.goal.metric}"
+        )
+
+
+def _named(wishes: Wishes, folder: Path) -> Wishes:
+    """Name the job after its folder, unless it has a name."""
+    if wishes.name is not None:
+        return wishes
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower())[:63].strip("-")
+    return replace(wishes, name=name if isinstance(read_scalar(name), str) and name else "my-job")
+
+
+def _asked(job: JobSpec, wishes: Wishes) -> Wishes:
+    """Ask for the name and for each value that was not given."""
+    for field in fields(Wishes):
+        if field.name == "name" or getattr(wishes, field.name) is None:
+            wishes = _answered(field.name, _default(field.name, job, wishes), job, wishes)
+    return wishes
+
+
+def _answered(field: str, default: str, job: JobSpec, wishes: Wishes) -> Wishes:
+    """Ask for one value, again after an invalid answer; an empty answer takes the default.
+
+    Raises:
+        Interrupted: If the terminal was closed.
+    """
+    while True:
+        sys.stderr.write(f"{QUESTIONS[field]}{f' [{default}]' if default else ''}: ")
+        sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            raise Interrupted
+        answer = line.strip() or default
+        tried = replace(wishes, **{field: answer or None})
+        try:
+            _changed(job, tried)
+        except ConfigurationError as error:
+            console.note(error)
+        else:
+            return tried
+
+
+def _default(field: str, job: JobSpec, wishes: Wishes) -> str:
+    """What an empty answer means; empty for no value."""
+    counts = job.search.workers
+    defaults = {
+        "name": wishes.name,
+        "train": str(job.train),
+        "metric": job.goal.metric,
+        "target": None if _drops_target(job, wishes) else str(job.goal.target),
+        "workers": f"{counts[0]}..{counts[-1]}",
+    }
+    return defaults.get(field) or ""
+
+
+def _changed(job: JobSpec, wishes: Wishes) -> JobSpec:
+    """The example's job with the user's values; another metric does not keep the target of the example's."""
+    if _drops_target(job, wishes):
+        job = job.model_copy(update={"goal": job.goal.model_copy(update={"target": None})})
+    return override_job(job, wishes.changes())
+
+
+def _drops_target(job: JobSpec, wishes: Wishes) -> bool:
+    return wishes.target is None and wishes.metric not in (None, job.goal.metric)
+
+
+def _begun(source: Path, job: JobSpec, wishes: Wishes, folder: Path) -> dict[str, str]:
+    """The files of a new job by their path in its folder."""
+    entry = _changed(job, wishes).train
+    texts = _copied(source)
+    texts[JOB_FILE] = _job_text(texts[JOB_FILE], job, wishes)
+    if source.name != STARTER:
+        return texts
+    module = texts.pop(MODULE).replace("def job()", f"def {entry.name}()")
+    if wishes.metric is not None:
+        name = wishes.metric.removeprefix("val_")
+        module = module.replace(COMPILED, "metrics=[]" if name == "loss" else f'metrics=["{name}"]')
+    path = f"{entry.module.replace('.', '/')}.py"
+    if (folder / path).exists():
+        console.note(f"kept: {folder / path}, whose {entry.name} is to be a KerasJob, or to return one")
+    else:
+        texts[path] = module
+    return texts
+
+
+def _copied(source: Path) -> dict[str, str]:
+    """The files of an example, whose commands name the files of its folder as seen from there."""
+    paths = sorted(path for path in source.iterdir() if path.suffix in (".py", ".yaml"))
+    return {path.name: path.read_text("utf-8").replace(f"examples/{source.name}/", "") for path in paths}
+
+
+def _job_text(text: str, job: JobSpec, wishes: Wishes) -> str:
+    """The text of a job file with the user's values; comments stay."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.comments import CommentedMap, CommentedSeq
+
+    yaml = YAML()
+    yaml.width = 110
+    document = yaml.load(text)
+    if _drops_target(job, wishes):
+        document["goal"].pop("target", None)
+    for key, value in wishes.changes().items():
+        *parents, leaf = key.split(".")
+        target = document
+        for parent in parents:
+            if parent not in target:
+                section = CommentedMap()
+                section.fa.set_flow_style()
+                target.insert(list(target).index("goal"), parent, section)
+            target = target[parent]
+        if isinstance(value, list):
+            value = CommentedSeq(value)
+            value.fa.set_flow_style()
+        target[leaf] = read_scalar(value) if isinstance(value, str) else value
+    stream = io.StringIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write all files, or none."""
+    present = [name for name in texts if (folder / name).exists() or (folder / name).is_symlink()]
+    if present:
+        raise ConfigurationError(f"{folder / present[0]} exists; nothing was written: give another folder")
+    written: list[Path] = []
+    try:
+        for name, text in texts.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as stream:
+                written.append(path)
+                stream.write(text)
+    except OSError as error:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise ConfigurationError(f"{error.filename or folder}: {error.strerror or error}") from error
