@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Never
+
+from scavenger.errors import NotSupportedError
 
 __all__ = ["KerasJob"]
 
+_OF_FIT = {
+    "callbacks": "callbacks are not run: the job file's `goal` ends the training early and keeps the best weights, its "
+    "`checkpoint` saves, and keras.optimizers.schedules change the learning rate",
+    "class_weight": "weigh each sample by its class instead: train=(x, y, sample_weight) with "
+    "sample_weight = np.array([class_weight[c] for c in y])",
+    "sample_weight": "give it with the data: train=(x, y, sample_weight)",
+    "validation_data": "give it as validation=",
+    "validation_split": "split the data and give validation=, in the same way in every worker",
+    "epochs": "the job file says it, as goal.max_epochs",
+    "batch_size": "the job file says it, as search.batch_size",
+}
+"""What to do instead of arguments of Keras's `fit`."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, init=False)
 class KerasJob:
     """A compiled Keras model and its data: the object that `train: module:object` names, or its return value.
 
@@ -27,3 +42,17 @@ class KerasJob:
     model: Any
     train: Any
     validation: Any = None
+
+    def __init__(self, model: Any, train: Any, validation: Any = None, **of_fit: Never) -> None:
+        """See the attributes.
+
+        Raises:
+            NotSupportedError: For an argument of Keras's `fit` that is given differently here; says how.
+            TypeError: For any other argument.
+        """
+        for name in of_fit:
+            if name not in _OF_FIT:
+                raise TypeError(f"KerasJob() got an unexpected keyword argument {name!r}")
+            raise NotSupportedError(f"KerasJob({name}=...): {_OF_FIT[name]}")
+        for name, value in (("model", model), ("train", train), ("validation", validation)):
+            object.__setattr__(self, name, value)  # frozen

@@ -85,6 +85,16 @@ class BatchesAlike:
         pass
 
 
+class Named:
+    """A data set whose keys are names, without saying so."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: Any) -> Any:
+        return {"x": X, "y": Y}[key]
+
+
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
@@ -112,6 +122,12 @@ class BatchesAlike:
         (list(zip(X, Y, strict=True)), "must be (x, y) or (x, y, sample_weight), not a list of 6"),
         ((X.tolist(), Y.tolist()), "turn a list of samples into an array, np.array(x)"),
         (([X[0], X[1], X[2]], Y), "turn a list of samples into an array, np.array(x)"),
+        (Items(([1.0, 2.0], 1)), "a sample has a list of numbers, which is taken for several inputs"),
+        (Items(({"a": [[1.0], [2.0]]}, 1)), "a sample has a list of numbers"),
+        (Named(), "a Named has no [0]: its [i] must be one sample (x, y)"),
+        ([(X[0], 0), (X[1], 1), (X[2], 0), (X[3], 1)], "turn a list of samples into arrays"),
+        ([(X[0], 0), (X[1], 1)], "turn a list of samples into arrays"),
+        ([{"x": X[0], "y": 0}] * 3, "turn a list of samples into arrays"),
         (42, "give arrays (x, y), or an object with __len__"),
     ],
 )

@@ -42,6 +42,9 @@ def _array(value: Any) -> npt.NDArray[Any]:
     return array
 
 
+_LISTS = "a list is taken for several inputs: turn a list of samples into an array, np.array(x)"
+
+
 class _Arrays:
     """Arrays in memory."""
 
@@ -51,7 +54,7 @@ class _Arrays:
         if not leaves:
             raise DataError("there is no array")
         listed = any(isinstance(part, list) for part in parts)
-        hint = "; a list is taken for several inputs: turn a list of samples into an array, np.array(x)"
+        hint = f"; {_LISTS}"
         if any(leaf.ndim == 0 for leaf in leaves):
             raise DataError("data arrays need a first axis of samples" + hint * listed)
         lengths = {len(leaf) for leaf in leaves}
@@ -75,7 +78,12 @@ class _Items:
         if len(items) == 0:
             raise DataError("there is no sample")
         self._items = items
-        self._width = len(_parts(items[0]))
+        parts = _parts(_first(items))
+        if any(_holds_listed_numbers(part) for part in parts):
+            raise DataError(
+                "a sample has a list of numbers, which is taken for several inputs: make it np.array(x)"
+            )
+        self._width = len(parts)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -86,6 +94,31 @@ class _Items:
             keras.tree.map_structure(_stack, *[sample[part] for sample in samples])
             for part in range(self._width)
         )
+
+
+def _first(items: Any) -> Any:
+    """The sample at index 0.
+
+    Raises:
+        DataError: If the data set knows no index 0, as one whose keys are names.
+    """
+    try:
+        return items[0]
+    except KeyError as error:
+        if error.args != (0,):
+            raise
+        raise DataError(
+            f"a {type(items).__name__} has no [0]: its [i] must be one sample (x, y), for i from 0 to len() - 1"
+        ) from None
+
+
+def _holds_listed_numbers(part: Any) -> bool:
+    if isinstance(part, Mapping):
+        return any(map(_holds_listed_numbers, part.values()))
+    if isinstance(part, (tuple, list)):
+        listed = isinstance(part, list)
+        return any((listed and isinstance(one, (int, float))) or _holds_listed_numbers(one) for one in part)
+    return False
 
 
 def _stack(*leaves: Any) -> npt.NDArray[Any]:
@@ -165,7 +198,11 @@ def open_source(data: Any, name: str) -> Source:
                 "arrays (x, y), or an object with __len__ and __getitem__"
             )
     except DataError as error:
-        raise DataError(f"KerasJob.{name}: {error}") from None
+        samples = isinstance(data, list) and all(isinstance(one, (tuple, list, Mapping)) for one in data)
+        hint = "; turn a list of samples into arrays: (np.array of the x, np.array of the y)"
+        raise DataError(
+            f"KerasJob.{name}: {error}{hint * (samples and 'np.array' not in str(error))}"
+        ) from None
     if len(source) == 0:
         raise DataError(f"KerasJob.{name}: there is no sample")
     return source
