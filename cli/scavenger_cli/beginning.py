@@ -55,10 +55,10 @@ def init(
     """Write a job file and a training module to start from."""
 
     def command() -> int:
-        from scavenger_cli.commands.init import Wishes, begin
+        from scavenger_cli.commands.init import Settings, begin
 
-        wishes = Wishes(name, train, metric, target, workers, budget)
+        settings = Settings(name, train, metric, target, workers, budget)
         chosen = None if example is None else example.value
-        return begin(folder, chosen, wishes, ask=not yes, as_json=output is Output.JSON)
+        return begin(folder, chosen, settings, ask=not yes, as_json=output is Output.JSON)
 
     finish(output, command)

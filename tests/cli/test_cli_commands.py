@@ -81,7 +81,7 @@ def test_typers_own_runner_sees_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
 
     assert result.exit_code == 0
-    commands = "optimize plan curves status logs scale migrate stop resume models schema doctor"
+    commands = "init optimize plan curves status logs scale migrate stop resume models schema doctor"
     for command in commands.split():
         assert f"  {command} " in result.output
     assert CliRunner().invoke(app, ["--version"]).output.startswith("scavenger ")

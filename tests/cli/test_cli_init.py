@@ -99,13 +99,22 @@ def test_a_file_that_exists_is_neither_changed_nor_joined_by_others(scavenger: R
 
 def test_a_module_of_ones_own_gets_a_job_file(scavenger: Run, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text("mine")
-    code, out, err = scavenger("init", tmp_path, "--train", "net:build", "-o", "json")
+    code, _, err = scavenger("init", tmp_path, "--train", "net:build")
 
     assert code == 0
-    assert json.loads(out)["written"] == [f"{tmp_path}/job.yaml"]
-    assert f"kept: {tmp_path}/net.py, whose build is to be a KerasJob" in err
+    assert "kept: the training module; net:build is to be a KerasJob, or to return one" in err
+    assert "written: " + str(tmp_path / "net.py") not in err
     assert (tmp_path / "net.py").read_text() == "mine"
     assert scavenger("optimize", tmp_path / "job.yaml", "--dry-run")[0] == 0
+
+
+def test_json_names_the_files_and_the_next_command(scavenger: Run, tmp_path: Path) -> None:
+    code, out, _ = scavenger("init", tmp_path, "-o", "json")
+
+    assert code == 0
+    written = [f"{tmp_path}/job.yaml", f"{tmp_path}/train.py"]
+    command = f"scavenger optimize {tmp_path}/job.yaml"
+    assert json.loads(out) == {"schema_version": 1, "written": written, "next": command}
 
 
 def test_the_module_that_init_writes_is_a_job(

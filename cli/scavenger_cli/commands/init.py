@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from scavenger_cli.commands.run import sizes
 from scavenger_cli.ui import console
 from scavenger_cli.ui.formatting import clean
 
-__all__ = ["Wishes", "begin", "examples_path"]
+__all__ = ["Settings", "begin", "examples_path"]
 
 STARTER = "starter"
 JOB_FILE = "job.yaml"
@@ -29,7 +30,7 @@ COMPILED = 'metrics=["accuracy"]'
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class Settings:
     """Values for the job file, in the forms of options; None for those of the example."""
 
     name: str | None = None
@@ -84,13 +85,13 @@ def examples_path() -> Path:
     raise ConfigurationError(f"this installation lacks {package / 'examples'}; install Scavenger again")
 
 
-def begin(folder: Path, example: str | None, wishes: Wishes, *, ask: bool, as_json: bool) -> int:
+def begin(folder: Path, example: str | None, settings: Settings, *, ask: bool, as_json: bool) -> int:
     """Write an example's files to a folder and say the next command.
 
     Args:
         folder: Created if it does not exist.
         example: The example; None for the starter, for whose values a terminal is asked.
-        wishes: The values that replace those of the example.
+        settings: The values that replace those of the example.
         ask: Whether to ask for values of the starter that are not given, if there is a terminal.
 
     Raises:
@@ -100,18 +101,19 @@ def begin(folder: Path, example: str | None, wishes: Wishes, *, ask: bool, as_js
     source = examples_path() / (example or STARTER)
     job_file = source / JOB_FILE
     if not job_file.is_file():
-        if wishes != Wishes():
+        if settings != Settings():
             raise ConfigurationError(f"--example {example} has no job file, so it takes no other options")
         texts, command = _copied(source), f"{sys.executable} {shlex.quote(str(folder / 'run.py'))}"
     else:
         job = load_job(job_file)
         if example not in (None, STARTER):
-            _refuse_code(wishes, job)
+            _refuse_code(settings, job)
         else:
-            wishes = _named(wishes, folder)
+            _refuse_existing(folder, [JOB_FILE])  # before any question
+            settings = _named(settings, folder)
             if ask and console.is_interactive():
-                wishes = _asked(job, wishes)
-        texts = _begun(source, job, wishes, folder)
+                settings = _asked(job, settings)
+        texts = _begun(source, job, settings, folder)
         command = f"scavenger optimize {shlex.quote(str(folder / JOB_FILE))}"
     _write(folder, texts)
     if as_json:
@@ -120,36 +122,40 @@ def begin(folder: Path, example: str | None, wishes: Wishes, *, ask: bool, as_js
         return 0
     for name in texts:
         console.note(f"written: {folder / name}")
+    if not any(name.endswith(".py") for name in texts):
+        console.note(
+            f"kept: the training module; {load_job(folder / JOB_FILE).train} is to be a KerasJob, or to return one"
+        )
     console.write(sys.stdout, f"next: {clean(command)}\n")
     return 0
 
 
-def _refuse_code(wishes: Wishes, job: JobSpec) -> None:
+def _refuse_code(settings: Settings, job: JobSpec) -> None:
     """Refuse options that an example's training module would not follow."""
-    if wishes.train is not None or wishes.metric is not None:
+    if settings.train is not None or settings.metric is not None:
         raise ConfigurationError(
             f"--train and --metric go without --example: {job.name} has its own module, whose metric is "
             f"{job.goal.metric}"
         )
 
 
-def _named(wishes: Wishes, folder: Path) -> Wishes:
+def _named(settings: Settings, folder: Path) -> Settings:
     """Name the job after its folder, unless it has a name."""
-    if wishes.name is not None:
-        return wishes
+    if settings.name is not None:
+        return settings
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower())[:63].strip("-")
-    return replace(wishes, name=name if isinstance(read_scalar(name), str) and name else "my-job")
+    return replace(settings, name=name if isinstance(read_scalar(name), str) and name else "my-job")
 
 
-def _asked(job: JobSpec, wishes: Wishes) -> Wishes:
+def _asked(job: JobSpec, settings: Settings) -> Settings:
     """Ask for the name and for each value that was not given."""
-    for field in fields(Wishes):
-        if field.name == "name" or getattr(wishes, field.name) is None:
-            wishes = _answered(field.name, _default(field.name, job, wishes), job, wishes)
-    return wishes
+    for field in fields(Settings):
+        if field.name == "name" or getattr(settings, field.name) is None:
+            settings = _answered(field.name, _default(field.name, job, settings), job, settings)
+    return settings
 
 
-def _answered(field: str, default: str, job: JobSpec, wishes: Wishes) -> Wishes:
+def _answered(field: str, default: str, job: JobSpec, settings: Settings) -> Settings:
     """Ask for one value, again after an invalid answer; an empty answer takes the default.
 
     Raises:
@@ -162,7 +168,7 @@ def _answered(field: str, default: str, job: JobSpec, wishes: Wishes) -> Wishes:
         if not line:
             raise Interrupted
         answer = line.strip() or default
-        tried = replace(wishes, **{field: answer or None})
+        tried = replace(settings, **{field: answer or None})
         try:
             _changed(job, tried)
         except ConfigurationError as error:
@@ -171,45 +177,43 @@ def _answered(field: str, default: str, job: JobSpec, wishes: Wishes) -> Wishes:
             return tried
 
 
-def _default(field: str, job: JobSpec, wishes: Wishes) -> str:
+def _default(field: str, job: JobSpec, settings: Settings) -> str:
     """What an empty answer means; empty for no value."""
     counts = job.search.workers
     defaults = {
-        "name": wishes.name,
+        "name": settings.name,
         "train": str(job.train),
         "metric": job.goal.metric,
-        "target": None if _drops_target(job, wishes) else str(job.goal.target),
+        "target": None if _drops_target(job, settings) else str(job.goal.target),
         "workers": f"{counts[0]}..{counts[-1]}",
     }
     return defaults.get(field) or ""
 
 
-def _changed(job: JobSpec, wishes: Wishes) -> JobSpec:
+def _changed(job: JobSpec, settings: Settings) -> JobSpec:
     """The example's job with the user's values; another metric does not keep the target of the example's."""
-    if _drops_target(job, wishes):
+    if _drops_target(job, settings):
         job = job.model_copy(update={"goal": job.goal.model_copy(update={"target": None})})
-    return override_job(job, wishes.changes())
+    return override_job(job, settings.changes())
 
 
-def _drops_target(job: JobSpec, wishes: Wishes) -> bool:
-    return wishes.target is None and wishes.metric not in (None, job.goal.metric)
+def _drops_target(job: JobSpec, settings: Settings) -> bool:
+    return settings.target is None and settings.metric not in (None, job.goal.metric)
 
 
-def _begun(source: Path, job: JobSpec, wishes: Wishes, folder: Path) -> dict[str, str]:
+def _begun(source: Path, job: JobSpec, settings: Settings, folder: Path) -> dict[str, str]:
     """The files of a new job by their path in its folder."""
-    entry = _changed(job, wishes).train
+    entry = _changed(job, settings).train
     texts = _copied(source)
-    texts[JOB_FILE] = _job_text(texts[JOB_FILE], job, wishes)
+    texts[JOB_FILE] = _job_text(texts[JOB_FILE], job, settings)
     if source.name != STARTER:
         return texts
     module = texts.pop(MODULE).replace("def job()", f"def {entry.name}()")
-    if wishes.metric is not None:
-        name = wishes.metric.removeprefix("val_")
+    if settings.metric is not None:
+        name = settings.metric.removeprefix("val_")
         module = module.replace(COMPILED, "metrics=[]" if name == "loss" else f'metrics=["{name}"]')
     path = f"{entry.module.replace('.', '/')}.py"
-    if (folder / path).exists():
-        console.note(f"kept: {folder / path}, whose {entry.name} is to be a KerasJob, or to return one")
-    else:
+    if not (folder / path).exists():
         texts[path] = module
     return texts
 
@@ -220,7 +224,7 @@ def _copied(source: Path) -> dict[str, str]:
     return {path.name: path.read_text("utf-8").replace(f"examples/{source.name}/", "") for path in paths}
 
 
-def _job_text(text: str, job: JobSpec, wishes: Wishes) -> str:
+def _job_text(text: str, job: JobSpec, settings: Settings) -> str:
     """The text of a job file with the user's values; comments stay."""
     from ruamel.yaml import YAML
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
@@ -228,9 +232,9 @@ def _job_text(text: str, job: JobSpec, wishes: Wishes) -> str:
     yaml = YAML()
     yaml.width = 110
     document = yaml.load(text)
-    if _drops_target(job, wishes):
+    if _drops_target(job, settings):
         document["goal"].pop("target", None)
-    for key, value in wishes.changes().items():
+    for key, value in settings.changes().items():
         *parents, leaf = key.split(".")
         target = document
         for parent in parents:
@@ -248,11 +252,15 @@ def _job_text(text: str, job: JobSpec, wishes: Wishes) -> str:
     return stream.getvalue()
 
 
+def _refuse_existing(folder: Path, names: Iterable[str]) -> None:
+    for name in names:
+        if os.path.lexists(folder / name):
+            raise ConfigurationError(f"{folder / name} exists; nothing was written: give another folder")
+
+
 def _write(folder: Path, texts: Mapping[str, str]) -> None:
     """Write all files, or none."""
-    present = [name for name in texts if (folder / name).exists() or (folder / name).is_symlink()]
-    if present:
-        raise ConfigurationError(f"{folder / present[0]} exists; nothing was written: give another folder")
+    _refuse_existing(folder, texts)
     written: list[Path] = []
     try:
         for name, text in texts.items():
