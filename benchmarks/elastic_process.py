@@ -178,25 +178,25 @@ def main() -> int:
     clocks = _Clocks(window)
     serve = process._serve
 
-    def serve_with_clocks(boot: m.ProcessConfiguration, context: Any, seat: wire.Seat) -> None:
-        if boot.role == "worker":
+    def serve_with_clocks(config: m.ProcessConfiguration, context: Any, hub: wire.HubConnection) -> None:
+        if config.role == "worker":
             _arm_worker(clocks)
-        elif boot.role == "aggregator":
+        elif config.role == "aggregator":
             _arm_aggregator(clocks)
-        if plain and boot.role == "worker":
+        if plain and config.role == "worker":
             from scavenger.train.worker import connections
 
             _without_keys(connections, "Dealer")
-        if plain and boot.role == "aggregator":
+        if plain and config.role == "aggregator":
             from scavenger.train.aggregation import aggregator, upstream
 
             _without_keys(aggregator, "Router")
             _without_keys(upstream, "Dealer")
         clocks.skips(wire.Dealer, "send", None, _Unneeded())
         try:
-            serve(boot, context, seat)
+            serve(config, context, hub)
         finally:
-            (folder / f"{boot.name}.json").write_text(json.dumps(clocks.found))
+            (folder / f"{config.name}.json").write_text(json.dumps(clocks.found))
 
     process._serve = serve_with_clocks
     return process.main()

@@ -40,8 +40,8 @@ def _run(job: JobSpec, folder: Path) -> tuple[RunReport, _Heard]:
     with Store.open(f"sqlite:///{folder / 'store.db'}") as store:
         parts = prepare_job(job, job_file("digits"))
         report = JobRun(parts, store=store, observer=heard, run=True, confirm=None).run()
-    if report.actual is None or report.state not in ("succeeded", "target_missed"):
-        raise RuntimeError(f"the job ended {report.state}: {report.error}")
+    if report.result.actual is None or report.job.state not in ("succeeded", "target_missed"):
+        raise RuntimeError(f"the job ended {report.job.state}: {report.error}")
     return report, heard
 
 
@@ -55,8 +55,8 @@ def run(repetitions: int, work_dir: Path) -> Result:
     for seed in range(repetitions):
         (work_dir / str(seed)).mkdir()
         report, heard = _run(JobSpec.model_validate({**written, "seed": seed}), work_dir / str(seed))
-        assert report.actual is not None
-        actual, cells = report.actual, []
+        assert report.result.actual is not None
+        actual, cells = report.result.actual, []
         for share in _SHARES:
             known = [one for at_s, one in heard.forecasts if at_s <= share * actual.time_s]
             if not known:
@@ -65,7 +65,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
             error = known[-1].time_s / actual.time_s - 1.0
             errors[share].append(abs(error))
             cells.append(f"{known[-1].time_s:.0f} ({100 * error:+.0f} %)")
-        rows.append((str(seed), report.state, f"{actual.epochs:.0f}", f"{actual.time_s:.0f}", *cells))
+        rows.append((str(seed), report.job.state, f"{actual.epochs:.0f}", f"{actual.time_s:.0f}", *cells))
         runs.append(
             {
                 "seed": seed,

@@ -117,9 +117,13 @@ def exported(module: Any, base: type[Any]) -> Iterator[tuple[str, type[Any]]]:
             yield name, kind
 
 
+def _with_rate(kind: Any) -> Callable[[], Any]:
+    return lambda: kind(0.01)
+
+
 def optimizer_cases() -> Iterator[Case]:
     """One for each optimizer that Keras exports, and one for each option that they share."""
-    makers = {name: OPTIMIZERS.get(name, lambda k=kind: k(0.01)) for name, kind in exported(_O, _O.Optimizer)}
+    makers = {name: OPTIMIZERS.get(name, _with_rate(kind)) for name, kind in exported(_O, _O.Optimizer)}
     x = np.random.default_rng(1).normal(size=(_SAMPLES, 6))
     for name, make in (makers | OPTIONS).items():
 
@@ -313,7 +317,8 @@ def _goes_on(loaded: Any, peer: Program, case: Case) -> bool:
     for model in models:
         for _ in range(_STEPS):
             model.train_on_batch(*batch)
-    return _equal(*states, case) and _equal(*(model.get_weights() for model in models), case)
+    one, other = models
+    return _equal(states[0], states[1], case) and _equal(one.get_weights(), other.get_weights(), case)
 
 
 def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]], path: Path | None = None) -> list[Array]:

@@ -64,10 +64,11 @@ def test_the_proof_sees_what_is_left(cloud: Rented, make_job: MakeJob) -> None:
             "-c",
             "import json, sys; sys.path.insert(0, sys.argv[1]); import prove; from scavenger.store import Store\n"
             "from scavenger.control.provisioning.providers import open_provider\n"
-            "from scavenger.domain.vm import VmRequest\n"
+            "from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags\n"
             "with Store.open() as store: owner = store.installation()\n"
             "name, region, vm, zone = sys.argv[2:]; token = '7d1c1f3e-9a0e-4f55-8d7b-52a1f2c3d4e5'\n"
-            "request = VmRequest(token, owner, 'job', 0, 0, vm, zone, False, 600.0)\n"
+            "tags = VmTags(owner, token, 'job', 0, 0)\n"
+            "request = VmRequest(tags, vm, zone, False, LaunchTemplate(600.0))\n"
             "open_provider(name, region).launch(request); print(json.dumps(prove.CLOUDS[name](owner, region).left()))",
             str(CLOUDS),
             cloud.name,

@@ -63,12 +63,12 @@ def test_a_deadline_that_is_reached_stops_the_run_before_it_also_while_a_questio
         report = _run(job, store, confirm=ponder)
 
     assert seen == [True]
-    assert (report.exit_code, report.state) == (5, "stopped")
+    assert (report.exit_code, report.job.state) == (5, "stopped")
     assert "deadline" in report.error
-    assert report.actual is not None
-    assert report.actual.cost_usd <= 35 * 0.001
-    assert report.model_path is not None
-    assert Path(report.model_path).is_file()
+    assert report.result.actual is not None
+    assert report.result.actual.cost_usd <= 35 * 0.001
+    assert report.result.model_path is not None
+    assert Path(report.result.model_path).is_file()
 
 
 def test_limits_that_no_configuration_meets_are_told_with_the_nearest_one(make_job: MakeJob) -> None:
@@ -102,11 +102,11 @@ def test_a_profile_that_takes_too_long_is_cut_short_and_a_no_ends_the_job(
         report = _run(job, store, confirm=refuse)
 
         assert len(asked) == 1
-        assert (report.exit_code, report.state, report.model_path) == (0, "planned", None)
+        assert (report.exit_code, report.job.state, report.result.model_path) == (0, "planned", None)
         assert 1 <= len(report.search.profiled) < 4
         assert any("profile.max_time" in warning for warning in report.warnings)
         assert report.search.time_s < 10
-        assert store.job(report.job_id).state == "planned"
+        assert store.job(report.job.id).state == "planned"
 
 
 def test_without_a_terminal_nothing_is_paid_for_unless_agreed_beforehand(make_job: MakeJob) -> None:
@@ -254,20 +254,20 @@ def test_a_worker_killed_in_the_profile_and_one_in_the_run_are_replaced_and_no_s
         report = _run(job, store, observer=killer)
 
         assert killer.killed == ["profile", "run"]
-        assert (report.exit_code, report.state) == (0, "target_missed")
+        assert (report.exit_code, report.job.state) == (0, "target_missed")
         assert sum("SIGKILL" in warning and "replaced" in warning for warning in report.warnings) == 2
         steps = [line for line in lines(report.measurements_path or "") if line["kind"] == "step"]
-        assert [line["step"] for line in steps] == list(range(1, report.steps + 1))
+        assert [line["step"] for line in steps] == list(range(1, report.result.steps + 1))
         assert sum(line["samples"] for line in steps) == 12 * 1600
         lost = [
-            e for e in store.events(report.job_id, limit=500) if e.kind == "worker" and "lost" in e.message
+            e for e in store.events(report.job.id, limit=500) if e.kind == "worker" and "lost" in e.message
         ]
         assert len(lost) == 2
-    assert report.metric is not None
+    assert report.result.metric is not None
     losses = [
         line["metrics"]["val_loss"] for line in lines(report.measurements_path or "") if "metrics" in line
     ]
-    assert report.metric.value == min(losses)
+    assert report.result.metric.value == min(losses)
 
 
 def test_a_killed_aggregator_and_a_killed_coordinator_are_replaced_and_no_step_is_lost(
