@@ -82,9 +82,18 @@ class ScavengerError(Exception):
 
 
 class ConfigurationError(ScavengerError):
-    """The user's input is invalid."""
+    """The user's input is invalid.
+
+    Args:
+        message: As of `ScavengerError`.
+        key: The dotted key of the job file that is at fault, as `search.workers`; empty if none is.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str = "", *, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
 
 
 class JobFileError(ConfigurationError):

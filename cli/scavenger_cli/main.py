@@ -14,7 +14,7 @@ import typer
 from scavenger import __version__, logs
 from scavenger.errors import Interrupted, ScavengerError
 from scavenger.masking import mask
-from scavenger_cli import beginning, catalog, clearing, costing, modelling, operating, storing
+from scavenger_cli import beginning, catalog, clearing, costing, listing, modelling, operating, storing
 from scavenger_cli.options import (
     AuditOption,
     BatchSizesOption,
@@ -34,6 +34,7 @@ from scavenger_cli.options import (
     PriceOption,
     Pricing,
     QuietOption,
+    StateOption,
     StoreOption,
     Strategy,
     StrategyOption,
@@ -63,6 +64,7 @@ schema = typer.Typer(
 )
 app.add_typer(modelling.app, name="models")
 app.add_typer(catalog.app, name="catalog")
+app.add_typer(listing.app, name="jobs")
 app.add_typer(schema, name="schema")
 app.add_typer(storing.app, name="store")
 
@@ -260,13 +262,23 @@ def curves(
 
 
 @app.command()
-def status(job: ListedJobKey = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Show the latest jobs, or one job with its processes."""
+def status(
+    job: ListedJobKey = None,
+    state: StateOption = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="List only jobs of this name; * stands for any characters."),
+    ] = None,
+    store: StoreOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show the latest jobs, or one job with its progress and processes."""
 
     def command() -> int:
-        from scavenger_cli.commands.status import show_status
+        from scavenger_cli.commands.status import Filters, show_status
 
-        return show_status(job, store_url=store, as_json=output is Output.JSON)
+        filters = Filters(tuple(state or ()), name)
+        return show_status(job, filters, store_url=store, as_json=output is Output.JSON)
 
     finish(output, command)
 

@@ -35,6 +35,8 @@ __all__ = [
     "Pricing",
     "QuietOption",
     "RunningJob",
+    "StateName",
+    "StateOption",
     "StepTimesOption",
     "StoreOption",
     "Strategy",
@@ -83,6 +85,21 @@ class Pricing(StrEnum):
     BOTH = "both"
 
 
+class StateName(StrEnum):
+    """The state of a job, as in `scavenger.domain.report.JobState`."""
+
+    STARTING = "starting"
+    PROFILING = "profiling"
+    PLANNED = "planned"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    TARGET_MISSED = "target_missed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+
+
 class CurveFormat(StrEnum):
     """The format in which a curve is written."""
 
@@ -103,6 +120,10 @@ StoreOption = Annotated[
     typer.Option(
         "--store", metavar="URL", help="Database. Default: $SCAVENGER_STORE, else a file in your home."
     ),
+]
+StateOption = Annotated[
+    list[StateName] | None,
+    typer.Option("--state", help="List only jobs in this state. Repeat for several."),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Answer every question with yes.")]
 AuditOption = Annotated[

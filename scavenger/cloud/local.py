@@ -53,6 +53,10 @@ class LocalCloud:
             for count in range(1, cpus + 1)
         )
 
+    def capacity(self) -> tuple[int, int]:
+        """The processors and the memory, in bytes, that all workers share."""
+        return _usable_cpus(), psutil.virtual_memory().total
+
     def hardware(self) -> str:
         """See `Cloud.hardware`."""
         return f"{_processor()}, {_usable_cpus()} processors"

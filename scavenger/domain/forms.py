@@ -83,9 +83,9 @@ def shown(value: object) -> str:
     if value is None:
         return "nothing"
     if isinstance(value, Mapping):
-        return "a mapping"
+        return "a mapping" if value else "an empty mapping"
     if isinstance(value, list | tuple):
-        return "a list"
+        return "a list" if value else "an empty list"
     text = f"'{value}'" if isinstance(value, str) else str(value)
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:200])
     return safe if len(text) <= 60 else f"{safe[:56]}...'" if isinstance(value, str) else f"{safe[:56]}..."

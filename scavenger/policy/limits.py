@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scavenger.domain.decision import Decision, Hold, Stop
+from scavenger.domain.figures import rounded
 from scavenger.domain.snapshot import JobSnapshot
 from scavenger.policy.projection import HEADROOM, Misfit, Projection, misfit, project
 from scavenger.policy.schedule import Schedule
@@ -34,14 +35,14 @@ class StayWithinLimits:
             rate = job.costs.rate_usd_per_s(max(len(job.cluster.workers), job.configuration.workers))
             if job.costs.cost_usd + ahead_s * rate > job.limits.budget_usd:
                 return Stop(
-                    f"${job.costs.cost_usd:.4g} are spent, and ${ahead_s * rate:.4g} more until the next look and "
-                    f"the end of the drain would cross the budget of ${job.limits.budget_usd:.6g}",
+                    f"${rounded(job.costs.cost_usd)} are spent, and ${rounded(ahead_s * rate)} more until the next "
+                    f"look and the end of the drain would cross the budget of ${job.limits.budget_usd:.6g}",
                     "budget",
                 )
         if job.limits.deadline_s is not None and job.progress.elapsed_s + ahead_s > job.limits.deadline_s:
             return Stop(
-                f"{job.progress.elapsed_s:.4g} s have passed, and {ahead_s:.4g} s more until the next look and the end "
-                f"of the drain would cross the deadline of {job.limits.deadline_s:.6g} s",
+                f"{rounded(job.progress.elapsed_s)} s have passed, and {rounded(ahead_s)} s more until the next look "
+                f"and the end of the drain would cross the deadline of {job.limits.deadline_s:.6g} s",
                 "deadline",
             )
         if job.limits.budget_usd is None and job.limits.deadline_s is None:
@@ -59,7 +60,8 @@ def _steer(job: JobSnapshot, schedule: Schedule) -> Decision:
         return Hold("budget and deadline are far enough; where the job will end is not known yet")
     missed = misfit(job, projection)
     outlook = (
-        f"{now} workers are projected to end after {projection.time_s:.4g} s for ${projection.cost_usd:.4g}"
+        f"{now} workers are projected to end after {rounded(projection.time_s)} s for "
+        f"${rounded(projection.cost_usd)}"
     )
     if missed[0] == 0:
         return Hold(f"{outlook}, within the limits")

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scavenger.domain.decision import Decision, Hold, ScaleTo
+from scavenger.domain.figures import rounded
 from scavenger.domain.snapshot import JobSnapshot
 from scavenger.domain.utility import UtilityCurve
 from scavenger.policy.projection import affords, project, usable
@@ -71,8 +72,8 @@ class ScaleByThroughput:
         worth_it = efficiency > self.efficiency_min
         return Verdict(
             worth_it,
-            f"from {smaller} to {larger} workers, {known[smaller]:.4g} to {known[larger]:.4g} samples/s, each "
-            f"brings {efficiency:.2f} of a present one, {'more' if worth_it else 'not more'} than "
+            f"from {smaller} to {larger} workers, {rounded(known[smaller])} to {rounded(known[larger])} samples/s, "
+            f"each brings {efficiency:.2f} of a present one, {'more' if worth_it else 'not more'} than "
             f"{self.efficiency_min:g}",
         )
 
@@ -111,8 +112,9 @@ class ScaleByUtility:
         worth_it = gain - cost > WORTH_MIN_USD
         return Verdict(
             worth_it,
-            f"from {smaller} to {larger} workers, ending after {many.time_s:.4g} s instead of "
-            f"{few.time_s:.4g} s is worth ${gain:.4g} more, {'and' if worth_it else 'but'} costs ${cost:.4g} more",
+            f"from {smaller} to {larger} workers, ending after {rounded(many.time_s)} s instead of "
+            f"{rounded(few.time_s)} s is worth ${rounded(gain)} more, {'and' if worth_it else 'but'} costs "
+            f"${rounded(cost)} more",
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from scavenger.domain.curve import Choice, FloatArray, Infeasible, IntArray, Objective, TradeoffCurve
+from scavenger.domain.figures import rounded
 from scavenger.search.curve import OVER_BUDGET, PAST_DEADLINE
 
 __all__ = ["OBJECTIVES", "choose"]
@@ -145,7 +146,7 @@ def _by_utility(
     worths = np.array([worth(float(time_s)) for time_s in curve.rest_s(remaining)[allowed] + spent_s])
     best = int(np.lexsort((cost_usd, cost_usd - worths))[0])
     return int(allowed[best]), (
-        f"worth most above its cost, of {len(allowed)}: ${worths[best]:.4g} for ${cost_usd[best]:.4g}"
+        f"worth most above its cost, of {len(allowed)}: ${rounded(worths[best])} for ${rounded(cost_usd[best])}"
     )
 
 
@@ -205,12 +206,12 @@ def _infeasible(
     misses = []
     if over_time[index] > 1.0 and deadline_s is not None:
         misses.append(
-            f"{time_s[index]:.4g} s{_with(f'{spent_time_s:.4g} s', spent_time_s)}, "
+            f"{rounded(time_s[index])} s{_with(f'{rounded(spent_time_s)} s', spent_time_s)}, "
             f"{_percent(over_time[index])} past the deadline of {deadline_s:.6g} s"
         )
     if over_cost[index] > 1.0 and budget_usd is not None:
         misses.append(
-            f"${cost_usd[index]:.4g}{_with(f'${spent_usd:.4g}', spent_usd)}, "
+            f"${rounded(cost_usd[index])}{_with(f'${rounded(spent_usd)}', spent_usd)}, "
             f"{_percent(over_cost[index])} over the budget of ${budget_usd:.6g}"
         )
     point = curve[index]

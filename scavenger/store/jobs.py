@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from typing import Any, Unpack, cast
@@ -29,7 +30,7 @@ from scavenger.store.records import (
     JobUpdate,
     Owner,
 )
-from scavenger.store.schema import JobRow
+from scavenger.store.schema import FleetSpecRow, IntentRow, JobRow
 
 __all__ = ["Jobs"]
 
@@ -253,9 +254,47 @@ class Jobs(Part):
         hint = f"did you mean {near[0]!r}?" if near else "`scavenger status` lists the jobs"
         return f"there is no job {key!r}; {hint}"
 
-    def jobs(self, limit: int = 50) -> tuple[JobRecord, ...]:
-        """The latest jobs, newest first, without their reports."""
-        return self._listed(_latest(select(JobRow)).limit(limit))
+    def jobs(
+        self, limit: int = 50, *, states: Collection[str] = (), name: str | None = None
+    ) -> tuple[JobRecord, ...]:
+        """The latest jobs, newest first, without their reports.
+
+        Args:
+            limit: Most jobs.
+            states: Only those in one of these states; empty: in any.
+            name: Only those whose name matches this pattern, in which `*` stands for any characters.
+        """
+        query = select(JobRow)
+        if states:
+            query = query.where(JobRow.state.in_(states))
+        if name is not None:
+            parts = (re.sub(r"([\\%_])", r"\\\1", part) for part in name.split("*"))
+            query = query.where(JobRow.name.like("%".join(parts), escape="\\"))
+        return self._listed(_latest(query).limit(limit))
+
+    def check_deletable(self, job: JobRecord) -> None:
+        """Refuse a job whose record is still needed.
+
+        Raises:
+            ConfigurationError: It rented VMs: its record tells what they cost.
+            TransientError: It is running, or was last seen running on another machine.
+        """
+        with self._database.reading() as session:
+            _check_deletable(session, job)
+
+    def delete_jobs(self, ids: Sequence[str]) -> None:
+        """Delete jobs with their processes, events, operations and measurements, all or none.
+
+        Their fitted models are kept.
+
+        Raises:
+            ConfigurationError, TransientError: As of `check_deletable`.
+        """
+        with self._database.writing() as session:
+            for job_id in ids:
+                row = job_row(session, job_id)
+                _check_deletable(session, _job(row, with_report=False))
+                session.delete(row)
 
     def is_alive(self, job: JobRecord) -> bool:
         """Whether a job has not ended and its owner is alive; see `scavenger.store.owner.is_alive`."""
@@ -300,6 +339,18 @@ class Jobs(Part):
 
 def _latest(query: Select[Any]) -> Select[Any]:
     return query.order_by(JobRow.created_at.desc(), JobRow.id)
+
+
+def _check_deletable(session: Session, job: JobRecord) -> None:
+    begin = f"job {job.name} ({job.id[:8]}) cannot be deleted: "
+    if not job.ended:
+        raise TransientError(
+            f"{begin}it runs, driven by process {job.owner.pid} on {job.owner.host}; end it with "
+            f"`scavenger stop {job.id[:8]}`"
+        )
+    for row in (FleetSpecRow, IntentRow):
+        if session.scalar(select(row.job_id).where(row.job_id == job.id).limit(1)) is not None:
+            raise ConfigurationError(f"{begin}its record tells what its VMs cost")
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Unpack, cast, get_args
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 from sqlalchemy.orm import Session
 
 from scavenger.domain.configuration import Configuration
@@ -94,6 +94,7 @@ class Progress(Part):
         *,
         level: EventLevel = "info",
         data: Mapping[str, Any] | None = None,
+        replacing: bool = False,
     ) -> None:
         """Record an event; the oldest beyond `EVENTS_MAX` of the job are deleted.
 
@@ -103,6 +104,7 @@ class Progress(Part):
             message: Text for the user.
             level: Severity.
             data: Machine-readable details, of JSON types; NaN and infinity in it become null.
+            replacing: Delete the job's earlier events of this kind.
         """
         with self._database.writing() as session:
             job_row(session, job_id)
@@ -117,13 +119,21 @@ class Progress(Part):
                 )
             )
             session.flush()
+            if replacing:
+                same = (EventRow.job_id == job_id, EventRow.kind == kind)
+                newest = select(func.max(EventRow.id)).where(*same).scalar_subquery()
+                session.execute(delete(EventRow).where(*same, EventRow.id < newest))
             ids = select(EventRow.id).where(EventRow.job_id == job_id).order_by(EventRow.id.desc())
             newest_to_go = ids.offset(EVENTS_MAX).limit(1).scalar_subquery()
             session.execute(delete(EventRow).where(EventRow.job_id == job_id, EventRow.id <= newest_to_go))
 
-    def events(self, job_id: str, *, limit: int = 100, after: int = 0) -> tuple[EventRecord, ...]:
-        """The newest `limit` events of a job with an id above `after`, oldest first."""
+    def events(
+        self, job_id: str, *, limit: int = 100, after: int = 0, kind: str | None = None
+    ) -> tuple[EventRecord, ...]:
+        """The newest `limit` events of a job, of one kind or of all, with an id above `after`, oldest first."""
         query = select(EventRow).where(EventRow.job_id == job_id, EventRow.id > after)
+        if kind is not None:
+            query = query.where(EventRow.kind == kind)
         with self._database.reading() as session:
             rows = session.scalars(query.order_by(EventRow.id.desc()).limit(limit)).all()
             return tuple(

@@ -67,7 +67,7 @@ class FakeRun:
             return replace(report, job=replace(report.job, state="interrupted"), exit_code=130)
         return report
 
-    processes, vms = 2, 0
+    processes, vms, job_id = 2, 0, "0123456789abcdef"
 
     def request_stop(self, reason: str) -> None:
         self._stop = reason

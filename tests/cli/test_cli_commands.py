@@ -473,7 +473,7 @@ def test_the_fake_driver_takes_what_the_real_one_takes() -> None:
     assert all(taken[name].default is not inspect.Parameter.empty for name in taken.keys() - fake.keys())
     for method in ("run", "request_stop", "kill_now"):
         assert callable(getattr(real, method))
-    for name in ("processes", "vms"):
+    for name in ("processes", "vms", "job_id"):
         assert isinstance(getattr(real, name), property)
 
 
@@ -498,6 +498,7 @@ class _Cut:
     """A driver whose job ends before its goal, with a checkpoint or without one."""
 
     processes = vms = 0
+    job_id = ""
 
     def __init__(self, store: Store, *, checkpoint: str | None) -> None:
         self._store, self._checkpoint = store, checkpoint

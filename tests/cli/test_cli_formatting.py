@@ -19,6 +19,8 @@ from scavenger_cli.ui.formatting import (
     size,
 )
 
+from scavenger.domain.figures import rounded
+
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
@@ -103,3 +105,11 @@ def test_cleaned_text_is_one_line_that_cannot_steer_a_terminal(text: str) -> Non
 
 def test_escapes_go_whole_and_the_words_between_them_stay() -> None:
     assert clean("a\x1b[31mred\x1b[0m\x1b]52;c;ZXZpbA==\x07b\n\u202ec\x9b2Jd") == "aredb c2Jd"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1260.0, "1,260"), (12346.0, "12,350"), (0.001234567, "0.001235"), (-3.0, "-3"), (1e9, "1,000,000,000")],
+)
+def test_figures_of_messages_have_no_exponent(value: float, text: str) -> None:
+    assert rounded(value) == text

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nested import changed
 from rich.console import Console
+from rich.text import Text
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.terminal_plot import terminal_plot
 
@@ -255,3 +256,28 @@ def test_the_course_of_the_forecast_epochs_is_shown() -> None:
     text = printed(*render.report_text(replace(make_report(), forecasts=forecasts)))
 
     assert "40 (28-56) after 3, 26.3 (18-37) after 6" in " ".join(text.split())
+
+
+LONG_PATH = "/home/ann/" + "a-long-name-of-a-folder/" * 5 + "model.keras"
+
+
+def test_paths_in_texts_and_tables_are_never_broken() -> None:
+    grid = render.table(("when", "left"), ("what", "left"))
+    grid.add_row("13:00", f"the model was written to {LONG_PATH}, which has all that is needed to go on")
+    grid.add_row("13:01", "done")
+    words = "and some words " * 8
+    lines = printed(Text(f"warning: {words}{LONG_PATH} {words}"), "", grid).splitlines()
+    in_text, in_table = (line for line in lines if LONG_PATH in line)
+
+    assert in_text == LONG_PATH
+    assert in_table.split()[0].startswith(LONG_PATH)
+    assert all(len(line) <= console.PLAIN_WIDTH for line in lines[: lines.index("")] if line != LONG_PATH)
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 80])
+def test_lines_are_broken_between_words_only_and_nothing_is_lost(width: int) -> None:
+    text = Text("  two spaces, a-long-word and\nanother line,  with more words\n")
+    broken = console.unbroken(text, width).plain
+
+    assert broken.split() == text.plain.split()
+    assert all(len(line) <= width or len(line.split()) == 1 for line in broken.splitlines())

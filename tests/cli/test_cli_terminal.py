@@ -195,6 +195,7 @@ def test_the_second_ctrl_c_kills_and_leaves_at_once_with_the_cursor_back(tmp_pat
     assert terminal.end() == 130
     assert time.monotonic() - began < 10
     assert "killed" in terminal.seen
+    assert "scavenger resume 01234567" in terminal.seen
     assert terminal.seen.rindex("\x1b[?25h") > terminal.seen.rindex("\x1b[?25l")
 
 

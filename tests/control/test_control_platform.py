@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.platform import PreparedJob, prepare_job
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE
+from scavenger.control.search.space import check_worker_counts
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.errors import ConfigurationError, NotSupportedError
@@ -66,8 +70,112 @@ def test_a_location_that_cannot_hold_checkpoints_is_refused(tmp_path: Path, url:
 
 
 def test_folders_and_buckets_may_hold_checkpoints(tmp_path: Path) -> None:
-    for path in ("./checkpoints", "s3://bucket/job", "file:///data/job"):
+    for path in ("./checkpoints", "ftp://host/job", f"file://{tmp_path}/data/job"):
         prepared(tmp_path, checkpoint={"path": path})
+
+
+@pytest.mark.parametrize(
+    ("url", "words"), [("s3://bucket/job", "Install s3fs"), ("nosuch://bucket/job", "Protocol not known")]
+)
+def test_checkpoints_in_storage_that_no_installed_package_reaches_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it was not installed
+    with pytest.raises(
+        ConfigurationError, match=rf"^{tmp_path}/job\.yaml: checkpoint\.path: {url}: .*{words}"
+    ):
+        prepared(tmp_path, checkpoint={"path": url})
+
+
+@pytest.mark.parametrize("sections", [{"output": "file/out"}, {"checkpoint": {"path": "./file/here"}}])
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, sections: dict[str, Any]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ConfigurationError, match=rf"(output|checkpoint\.path): {tmp_path}/file is not a folder"
+    ):
+        prepared(tmp_path, **sections)
+    assert not (tmp_path / ".scavenger").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # permissions do not hold root back
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path / "locked")
+    (tmp_path / "locked").mkdir()
+    with pytest.raises(ConfigurationError, match=rf"chmod u\+wx {tmp_path}/locked"):
+        prepared(tmp_path, output="locked/out")
+    prepared(tmp_path, output="open/out")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "place"),
+    [
+        ("infra", "kubernetes", "5:8"),
+        ("spot", "always", "5:7"),
+        ("objective", "\n  utility: -time_s", "6:3"),
+        ("resources", "\n  vm: e2-standard-4", "6:3"),
+        ("resources", "{accelerators: 'T4:1'}", "5:12"),
+        ("checkpoint", "\n  path: memory://x", "6:9"),
+        ("train", "absent:job", "5:8"),
+    ],
+)
+def test_what_is_refused_later_has_its_place_in_the_file_too(
+    tmp_path: Path, key: str, value: str, place: str
+) -> None:
+    train = "" if key == "train" else "train: train:job\n"
+    lines = ["version: 1", "name: tiny", "goal: {max_epochs: 2}", train or "# train", f"{key}: {value}"]
+    text = "\n".join(line.rstrip("\n") for line in lines) + "\n"
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    (tmp_path / "train.py").touch()
+
+    with pytest.raises(ConfigurationError) as caught:
+        prepare_job(load_job(file), file)
+
+    assert str(caught.value).startswith(f"{file}:{place}: ")
+
+
+def test_a_value_that_is_not_the_one_in_the_file_gets_no_place_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("version: 1\nname: tiny\ntrain: train:job\ngoal: {max_epochs: 2}\nspot: never\n")
+    (tmp_path / "train.py").touch()
+
+    with pytest.raises(NotSupportedError) as caught:
+        prepare_job(override_job(load_job(file), {"spot": "always"}), file)
+
+    assert str(caught.value).startswith(f"{file}: spot: always needs")
+
+
+def test_far_more_workers_than_processors_are_warned_about_and_more_than_fit_are_refused() -> None:
+    assert check_worker_counts(8, 2, 8 << 30) == ()
+    (warning,) = check_worker_counts(9, 2, 8 << 30)
+    assert "9 workers would share 2 processors" in warning
+    assert "workers: 1..2" in warning
+    with pytest.raises(
+        ConfigurationError, match=r"at least 1024 GiB.*has 8; write workers: 1\.\.2"
+    ) as caught:
+        check_worker_counts(4096, 2, 8 << 30)
+    assert caught.value.key == "search.workers"
+
+
+def test_the_warning_of_too_many_workers_is_told_when_the_job_starts(tmp_path: Path) -> None:
+    platform = prepared(tmp_path, search={"workers": [1, 2], "batch_size": [64]}).platform
+    platform.notes = ("37 workers",)  # as on a smaller machine
+    told: list[str] = []
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        record = store.create_job("tiny", spec={}, job_file=tmp_path / "job.yaml")
+        platform.allocate(
+            store,
+            record,
+            folder=tmp_path,
+            outputs=tmp_path,
+            before_usd=0.0,
+            inform=told.append,
+            warn=lambda message: told.append(f"warning: {message}"),
+            clock=lambda: 0.0,
+        )
+    assert told == ["warning: 37 workers"]
 
 
 def test_a_job_on_a_cloud_that_vms_cannot_reach_is_refused_when_it_is_run_and_leaves_no_entry(

@@ -13,19 +13,24 @@ from typing import Any, cast
 import pytest
 from scripted import Heard, Scripted, trainer_of
 
-from scavenger.control.training.recorder import Recorder
+from scavenger.control.training.recorder import CONTENDED_S, Recorder
 from scavenger.control.training.writes import EVENTS_WAITING_MAX
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import JobSpec
+from scavenger.domain.measurement import EpochRecord, StepRecord
+from scavenger.domain.progress import PROGRESS, Progress
 from scavenger.domain.report import (
+    EpochEnded,
     EpochsForecast,
     Event,
     Forecasted,
     Noted,
     Observer,
+    Predicted,
     ReportedJob,
     RunReport,
     SearchOutcome,
+    StepDone,
     ViewChanged,
     WorkerChanged,
 )
@@ -71,14 +76,19 @@ def settled(recorder: Recorder) -> Recorder:
 
 
 def test_what_waits_for_a_held_store_is_written_in_order_and_told_once(tmp_path: Path) -> None:
-    path, heard = tmp_path / "s.db", Heard()
+    path, heard, now = tmp_path / "s.db", Heard(), [0.0]
     trainer = trainer_of(Scripted(), tmp_path)
     with Store.open(f"sqlite:///{path}?timeout=0.01") as store:
-        with Recorder.begin(store, JOB, tmp_path / "job.yaml", heard) as recorder:
+        entry = store.create_job("tiny", spec=JOB.written(), job_file=tmp_path / "job.yaml")
+        with Recorder(store, entry, heard, clock=lambda: now[0]) as recorder:
             with _Held(path):
                 for number in range(3):
                     recorder.on_event(Noted("info", str(number)))
                 wait_for(lambda: recorder._writes.outage)
+                now[0] = CONTENDED_S - 1.0  # others that share the store may hold it for so long
+                recorder.tick(trainer)
+                assert not recorder.warnings
+                now[0] = CONTENDED_S
                 recorder.tick(trainer)
                 recorder.tick(trainer)
             recorder.on_event(Noted("info", "3"))
@@ -382,3 +392,50 @@ def test_forecasts_that_are_kept_are_events_of_the_job(tmp_path: Path) -> None:
     assert (event.kind, event.message.split(":")[0]) == ("forecast", "after 8 epochs")
     assert event.data is not None
     assert event.data["epochs"] == 26.2
+
+
+def step(number: int, *, workers: int = 2, at_s: float) -> StepDone:
+    record = StepRecord(number, 1, 2, workers, 64, 64, 0.1, 0.05, 0.05, 0.5, 1.0, 1.0, 2, False, at_s)
+    return StepDone(record, 0.5, 0.0)
+
+
+def view(workers: int) -> ViewChanged:
+    return ViewChanged(1, Configuration("local-1", workers, 64), 1, 0.0, "asked")
+
+
+def test_the_store_holds_how_far_the_job_is_and_only_the_latest_of_it(tmp_path: Path) -> None:
+    now, trainer = [0.0], trainer_of(Scripted(), tmp_path)
+
+    def told() -> list[Progress]:
+        settled(recorder)
+        return [Progress.read(event.data) for event in store.events(recorder.job_id, kind=PROGRESS)]
+
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        entry = store.create_job("tiny", spec=JOB.written(), job_file=tmp_path / "job.yaml")
+        with Recorder(store, entry, Heard(), clock=lambda: now[0]) as recorder:
+            settled(recorder).tick(trainer)
+            assert told() == []
+            for event in (view(2), step(1, at_s=10.0)):
+                recorder.on_event(event)
+            recorder.update(predicted=Predicted(30.0, (20.0, 50.0), 1.0, (1.0, 2.0), 0.1, 3.0))
+            recorder.on_event(step(2, at_s=12.0))
+            settled(recorder).tick(trainer)
+            (first,) = told()
+            assert (first.step, first.epoch, first.configuration.workers) == (2, 2, 2)
+            assert (first.left_s, first.left_interval_s) == (18.0, (8.0, 38.0))
+
+            now[0] = 1.0
+            recorder.on_event(step(3, at_s=13.0))
+            settled(recorder).tick(trainer)
+            assert told() == [first], "not at every step"
+            for event in (view(3), step(4, workers=3, at_s=14.0)):
+                recorder.on_event(event)
+            settled(recorder).tick(trainer)
+            (after,) = told()
+            assert (after.step, after.configuration) == (4, Configuration("local-1", 3, 64))
+
+            recorder.on_event(EpochEnded(EpochRecord(2, 4, {"val_loss": 0.25}, 0.1, 15.0), "val_loss", 0.2))
+            recorder.finish(report(recorder.job_id))
+        assert [(one.metric, one.value, one.target, one.left_s) for one in told()] == [
+            ("val_loss", 0.25, 0.2, None)
+        ]

@@ -12,6 +12,7 @@ import pytest
 from real_jobs import Job, ended, lines, marked, training, wait_for
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
+from scavenger.domain.progress import PROGRESS
 from scavenger.store import Store
 from scavenger.store.record_file import read_record
 
@@ -40,7 +41,9 @@ def test_a_job_is_scaled_migrated_watched_and_stopped_from_other_processes(make_
         _done(ended(scaling), "now at 2 x local-1, batch 32")
         _done(job.ask("scale", "tiny", "--add", "1"), "now at 3 x local-1, batch 32")
 
+        wait_for(lambda: _workers_told(job) == 3, driver)
         status = job.ask("status", "tiny").report
+        assert status["progress"]["configuration"]["workers"] == 3
         alive = {p["process"]: p for p in status["processes"] if p["state"] == "training"}
         roles = sorted(process["role"] for process in alive.values())
         assert roles == ["aggregator"] * 2 + ["coordinator"] + ["worker"] * 3
@@ -170,6 +173,13 @@ def _progress(job: Job) -> int:
     with Store.open(job.store) as store:
         jobs = store.jobs()
     return (jobs[0].step or 0) if jobs else 0
+
+
+def _workers_told(job: Job) -> int:
+    """The workers that `status` says the job has; 0 before the job has told of its progress."""
+    with Store.open(job.store) as store:
+        told = store.events(store.job("tiny").id, limit=1, kind=PROGRESS)
+    return told[0].data["configuration"]["workers"] if told else 0
 
 
 def _open_operation(job: Job) -> str:

@@ -37,6 +37,10 @@ class Stoppable(Protocol):
     def vms(self) -> int:
         """The number of VMs that it pays for; safe in a signal handler."""
 
+    @property
+    def job_id(self) -> str:
+        """Its id; empty before it is on record; safe in a signal handler."""
+
     def request_stop(self, reason: str) -> None:
         """Ask the job to stop in an orderly way; safe in a signal handler."""
 
@@ -213,7 +217,7 @@ class Interrupts:
             _write_to_terminal("\x1b[?25h")  # the live display hides the cursor
         _write_to_terminal(
             "\nscavenger: killed; every process of this job was killed. To continue from its last checkpoint, "
-            "if it has one: scavenger resume JOB\n"
+            f"if it has one: scavenger resume {self._job.job_id[:8] or 'JOB'}\n"
         )
         if self._job.vms:
             _write_to_terminal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import time
@@ -26,6 +27,10 @@ READ_BYTES_MAX = 1 << 20
 """Bytes of a log that are read at once: more than the lines that are asked for."""
 LINE_BYTES_MAX = 1 << 16
 """A longer line is shown in parts: a log without line ends must not fill the memory."""
+_START_NOTES = re.compile(
+    rb"oneDNN custom operations are on\.|WARNING: All log messages before absl::InitializeLog\(\) is called"
+)
+"""Lines that every TensorFlow process writes when it starts, whatever its log level; they are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,11 @@ class LogTail:
         if self._partial and (whole or len(self._partial) > LINE_BYTES_MAX):
             done.append(self._partial)
             self._partial = b""
-        return [harmless(mask(line.decode("utf-8", "backslashreplace").rstrip("\r"))) for line in done]
+        return [
+            harmless(mask(line.decode("utf-8", "backslashreplace").rstrip("\r")))
+            for line in done
+            if not _START_NOTES.search(line)
+        ]
 
 
 def log_folder(job: JobRecord) -> Path:

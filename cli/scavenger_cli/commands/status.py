@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from scavenger.domain.operation import describe
+from scavenger.domain.progress import PROGRESS, Progress
+from scavenger.errors import ConfigurationError
 from scavenger_cli.commands.operate import operation_row
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, duration, money, when
+from scavenger_cli.ui.formatting import clean, duration, duration_range, money, quantity, when
 
 if TYPE_CHECKING:
     from scavenger.store.records import JobRecord, OperationRecord, ProcessRecord
     from scavenger.store.store import Store
 
-__all__ = ["show_status"]
+__all__ = ["Filters", "show_status"]
 
 EVENTS_SHOWN = 12
 OPERATIONS_SHOWN = 5
@@ -25,13 +29,32 @@ FACTS_WIDTH = len("checkpoint")
 JOBS_SHOWN = 20
 
 
-def show_status(key: str | None, *, store_url: str | None, as_json: bool) -> int:
-    """Print the latest jobs, or one job with its processes, operations and events."""
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which jobs are listed.
+
+    Attributes:
+        states: Those in one of these states; empty: in any.
+        name: Those whose name matches this pattern, as `digits*`; None: of any name.
+    """
+
+    states: tuple[str, ...] = ()
+    name: str | None = None
+
+
+def show_status(key: str | None, filters: Filters, *, store_url: str | None, as_json: bool) -> int:
+    """Print the latest jobs, or one job with its progress, processes, operations and events.
+
+    Raises:
+        ConfigurationError: There is no such job, or filters are given with a job.
+    """
     from scavenger.store import Store
 
+    if key is not None and filters != Filters():
+        raise ConfigurationError("--state and --name filter the list of jobs: leave out the job")
     with Store.open(store_url) as store:
         if key is None:
-            _list_jobs(store, as_json=as_json)
+            _list_jobs(store, filters, as_json=as_json)
         else:
             _show_job(store, store.job(key), as_json=as_json)
     return 0
@@ -42,14 +65,23 @@ def _state(store: Store, job: JobRecord) -> str:
     return words if job.ended or store.is_alive(job) else f"dead ({words} when last seen)"
 
 
-def _list_jobs(store: Store, *, as_json: bool) -> None:
+def _progress(store: Store, job: JobRecord) -> Progress | None:
+    """How far a job is, or was at its end; None if it made no step."""
+    told = store.events(job.id, limit=1, kind=PROGRESS)
+    return Progress.read(told[0].data) if told else None
+
+
+def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
     """Print the latest jobs; their owners are shown only if one is not the calling user's."""
     from scavenger.store.owner import this_process
 
-    jobs = store.jobs(JOBS_SHOWN)
+    jobs = store.jobs(JOBS_SHOWN, states=filters.states, name=filters.name)
     if as_json:
         rows = [{**console.plain(job), "alive": store.is_alive(job)} for job in jobs]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "store": store.name, "jobs": rows})
+        return
+    if not jobs and filters != Filters():
+        console.emit(Text("No such job."))
         return
     if not jobs:
         console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
@@ -61,22 +93,32 @@ def _list_jobs(store: Store, *, as_json: bool) -> None:
         ("name", "left"),
         *((("owner", "left"),) if shared else ()),
         ("state", "left"),
-        ("chosen", "left"),
+        ("trains on", "left"),
         ("spent", "right"),
         ("began", "left"),
     )
     for job in jobs:
-        chosen = "-" if job.chosen is None else f"{job.chosen.workers} x batch {job.chosen.global_batch_size}"
+        progress = _progress(store, job)
+        now = job.chosen if progress is None else progress.configuration
+        trains_on = "-" if now is None else f"{now.workers} x batch {now.global_batch_size}"
         spent = "-" if job.cost_usd is None else money(job.cost_usd)
         owner = (clean(job.owner.account),) if shared else ()
         grid.add_row(
-            job.id[:8], clean(job.name), *owner, _state(store, job), chosen, spent, when(job.created_at)[5:16]
+            job.id[:8],
+            clean(job.name),
+            *owner,
+            _state(store, job),
+            trains_on,
+            spent,
+            when(job.created_at)[5:16],
         )
     console.emit(grid)
 
 
 def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
-    processes, events = store.processes(job.id), store.events(job.id, limit=EVENTS_SHOWN)
+    processes, progress = store.processes(job.id), _progress(store, job)
+    latest = store.events(job.id, limit=EVENTS_SHOWN + 1)  # one of them may be the progress
+    events = [event for event in latest if event.kind != PROGRESS][-EVENTS_SHOWN:]
     operations = store.operations(job.id, limit=OPERATIONS_SHOWN)
     if as_json:
         console.emit_json(
@@ -84,6 +126,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
                 "schema_version": console.SCHEMA_VERSION,
                 "store": store.name,
                 "job": {**console.plain(job), "alive": store.is_alive(job)},
+                "progress": console.plain(progress),
                 "processes": console.plain(processes),
                 "operations": [operation_row(operation) for operation in operations],
                 "events": console.plain(events),
@@ -101,6 +144,7 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
         ("run by", "" if job.ended else f"process {job.owner.pid} on {clean(job.owner.host)}"),
         ("attempt", "" if job.attempts == 1 else str(job.attempts)),
         ("chosen", "" if job.chosen is None else clean(job.chosen)),
+        *_progress_rows(job, progress),
         ("step", "" if job.step is None else f"{job.step:,}"),
         ("spent", "" if job.cost_usd is None else money(job.cost_usd)),
         ("error", clean(job.error)),
@@ -129,6 +173,24 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
         for event in events:
             grid.add_row(when(event.at)[5:], clean(event.message))
         console.emit("", grid)
+
+
+def _progress_rows(job: JobRecord, progress: Progress | None) -> Iterator[tuple[str, str]]:
+    """How far the job is, as rows of (name, text)."""
+    if progress is None:
+        return
+    yield "trained on" if job.ended else "trains on", clean(progress.configuration)
+    of_about = ""
+    if progress.epochs_interval is not None and not job.ended:
+        low, high = progress.epochs_interval
+        of_about = f" of {low:.0f} to {high:.0f} (90 %)"
+    yield "epoch", f"{progress.epoch + 1:,}{of_about}"
+    yield "loss", quantity(progress.loss, 4)
+    if progress.value is not None:
+        target = "" if progress.target is None else f" (target {quantity(progress.target, 4)})"
+        yield "metric", f"{clean(progress.metric)} {quantity(progress.value, 4)}{target}"
+    if progress.left_s is not None and progress.left_interval_s is not None and not job.ended:
+        yield "left", f"{duration(progress.left_s)} (90 %: {duration_range(*progress.left_interval_s)})"
 
 
 def _emit_processes(processes: list[ProcessRecord], here: str) -> None:

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from scavenger_cli.ui.outlet import has_room
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 __all__ = [
     "PLAIN_WIDTH",
@@ -37,6 +39,7 @@ __all__ = [
     "plain",
     "prepare_streams",
     "silence",
+    "unbroken",
     "write",
 ]
 
@@ -128,10 +131,35 @@ def emit(*parts: RenderableType, stream: TextIO | None = None) -> None:
 
 def _print(out: Console, parts: Iterable[RenderableType]) -> None:
     """Print each part with its own wrapping, which rich ignores for texts: paths must stay on one line."""
+    from rich.text import Text
+
     for part in parts:
+        text = Text(part) if isinstance(part, str) else part
+        if isinstance(text, Text) and not text.no_wrap:
+            out.print(unbroken(text, out.width), no_wrap=True, overflow="ignore", crop=False)
+            continue
         out.print(
-            part, no_wrap=getattr(part, "no_wrap", None), overflow=getattr(part, "overflow", None), crop=False
+            text, no_wrap=getattr(text, "no_wrap", None), overflow=getattr(text, "overflow", None), crop=False
         )
+
+
+def unbroken(text: Text, width: int) -> Text:
+    """The text in lines of `width` columns, longer only where a single word is, so that paths can be copied."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    lines = []
+    for line in text.split("\n", allow_blank=True):
+        breaks, column = [], len(line.plain) - len(line.plain.lstrip())
+        for index, word in enumerate(re.finditer(r"\S+\s*", line.plain)):
+            if index and column + cell_len(word[0].rstrip()) > width:
+                breaks.append(word.start())
+                column = 0
+            column += cell_len(word[0])
+        for part in line.divide(breaks):
+            part.rstrip()
+            lines.append(part)
+    return Text("\n").join(lines)
 
 
 def emit_json(document: Mapping[str, Any]) -> None:

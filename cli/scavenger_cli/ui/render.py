@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.cells import cell_len
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -76,10 +77,20 @@ relative_note = (
 
 def table(*columns: tuple[str, str]) -> Table:
     """A table without lines, so that it is the same in every encoding; columns are (title, `left` or `right`)."""
-    made = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    made = _Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for title, side in columns:
         made.add_column(title, justify="right" if side == "right" else "left", overflow="fold")
     return made
+
+
+class _Table(Table):
+    """A table that is wider than the output rather than break a path, which could not be copied then."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for column in self.columns:
+            words = " ".join(str(cell) for cell in column.cells).split()
+            column.min_width = max((cell_len(word) for word in words if "/" in word), default=0)
+        yield from super().__rich_console__(console, options)
 
 
 class _Numbers:

@@ -87,7 +87,9 @@ class Catalog:
         listing = table.get(vm) or self._custom(provider, region, vm)
         if listing is None:
             hint = did_you_mean(vm, table)
-            raise ConfigurationError(f"{provider}/{region} has no VM type {shown(vm)} in the catalogue{hint}")
+            raise ConfigurationError(
+                f"{provider}/{region} has no VM type {shown(vm)} in the catalogue{hint}", key="resources"
+            )
         return listing
 
     def price(self, provider: str, region: str, vm: str, *, spot: bool = False) -> Price:

@@ -20,7 +20,7 @@ from scavenger.domain.forms import FAULT, did_you_mean, nearest, shown
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, JobFileError
 
-__all__ = ["job_schema", "load_job", "override_job", "parse_job"]
+__all__ = ["job_schema", "load_job", "override_job", "parse_job", "place_of"]
 
 Loc = tuple[str | int, ...]
 
@@ -133,6 +133,36 @@ def override_job(job: JobSpec, changes: Mapping[str, object]) -> JobSpec:
         return JobSpec.model_validate(document)
     except ValidationError as error:
         raise ConfigurationError(str(_faults(error)[0])) from error
+
+
+def place_of(key: str, job: JobSpec, path: Path) -> str:
+    """The place of a job's value in its file, as `job.yaml:5:8`.
+
+    Args:
+        key: As in `ConfigurationError`.
+        job: The job.
+        path: The file that the job was read from.
+
+    Returns:
+        The file alone if its value of the key is another one, or it has none, or it can no longer be read: the value
+        may be a default or a command's option.
+    """
+    name, loc = _one_line(str(path)), tuple(key.split("."))
+    try:
+        text = path.read_text("utf-8")
+        ours, written = (_value_at(one.written(), loc) for one in (job, parse_job(text, path=name)))
+    except (OSError, ValueError, ConfigurationError):
+        return name
+    if ours is None or ours != written:
+        return name
+    line, column = _place(_Fault(loc, ""), load_yaml(text, path=name))
+    return f"{name}:{line}:{column}"
+
+
+def _value_at(document: object, loc: Loc) -> object:
+    for part in loc:
+        document = document.get(part) if isinstance(document, dict) else None
+    return document
 
 
 def job_schema() -> dict[str, Any]:

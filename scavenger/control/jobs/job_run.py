@@ -71,6 +71,11 @@ class JobRun:
         """Number of VMs being paid for, as of the last check; safe in signal handlers."""
         return 0 if self._running is None else self._running.parts.resources.vms
 
+    @property
+    def job_id(self) -> str:
+        """Id of the job; empty before it is on record; safe in signal handlers."""
+        return "" if self._recorder_in_use is None else self._recorder_in_use.job_id
+
     def kill_now(self) -> None:
         """Kill every process of the job and record its end, before this process exits; safe in signal handlers."""
         if self._running is not None:

@@ -10,12 +10,14 @@ from typing import Protocol
 
 from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
+from scavenger.control.job_file.load import place_of
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.control.search.space import (
     check_keras_backend,
     check_supported,
     check_training_module,
+    check_worker_counts,
     search_space,
 )
 from scavenger.control.training.cost_meter import CostMeter
@@ -23,9 +25,10 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.job import JobSpec
+from scavenger.errors import ConfigurationError, JobFileError
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
-from scavenger.train.checkpoints.files import check_location
+from scavenger.train.checkpoints.files import check_location, local_path
 from scavenger.train.engines.base import Engine
 
 __all__ = ["Platform", "PreparedJob", "Resources", "platform_of", "prepare_job"]
@@ -135,14 +138,50 @@ def prepare_job(job: JobSpec, job_file: Path) -> PreparedJob:
     """Check a job as far as possible before it starts; starts nothing and spends nothing.
 
     Raises:
-        ConfigurationError: If the job file asks for something that does not exist.
+        ConfigurationError: If the job file asks for something that does not exist; the message begins with the place
+            in the file.
     """
+    try:
+        return _prepared(job, job_file)
+    except ConfigurationError as error:
+        if not error.key or isinstance(error, JobFileError):
+            raise
+        raise type(error)(f"{place_of(error.key, job, job_file)}: {error}", key=error.key) from error
+
+
+def _prepared(job: JobSpec, job_file: Path) -> PreparedJob:
     check_supported(job)
     check_keras_backend(os.environ)
+    folder = check_training_module(job, job_file)
+    check_writable(folder / job.output, "output")
     if job.checkpoint is not None:
         check_location(job.checkpoint.path)
-    folder = check_training_module(job, job_file)
+        path = job.checkpoint.path
+        at = local_path(path if "://" in path else str(folder / Path(path).expanduser()))
+        if at is not None:
+            check_writable(Path(at), "checkpoint.path")
     return PreparedJob(job, job_file, folder, platform_of(job))
+
+
+def check_writable(path: Path, key: str) -> None:
+    """Check that a folder can be made and written to; makes nothing.
+
+    Args:
+        path: An absolute path.
+        key: The key of the job file that names it.
+
+    Raises:
+        ConfigurationError: If it cannot.
+    """
+    place = path
+    while not os.path.lexists(place):  # False also for what may not be looked at
+        place = place.parent
+    if not place.is_dir():
+        raise ConfigurationError(f"{key}: {place} is not a folder; name another place", key=key)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"{key}: {place} cannot be written to; run `chmod u+wx {place}`, or name another folder", key=key
+        )
 
 
 def platform_of(job: JobSpec) -> Platform:
@@ -163,13 +202,20 @@ class ThisMachine:
         self.space = search_space(job, machine)
         self.aggregators: Offer | None = None
         self.notes: tuple[str, ...] = ()
+        if job.engine == "process":  # with Ray, workers are on other machines too
+            cpus, memory_bytes = machine.capacity()
+            self.notes = check_worker_counts(job.worker_counts[-1], cpus, memory_bytes)
         self.rents = False
 
     def check(self) -> None:
         """See `Platform.check`."""
 
-    def allocate(self, store: Store, record: JobRecord, **_: object) -> Resources:
+    def allocate(
+        self, store: Store, record: JobRecord, *, warn: Callable[[str], None], **_: object
+    ) -> Resources:
         """See `Platform.allocate`."""
+        for note in self.notes:
+            warn(note)
         return _LocalResources(self.space)
 
 

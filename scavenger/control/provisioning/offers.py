@@ -209,7 +209,8 @@ class CatalogCloud:
         if not found:
             each = f"{count} {accelerators.name}" if accelerators else "no accelerator"
             raise ConfigurationError(
-                f"resources: {self.hardware()} offers no VM type with {wanted} and {each} on each"
+                f"resources: {self.hardware()} offers no VM type with {wanted} and {each} on each",
+                key="resources",
             )
         return found
 

@@ -13,6 +13,7 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.cost import CostEstimate
 from scavenger.domain.curve import Choice, Infeasible, TradeoffCurve
+from scavenger.domain.figures import rounded
 from scavenger.domain.job import GoalSpec, JobSpec
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.domain.report import Predicted
@@ -225,8 +226,9 @@ def still_fits(prior: JobModel, chosen: Configuration, trainer: Trainer, *, step
     drift = step_time_drift(prior, chosen, trainer.offer, live_s)
     if drift <= DRIFT_MAX:
         return True
+    off = f"{drift:.0%}" if drift < 10.0 else f"a factor of {rounded(1.0 + drift, 3)}"
     trainer.note(
-        f"the stored model does not fit this machine: a step takes {live_s * 1e3:.1f} ms, {drift:.0%} off "
+        f"the stored model does not fit this machine: a step takes {live_s * 1e3:.1f} ms, {off} off "
         "its prediction; the job is profiled instead"
     )
     return False

@@ -13,9 +13,21 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = ["check_keras_backend", "check_supported", "check_training_module", "fit_to_data", "search_space"]
+__all__ = [
+    "check_keras_backend",
+    "check_supported",
+    "check_training_module",
+    "check_worker_counts",
+    "fit_to_data",
+    "search_space",
+]
 
 _VM_CLOUDS = ("aws", "gcp")
+
+WORKER_BYTES_MIN = 256 * 2**20
+"""Least memory of a worker process that it shares with no other: TensorFlow and Keras, only imported, take 277 MiB."""
+CROWDED = 4
+"""Workers per processor above which a step only takes longer with every further worker."""
 
 
 def check_supported(job: JobSpec) -> None:
@@ -24,28 +36,64 @@ def check_supported(job: JobSpec) -> None:
     Raises:
         NotSupportedError: If a value is not supported; the message names the key and what to write instead.
     """
-    refused: list[tuple[bool, str]] = [
+    refused: list[tuple[bool, str, str]] = [
         (
             job.infra.provider not in ("local", *_VM_CLOUDS),
+            "infra",
             f"infra: {job.infra} cannot be provisioned by this version; use local, gcp/REGION or aws/REGION",
         ),
         (
             job.infra.provider != "local" and job.engine != "process",
+            "engine",
             f"engine: {job.engine} runs on existing nodes; with infra: {job.infra} Scavenger starts its own VMs",
         ),
         (
             not isinstance(job.objective, str) and job.utility is None,
+            "objective",
             "objective: a utility as an expression is not evaluated by this version; give its worth by time, as "
             "{utility: {linear: {worth: $50, until: 8h}}}",
         ),
         (
             job.spot != "never" and job.infra.provider not in _VM_CLOUDS,
+            "spot",
             f"spot: {job.spot} needs a cloud that has spot VMs; use never",
         ),
     ]
-    for wrong, message in refused:
+    for wrong, key, message in refused:
         if wrong:
-            raise NotSupportedError(message)
+            raise NotSupportedError(message, key=key)
+
+
+def check_worker_counts(workers: int, cpus: int, memory_bytes: int) -> tuple[str, ...]:
+    """Check that worker processes fit on one machine.
+
+    Args:
+        workers: The largest cluster size of the search.
+        cpus: The machine's processors.
+        memory_bytes: Its memory.
+
+    Returns:
+        A warning if there are far more workers than processors.
+
+    Raises:
+        ConfigurationError: If the workers need more memory than there is.
+    """
+    if workers * WORKER_BYTES_MIN > memory_bytes:
+        raise ConfigurationError(
+            f"search.workers: {workers} workers need at least {workers * WORKER_BYTES_MIN >> 30} GiB of memory, and "
+            f"this machine has {memory_bytes >> 30}; {_workers_to_write(cpus)}",
+            key="search.workers",
+        )
+    if workers <= CROWDED * cpus:
+        return ()
+    return (
+        f"search.workers: {workers} workers would share {cpus} processor{'' if cpus == 1 else 's'}, so most "
+        f"cluster sizes only make steps longer; {_workers_to_write(cpus)}",
+    )
+
+
+def _workers_to_write(cpus: int) -> str:
+    return f"write {f'workers: 1..{cpus}' if cpus > 1 else 'workers: 1'}, or use a cloud"
 
 
 def check_keras_backend(environ: Mapping[str, str]) -> None:
@@ -88,7 +136,7 @@ def check_training_module(job: JobSpec, job_file: Path) -> Path:
         close = get_close_matches(job.train.module, siblings, n=1)
         hint = f"; did you mean {close[0]}:{job.train.name}?" if close else ""
         raise ConfigurationError(
-            f"{job_file}: train names {job.train.module}.py, which is not in {folder}{hint}"
+            f"train names {job.train.module}.py, which is not in {folder}{hint}", key="train"
         )
     return folder
 
@@ -113,7 +161,8 @@ def _select(job: JobSpec, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
         missing = [vm for vm in wanted.vms if vm not in by_name]
         if missing:
             raise ConfigurationError(
-                f"resources: {job.infra} has no VM type {missing[0]!r}; it has {', '.join(by_name)}"
+                f"resources: {job.infra} has no VM type {missing[0]!r}; it has {', '.join(by_name)}",
+                key="resources",
             )
         return tuple(by_name[vm] for vm in wanted.vms)
     chosen = tuple(
@@ -126,7 +175,8 @@ def _select(job: JobSpec, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
     if not chosen:
         raise ConfigurationError(
             f"resources: {job.infra} has no VM type with cpus {wanted.cpus or 'any'}, memory {wanted.memory or 'any'} "
-            f"GiB and accelerators {wanted.accelerators or 'none'}; it has {', '.join(o.vm for o in offers)}"
+            f"GiB and accelerators {wanted.accelerators or 'none'}; it has {', '.join(o.vm for o in offers)}",
+            key="resources",
         )
     return chosen
 

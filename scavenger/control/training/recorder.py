@@ -16,6 +16,7 @@ from scavenger.control.training.writes import Outage, Writes
 from scavenger.domain.document import report_document, without_nonfinite
 from scavenger.domain.job import JobSpec
 from scavenger.domain.measurement import Measurement
+from scavenger.domain.progress import PROGRESS, Progress, ProgressTracker
 from scavenger.domain.report import (
     EpochEnded,
     Event,
@@ -36,7 +37,7 @@ from scavenger.store.records import JobRecord, JobUpdate, ProcessRole, ProcessSt
 from scavenger.train.supervisor.events import ProcessState as SupervisorProcess
 from scavenger.train.supervisor.supervisor import Supervisor
 
-__all__ = ["Recorder", "refuse_second_run"]
+__all__ = ["CONTENDED_S", "Recorder", "refuse_second_run"]
 
 _STATES: dict[str, Any] = {"profiling": "profiling", "running": "running"}
 _END_S = 30.0
@@ -46,6 +47,9 @@ _HASTE_S = 10.0
 _KILL_S = 3.0
 """The same limit after a second Ctrl-C."""
 _LOOK_S = 0.5
+CONTENDED_S = 60.0
+"""Minimum time that another process holds the store before the user is warned: jobs of a busy machine share one, and
+SQLite serves waiting writers in no order, so one of them may wait for many others."""
 
 T = TypeVar("T")
 
@@ -80,6 +84,9 @@ class Recorder(Observer):
         self._copy: RecordFile | None = None
         self._supervisor: Supervisor | None = None
         self._known: dict[str, SupervisorProcess] = {}
+        self._tracker = ProgressTracker()
+        if record.predicted is not None:
+            self._tracker.predict(record.predicted)
         self._writes = Writes(clock)
         self._reported: Outage | None = None
         self._ended = self._gave_up = False
@@ -132,6 +139,8 @@ class Recorder(Observer):
     def update(self, **fields: Any) -> None:
         """Change fields of the entry; see `scavenger.store.records.JobUpdate`."""
         changes: JobUpdate = fields  # type: ignore[assignment]
+        if (predicted := changes.get("predicted")) is not None:
+            self._tracker.predict(predicted)
         if self._copy is not None:
             self._copy.update(changes)
         self.keep(lambda: self._store.update_job(self.job_id, **changes))
@@ -157,10 +166,12 @@ class Recorder(Observer):
             return
         self.keep(lambda: self._store.heartbeat(self.job_id))
         self.update(cost_usd=trainer.cost_usd, **reached)
+        self._record_progress(self._tracker.due(self._clock()))
         self._record_processes()
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""
+        self._tracker.on_event(event)
         match event:
             case PhaseChanged():
                 changes: dict[str, Any] = {"phase": event.phase, "detail": event.detail}
@@ -206,6 +217,7 @@ class Recorder(Observer):
             StoreError: If the report could not be written in time.
         """
         self._record_processes()
+        self._record_progress(self._tracker.final())
         result = report.result
         changes: dict[str, Any] = {}
         if result.actual is not None:
@@ -278,6 +290,8 @@ class Recorder(Observer):
     def _report_outage(self) -> None:
         """Report the beginning and the end of an outage of the store, once each."""
         outage = self._writes.outage
+        if outage is not None and outage.contended and self._clock() - outage.since < CONTENDED_S:
+            return
         if outage is not None and self._reported is None:
             self._reported = outage
             warning = (
@@ -318,6 +332,16 @@ class Recorder(Observer):
         self._writes.add(
             lambda: self._store.add_event(self.job_id, kind, text, level=level, data=data), event=True
         )
+
+    def _record_progress(self, progress: Progress | None) -> None:
+        """Record how far the job is, in place of what was recorded before."""
+        if progress is not None:
+            self._writes.add(
+                lambda: self._store.add_event(
+                    self.job_id, PROGRESS, str(progress), data=progress.data(), replacing=True
+                ),
+                event=True,
+            )
 
     def keep(self, write: Callable[[], object]) -> None:
         """Queue a write; returns at once."""

@@ -34,10 +34,12 @@ class Outage:
     Attributes:
         since: Clock reading of the first failed write.
         cause: Reason in one line.
+        contended: Whether another process holds the store: processes that share one wait for each other.
     """
 
     since: float
     cause: str
+    contended: bool = False
 
 
 class Writes:
@@ -117,18 +119,18 @@ class Writes:
         pause_s = FIRST_RETRY_S
         while (first := self._next()) is not None:
             failure: BaseException | None = None
-            refusal = ""
+            refusal, contended = "", False
             try:
                 first[0]()
             except _HEALED_BY_TIME as error:
-                refusal = str(error)
+                refusal, contended = str(error), isinstance(error, StoreBusyError)
             except BaseException as error:  # noqa: BLE001 - raised again on the job's thread
                 failure = error
             with self._changed:
                 began, self._began = self._began, None
                 if refusal:
                     since = self._refused.since if self._refused else began or self._clock()
-                    self._refused = Outage(since, refusal)
+                    self._refused = Outage(since, refusal, contended)
                     self._changed.wait_for(lambda: self._ending or self._hurried, pause_s)
                     # a caller that waits in `settle` gets a retry at once, and then more frequent ones
                     pause_s = FIRST_RETRY_S if self._hurried else min(2.0 * pause_s, LAST_RETRY_S)

@@ -266,11 +266,23 @@ def check_location(url: str) -> None:
 
     Raises:
         ConfigurationError: If the URL names storage that cannot be written, that ends with a process, or that only
-            Scavenger itself uses.
+            Scavenger itself uses; or its protocol is unknown.
+        NotSupportedError: If a package must be installed for the protocol.
     """
+    key, shown = "checkpoint.path", _without_user(url)
     protocol, separator, _ = url.partition("://")
     if separator and (why := _UNFIT.get(protocol.lower())):
-        raise ConfigurationError(f"checkpoint.path: {_without_user(url)}: {why}")
+        raise ConfigurationError(f"{key}: {shown}: {why}", key=key)
+    if local_path(url) is not None or "::" in url:  # `open_files` refuses chained URLs
+        return
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise NotSupportedError(f"{key}: {shown}: a package is missing: {error}", key=key) from None
+    except ValueError as error:
+        raise ConfigurationError(f"{key}: {shown}: {error}", key=key) from None
 
 
 def _without_user(url: str) -> str:

@@ -1,0 +1,10 @@
+"""Figures in messages."""
+
+from __future__ import annotations
+
+__all__ = ["rounded"]
+
+
+def rounded(value: float, digits: int = 4) -> str:
+    """A number with `digits` significant digits, as `12,350`: without an exponent from 0.0001 up to 10^15."""
+    return f"{float(f'{value:.{digits}g}'):,.15g}"
