@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from scavenger.control.training.segments import lines_of
+
 __all__ = ["AUDIT_FILE", "verify_audit"]
 
 AUDIT_FILE = "audit.jsonl"
@@ -68,7 +70,7 @@ def _applied(path: Path, problems: list[str]) -> dict[int, _Applied]:
     """The steps that were not undone, by number."""
     decoder = msgspec.json.Decoder(_Applied | _Resumed)
     steps: dict[int, _Applied] = {}
-    for line in path.read_bytes().splitlines():
+    for line in lines_of(path):
         try:
             found = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError):  # the header, or cut off when the job was killed

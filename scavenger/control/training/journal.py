@@ -6,6 +6,7 @@ import contextlib
 import errno
 import math
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import IO, Any
 import msgspec
 
 from scavenger.control.training.sample_counter import SampleCounter
+from scavenger.control.training.segments import compress_segments, lines_of, next_segment
 from scavenger.domain.measurement import EpochRecord
 from scavenger.private_files import make_private_folder, private_opener
 
@@ -22,6 +24,8 @@ __all__ = ["History", "Journal", "Journals", "read_history"]
 SCHEMA_VERSION = 1
 PENDING_BYTES_MAX = 64 << 20
 """Size limit of waiting lines, some hours of steps; a job that waits longer for disk space ends."""
+SEGMENT_BYTES = 64 << 20
+"""Size at which a journal continues in a new file, some hundred thousand steps; the full one is compressed."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _BLOCK_BYTES = 1 << 16
 _TELL_S = 5.0
@@ -30,6 +34,8 @@ _TELL_S = 5.0
 
 class Journal:
     """A file of JSON lines, each with its `kind`, written without buffering, so that a killed job loses none.
+
+    A file that has reached `SEGMENT_BYTES` becomes a compressed segment beside it; `lines_of` reads all of them.
 
     While the disk is full, lines wait in memory, up to `PENDING_BYTES_MAX`, and are written in order later.
 
@@ -48,6 +54,7 @@ class Journal:
         self.path, self.problem = path, ""
         self._written_at_s = -math.inf
         self._pending = bytearray()
+        self._compressing: threading.Thread | None = None
         mode = "wb" if resumed_step is None else "ab"
         self._file: IO[bytes] = open(path, mode, buffering=0, opener=private_opener)  # noqa: SIM115
         if resumed_step is None:
@@ -81,10 +88,31 @@ class Journal:
             while self._pending:
                 del self._pending[: self._file.write(self._pending)]
             self.problem = ""
+            if self._file.tell() >= SEGMENT_BYTES:
+                self._begin_file()
         except OSError as error:
             self.problem = f"{error.strerror}: {self.path}"
             if error.errno not in _NO_ROOM or len(self._pending) > PENDING_BYTES_MAX:
                 raise
+
+    def _begin_file(self) -> None:
+        """Make the full file a segment, and continue in a new one."""
+        os.fsync(self._file.fileno())
+        if self._compressing is not None:
+            self._compressing.join()
+        segment = next_segment(self.path)
+        self.path.rename(segment)
+        try:
+            file: IO[bytes] = open(self.path, "wb", buffering=0, opener=private_opener)  # noqa: SIM115
+        except OSError:
+            segment.rename(self.path)  # the full file goes on growing
+            raise
+        self._file.close()
+        self._file = file
+        self._compressing = threading.Thread(
+            target=compress_segments, args=(self.path,), name="journal", daemon=True
+        )
+        self._compressing.start()
 
     def sync(self) -> bool:
         """Write waiting lines and sync the file to disk; returns whether that succeeded."""
@@ -100,6 +128,8 @@ class Journal:
         with contextlib.suppress(OSError):
             self._flush()
         self._file.close()
+        if self._compressing is not None:
+            self._compressing.join()
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +221,8 @@ class _Time(msgspec.Struct, tag_field="kind", tag="time"):
 def _records(path: Path) -> Iterator[_Step | _Epoch | _Resumed | _Time]:
     """Yield the readable records of a journal line by line, since a long job's journal is large."""
     decoder = msgspec.json.Decoder(_Step | _Epoch | _Resumed | _Time)
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        for line in file:
+    with contextlib.suppress(OSError, EOFError):
+        for line in lines_of(path):
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # damaged, or of another kind
                 yield decoder.decode(line)
 
