@@ -55,7 +55,7 @@ backtest: install-dev  ## hold the models against public measurements beside the
 	$(BIN)/python -m benchmarks backtest vm_types curves
 	$(BIN)/python -m benchmarks.backtest_pictures
 
-chaos: install-dev  ## train while processes are killed, the disk is full, the store is out of service ...; about six minutes
+chaos: install-dev  ## train while processes are killed, the disk is full, the store is out of service ...; about eight minutes
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python tests/train/chaos.py
 
 proofs: install-dev  ## every failpoint crossed with every fault, and what else takes long; half an hour

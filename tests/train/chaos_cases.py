@@ -52,8 +52,9 @@ STOPPED_S = 3.0
 GONE_S = 30.0
 
 
-def make_job(folder: Path, *, code: dict[str, Any] | None = None, **sections: Any) -> Job:
-    url = f"sqlite:///{folder / 'store' / 'scavenger.db'}?timeout=0.2"
+def make_job(folder: Path, *, store: str = "", code: dict[str, Any] | None = None, **sections: Any) -> Job:
+    """Make a job; `store` are options of its store's URL."""
+    url = f"sqlite:///{folder / 'store' / 'scavenger.db'}{store}"
     return Job(folder, url, uuid.uuid4().hex, {**SPEC, **sections}).write(**(code or {"sleep_s": 0.001}))
 
 
@@ -75,7 +76,7 @@ def complete(job: Job, outcome: Outcome) -> Verdicts:
 
 def store_outage(folder: Path) -> Verdicts:
     """The store is held by another process for a while."""
-    job = make_job(folder)
+    job = make_job(folder, store="?timeout=0.2")  # else a held store is noticed late
     process = job.start("optimize", "--audit")
     wait_for(training(job), process)
     holder = sqlite3.connect(job.store.removeprefix("sqlite:///").partition("?")[0], isolation_level=None)
