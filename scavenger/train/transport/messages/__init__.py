@@ -9,11 +9,9 @@ of one host, messages carry no payloads; those are in the shared-memory block
 from __future__ import annotations
 
 from scavenger.train.transport.codec import Codec
-from scavenger.train.transport.messages.control import (
-    ControlMessage,
-)
 from scavenger.train.transport.messages.coordination import (
     Brief,
+    CoordinationMessage,
     Ended,
     Expel,
     Launched,
@@ -63,6 +61,7 @@ from scavenger.train.transport.messages.reports import (
     Present,
     Quarantined,
     Ready,
+    ReportMessage,
     Saved,
     SavedPart,
     Seeded,
@@ -79,6 +78,7 @@ from scavenger.train.transport.messages.requests import (
     Quit,
     Reconnect,
     Recorded,
+    RequestMessage,
     RollCall,
     Save,
     VerdictGiven,
@@ -188,6 +188,7 @@ __all__ = [
     "view_of",
 ]
 
+ControlMessage = CoordinationMessage | ReportMessage | RequestMessage
 Message = ControlMessage | DataMessage
 
 _codec: Codec[Message] = Codec(Message)

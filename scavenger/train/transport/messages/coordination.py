@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from scavenger.train.transport.messages.values import CheckpointPlan, DeathBody, Restore, Tagged
 
-__all__ = ["Brief", "Ended", "Expel", "Launched", "Release", "Resize", "Rewind", "RollBack", "Roster"]
+__all__ = [
+    "Brief",
+    "CoordinationMessage",
+    "Ended",
+    "Expel",
+    "Launched",
+    "Release",
+    "Resize",
+    "Rewind",
+    "RollBack",
+    "Roster",
+]
 
 
 class Brief(Tagged, frozen=True):
@@ -121,3 +132,6 @@ class Expel(Tagged, frozen=True):
     cause: str
     hung: bool
     fatal: str = ""
+
+
+CoordinationMessage = Brief | Ended | Expel | Launched | Release | Resize | Rewind | RollBack | Roster

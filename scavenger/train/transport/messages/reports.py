@@ -23,6 +23,7 @@ __all__ = [
     "Present",
     "Quarantined",
     "Ready",
+    "ReportMessage",
     "Saved",
     "SavedPart",
     "Seeded",
@@ -234,3 +235,27 @@ class Unsaved(Tagged, frozen=True):
     """A worker could not write the model because its disk is full, or has another error."""
 
     cause: str
+
+
+ReportMessage = (
+    AggregatorReady
+    | Beat
+    | CheckpointFailed
+    | CheckpointReady
+    | CheckpointWritten
+    | Done
+    | EpochReport
+    | Failed
+    | Hello
+    | Inform
+    | Initialised
+    | Present
+    | Quarantined
+    | Ready
+    | Saved
+    | SavedPart
+    | Seeded
+    | StepReport
+    | Unsaved
+    | ViewInstalled
+)

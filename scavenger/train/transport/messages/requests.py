@@ -21,6 +21,7 @@ __all__ = [
     "Quit",
     "Reconnect",
     "Recorded",
+    "RequestMessage",
     "RollCall",
     "Save",
     "VerdictGiven",
@@ -131,3 +132,18 @@ class Forget(Tagged, frozen=True):
 
 class Quit(Tagged, frozen=True):
     """Order for a process to end."""
+
+
+RequestMessage = (
+    Announcement
+    | Finish
+    | Forget
+    | Initialise
+    | Prepare
+    | Quit
+    | Reconnect
+    | Recorded
+    | RollCall
+    | Save
+    | VerdictGiven
+)
