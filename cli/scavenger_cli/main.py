@@ -14,6 +14,7 @@ import typer
 from scavenger import __version__, logs
 from scavenger.errors import Interrupted, ScavengerError
 from scavenger.masking import mask
+from scavenger.private_files import make_private_folder
 from scavenger_cli import beginning, catalog, clearing, costing, listing, modelling, operating, storing
 from scavenger_cli.options import (
     AuditOption,
@@ -363,7 +364,7 @@ def _keep_traceback() -> str:
     text = f"scavenger {__version__}, Python {sys.version}\n{mask(traceback.format_exc())}"
     for folder in (user_log_path("scavenger"), Path(tempfile.gettempdir())):
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(folder)
             number, name = tempfile.mkstemp(prefix="scavenger-", suffix=".traceback", dir=folder)
             with os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace") as stream:
                 stream.write(text)

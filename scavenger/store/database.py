@@ -30,6 +30,7 @@ from scavenger.errors import (
     StoreReadOnlyError,
     StoreUnavailableError,
 )
+from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store.documents import dump
 
 __all__ = ["Database", "default_url", "filesystem_of", "is_busy"]
@@ -314,11 +315,11 @@ def _file_of(url: URL) -> Path:
 
 def _prepare_file(path: Path) -> None:
     """Create the file with access for its owner only; SQLite gives its side files the same mode."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(path.parent)
     if path.is_dir():
         raise IsADirectoryError(0, "is a folder")
     if not path.exists():
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        os.close(private_opener(str(path), os.O_CREAT | os.O_RDWR))
     for place in (path, path.parent):
         if not os.access(place, os.W_OK):
             raise StoreReadOnlyError(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scavenger.errors import ConfigurationError
+from scavenger.private_files import private_opener
 from scavenger.store.records import JobRecord
 
 __all__ = ["RECORD_FILE", "RecordFile", "read_record"]
@@ -69,7 +70,7 @@ class RecordFile:
         # without room, or with what JSON cannot hold, the last complete copy stays
         with contextlib.suppress(OSError, ValueError):
             data = _Document(job=self._record).model_dump_json().encode()
-            with open(partial, "wb", opener=_private) as file:
+            with open(partial, "wb", opener=private_opener) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -82,10 +83,6 @@ def _decodable(fields: Mapping[str, Any]) -> dict[str, Any]:
         name: value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
         for name, value in fields.items()
     }
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def read_record(folder: Path) -> JobRecord:
