@@ -14,9 +14,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine_conformance import DAEMON, SLEEP, EngineConformance, Start, boot, command, exits
+from engine_conformance import DAEMON, SLEEP, EngineConformance, Start, boot, command, exits, said, text
 from processes import alive, eventually
 
+from scavenger.train.engines import process as engine_module
 from scavenger.train.engines import reaper
 from scavenger.train.engines.base import Exit
 from scavenger.train.engines.process import ProcessEngine
@@ -82,6 +83,96 @@ time.sleep(600)
             assert engine.running == ()
 
 
+class TestForkedProcesses(EngineConformance):
+    ends_within_s = 5.0
+    leader = """
+import os, sys, time
+from pathlib import Path
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.transport.messages.values import ProcessConfiguration
+os.environ["FORKED_PROGRAM"] = sys.argv[2]
+fd = os.memfd_create("block")
+engine = ProcessEngine(Path(sys.argv[1]), fd, fork_target="forked_program:main")
+engine.launch(ProcessConfiguration("worker", "w0", "", "", "", "", memory_fd=fd))
+while not engine.pid("w0"): engine.poll()
+print("up", flush=True)
+time.sleep(600)
+"""
+
+    @pytest.fixture
+    def start(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+        fd = create_block()
+        engines: list[ProcessEngine] = []
+
+        def started(program: str) -> ProcessEngine:
+            monkeypatch.setenv("FORKED_PROGRAM", command(program)[-1])
+            engines.append(ProcessEngine(tmp_path / "logs", fd, fork_target="forked_program:main"))
+            engines[-1].launch(boot("w0"))
+            return engines[-1]
+
+        yield started
+        for engine in engines:
+            engine.kill_all()
+            engine.close()
+        os.close(fd)
+
+    @pytest.fixture(autouse=True)
+    def _importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+    def test_it_is_as_one_that_was_started(self, start: Start) -> None:
+        engine = start(
+            "import os\n"
+            "shown = dict(v.split('=', 1) for v in open('/proc/self/environ').read().split(chr(0)) if '=' in v)\n"
+            "print(os.getpid() == os.getpgrp() == os.getsid(0), len(os.listdir('/proc/self/fd')),"
+            " shown['SCAVENGER_PROCESS'] == os.environ['SCAVENGER_PROCESS'], os.environ['SCAVENGER_PROCESS'][-3:],"
+            " os.environ['OMP_NUM_THREADS'], open('/proc/self/comm').read())"
+        )
+
+        exits(engine)
+
+        leads, descriptors, same, mark, threads, comm = text(engine).split()
+        assert (leads, same, mark, threads, comm) == ("True", "True", ".w0", "1", "w0")
+        assert (
+            int(descriptors) == 3 + 1 + 1
+        )  # the standard ones, the job's memory, and the folder that is listed
+
+    def test_a_killed_server_ends_no_process_and_the_next_worker_has_another(self, start: Start) -> None:
+        engine = start(SLEEP)
+        assert said(engine) == "up"
+        first = psutil.Process(engine.pid("w0")).parent()
+
+        first.kill()
+        engine.launch(boot("w1"))
+        assert said(engine, "w1") == "up"
+
+        assert psutil.Process(engine.pid("w1")).parent() not in (None, first)
+        engine.kill("w0")
+        assert [(ended.name, ended.status) for ended in exits(engine)] == [("w0", -9)]
+        assert engine.running == ("w1",)
+
+    def test_a_stopped_server_is_continued(self, start: Start) -> None:
+        engine = start(SLEEP)
+        assert said(engine) == "up"
+        psutil.Process(engine.pid("w0")).parent().suspend()
+
+        engine.launch(boot("w1"))
+
+        assert said(engine, "w1") == "up"
+
+    @pytest.mark.parametrize("fault", ["no_such_module", "forked_thread"])
+    def test_a_server_that_cannot_fork_has_workers_started_one_by_one(
+        self, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(engine_module, "_COMMAND", command(SLEEP))
+        with contextlib.closing(ProcessEngine(tmp_path, -1, fork_target=f"{fault}:main")) as engine:
+            engine.launch(boot("w0"))
+            assert said(engine) == "up"
+            assert psutil.Process(engine.pid("w0")).parent() == psutil.Process()
+            engine.launch(boot("w1"))
+            assert engine.pid("w1")
+
+
 def test_logs_may_live_and_end_with_the_engine() -> None:
     with contextlib.closing(ProcessEngine(None, -1, command=command("print('hello')"))) as engine:
         engine.launch(boot("w0"))
@@ -93,7 +184,7 @@ def test_logs_may_live_and_end_with_the_engine() -> None:
 
 def test_a_killed_reaper_does_not_stop_the_engine_from_ending_everything(tmp_path: Path) -> None:
     with contextlib.closing(ProcessEngine(tmp_path, -1, command=command(DAEMON))) as engine:
-        (reaping,) = (child for child in psutil.Process().children() if reaper.__file__ in child.cmdline())
+        (reaping,) = _reapers(psutil.Process())
         reaping.kill()
         engine.launch(boot("w0"))
         exits(engine)
@@ -102,11 +193,17 @@ def test_a_killed_reaper_does_not_stop_the_engine_from_ending_everything(tmp_pat
 
 
 def _reapers(process: psutil.Process) -> list[psutil.Process]:
-    found = []
-    for child in process.children():
-        with contextlib.suppress(psutil.Error):  # it has just ended
-            if reaper.__file__ in child.cmdline():
-                found.append(child)
+    """The reapers that a process has; one that has just begun shows no command for a moment."""
+    found: list[psutil.Process] = []
+
+    def any_found() -> bool:
+        for child in process.children():
+            with contextlib.suppress(psutil.Error):  # it has just ended
+                if reaper.__file__ in child.cmdline():
+                    found.append(child)
+        return bool(found)
+
+    eventually(any_found)
     return found
 
 

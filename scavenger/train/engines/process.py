@@ -22,6 +22,8 @@ from scavenger.errors import CleanupError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.train.engines import reaper
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
+from scavenger.train.engines.fork_server import MARK_BYTES
+from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_server_supported, kill_group
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -30,9 +32,11 @@ from scavenger.train.transport.sockets import SOCKET_FOLDER_BYTES_MAX
 __all__ = ["LOG_BYTES_MAX", "Exit", "ProcessEngine", "cap_log"]
 
 _COMMAND = (sys.executable, "-m", "scavenger.train.process")
+_FORK_TARGET = "scavenger.train.worker_process:main"
 _CLOSING_S = 1.0
 _KILL_S = 5.0  # the kernel may take a moment to free a large process
 _HOST = "127.0.0.1"
+_FORK_SERVER_LOG = "fork-server.log"
 LOG_BYTES_MAX = 16 << 20
 """Size to which a log is truncated."""
 _REAPER_S = 1.0
@@ -43,8 +47,12 @@ _SWEEP_S = 0.05
 
 @dataclass(slots=True)
 class _Process:
-    popen: subprocess.Popen[bytes]
+    config: ProcessConfiguration
+    env: dict[str, str]
+    child: subprocess.Popen[bytes] | ForkedProcess
     log: Path
+    group: int = 0  # as the reaper knows it
+    again: bool = False  # whether it had to be started again
     peak_bytes: int = 0
     ended: bool = False
     killed: bool = False
@@ -62,11 +70,23 @@ class ProcessEngine(Engine):
     Args:
         log_dir: Folder for the logs, one file per process; None: a temporary folder that ends with the engine.
         memory_fd: File descriptor of the job's shared-memory block, which processes inherit; -1 if there is none.
-        command: Command of each process, which reads its `ProcessConfiguration` from standard input.
+        command: Command of each process, which reads its `ProcessConfiguration` from standard input; None: that of
+            a job's processes.
+        fork_target: `module:function` that workers run instead, forked from a process that has imported it
+            (`forking.ForkServer`); None, or with another command: they are started by the command, too.
     """
 
-    def __init__(self, log_dir: Path | None, memory_fd: int, *, command: Sequence[str] = _COMMAND) -> None:
-        self._command = command
+    def __init__(
+        self,
+        log_dir: Path | None,
+        memory_fd: int,
+        *,
+        command: Sequence[str] | None = None,
+        fork_target: str | None = _FORK_TARGET,
+    ) -> None:
+        self._command = _COMMAND if command is None else command
+        self._fork_target = fork_target if command is None and fork_server_supported() else None
+        self._fork_server: ForkServer | None = None
         self._fd = memory_fd
         self._processes: dict[str, _Process] = {}
         self._tag = uuid.uuid4().hex
@@ -86,7 +106,11 @@ class ProcessEngine(Engine):
         self._reaped_at = 0.0
 
     def _start_reaper(self) -> subprocess.Popen[bytes]:
-        groups = [str(process.popen.pid) for process in self._processes.values() if not process.ended]
+        groups = [
+            str(process.group) for process in self._processes.values() if process.group and not process.ended
+        ]
+        if self._fork_server is not None:
+            groups.append(str(self._fork_server.process.pid))
         return subprocess.Popen(
             [sys.executable, "-I", "-S", reaper.__file__, self._tag, *self._folders, *groups],
             stdin=subprocess.PIPE,
@@ -100,6 +124,8 @@ class ProcessEngine(Engine):
         if self._closed or now - self._reaped_at < _REAPER_S:
             return
         self._reaped_at = now
+        if self._fork_server is not None:
+            self._fork_server.nudge()
         if self._reaper.poll() is None:
             self._reaper.send_signal(signal.SIGCONT)
             return
@@ -116,68 +142,131 @@ class ProcessEngine(Engine):
         host: str | None = None,
         vm: str = "",
     ) -> int:
-        """See `Engine.launch`; the process runs, with its id, when this returns."""
+        """See `Engine.launch`. A process that is started by a command has its id when this returns."""
         if self._closed:
             raise RuntimeError("the engine is closed")
         if config.name in self.running:
             raise ValueError(f"a process {config.name!r} runs already")
         if host not in (None, _HOST):
             raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
+        variables = {
+            **os.environ,
+            **_thread_limits(config.threads),
+            "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+            "KERAS_BACKEND": "tensorflow",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": self._temporary,
+            **(env or {}),
+            reaper.VARIABLE: self._mark(config.name),
+        }
         log = self._log_dir / f"{config.name}.log"
         with open(log, "ab", opener=private_opener) as output:
-            popen = subprocess.Popen(
-                list(self._command),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                pass_fds=(self._fd,) if self._fd >= 0 else (),
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    **_thread_limits(config.threads),
-                    "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-                    "KERAS_BACKEND": "tensorflow",
-                    "PYTHONUNBUFFERED": "1",
-                    "TMPDIR": self._temporary,
-                    **(env or {}),
-                    reaper.VARIABLE: self._mark(config.name),
-                },
+            child = self._fork(config, variables, output.fileno()) or self._spawn(variables, output.fileno())
+        process = self._processes[config.name] = _Process(config, variables, child, log)
+        self._begin(process)
+        return child.pid
+
+    def _spawn(self, env: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            list(self._command),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=(self._fd,) if self._fd >= 0 else (),
+            start_new_session=True,
+            env=env,
+        )
+
+    def _fork(self, config: ProcessConfiguration, env: dict[str, str], log: int) -> ForkedProcess | None:
+        """Have a worker forked; None if that cannot be done."""
+        server = self._fork_server
+        if server is not None and not server.alive and not server.ready:
+            self._fork_target = None  # it failed to import, or may not fork: the next would, too
+        if self._fork_target is None or config.role != "worker" or len(env[reaper.VARIABLE]) > MARK_BYTES:
+            return None
+        try:
+            if server is None or not server.alive:
+                server = self._start_fork_server(self._fork_target, env)
+            return server.fork(config.name, env, config.threads, log)
+        except OSError:  # as too little memory: starting the command tells what is wrong
+            return None
+
+    def _start_fork_server(self, target: str, env: dict[str, str]) -> ForkServer:
+        fds = (self._fd,) if self._fd >= 0 else ()
+        with open(self._log_dir / _FORK_SERVER_LOG, "ab", opener=private_opener) as output:
+            server = ForkServer(
+                target, {**env, **_thread_limits(1)}, self._mark("fork-server"), fds, output.fileno()
             )
-        self._update_reaper("+", popen.pid)
-        self._processes[config.name] = _Process(popen, log)
-        assert popen.stdin is not None
+        self._fork_server = server
+        self._update_reaper("+", server.process.pid)
+        return server
+
+    def _begin(self, process: _Process) -> None:
+        """Give a process its configuration."""
+        pipe = process.child.stdin
+        assert pipe is not None
         with contextlib.suppress(BrokenPipeError):
-            popen.stdin.write(msgspec.json.encode(config) + b"\n")
-            popen.stdin.flush()  # kept open: end of file shows the process that this one is gone
-        os.set_blocking(popen.stdin.fileno(), False)  # a process that does not read must not block the leader
-        return popen.pid
+            pipe.write(msgspec.json.encode(process.config) + b"\n")
+            pipe.flush()  # kept open: end of file shows the process that this one is gone
+        os.set_blocking(pipe.fileno(), False)  # a process that does not read must not block the leader
+        self._place(process)
+
+    def _place(self, process: _Process) -> None:
+        """Tell the reaper of a process that has its id now."""
+        if not process.group and process.child.pid:
+            process.group = process.child.pid
+            self._update_reaper("+", process.group)
+
+    def _start_unforked(self) -> None:
+        """Start what was to be forked by a server that has ended: by another server once, then by the command."""
+        for process in self._processes.values():
+            child = process.child
+            if process.ended or not isinstance(child, ForkedProcess) or not child.never:
+                continue
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+            with open(process.log, "ab", opener=private_opener) as output:
+                try:
+                    process.child = (
+                        None if process.again else self._fork(process.config, process.env, output.fileno())
+                    ) or self._spawn(process.env, output.fileno())
+                except OSError as error:
+                    child.fail(f"could not be started: {error}")
+                    continue
+            process.again = True
+            self._begin(process)
 
     def send_line(self, name: str, line: bytes) -> None:
         """See `Engine.send_line`."""
         whole = as_line(line)
         process = self._processes[name]
-        assert process.popen.stdin is not None
+        assert process.child.stdin is not None
         if not process.ended:
             with contextlib.suppress(BrokenPipeError, BlockingIOError):
-                os.write(process.popen.stdin.fileno(), whole)
+                os.write(process.child.stdin.fileno(), whole)
 
     def poll(self) -> list[Exit]:
         """See `Engine.poll`; whatever the ended processes started is killed too."""
         self._watch_reaper()
-        ended = {
-            name: process
-            for name, process in self._processes.items()
-            if not process.ended and process.popen.poll() is not None
-        }
+        ended = {}
+        for name, process in self._processes.items():
+            if not process.ended:
+                if process.child.poll() is not None:
+                    ended[name] = process
+                self._place(process)
+        self._start_unforked()
         killed = [
             name
             for name, process in ended.items()
-            if process.popen.returncode == -signal.SIGKILL and not process.killed
+            if process.child.returncode == -signal.SIGKILL and process.child.pid and not process.killed
         ]
         out_of_memory = self._memory_kills.among(killed, time.monotonic())
         exits = []
         for name, process in ended.items():
-            exits.append(Exit(name, process.popen.returncode, out_of_memory=name in out_of_memory))
+            status = process.child.returncode
+            assert status is not None
+            reason = process.child.error if isinstance(process.child, ForkedProcess) else ""
+            exits.append(Exit(name, status, reason, out_of_memory=name in out_of_memory))
             self._clean_up_after(name, process)
         return exits
 
@@ -187,7 +276,7 @@ class ProcessEngine(Engine):
 
     def pid(self, name: str) -> int:
         """See `Engine.pid`."""
-        return self._processes[name].popen.pid
+        return self._processes[name].child.pid
 
     def host(self, name: str) -> str:
         """See `Engine.host`."""
@@ -215,10 +304,10 @@ class ProcessEngine(Engine):
     def suspended(self, name: str) -> bool:
         """See `Engine.suspended`."""
         process = self._processes[name]
-        if process.ended:
+        if process.ended or not process.child.pid:
             return False
         try:
-            return bool(psutil.Process(process.popen.pid).status() == psutil.STATUS_STOPPED)
+            return bool(psutil.Process(process.child.pid).status() == psutil.STATUS_STOPPED)
         except psutil.Error:
             return False
 
@@ -236,10 +325,10 @@ class ProcessEngine(Engine):
         """See `Engine.sample_memory`."""
         sizes = {}
         for name, process in self._processes.items():
-            if process.ended:
+            if process.ended or not process.child.pid:
                 continue
             with contextlib.suppress(psutil.Error):
-                resident = psutil.Process(process.popen.pid).memory_info().rss
+                resident = psutil.Process(process.child.pid).memory_info().rss
                 process.peak_bytes = max(process.peak_bytes, resident)
                 sizes[name] = process.peak_bytes
         return sizes
@@ -253,16 +342,16 @@ class ProcessEngine(Engine):
     def show_stack(self, name: str) -> None:
         """See `Engine.show_stack`."""
         process = self._processes[name]
-        if not process.ended:
+        if not process.ended and process.child.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(process.popen.pid, signal.SIGUSR1)
+                os.kill(process.child.pid, signal.SIGUSR1)
 
     def kill(self, name: str) -> None:
         """See `Engine.kill`."""
         process = self._processes[name]
         if not process.ended:
             process.killed = True
-            self._kill_group(process.popen.pid)
+            _kill(process.child)
 
     def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
         """See `Engine.stop`.
@@ -271,19 +360,22 @@ class ProcessEngine(Engine):
             CleanupError: If one cannot be ended; the message names it.
         """
         chosen = {name: self._processes[name] for name in (names if names is not None else self.running)}
+        for process in chosen.values():
+            if not process.ended and not process.child.pid:
+                _kill(process.child)  # it has not begun
         for action in (None, signal.SIGTERM, signal.SIGKILL):
             waiting = {name: process for name, process in chosen.items() if not process.ended}
             for process in waiting.values():
-                if action is not None and process.popen.poll() is None:
+                if action is not None and process.child.poll() is None and process.child.pid:
                     with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.killpg(process.popen.pid, action)
+                        os.killpg(process.child.pid, action)
             deadline = time.monotonic() + (max(grace_s, _KILL_S) if action is signal.SIGKILL else grace_s)
             for name, process in waiting.items():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.popen.wait(timeout=max(0.0, deadline - time.monotonic()))
-                if process.popen.poll() is not None:
+                    process.child.wait(timeout=max(0.0, deadline - time.monotonic()))
+                if process.child.poll() is not None:
                     self._clean_up_after(name, process)
-        left = [process.popen.pid for process in chosen.values() if not process.ended]
+        left = [process.child.pid for process in chosen.values() if not process.ended]
         if left:
             raise CleanupError(
                 f"processes {left} do not end; end them with `kill -9 {' '.join(map(str, left))}`"
@@ -300,6 +392,8 @@ class ProcessEngine(Engine):
         try:
             self.stop(grace_s=_CLOSING_S)
         finally:
+            if self._fork_server is not None:
+                self._fork_server.close()
             pipe = self._reaper.stdin
             if pipe is not None and not pipe.closed:
                 with contextlib.suppress(BrokenPipeError):
@@ -316,21 +410,20 @@ class ProcessEngine(Engine):
     def _clean_up_after(self, name: str, process: _Process) -> None:
         process.ended = True
         with contextlib.suppress(BrokenPipeError):
-            assert process.popen.stdin is not None
-            process.popen.stdin.close()
+            assert process.child.stdin is not None
+            process.child.stdin.close()
         # kill what the process started: members of its group, and others by the marker that they inherited
-        self._kill_group(process.popen.pid)
+        if process.child.pid:
+            kill_group(process.child.pid)
         for _ in range(_SWEEPS_MAX):
             if not reaper.kill_marked(self._mark(name)):
                 break
             time.sleep(_SWEEP_S)
-        self._update_reaper("-", process.popen.pid)
+        if process.group:
+            self._update_reaper("-", process.group)
+        if isinstance(process.child, ForkedProcess):
+            process.child.release()
         cap_log(process.log)
-
-    @staticmethod
-    def _kill_group(group: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
 
     def _update_reaper(self, sign: str, group: int) -> None:
         pipe: IO[bytes] | None = self._reaper.stdin
@@ -338,6 +431,13 @@ class ProcessEngine(Engine):
         with contextlib.suppress(BrokenPipeError):
             pipe.write(f"{sign}{group}\n".encode())
             pipe.flush()
+
+
+def _kill(child: subprocess.Popen[bytes] | ForkedProcess) -> None:
+    if isinstance(child, ForkedProcess):
+        child.kill()
+    else:
+        kill_group(child.pid)
 
 
 def cap_log(log: Path) -> None:

@@ -55,9 +55,7 @@ class ProcessActor:
     """
 
     def __init__(self, command: Sequence[str] | None, lease_s: float) -> None:
-        self._engine = (
-            ProcessEngine(None, -1) if command is None else ProcessEngine(None, -1, command=command)
-        )
+        self._engine = ProcessEngine(None, -1, command=command, fork_target=None)
         self._name = ""
         self._sent = 0
         self._suspended = False

@@ -88,9 +88,7 @@ class VmEngine(RemoteEngine[_Process]):
         super().__init__(log_dir, clock)
         self._agents, self._place_max_s = agents, place_max_s
         self._command = () if command is None else tuple(command)
-        self._local = (
-            ProcessEngine(log_dir, -1) if command is None else ProcessEngine(log_dir, -1, command=command)
-        )
+        self._local = ProcessEngine(log_dir, -1, command=command)
         self._locals: set[str] = set()
         self._notices: list[PreemptionNotice] = []
         self._avoided: frozenset[str] = frozenset()

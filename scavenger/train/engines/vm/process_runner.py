@@ -158,9 +158,7 @@ class ProcessRunner:
 
     def _engine(self, command: tuple[str, ...]) -> ProcessEngine:
         if command not in self._engines:
-            self._engines[command] = (
-                ProcessEngine(None, -1, command=command) if command else ProcessEngine(None, -1)
-            )
+            self._engines[command] = ProcessEngine(None, -1, command=command or None, fork_target=None)
         return self._engines[command]
 
     @staticmethod

@@ -1,0 +1,223 @@
+"""Program that imports what a worker needs once, and then forks workers: `fork_server.py FD MODULE:FUNCTION`.
+
+Importing TensorFlow takes seconds of a processor and hundreds of megabytes; a fork takes milliseconds and shares that
+memory. The module is imported before the first fork. The socket `FD` brings requests (`Fork`, `Reap`) and takes replies
+(`Ready`, `Forked`, `Ended`), one a packet; this process ends with it. Forking is safe as long as there is a single
+thread, so a module that starts one is refused (`Ready.threads`).
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from scavenger.train.engines.reaper import VARIABLE
+
+__all__ = [
+    "MARK_BYTES",
+    "Ended",
+    "Fork",
+    "Forked",
+    "Ready",
+    "Reap",
+    "Reply",
+    "Request",
+    "decode_reply",
+    "main",
+]
+
+MARK_BYTES = 256
+"""Room for the marker in the environment that the kernel shows of a process: forked processes write theirs into it."""
+_PACKET_BYTES = 1 << 18
+_FDS = 2
+_FD_BYTES = array.array("i").itemsize
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a process; the packet carries its standard input and its log as file descriptors.
+
+    Attributes:
+        number: Identifies the process until its id is known.
+        name: For the kernel's list of processes.
+        env: Its whole environment.
+        threads: For the numerical libraries that have been imported already.
+    """
+
+    number: int
+    name: str
+    env: dict[str, str]
+    threads: int
+
+
+class Reap(msgspec.Struct, frozen=True, tag=True):
+    """Release the id of a process that has ended; until then it keeps its id, which nothing else can have."""
+
+    pid: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The module is imported. Processes can be forked if there is one thread alone."""
+
+    threads: int
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    """A process runs; or `error` says why it does not."""
+
+    number: int
+    pid: int
+    error: str = ""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A process has ended with an exit status; negative: by a signal."""
+
+    pid: int
+    status: int
+
+
+Request = Fork | Reap
+Reply = Ready | Forked | Ended
+
+_requests = msgspec.json.Decoder(Request)
+_replies = msgspec.json.Decoder(Reply)
+
+
+def decode_reply(packet: bytes) -> Reply:
+    """Decode a reply of the server."""
+    reply: Reply = _replies.decode(packet)
+    return reply
+
+
+class _Server:
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._pids: dict[int, int] = {}  # by file descriptor
+
+    def run(self) -> Fork | None:
+        """Serve until the leader ends. Returns twice, as `os.fork`: the request in a new process, else None."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self._control:
+                    self._report(key.fd)
+                    continue
+                if (packet := self._receive()) is None:
+                    return None
+                request, fds = packet
+                if isinstance(request, Reap):
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(request.pid, 0)
+                elif self._fork(request, fds):
+                    return request
+
+    def _receive(self) -> tuple[Request, list[int]] | None:
+        data, ancillary, _, _ = self._control.recvmsg(_PACKET_BYTES, socket.CMSG_SPACE(_FDS * _FD_BYTES))
+        if not data:
+            return None
+        fds = array.array("i")
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(content[: len(content) - len(content) % _FD_BYTES])
+        return _requests.decode(data), list(fds)
+
+    def _fork(self, request: Fork, fds: Sequence[int]) -> bool:
+        """Fork; returns whether this is the new process."""
+        pid, error = 0, ""
+        try:
+            pid = os.fork()
+        except OSError as failure:
+            pid, error = -1, str(failure)
+        if pid == 0:
+            self._become(request, fds)
+            return True
+        for fd in fds:
+            os.close(fd)
+        self._control.send(msgspec.json.encode(Forked(request.number, pid, error)))
+        if pid > 0:
+            watched = os.pidfd_open(pid)
+            self._pids[watched] = pid
+            self._selector.register(watched, selectors.EVENT_READ)
+        return False
+
+    def _report(self, watched: int) -> None:
+        pid = self._pids.pop(watched)
+        self._selector.unregister(watched)
+        os.close(watched)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        self._control.send(msgspec.json.encode(Ended(pid, status)))
+
+    def _become(self, request: Fork, fds: Sequence[int]) -> None:
+        """Make this new process what a started one would be."""
+        os.setsid()
+        self._selector.close()
+        self._control.close()
+        for watched in self._pids:
+            os.close(watched)
+        standard_input, log = fds
+        os.dup2(standard_input, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(standard_input)
+        os.close(log)
+        with contextlib.suppress(OSError, ValueError):
+            _show_mark(request.env[VARIABLE])
+        os.environ.clear()
+        os.environ.update(request.env)
+        with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
+            file.write(request.name[:15])
+        if request.threads > 1:
+            import threadpoolctl
+
+            threadpoolctl.threadpool_limits(request.threads)
+
+
+def _show_mark(mark: str) -> None:
+    """Write the marker over that of the server in the environment as the kernel shows it, which a fork copies.
+
+    Raises:
+        OSError, ValueError: If this machine does not show or change it; the server's marker stays.
+    """
+    with open("/proc/self/environ", "rb") as file:
+        shown = file.read()
+    prefix = f"{VARIABLE}=".encode()
+    at = 0 if shown.startswith(prefix) else shown.index(b"\0" + prefix) + 1
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start = int(fields[_ENVIRONMENT_FIELD])
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(start + at + len(prefix))
+        memory.write(mark.encode().ljust(MARK_BYTES, b"\0"))
+
+
+_ENVIRONMENT_FIELD = 49 - 2
+"""Place of `env_start`, the 50th field of `/proc/PID/stat`, among those after the name (proc(5))."""
+
+
+def main() -> int:
+    """Import the module, serve, and in a forked process run the function; returns the exit status."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    module, _, function = sys.argv[2].partition(":")
+    run: Callable[[], int] = getattr(importlib.import_module(module), function)
+    gc.collect()
+    gc.freeze()  # collections in the forked processes leave the shared pages alone
+    control.send(msgspec.json.encode(Ready(len(os.listdir("/proc/self/task")))))
+    if _Server(control).run() is None:
+        return 0
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""The leader's side of the fork server: the processes that it forks, and what becomes of them."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import msgspec
+
+from scavenger.train.engines import fork_server as protocol
+from scavenger.train.engines.reaper import VARIABLE
+
+__all__ = ["ForkServer", "ForkedProcess", "fork_server_supported", "kill_group"]
+
+_PACKET_BYTES = 1 << 16
+_POLL_S = 0.005
+
+
+@dataclass(slots=True, eq=False)
+class ForkedProcess:
+    """A process that the server forks; used as a `subprocess.Popen` is.
+
+    Attributes:
+        stdin: Writes to its standard input.
+        pid: Its id; 0 until the server has forked it.
+        returncode: Its exit status once it has ended; negative: the signal that killed it.
+        error: Why it was not forked.
+    """
+
+    server: ForkServer
+    stdin: IO[bytes]
+    pid: int = 0
+    returncode: int | None = None
+    error: str = ""
+    descriptor: int = -1
+    killed: bool = False
+
+    @property
+    def never(self) -> bool:
+        """Whether it was not forked and will not be, as the server has ended."""
+        return not self.pid and self.returncode is None and not self.server.alive
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None as long as the process runs."""
+        self.server.receive()
+        orphan = self.returncode is None and self.pid and not self.server.alive
+        if orphan and select.select([self.descriptor], [], [], 0)[0]:
+            self.end(-signal.SIGKILL)  # nobody saw its end
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait for the process; returns the exit status.
+
+        Raises:
+            subprocess.TimeoutExpired: If it does not end within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a forked process", timeout)
+            time.sleep(_POLL_S)
+        return status
+
+    def kill(self) -> None:
+        """End it and its process group at once, or as soon as it has been forked."""
+        self.killed = True
+        if self.pid:
+            kill_group(self.pid)
+        else:
+            self.server.give_up()
+
+    def fail(self, error: str) -> None:
+        """Note that it could not be started."""
+        self.error = error
+        self.end(-signal.SIGKILL)
+
+    def end(self, status: int) -> None:
+        """Note that it has ended."""
+        self.returncode = status
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def release(self) -> None:
+        """Release its id, once nothing is sent to it or its group any more."""
+        if self.pid:
+            self.server.reap(self.pid)
+
+
+class ForkServer:
+    """A process that has imported what workers need, and forks them.
+
+    It begins with importing, which takes seconds; processes that are asked for meanwhile are forked then.
+
+    Args:
+        target: `module:function` to import, and to run in each forked process.
+        env: Its environment; processes get one of their own.
+        mark: Its marker, which the environment carries.
+        pass_fds: File descriptors that processes inherit.
+        log: File descriptor of its log.
+    """
+
+    def __init__(
+        self, target: str, env: Mapping[str, str], mark: str, pass_fds: Sequence[int], log: int
+    ) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", protocol.__name__, str(theirs.fileno()), target],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), *pass_fds),
+                start_new_session=True,
+                env={**env, VARIABLE: mark.ljust(protocol.MARK_BYTES, "-")},
+            )
+        self._control.setblocking(False)
+        self._asked: dict[int, ForkedProcess] = {}
+        self._running: dict[int, ForkedProcess] = {}
+        self._number = 0
+        self.alive = True
+        self.ready = False
+        """Whether it can fork: it has imported everything, and no thread has begun by that."""
+
+    def fork(self, name: str, env: Mapping[str, str], threads: int, log: int) -> ForkedProcess:
+        """Ask for a process.
+
+        Args:
+            name: For the kernel's list of processes.
+            env: Its whole environment.
+            threads: For the numerical libraries.
+            log: File descriptor for its standard output and error.
+
+        Raises:
+            OSError: If the server cannot be asked.
+        """
+        self._number += 1
+        request = protocol.Fork(self._number, name, dict(env), threads)
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            rights = array.array("i", [reading, log])
+            self._control.sendmsg(
+                [msgspec.json.encode(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            )
+        except OSError:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        process = ForkedProcess(self, os.fdopen(writing, "wb"))
+        self._asked[self._number] = process
+        return process
+
+    def receive(self) -> None:
+        """Take in what the server has reported; never waits."""
+        while self.alive:
+            try:
+                packet = self._control.recv(_PACKET_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._lost()
+                return
+            self._take(protocol.decode_reply(packet))
+
+    def _take(self, reply: protocol.Reply) -> None:
+        match reply:
+            case protocol.Ready(threads):
+                self.ready = threads == 1
+                if not self.ready:
+                    self.close()
+            case protocol.Forked(number, pid, error):
+                process = self._asked.pop(number)
+                if error:
+                    process.fail(f"could not be forked: {error}")
+                    return
+                process.pid = pid
+                process.descriptor = os.pidfd_open(pid)
+                self._running[pid] = process
+                if process.killed:
+                    kill_group(pid)
+            case protocol.Ended(pid, status):
+                self._running.pop(pid).end(status)
+
+    def give_up(self) -> None:
+        """End the server if it still imports, and only killed processes wait for it; safe in a signal handler."""
+        if self.alive and not self.ready and all(process.killed for process in self._asked.values()):
+            self.close()
+
+    def reap(self, pid: int) -> None:
+        """Release the id of a process that has ended."""
+        if self.alive:
+            with contextlib.suppress(OSError):
+                self._control.send(msgspec.json.encode(protocol.Reap(pid)))
+
+    def nudge(self) -> None:
+        """Continue the server if it was stopped."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the server, at once. Processes that it has forked live on."""
+        kill_group(self.process.pid)
+        self.process.wait()
+        self._lost()
+
+    def _lost(self) -> None:
+        self.alive = False
+        self._control.close()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for process in self._asked.values():
+            if process.killed:
+                process.end(-signal.SIGKILL)
+        self._asked.clear()
+
+
+def fork_server_supported() -> bool:
+    """Whether this machine has what the server needs: descriptors of processes, and `/proc`."""
+    return hasattr(os, "pidfd_open") and os.path.isdir("/proc/self/task")
+
+
+def kill_group(group: int) -> None:
+    """Kill a process group, if it still exists."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
