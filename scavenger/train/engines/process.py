@@ -353,6 +353,17 @@ class ProcessEngine(Engine):
             process.killed = True
             _kill(process.child)
 
+    def terminate(self, name: str) -> None:
+        """Ask a process group to end, by SIGTERM; a process that has not begun is killed."""
+        process = self._processes[name]
+        if process.ended or process.child.poll() is not None:
+            return
+        if not process.child.pid:
+            _kill(process.child)
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.child.pid, signal.SIGTERM)  # its end has not been seen, so its id is its own
+
     def stop(self, names: Sequence[str] | None = None, *, grace_s: float = GRACE_S) -> None:
         """See `Engine.stop`.
 

@@ -49,6 +49,7 @@ class _Tail:
 class _Process:
     config: ProcessConfiguration
     engine: ProcessEngine
+    placed: bool = False
     suspended: bool = False
     memory_bytes: int = 0
     memory_at: float = float("-inf")
@@ -92,13 +93,13 @@ class ProcessRunner:
         )
         try:
             engine = self._engine(order.command)
-            pid = engine.launch(config, env=order.env)
+            engine.launch(config, env=order.env)
         except (OSError, ValueError, RuntimeError) as error:
             self.refuse(order.launch, f"could not be run on its VM: {error}")
             return
         self._processes[order.launch], self._reason = _Process(config, engine), ""
         self._tails.setdefault(config.name, _Tail(engine.log(config.name)))
-        self.send(m.Placed(order.launch, pid))
+        self._place(order.launch)
 
     def refuse(self, launch: int, reason: str) -> None:
         """Report a process that will not run."""
@@ -145,6 +146,7 @@ class ProcessRunner:
                 process.status = ended.status
                 process.reason = ended.cause if ended.out_of_memory else ""
             if process.status is None:
+                self._place(launch)
                 self._signal_if_due(process, now)
             if room:
                 self._report(launch, process, now)
@@ -156,9 +158,16 @@ class ProcessRunner:
         for engine in self._engines.values():
             engine.close()
 
+    def _place(self, launch: int) -> None:
+        """Tell the leader of a process that has its id now; one that is forked gets it after a while."""
+        process = self._processes[launch]
+        if not process.placed and (pid := process.engine.pid(process.config.name)):
+            process.placed = True
+            self.send(m.Placed(launch, pid))
+
     def _engine(self, command: tuple[str, ...]) -> ProcessEngine:
         if command not in self._engines:
-            self._engines[command] = ProcessEngine(None, -1, command=command or None, fork_target=None)
+            self._engines[command] = ProcessEngine(None, -1, command=command or None)
         return self._engines[command]
 
     @staticmethod
@@ -168,9 +177,7 @@ class ProcessRunner:
             process.kill_at = float("inf")
         elif now >= process.term_at:
             process.term_at = float("inf")
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                # the process has not been reaped, so its id has not been reused
-                os.killpg(process.engine.pid(process.config.name), signal.SIGTERM)
+            process.engine.terminate(process.config.name)
 
     def _report(self, launch: int, process: _Process, now: float) -> None:
         ended = process.status is not None
