@@ -23,11 +23,19 @@ _TIMEOUT_S = 180.0
 
 
 def run_peer(
-    job_dir: Path, *, threads: int, batch: int, steps: int, load: Path | None = None, save: Path | None = None
+    job_dir: Path,
+    *,
+    threads: int,
+    batch: int,
+    steps: int,
+    code: str = "job",
+    load: Path | None = None,
+    save: Path | None = None,
 ) -> dict[str, Any]:
     """Train in a fresh process, with as many threads as a worker has.
 
     Args:
+        code: The function of `train.py` that returns the job.
         steps: Undisturbed steps to time; 0 to leave after the first.
         load: A checkpoint to go on from, weights and optimizer.
         save: Where to write one at the end.
@@ -39,7 +47,7 @@ def run_peer(
         RuntimeError: If the process fails.
     """
     command = [sys.executable, "-m", "benchmarks.keras_peer", str(job_dir)]
-    command += ["--batch", str(batch), "--steps", str(steps)]
+    command += ["--batch", str(batch), "--steps", str(steps), "--code", code]
     for name, path in (("--load", load), ("--save", save)):
         command += [] if path is None else [name, str(path)]
     environment = {
@@ -61,6 +69,7 @@ def main() -> None:
     parser.add_argument("job_dir", type=Path)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--code", default="job")
     parser.add_argument("--load", type=Path)
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
@@ -68,7 +77,7 @@ def main() -> None:
     sys.path.insert(0, str(options.job_dir))
     import numpy as np
 
-    job = importlib.import_module("train").job()
+    job = getattr(importlib.import_module("train"), options.code)()
     model, (x, y) = job.model, job.train
     if options.load is not None:
         model.optimizer.build(model.trainable_variables)  # else its slots would not be restored

@@ -22,7 +22,7 @@ from scavenger.domain.report import Event, Observer, WorkerChanged
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.supervisor import Supervisor
 
-__all__ = ["EXAMPLES", "at", "job_file", "train", "visit"]
+__all__ = ["EXAMPLES", "at", "job_code", "job_file", "train", "visit"]
 
 EXAMPLES = ("digits", "charlm")
 _ROOT = Path(__file__).resolve().parent.parent
@@ -30,8 +30,14 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 def job_file(example: str) -> Path:
     """Where the job file of an example, or of a job that is only measured, lies."""
-    file = _ROOT / "examples" / example / "job.yaml"
-    return file if file.exists() else _ROOT / "benchmarks" / "jobs" / example / "job.yaml"
+    folder = example.partition(":")[0]
+    file = _ROOT / "examples" / folder / "job.yaml"
+    return file if file.exists() else _ROOT / "benchmarks" / "jobs" / folder / "job.yaml"
+
+
+def job_code(example: str) -> str:
+    """Which object of `train.py` is the job: what stands behind a colon in the example's name, else `job`."""
+    return example.partition(":")[2] or "job"
 
 
 class _NoLoss(Observer):
@@ -56,7 +62,7 @@ def train(example: str, work_dir: Path, *, workers: int, global_batch_size: int)
     job = load_job(file)
     offer = search_space(job, LocalCloud()).offers[0]
     supervisor = Supervisor.open(
-        JobSource(str(job.train), file.parent, job.seed, offer.cpus),
+        JobSource(f"train:{job_code(example)}", file.parent, job.seed, offer.cpus),
         work_dir=work_dir,
         timeouts=Timeouts(job.limits.start, job.limits.step),
     )

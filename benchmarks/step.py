@@ -8,13 +8,14 @@ from pathlib import Path
 
 from benchmarks.figures import Benchmark, Result, Spread
 from benchmarks.keras_peer import run_peer
-from benchmarks.live import EXAMPLES, job_file, train, visit
+from benchmarks.live import EXAMPLES, job_code, job_file, train, visit
 from scavenger.domain.measurement import StepRecord
 
 __all__ = ["BENCHMARK", "HARD_CASES"]
 
-_BATCH = {"digits": 128, "charlm": 64, "embedding": 32, "diverging": 32}
-_HARD = ("embedding", "diverging")
+_BATCH = {"digits": 128, "charlm": 64}
+_BATCH_HARD = 32
+_HARD = ("embedding", "embedding:adagrad", "embedding:sgd", "diverging")
 _STEPS = 20
 
 
@@ -22,9 +23,10 @@ def _medians(windows: Iterable[list[StepRecord]], field: str) -> Spread:
     return Spread.of(statistics.median(getattr(record, field) for record in window) for window in windows)
 
 
-def _plain(folder: Path, batch: int) -> float:
+def _plain(example: str, batch: int) -> float:
     """Median step of a fresh Keras process, with one thread as a worker has by default."""
-    times: list[float] = run_peer(folder, threads=1, batch=batch, steps=_STEPS)["step_times_s"]
+    folder, code = job_file(example).parent, job_code(example)
+    times: list[float] = run_peer(folder, threads=1, batch=batch, steps=_STEPS, code=code)["step_times_s"]
     return statistics.median(times)
 
 
@@ -44,14 +46,16 @@ def measure(examples: Sequence[str], repetitions: int, work_dir: Path) -> Result
     figures: dict[str, object] = {}
     verdicts = []
     for example in examples:
-        batch, folder = _BATCH[example], job_file(example).parent
+        batch = _BATCH.get(example, _BATCH_HARD)
         windows: dict[int, list[list[StepRecord]]] = {1: [], 2: []}
-        peers = [_plain(folder, batch) for _ in range(repetitions - repetitions // 2)]
-        with train(example, work_dir / example, workers=2, global_batch_size=batch) as trainer:
+        peers = [_plain(example, batch) for _ in range(repetitions - repetitions // 2)]
+        with train(
+            example, work_dir / example.replace(":", "-"), workers=2, global_batch_size=batch
+        ) as trainer:
             for _ in range(repetitions):
                 for workers, seen in windows.items():
                     seen.append(visit(trainer, workers, batch, _STEPS))
-        peers += [_plain(folder, batch) for _ in range(repetitions // 2)]
+        peers += [_plain(example, batch) for _ in range(repetitions // 2)]
         plain = Spread.of(peers)
         rows.append((f"{example}, Keras train_on_batch", str(plain.count), plain.text(1e3), "-", "-", "1.00"))
         found: dict[str, object] = {"global_batch_size": batch, "keras_step_time_s": plain}
@@ -77,7 +81,7 @@ def measure(examples: Sequence[str], repetitions: int, work_dir: Path) -> Result
             share = sync.median / step.median
             verdicts.append(f"{example} K = {workers}: sync {share:.1%} of a step, {ratio:.2f} x Keras")
         figures[example] = found
-    sizes = ", ".join(f"{example} {_BATCH[example]}" for example in examples)
+    sizes = ", ".join(f"{example} {_BATCH.get(example, _BATCH_HARD)}" for example in examples)
     return Result(
         headers=("what", "n", "step, ms", "gradient, ms", "sync, ms", "step / Keras"),
         rows=tuple(rows),

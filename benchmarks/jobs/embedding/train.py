@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import keras
 import numpy as np
 
@@ -11,6 +13,18 @@ ROWS, WIDTH, WORDS, SAMPLES = 400_000, 64, 16, 4096
 
 
 def job() -> KerasJob:
+    return trained_by(keras.optimizers.Adam(0.001))
+
+
+def adagrad() -> KerasJob:
+    return trained_by(keras.optimizers.Adagrad(0.01))
+
+
+def sgd() -> KerasJob:
+    return trained_by(keras.optimizers.SGD(0.1))
+
+
+def trained_by(optimizer: Any) -> KerasJob:
     random = np.random.default_rng(3)
     x = random.integers(0, ROWS, size=(SAMPLES, WORDS), dtype="int32")
     y = (x.sum(axis=1) % 2).astype("int32")
@@ -23,7 +37,7 @@ def job() -> KerasJob:
         ]
     )
     model.compile(
-        keras.optimizers.Adam(0.001),
+        optimizer,
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
