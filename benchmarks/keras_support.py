@@ -28,7 +28,7 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.failure import DataError
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.data import ApplyPart
-from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.worker.memory import WorkerMemory
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
@@ -323,10 +323,10 @@ def _goes_on(loaded: Any, peer: Program, case: Case) -> bool:
 
 def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]], path: Path | None = None) -> list[Array]:
     """Weights and states after steps as workers and aggregators take them, in one process; also saved to `path`."""
-    layout = Layout.of(program.manifest, 2)
     fd = create_block()
     try:
-        block = Block(fd, layout)
+        memory = WorkerMemory(fd, program.manifest, 2, program)
+        layout, block = memory.layout, memory.block
         parts = [ModelShard(fd, layout, index) for index in range(2)]
         for target, value in zip(block.tensors(layout.state_at(0)), program.initial_state(), strict=True):
             target[...] = value
@@ -339,10 +339,7 @@ def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]], path: Path |
                 batch = program.train.batch(np.arange(start, stop))
                 at = (step - 1) * _SAMPLES + start
                 result = program.gradient(weights, batch, seed=_SEED, position=at, halves=False)
-                values = (*result.gradients, *result.states)
-                for target, value in zip(block.tensors(layout.slot_at(slot)), values, strict=True):
-                    target[...] = value
-                orders.append((slot, stop - start, slot))
+                orders.append((slot, stop - start, slot, memory.write(result, slot)))
             for part in parts:
                 part.apply(ApplyPart(step, 1, 1.0, tuple(orders)))
         for part in parts:

@@ -147,7 +147,8 @@ def test_a_listener_on_the_wire_sees_no_gradient_and_no_message(context: Any) ->
     tap = _Tap(router.address)
     dealer = Dealer(context, "w0", tap.address, keys[0], new_keys())
 
-    Outbox().push(piece_payload(block, 0, 1, 1, Piece(77, Share(0, 1), "w0", 0)), dealer.send)
+    result = m.Contributed(1, 1, 77, 1, (), 0.1, 0.0, 1.0, 0.0)
+    Outbox().push(piece_payload(block, 0, result, Piece(77, Share(0, 1), "w0", 0)), dealer.send)
     dealer.send(m.Summary(1, 1, {"a-metric-with-a-name": 1.0}))
 
     got: list[tuple[str, m.Message, bytes | None]] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
 from scavenger.train.aggregation.keras_state import OptimizerState
 from scavenger.train.failure import DataError
-from scavenger.train.worker.program import Gradient, Program
+from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.rows import Rows
+from scavenger.train.worker.memory import WorkerMemory
+from scavenger.train.worker.program import Gradient, Program, _rows
 
 pytestmark = pytest.mark.slow
 
@@ -213,15 +218,91 @@ def test_frozen_layers_are_no_part_of_the_gradient() -> None:
     assert_equal(whole(program, 20).states, program.initial_state()[2:], 0.0)
 
 
-def test_sparse_gradients_are_whole_tensors() -> None:
-    model = keras.Sequential(
-        [keras.Input((5,), dtype="int32"), LAYERS.Embedding(9, 4), LAYERS.Flatten(), LAYERS.Dense(1)]
-    )
-    model.compile("sgd", "mse")
-    program = Program(KerasJob(model, (_RANDOM.integers(0, 9, (20, 5)), X[:20, 0])))
+class Reversed(keras.layers.Layer):
+    """Multiplies by the transpose of a table."""
 
-    assert whole(program, 20).gradients[0].shape == (9, 4)
+    def __init__(self, table: Any) -> None:
+        super().__init__()
+        self._table = table
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(x, keras.ops.transpose(self._table.embeddings))
+
+
+def looked_up(rows: int, *, twice: bool = False, tied: bool = False) -> Program:
+    """A table of which 20 samples name 5 rows each, some of them often."""
+    words = keras.Input((5,), dtype="int32")
+    table = LAYERS.Embedding(rows, 4)
+    x = table(words) + table(words + 1) if twice else table(words)
+    x = keras.ops.mean(x, axis=1)
+    x = Reversed(table)(x) if tied else LAYERS.Dense(1)(x)
+    model = keras.Model(words, keras.ops.sum(x, axis=1))
+    model.compile("sgd", "mse")
+    indices = np.concatenate(
+        [_RANDOM.integers(0, 9, (20, 4)), _RANDOM.integers(9, rows - 1, (20, 1))], axis=1
+    )
+    return Program(KerasJob(model, (indices.astype("int32"), X[:20, 0])))
+
+
+def test_the_gradient_of_a_small_table_is_a_whole_tensor() -> None:
+    program = looked_up(11)
+
+    assert whole(program, 20).gradients[0].shape == (11, 4)
     assert_equal(in_shares(program, [5, 15], 20), whole(program, 20).gradients)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_gradient_of_a_large_table_is_that_of_its_rows_bit_for_bit(
+    halves: bool, twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = looked_up(300, twice=twice)
+    dense = whole(program, 20, halves=halves)
+    monkeypatch.setattr("scavenger.train.worker.program._SPARSE_FROM", 1200)
+    sparse = whole(Program(KerasJob(program.model, (program.train.batch(np.arange(20))))), 20, halves=halves)
+
+    rows, *others = sparse.gradients
+    assert isinstance(rows, Rows)
+    assert np.all(np.diff(rows.indices) > 0)
+    np.testing.assert_array_equal(rows.dense((300, 4)), dense.gradients[0])
+    assert_equal(others, dense.gradients[1:], 0.0)
+    assert sparse.half_sqnorm == pytest.approx(dense.half_sqnorm, rel=1e-5)
+
+
+def test_a_table_that_is_multiplied_with_too_has_a_dense_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scavenger.train.worker.program._SPARSE_FROM", 1200)
+
+    (got,) = whole(looked_up(300, tied=True), 20).gradients
+
+    assert got.shape == (300, 4)
+
+
+def test_rows_that_a_table_lacks_have_no_gradient() -> None:
+    # a GPU looks zeros up there
+    values = tf.reshape(tf.range(10.0), (5, 2))
+
+    rows = _rows(tf.IndexedSlices(values, tf.constant([7, 2, -1, 0, 3], tf.int64), tf.constant([3, 2])))
+
+    assert rows.indices.tolist() == [0, 2]
+    assert rows.values.tolist() == [[6, 7], [2, 3]]
+
+
+def test_a_slot_has_the_rows_of_a_sparse_gradient_if_they_are_smaller() -> None:
+    program, fd = looked_up(300), create_block()
+    memory = WorkerMemory(fd, program.manifest, 1, program)
+    at, result = memory.layout.slot_at(0), whole(program, 20)
+    (table,) = memory.block.tensors(at, [0])
+    for count, sparse in ((0, True), (100, True), (199, True), (200, False), (300, False), (7, True)):
+        rows = Rows(np.arange(count), np.asarray(_RANDOM.normal(size=(count, 4)), "float32"))
+        table[...] = np.nan
+
+        told = memory.write(replace(result, gradients=[rows, *result.gradients[1:]]), 0)
+
+        assert told == (((0, count),) if sparse else ())
+        assert memory.layout.accepts(told)
+        got = memory.block.rows(at, 0, count).dense((300, 4)) if sparse else table
+        np.testing.assert_array_equal(got, rows.dense((300, 4)))
+    os.close(fd)
 
 
 class Samples:

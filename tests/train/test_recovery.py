@@ -33,6 +33,7 @@ class Case:
     Attributes:
         often: Also tried in an ordinary run: `kill`, `stop`, both words, or none.
         because: A fault without which the point is not come to.
+        job: Which of `small`'s jobs is trained; the embedding's gradient is sparse, and only its rows are updated.
     """
 
     point: str
@@ -40,6 +41,7 @@ class Case:
     nth: int
     often: str = ""
     because: str = ""
+    job: str = NAME
 
     def fault(self, action: str) -> str:
         return f"{self.point}/{self.process}:{action}@{self.nth}"
@@ -59,13 +61,16 @@ CASES = (
     Case("aggregator.applied", "aggregator-0", 8, often="kill"),
     Case("aggregator.applied", "aggregator-1", 8, often="kill"),
     Case("aggregator.published", "aggregator-0", 10, often="kill"),
+    Case("aggregator.applied", "aggregator-0", 8, often="kill", job="embedded"),
+    Case("worker.computed", "w1", 8, often="kill", job="embedded"),
+    Case("worker.pushed_some", "w1", 8, job="embedded"),
     Case("coordinator.greeted", "coordinator-1", 1),
     Case("coordinator.announced", "coordinator-1", 1, often="kill"),
     Case("coordinator.installed", "coordinator-1", 1, often="stop"),
     Case("coordinator.lost", "coordinator-1", 1, because="worker.computed/w1:kill@8"),
 )
 CHOSEN = [
-    pytest.param(case, action, id=f"{case.point}-{case.process}-{action}")
+    pytest.param(case, action, id=f"{case.job}-{case.point}-{case.process}-{action}")
     for case in CASES
     for action in ("kill", "stop")
     if EVERY or action in case.often
@@ -80,7 +85,7 @@ def test_a_fault_at_a_failpoint_changes_nothing_but_the_time(case: Case, action:
     faults = [entry for entry in (fault, case.because) if entry]
     remote = ("w1",) if case.point in _BETWEEN_HOSTS else ()
     with Run(
-        f"small:{NAME}",
+        f"small:{case.job}",
         tmp_path,
         aggregators=2,
         epochs=EPOCHS,
@@ -108,7 +113,7 @@ def test_a_fault_at_a_failpoint_changes_nothing_but_the_time(case: Case, action:
     assert [report.epoch for report in run.epochs] == list(range(EPOCHS))
     assert len(run.lost) == sum("/w" in entry for entry in faults)
     assert len(run.recovered) == sum("/w" not in entry for entry in faults)
-    assert_same_weights(got, plain_keras(NAME, run.steps))
+    assert_same_weights(got, plain_keras(case.job, run.steps))
 
 
 def _noticed(run: Run, process: str) -> bool:

@@ -20,7 +20,7 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport import replication as mirror
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages import Check, Chunk, Contributed, Pull
-from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.messages.values import Manifest, RowCounts, TensorSpec
 from scavenger.train.transport.replication import (
     Inbox,
     Outbox,
@@ -79,9 +79,24 @@ def piece(number: int) -> Piece:
     return Piece(number, Share(0, 4), WORKER, SLOT)
 
 
-def sent(source: Block, index: int, number: int) -> list[Sent]:
+def result(number: int, rows: RowCounts = ()) -> Contributed:
+    return Contributed(
+        view=1,
+        step=number,
+        piece=number,
+        samples=4,
+        held=(),
+        compute_s=1.0,
+        data_wait_s=0.0,
+        loss=1.0,
+        half_sqnorm=0.0,
+        rows=rows,
+    )
+
+
+def sent(source: Block, index: int, number: int, rows: RowCounts = ()) -> list[Sent]:
     """Return the encoded messages by which a worker pushes a piece."""
-    payload = piece_payload(source, index, 1, number, piece(number))
+    payload = piece_payload(source, index, result(number, rows), piece(number))
     return [(chunk, bytes(data)) for chunk, data in payload.chunks()]
 
 
@@ -110,6 +125,43 @@ def test_a_piece_arrives_byte_by_byte_in_the_parts_that_its_aggregators_hold(agg
             assert target.metrics(at)[0].tolist() == source.metrics(at)[0].tolist()
     used = layout.part_ranges[-1][1]
     assert bytes(whole[:used]) == bytes(source.range(at, used))
+
+
+@pytest.mark.parametrize("aggregators", [1, 2, 3])
+def test_of_a_sparse_gradient_only_its_rows_travel(aggregators: int) -> None:
+    layout = Layout.of(manifest(40, 30, 20, 7), aggregators)
+    at, rows = layout.slot_at(SLOT), ((1, 4), (3, 0))
+    source = filled(layout, at, 1)
+    dense = sparse = 0
+    for index in range(aggregators):
+        target = block(layout)
+        chunks = sent(source, index, 7, rows)
+
+        assert feed(Inbox(target, index), chunks)[-1]
+
+        dense += sum(len(data) for _, data in sent(source, index, 7))
+        sparse += sum(len(data) for _, data in chunks)
+        for tensor in layout.parts[index]:
+            begin, end = layout.used(tensor, dict(rows).get(tensor))
+            assert bytes(target.range(at + begin, end - begin)) == bytes(
+                source.range(at + begin, end - begin)
+            )
+    assert sparse == dense - (640 - 128) - 192, "of 30 rows of 20 bytes 4 with their indices, of 7 rows none"
+
+
+def test_a_worker_that_was_not_heard_is_asked_for_the_rows_alone() -> None:
+    inbox, source = Inbox(block(LAYOUT), 0), filled(LAYOUT, LAYOUT.slot_at(SLOT), 1)
+    chunks = sent(source, 0, 7, ((0, 3),))
+    check = Check(step=7, piece=7, question=1, slot=SLOT, view=1, rows=((0, 3),))
+
+    answer = inbox.check(WORKER, check)
+
+    assert answer is not None
+    assert answer.offsets == tuple(chunk.offset for chunk, _ in chunks)
+    assert not any(feed(inbox, sent(source, 0, 7))), "those of another gradient under the same number"
+    assert feed(inbox, chunks)[-1]
+    assert inbox.check(WORKER, check) is None
+    assert inbox.check(WORKER, msgspec.structs.replace(check, piece=8, rows=((0, 1 << 40),))) is None
 
 
 def test_an_aggregator_without_a_part_still_tells_that_a_piece_is_there() -> None:
@@ -229,15 +281,21 @@ def test_what_is_sent_again_or_too_late_changes_nothing_that_is_complete() -> No
     assert not inbox.holds(WORKER, 7)
 
 
-CONTRIBUTED = Contributed(
-    view=1, step=7, piece=7, samples=4, held=(), compute_s=1.0, data_wait_s=0.0, loss=1.0, half_sqnorm=0.0
-)
+CONTRIBUTED = result(7)
 GOOD = Chunk(step=7, offset=0, piece=7, slot=SLOT, view=1)
 
 
 @pytest.mark.parametrize(
     ("who", "changes", "size"),
     [
+        (WORKER, {"rows": ((0, 40),)}, 100),
+        (WORKER, {"rows": ((0, 1 << 62),)}, 100),
+        (WORKER, {"rows": ((0, -1),)}, 100),
+        (WORKER, {"rows": ((2, 1),)}, 100),
+        (WORKER, {"rows": ((3, 1),)}, 100),
+        (WORKER, {"rows": ((-1, 1),)}, 100),
+        (WORKER, {"rows": ((1, 1), (0, 1))}, 100),
+        (WORKER, {"rows": ((0, 1), (0, 2))}, 100),
         (WORKER, {"slot": SLOT - 1}, 100),
         (WORKER, {"slot": SLOT + SLOTS_PER_WORKER}, 100),
         (WORKER, {"slot": -1}, 100),
@@ -255,7 +313,7 @@ GOOD = Chunk(step=7, offset=0, piece=7, slot=SLOT, view=1)
     ],
 )
 def test_a_chunk_that_does_not_fit_is_refused_before_a_byte_is_written(
-    who: str, changes: dict[str, int], size: int, capsys: pytest.CaptureFixture[str]
+    who: str, changes: dict[str, Any], size: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = block(LAYOUT)
     inbox = Inbox(target, 0)

@@ -71,7 +71,7 @@ class Model:
             for place, array in enumerate(self._block.tensors(self.layout.slot_at(0))):
                 array[...] = (place + 1) * np.random.default_rng([step, place]).normal(size=array.shape)
             for part in self.parts:
-                assert part.apply(m.ApplyPart(step, 1, 1.0, ((step, 4, 0),))).finite
+                assert part.apply(m.ApplyPart(step, 1, 1.0, ((step, 4, 0, ()),))).finite
         return [array.copy() for array in self._block.tensors(self.layout.state_at(last))]
 
     def save(self, store: CheckpointStore, step: int) -> None:

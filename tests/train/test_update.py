@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.kernels import Array, read_rule
+from scavenger.train.aggregation.mean_gradient import sqnorm
 from scavenger.train.aggregation.schedules import read_learning_rate
-from scavenger.train.aggregation.update import Norms, Update, _sqnorm
+from scavenger.train.aggregation.update import Norms, Update
 from scavenger.train.transport.messages.values import TensorSpec
 
 pytestmark = pytest.mark.slow
@@ -312,7 +313,7 @@ def test_the_norm_of_rows_that_no_sample_names_costs_no_second_pass(value: float
     block = np.full(1 << 16, value, "float32")
     tracemalloc.start()
 
-    square = _sqnorm(block)
+    square = sqnorm(block)
 
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -62,6 +62,14 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         """Build the kernel of the update itself. `step` counts from 1."""
         raise NotImplementedError
 
+    def own_spares_zeros(self, dtype: np.dtype[Any]) -> bool:
+        """Whether the update itself leaves weight and slots as they are where the gradient is zero."""
+        return False
+
+    def spares_zeros(self, dtype: np.dtype[Any]) -> bool:
+        """Whether a step leaves weight and slots as they are, bit for bit, where the gradient is zero."""
+        return self.own_spares_zeros(dtype) and not self.weight_decay and not self.use_ema
+
     def kernel(self, dtype: np.dtype[Any], learning_rate: np.float32, step: int) -> Kernel:
         """Build the kernel of a whole step for blocks of type `dtype`, except for clipping by norms."""
         own, of = self.own_kernel(dtype, learning_rate, step), dtype.type
@@ -106,6 +114,9 @@ class _SGD(Rule, frozen=True):
     @property
     def own_slots(self) -> dict[str, float]:
         return {"momentum": 0.0} if self.momentum else {}
+
+    def own_spares_zeros(self, dtype: np.dtype[Any]) -> bool:
+        return not self.momentum
 
     def own_kernel(self, dtype: np.dtype[Any], learning_rate: np.float32, step: int) -> Kernel:
         """m ← μm - λg; w ← w + m, or w + μm - λg (Nesterov)"""
@@ -229,6 +240,10 @@ class _Adagrad(Rule, frozen=True):
     @property
     def own_slots(self) -> dict[str, float]:
         return {"accumulator": float(np.float32(self.initial_accumulator_value))}
+
+    def own_spares_zeros(self, dtype: np.dtype[Any]) -> bool:
+        # where both are zero, the update of a weight is 0 / 0
+        return bool(dtype.type(self.initial_accumulator_value) + dtype.type(self.epsilon) > 0)
 
     def own_kernel(self, dtype: np.dtype[Any], learning_rate: np.float32, step: int) -> Kernel:
         """a ← a + g²; w ← w - λg / √(a + ε)"""

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.errors import ScavengerError
-from scavenger.train.aggregation.update import Norms, Update
+from scavenger.train.aggregation.update import Differing, Norms, Update
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved, Pull
-from scavenger.train.transport.messages.values import SlotSpec
+from scavenger.train.transport.messages.values import RowCounts, SlotSpec
 from scavenger.train.transport.replication import Payload, weights_payload
+from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory, PartRecord
 
 __all__ = ["ModelShard"]
@@ -46,6 +47,7 @@ class ModelShard:
         self._optimizer = OptimizerMemory(fd, layout, index, self._update.slots)
         self._weights = [self._section(turn, self._trainable) for turn in (0, 1)]
         self._slots: dict[int, list[Array]] = {}
+        self._differing: Differing = [None] * len(self._trainable)  # of the states of even and odd steps
         self._saving: threading.Thread | None = None
         self._saving_step = 0
         self._copied = threading.Event()
@@ -96,26 +98,27 @@ class ModelShard:
         step = order.step
         if (step - self._saving_step) % 2 == 0:
             self._copied.wait()  # a checkpoint may still be reading the state to be overwritten
-        counted = [(samples, slot) for _, samples, slot in order.pieces if samples > 0]
+        counted = [piece[1:] for piece in order.pieces if piece[1] > 0]
         if not counted:  # all samples are quarantined: the step changes nothing
             self._carry_over(step)
             self.block.write_part(self.index, PartRecord(step, order.view))
             return PartApplied(self.index, step, True, 0.0, 0.0, time.perf_counter() - started)
         norms = (
             self._update.apply(
-                [(samples, self._slot(slot)) for samples, slot in counted],
+                [(samples, self._gradients(slot, rows)) for samples, slot, rows in counted],
                 self._weights[(step - 1) % 2],
                 self._optimizer.slots(step - 1),
                 self._weights[step % 2],
                 self._optimizer.slots(step),
                 step=step,
                 lr_scale=order.lr_scale,
+                differing=self._differing,
             )
             if self._trainable
             else Norms(0.0, 0.0, True)
         )
         if norms.finite:
-            self._merge_states(step, counted)
+            self._merge_states(step, [(samples, slot) for samples, slot, _ in counted])
             self.block.write_part(
                 self.index, PartRecord(step, order.view, norms.mean_worker_sqnorm, norms.mean_sqnorm)
             )
@@ -143,11 +146,15 @@ class ModelShard:
         place = (self.layout.slot_at(slot) + begin, end - begin)
         threading.Thread(target=self.block.touch, args=place, name="touch", daemon=True).start()
 
-    def _slot(self, slot: int) -> list[Array]:
-        place = self.layout.place_of(slot)
+    def _gradients(self, slot: int, rows: RowCounts) -> list[Array | Rows]:
+        """Return views of the gradients in a slot, of which some are sparse."""
+        place, at, counts = self.layout.place_of(slot), self.layout.slot_at(slot), dict(rows)
         if place not in self._slots:
-            self._slots[place] = self.block.tensors(self.layout.slot_at(slot), self._trainable)
-        return self._slots[place]
+            self._slots[place] = self.block.tensors(at, self._trainable)
+        return [
+            self.block.rows(at, index, counts[index]) if index in counts else dense
+            for index, dense in zip(self._trainable, self._slots[place], strict=True)
+        ]
 
     def _merge_states(self, step: int, counted: list[tuple[int, int]]) -> None:
         """Merge state that the forward pass updates: the mean over samples, or the value of the first piece."""
@@ -196,6 +203,7 @@ class ModelShard:
     def finalise(self, step: int, *, best: bool) -> None:
         """Replace the weights after `step` by the final ones: the best, or as the optimizer finalises them."""
         self._copied.wait()
+        self._differing[:] = [None] * len(self._trainable)
         begin, end = self.layout.part_ranges[self.index]
         if best:
             source, target = self.layout.best_at, self.layout.state_at(step)

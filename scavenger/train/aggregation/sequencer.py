@@ -138,6 +138,8 @@ class Sequencer:
         if self._failed:
             return
         match message:
+            case m.Contributed() if not self._shard.layout.accepts(message.rows):
+                print(f"refused {peer}: rows that do not fit into a slot", flush=True)
             case m.Contributed():
                 held = {*message.held, 0} if complete else {*message.held} - {0}
                 for aggregator in sorted(held & {0, *self._others}):

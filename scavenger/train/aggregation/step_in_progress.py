@@ -47,8 +47,8 @@ class StepInProgress:
             view=instruction.view.number,
             lr_scale=instruction.view.lr_scale,
             pieces=tuple(
-                (piece.number, self._contributions[piece.number].samples, piece.slot)
-                for piece in instruction.pieces
+                (piece.number, each.samples, piece.slot, each.rows)
+                for piece, each in zip(instruction.pieces, self._of(instruction.pieces), strict=True)
             ),
         )
         if order == self._order:

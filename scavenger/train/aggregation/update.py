@@ -1,8 +1,10 @@
 """The aggregator's arithmetic: mean gradient, norms and optimizer in one pass over memory, without TensorFlow.
 
-Every tensor is cut into blocks that stay in the processor's cache from the first read of the gradients to the
-write of the new weights, and the blocks are distributed over threads: NumPy releases the interpreter lock while it
-computes. Optimizers that need a norm of the mean gradient first (clipping by norms) take a second pass.
+Every tensor is cut into spans (`scavenger.train.aggregation.mean_gradient`) that are distributed over threads: NumPy
+releases the interpreter lock while it computes. Optimizers that need a norm of the mean gradient first (clipping by
+norms) take a second pass. Where all gradients of a tensor are sparse and the optimizer leaves the other rows as they
+are, only those rows are visited that this step changes or the step before has changed: the arrays to be written are two
+steps behind.
 """
 
 from __future__ import annotations
@@ -11,101 +13,44 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from scavenger.train.aggregation.kernels import Array, read_rule
+from scavenger.train.aggregation.mean_gradient import (
+    SPAN_BYTES,
+    Contribution,
+    Mean,
+    Norms,
+    Span,
+    has_short_rows,
+    spans,
+    spans_of_rows,
+    touched,
+    united,
+)
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
+from scavenger.train.transport.rows import Rows
 
 if TYPE_CHECKING:
     from scavenger.train.aggregation.keras_update import KerasUpdate
 
-__all__ = ["Contribution", "Norms", "Update"]
+__all__ = ["Contribution", "Differing", "Norms", "Update"]
 
-Contribution = tuple[int, Sequence[Array]]
-"""Number of samples, and one gradient per trainable tensor of the shard."""
-
-_BLOCK_BYTES = 256 * 1024
-"""Block size of one array. Smaller blocks suffer from NumPy's cost per call and from contention for the interpreter
-lock, larger ones from cache misses: Adam over 25 million parameters, two threads, took 114 ms with 32 KiB, 52 with
-128, 41 with 256, 43 with 512."""
-
-_ROW = 4096
-"""Elements whose squares are summed in single precision before double precision takes over; also short enough
-that the linear-algebra library starts no threads of its own."""
+Differing = list[Array | None]
+"""For each tensor, rows such that two states of the tensor and its slots are equal in all others; None if unknown."""
 
 _THREADS_MAX = 4
-"""Default limit of threads. About a seventh of a block's time goes into NumPy's and Python's own steps, under the
+"""Default limit of threads. About a seventh of a span's time goes into NumPy's and Python's own steps, under the
 interpreter's lock (`python -m benchmarks aggregation`: one thread against the row of many small tensors), and
 the memory bandwidth is exhausted by a few threads too."""
 
-_TINY = 1e-30
-"""Below it the squares of a single-precision sum may have been lost to underflow."""
+_GATHERING = 3
+"""If more than one row in so many has to be visited, all are: rows of 256 bytes, visited alone, took as long as all of
+them where they were 37 % with SGD, 43 % with Adagrad."""
 
 _FUSED_TYPES = frozenset({"float16", "float32", "float64"})
-
-
-@dataclass(frozen=True, slots=True)
-class Norms:
-    """Norms for the gradient noise, over the tensors of one shard, in double precision.
-
-    Attributes:
-        mean_worker_sqnorm: Mean over the contributions of |g_k|², weighted by samples.
-        mean_sqnorm: |g|² of the mean gradient.
-        finite: Whether every gradient was finite. If not, the new weights and slots are invalid.
-    """
-
-    mean_worker_sqnorm: float
-    mean_sqnorm: float
-    finite: bool
-
-
-class _Piece(NamedTuple):
-    tensor: int
-    span: slice
-
-
-class _Mean:
-    """Computes a step's mean gradient, piece by piece, and the norms.
-
-    Attributes:
-        squares: For each piece (row), |g_k|² of each contribution, then |g|² of the mean. Kept separately, so that
-            sums do not depend on the order of the threads.
-
-    Raises:
-        ValueError: If no contribution has samples.
-    """
-
-    def __init__(self, pieces: Sequence[_Piece], contributions: Sequence[Contribution]) -> None:
-        counted = [(samples, gradients) for samples, gradients in contributions if samples > 0]
-        total = sum(samples for samples, _ in counted)
-        if not total:
-            raise ValueError("no contribution has samples")
-        self._pieces = pieces
-        self._shares = np.array([samples / total for samples, _ in counted])
-        self._gradients = [[gradient.reshape(-1) for gradient in gradients] for _, gradients in counted]
-        self.squares = np.zeros((len(pieces), len(counted) + 1))
-
-    def form(self, index: int, out: Array, t: Array) -> None:
-        """Write the mean over a piece to `out`; `t` is scratch space."""
-        tensor, span = self._pieces[index]
-        for k, gradients in enumerate(self._gradients):
-            block, share = gradients[tensor][span], out.dtype.type(self._shares[k])
-            self.squares[index, k] = _sqnorm(block)
-            if k == 0:
-                np.multiply(block, share, out=out)
-            else:
-                np.multiply(block, share, out=t)
-                np.add(out, t, out=out)
-        self.squares[index, -1] = _sqnorm(out)
-
-    def norms(self) -> Norms:
-        """Return the norms; call this after `form` for every piece."""
-        *workers, mean = self.squares.sum(axis=0)
-        mean_worker = float(self._shares @ np.array(workers))
-        return Norms(mean_worker, float(mean), bool(np.isfinite(mean_worker + mean)))
 
 
 class Update:
@@ -136,15 +81,15 @@ class Update:
             raise ValueError(f"the number of threads must be at least 1, not {threads}")
         self._tensors = tuple(tensors)
         self._types = tuple(np.dtype(tensor.dtype) for tensor in tensors)
-        self._pieces = tuple(_pieces(tensors, self._types))
-        # a thread is not worth starting for less than one block
+        self._spans = [tuple(spans(number, tensor)) for number, tensor in enumerate(tensors)]
+        # a thread is not worth starting for less than one span
         size = sum(
             dtype.itemsize * math.prod(tensor.shape)
             for tensor, dtype in zip(self._tensors, self._types, strict=True)
         )
-        self._threads = max(1, min(threads, size // _BLOCK_BYTES))
+        self._threads = max(1, min(threads, size // SPAN_BYTES))
         self._pool = ThreadPoolExecutor(self._threads - 1, "update") if self._threads > 1 else None
-        self._scratch = [np.empty((2, _BLOCK_BYTES), dtype=np.uint8) for _ in range(self._threads)]
+        self._scratch = [np.empty((2, SPAN_BYTES), dtype=np.uint8) for _ in range(self._threads)]
 
         found = read_rule(optimizer) if _FUSED_TYPES.issuperset(t.dtype for t in tensors) else None
         self._keras: KerasUpdate | None = None
@@ -181,6 +126,7 @@ class Update:
         *,
         step: int,
         lr_scale: float = 1.0,
+        differing: Differing | None = None,
     ) -> Norms:
         """Apply one step: compute the mean gradient, weighted by samples, and the optimizer's update.
 
@@ -191,6 +137,8 @@ class Update:
                 with any other argument. The new weights are also used as scratch space for the mean gradient.
             step: Counts from 1.
             lr_scale: Factor of this step's learning rate, and so of its weight decay.
+            differing: How the new arrays differ from the old ones before the step; changed to how they do after it.
+                Without it, every row is written.
 
         Raises:
             ValueError: If no contribution has samples, the step is below 1, or an array to be written is not
@@ -198,15 +146,23 @@ class Update:
         """
         if step < 1:
             raise ValueError(f"steps count from 1, and this is step {step}")
-        mean = _Mean(self._pieces, contributions)
-        means = [_writable(array) for array in new_weights]
+        counted = self._counted(contributions)
+        unknown: Differing = [None] * len(self._tensors)
+        parts, changed = self._plan(counted, unknown if differing is None else differing)
+        if differing is not None:
+            differing[:] = unknown  # until the step is complete
+        mean, means = Mean(parts, counted), [_writable(array) for array in new_weights]
 
         def keep_mean(index: int, g: Array, t: Array) -> None:
-            tensor, span = self._pieces[index]
-            mean.form(index, means[tensor][span], t)
+            span = parts[index]
+            if span.rows is None:
+                mean.form(index, span.read(means[span.tensor]), t)
+            else:
+                mean.form(index, g, t)
+                span.write(means[span.tensor], g)
 
         if self._keras is not None:
-            self._for_each_piece(keep_mean)
+            self._for_each(parts, keep_mean)
             found = mean.norms()
             if found.finite:
                 state = (new_weights, old_weights, old_slots, new_weights, new_slots)
@@ -214,26 +170,24 @@ class Update:
             return found
 
         update = self._updater(old_weights, old_slots, means, new_slots, step, lr_scale)
-        if not self._clips_by_norm:
 
-            def form_and_update(index: int, g: Array, t: Array) -> None:
-                mean.form(index, g, t)
-                update(index, g, t)
+        def form_and_update(index: int, g: Array, t: Array) -> None:
+            mean.form(index, g, t)
+            update(parts[index], g, t)
 
-            self._for_each_piece(form_and_update)
-            return mean.norms()
-
-        self._for_each_piece(keep_mean)
+        self._for_each(parts, keep_mean if self._clips_by_norm else form_and_update)
         found = mean.norms()
-        if found.finite:
-            factors = self._clip_factors(mean.squares[:, -1])
+        if found.finite and self._clips_by_norm:
+            factors = self._clip_factors(parts, mean.squares[:, -1])
 
             def clip_and_update(index: int, g: Array, t: Array) -> None:
-                tensor, span = self._pieces[index]
-                np.multiply(means[tensor][span], g.dtype.type(factors[tensor]), out=g)
-                update(index, g, t)
+                span = parts[index]
+                np.multiply(span.read(means[span.tensor]), g.dtype.type(factors[span.tensor]), out=g)
+                update(span, g, t)
 
-            self._for_each_piece(clip_and_update)
+            self._for_each(parts, clip_and_update)
+        if found.finite and differing is not None:
+            differing[:] = changed
         return found
 
     def finalise(self, weights: Sequence[Array], slots: Sequence[Array], out: Sequence[Array]) -> None:
@@ -246,7 +200,42 @@ class Update:
         for source, target in zip(final, out, strict=True):
             np.copyto(target, source)
 
-    # ---- blocks --------------------------------------------------------------------------------------------
+    # ---- spans ---------------------------------------------------------------------------------------------
+
+    def _counted(self, contributions: Sequence[Contribution]) -> list[Contribution]:
+        """Return the contributions with samples; gradients whose rows are too long for spans become dense."""
+        return [
+            (
+                samples,
+                [
+                    gradient.dense(tensor.shape)
+                    if isinstance(gradient, Rows) and not has_short_rows(tensor)
+                    else gradient
+                    for tensor, gradient in zip(self._tensors, gradients, strict=True)
+                ],
+            )
+            for samples, gradients in contributions
+            if samples > 0
+        ]
+
+    def _plan(self, contributions: list[Contribution], differing: Differing) -> tuple[list[Span], Differing]:
+        """Return the spans to visit, and how the old and the new state will differ."""
+        parts: list[Span] = []
+        changed: Differing = []
+        for number, (tensor, dtype) in enumerate(zip(self._tensors, self._types, strict=True)):
+            gradients = [gradients[number] for _, gradients in contributions]
+            if not any(isinstance(gradient, Rows) for gradient in gradients):
+                parts += self._spans[number]
+                changed.append(None)
+                continue
+            spares = self._keras is None and self._rule.spares_zeros(dtype)
+            rows, before = touched(gradients) if spares else None, differing[number]
+            visited = None if rows is None or before is None else united(rows, before)
+            if visited is not None and len(visited) * _GATHERING > tensor.shape[0]:
+                visited = None
+            parts += spans_of_rows(number, tensor, visited)
+            changed.append(rows)
+        return parts, changed
 
     def _updater(
         self,
@@ -256,7 +245,7 @@ class Update:
         new_slots: Sequence[Array],
         step: int,
         lr_scale: float,
-    ) -> Callable[[int, Array, Array], None]:
+    ) -> Callable[[Span, Array, Array], None]:
         count = len(self._rule.slots)
         weights = [array.reshape(-1) for array in old_weights]
         old = [array.reshape(-1) for array in old_slots]
@@ -267,17 +256,18 @@ class Update:
             rate = np.float32(float(self._learning_rate(step - 1)) * lr_scale)
             kernels = {dtype: self._rule.kernel(dtype, rate, step) for dtype in set(self._types)}
 
-        def update(index: int, g: Array, t: Array) -> None:
-            tensor, span = self._pieces[index]
-            mine = slice(tensor * count, (tensor + 1) * count)
-            kernels[self._types[tensor]](
-                g,
-                weights[tensor][span],
-                [slot[span] for slot in old[mine]],
-                new_weights[tensor][span],
-                [slot[span] for slot in new[mine]],
-                t,
-            )
+        def update(span: Span, g: Array, t: Array) -> None:
+            weight, target = weights[span.tensor], new_weights[span.tensor]
+            mine = slice(span.tensor * count, (span.tensor + 1) * count)
+            kernel, at = kernels[self._types[span.tensor]], span.elements
+            if span.rows is None:
+                new_state = [slot[at] for slot in new[mine]]
+                kernel(g, weight[at], [slot[at] for slot in old[mine]], target[at], new_state, t)
+                return
+            copies = [span.read(whole) for whole in (weight, *old[mine])]
+            kernel(g, copies[0], copies[1:], copies[0], copies[1:], t)
+            for whole, values in zip((target, *new[mine]), copies, strict=True):
+                span.write(whole, values)
 
         return update
 
@@ -285,29 +275,29 @@ class Update:
     def _clips_by_norm(self) -> bool:
         return (self._rule.clipnorm or self._rule.global_clipnorm or 0.0) > 0.0
 
-    def _clip_factors(self, squares: Array) -> Array:
+    def _clip_factors(self, parts: Sequence[Span], squares: Array) -> Array:
         """Return the clipping factor of each tensor's mean gradient, from its own norm or the global norm."""
         limit = self._rule.clipnorm or self._rule.global_clipnorm or 0.0
-        owners = np.array([piece.tensor for piece in self._pieces], dtype=np.intp)
+        owners = np.array([span.tensor for span in parts], dtype=np.intp)
         by_tensor = np.bincount(owners, weights=squares, minlength=len(self._tensors))
         if self._rule.global_clipnorm:
             by_tensor[:] = by_tensor.sum()
         return limit / np.maximum(np.sqrt(by_tensor), limit)
 
-    def _for_each_piece(self, task: Callable[[int, Array, Array], None]) -> None:
-        """Call `task(index, g, t)` for every piece, with scratch space for two blocks of the piece's size and type."""
-        left = iter(range(len(self._pieces)))  # the interpreter lock makes taking the next item atomic
+    def _for_each(self, parts: Sequence[Span], task: Callable[[int, Array, Array], None]) -> None:
+        """Call `task(index, g, t)` for every span, with scratch space for two arrays of the span's size and type."""
+        left = iter(range(len(parts)))  # the interpreter lock makes taking the next item atomic
 
         def work(room: Array) -> None:
             with np.errstate(all="ignore"):
                 for index in left:
-                    tensor, span = self._pieces[index]
-                    dtype = self._types[tensor]
-                    g, t = room[:, : (span.stop - span.start) * dtype.itemsize].view(dtype)
+                    dtype = self._types[parts[index].tensor]
+                    g, t = room[:, : parts[index].size * dtype.itemsize].view(dtype)
                     task(index, g, t)
 
         first, *others = self._scratch
-        waiting = [self._pool.submit(work, room) for room in others] if self._pool else []
+        helpers = others[: max(0, len(parts) - 1)]
+        waiting = [self._pool.submit(work, room) for room in helpers] if self._pool else []
         try:
             work(first)
         finally:
@@ -321,37 +311,8 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-def _pieces(tensors: Sequence[TensorSpec], types: Sequence[np.dtype[np.generic]]) -> list[_Piece]:
-    pieces = []
-    for index, (tensor, dtype) in enumerate(zip(tensors, types, strict=True)):
-        size, block = math.prod(tensor.shape), _BLOCK_BYTES // dtype.itemsize
-        pieces += [_Piece(index, slice(at, min(at + block, size))) for at in range(0, size, block)]
-    return pieces
-
-
 def _writable(array: Array) -> Array:
     """Return a flat view; refuse arrays that would have to be copied, because writes to a copy are lost."""
     if not array.flags.c_contiguous:
         raise ValueError("an array to be written is not contiguous")
     return array.reshape(-1)
-
-
-def _sqnorm(block: Array) -> float:
-    """Compute |x|² of a flat block, correct even if single precision would overflow or underflow."""
-    if block.dtype.itemsize < np.dtype(np.float32).itemsize:
-        block = block.astype(np.float32)
-    square = _sum_of_squares(block)
-    if block.dtype != np.float32 or _TINY < square < math.inf or math.isnan(square):
-        return square
-    if square == 0.0 and block.max() == 0.0 == block.min():
-        return 0.0  # common in embeddings only, where a batch uses few rows and most blocks are zero
-    return _sum_of_squares(block.astype(np.float64))
-
-
-def _sum_of_squares(block: Array) -> float:
-    whole = len(block) - len(block) % _ROW
-    rows, rest = block[:whole].reshape(-1, _ROW), block[whole:]
-    square = float(np.vecdot(rows, rows).sum(dtype=np.float64))
-    if len(rest):  # rare; this call costs as much as a third of a block
-        square += float(np.vecdot(rest, rest))
-    return square

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +22,8 @@ import numpy.typing as npt
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.payloads import Arrival, Delivery
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece
-from scavenger.train.transport.messages import Check, Chunk, Lacking, Pull
+from scavenger.train.transport.messages import Check, Chunk, Contributed, Lacking, Pull
+from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory
 
 __all__ = [
@@ -41,19 +42,28 @@ __all__ = [
 CHUNK_BYTES = 4 << 20
 """The measured best compromise between latency and the number of calls; see benchmarks/README.md."""
 
+_LISTS_MAX = 64
+"""How many lists of chunks an inbox remembers; all pieces without sparse gradients have the same one."""
+
 Ranges = tuple[tuple[int, int], ...]
 Send = Callable[[Any, Any], None]
 """Sends one message to one receiver, with its payload or None."""
 
 
-def _ranges(layout: Layout, index: int) -> Ranges:
+def _ranges(layout: Layout, index: int, rows: RowCounts) -> Ranges:
     """Return the ranges of a slot that an aggregator needs: its model shard, and for aggregator 0 also metric sums.
 
-    The result has at least one range, which may be empty.
+    Of a sparse gradient, that is only its rows. The result has at least one range, which may be empty.
     """
-    part = layout.part_ranges[index]
-    both = (part, (layout.weights_bytes, layout.state_bytes)) if index == 0 else (part,)
-    return tuple(a_range for a_range in both if a_range[0] < a_range[1]) or (part,)
+    counts = dict(rows)
+    found: list[tuple[int, int]] = []
+    for place in (layout.used(tensor, counts.get(tensor)) for tensor in layout.parts[index]):
+        if found and found[-1][1] == place[0]:
+            place = found.pop()[0], place[1]
+        found.append(place)
+    if index == 0:
+        found.append((layout.weights_bytes, layout.state_bytes))
+    return tuple(a_range for a_range in found if a_range[0] < a_range[1]) or (layout.part_ranges[index],)
 
 
 def _chunks(ranges: Ranges) -> Iterator[tuple[int, int]]:
@@ -96,11 +106,12 @@ class Payload:
                 yield msgspec.structs.replace(self.head, offset=offset), self.read(offset, size)
 
 
-def piece_payload(block: Block, index: int, view: int, step: int, piece: Piece) -> Payload:
-    """Make the payload of an aggregator's share of a piece, from the worker's slot."""
+def piece_payload(block: Block, index: int, result: Contributed, piece: Piece) -> Payload:
+    """Make the payload of an aggregator's share of a piece, whose result is in the worker's slot."""
     at = block.layout.slot_at(piece.slot)
-    head = Chunk(step, 0, piece.number, piece.slot, view)
-    return Payload(head, _ranges(block.layout, index), lambda offset, size: block.range(at + offset, size))
+    head = Chunk(result.step, 0, piece.number, piece.slot, result.view, result.rows)
+    ranges = _ranges(block.layout, index, result.rows)
+    return Payload(head, ranges, lambda offset, size: block.range(at + offset, size))
 
 
 def weights_payload(
@@ -143,7 +154,7 @@ class Outbox:
         """Send a payload; or, if it was sent before, ask the receiver which of its chunks have not arrived."""
         head = payload.head
         if (delivery := self._sent.get((head.step, head.piece))) is not None:
-            send(Check(head.step, head.piece, delivery.ask(), head.slot, head.view), None)
+            send(Check(head.step, head.piece, delivery.ask(), head.slot, head.view, head.rows), None)
             return
         self._sent[head.step, head.piece] = Delivery()
         for chunk, data in payload.chunks():
@@ -171,6 +182,19 @@ def _answer(arrival: Arrival, check: Check) -> Lacking | None:
     return Lacking(check.step, check.piece, check.question, missing) if missing else None
 
 
+def _sizes(layout: Layout, index: int, rows: RowCounts) -> dict[int, int]:
+    """Return offset and size of each chunk of an aggregator's share of a piece; none if a slot cannot have it."""
+    return dict(_chunks(_ranges(layout, index, rows))) if layout.accepts(rows) else {}
+
+
+class _Arriving(NamedTuple):
+    """The newest piece of a slot: the numbers of slot and piece, its sparse gradients, and what has arrived."""
+
+    newest: tuple[int, int]
+    rows: RowCounts
+    arrival: Arrival
+
+
 class Inbox:
     """Receives what workers push to one aggregator.
 
@@ -181,20 +205,19 @@ class Inbox:
 
     def __init__(self, block: Block, index: int) -> None:
         self._block, self._layout = block, block.layout
-        self._chunks = tuple(_chunks(_ranges(block.layout, index)))
-        self._fitting = frozenset(self._chunks)
-        self._arrivals: dict[int, tuple[tuple[int, int], Arrival]] = {}
+        self._chunks = functools.lru_cache(_LISTS_MAX)(functools.partial(_sizes, block.layout, index))
+        self._arriving: dict[int, _Arriving] = {}
 
     def take(self, worker: str, chunk: Chunk, payload: bytes) -> bool:
         """Copy a chunk into the block; returns whether its piece is now complete.
 
         A chunk of a wrong offset or size, or for another worker's slot, is rejected before any byte is copied.
         """
-        fits = (chunk.offset, len(payload)) in self._fitting
+        fits = self._chunks(chunk.rows).get(chunk.offset) == len(payload)
         if chunk.slot not in self._slots(worker) or not fits:
             print(f"rejected a chunk of {worker}: slot {chunk.slot}, offset {chunk.offset}", flush=True)
             return False
-        arrival = self._arrival(chunk.slot, chunk.piece)
+        arrival = self._arrival(chunk)
         if arrival is None or not arrival.expects(chunk.offset, len(payload)):
             return False
         self._block.range(self._layout.slot_at(chunk.slot) + chunk.offset, len(payload))[:] = payload
@@ -203,39 +226,37 @@ class Inbox:
 
     def check(self, worker: str, check: Check) -> Lacking | None:
         """List the chunks of a fully sent piece that have not arrived; None for none, or if the slot is not its own."""
-        if check.slot not in self._slots(worker):
+        if check.slot not in self._slots(worker) or not self._chunks(check.rows):
             return None
-        arrival = self._arrival(check.slot, check.piece)
+        arrival = self._arrival(check)
         return None if arrival is None else _answer(arrival, check)
 
-    def _arrival(self, slot: int, piece: int) -> Arrival | None:
+    def _arrival(self, message: Chunk | Check) -> Arrival | None:
         """Return which chunks of a piece have arrived; None if a newer piece is in the same part of the block.
 
         Slots and pieces are numbered through the whole job, so a lower number is outdated: it comes from a worker
         whose slot was reused, or belongs to a piece that is done.
         """
-        slot_index, newest = self._layout.place_of(slot), (slot, piece)
-        known, arrival = self._arrivals.get(slot_index, ((-1, -1), None))
-        if newest < known:
-            return None
-        if arrival is None or newest > known:
-            arrival = Arrival(self._chunks)
-            self._arrivals[slot_index] = (newest, arrival)
-        return arrival
+        slot_index, newest = self._layout.place_of(message.slot), (message.slot, message.piece)
+        known = self._arriving.get(slot_index)
+        if known is None or newest > known.newest:
+            known = _Arriving(newest, message.rows, Arrival(self._chunks(message.rows).items()))
+            self._arriving[slot_index] = known
+        return known.arrival if (newest, message.rows) == (known.newest, known.rows) else None
 
     def holds(self, worker: str, piece: int) -> bool:
         """Whether all of a worker's piece has arrived."""
         for slot in self._slots(worker):
-            known, arrival = self._arrivals.get(self._layout.place_of(slot), ((-1, -1), None))
-            if arrival is not None and known == (slot, piece) and arrival.complete:
+            known = self._arriving.get(self._layout.place_of(slot))
+            if known is not None and known.newest == (slot, piece) and known.arrival.complete:
                 return True
         return False
 
     def forget(self, worker: str) -> None:
         """Free the memory of a lost worker's slots, unless another worker has reused them."""
         own = self._slots(worker)
-        entries = (self._arrivals.get(self._layout.place_of(slot)) for slot in own)
-        if own and not any(entry is not None and entry[0][0] >= own.stop for entry in entries):
+        entries = (self._arriving.get(self._layout.place_of(slot)) for slot in own)
+        if own and not any(entry is not None and entry.newest[0] >= own.stop for entry in entries):
             self._block.release_slots(own.start)
 
     def _slots(self, worker: str) -> range:

@@ -11,9 +11,10 @@ Layout, every section aligned to 4096 bytes, every tensor to 64::
 A state section holds all tensors, grouped by the aggregator that holds them, and then the epoch's metric sums so
 far. The state after step s is written to the other section than that after step s - 1, which stays intact until the
 *record* of step s marks s as complete. A slot holds gradients (at the trainable tensors' offsets), updated state and
-metric variables. The file is sparse: pages that no process has written take no memory. It ends with the last slot that
-a process has used, and each process maps only the slots that it uses: limits on file sizes and on the address space
-of a process (`ulimit -f`, `ulimit -v`) concern what a job needs, not what it could need.
+metric variables. A sparse gradient uses the beginning of its tensor's place, for the indices of its rows and then the
+rows; how many they are is told by messages. The file is sparse: pages that no process has written take no memory. It
+ends with the last slot that a process has used, and each process maps only the slots that it uses: limits on file sizes
+and on the address space of a process (`ulimit -f`, `ulimit -v`) concern what a job needs, not what it could need.
 
 The block begins with a signature of its layout. A process that computes another layout, because the program was
 replaced by another version while the job ran, is refused: it would read and write in the wrong places.
@@ -38,7 +39,8 @@ import numpy.typing as npt
 from scavenger.elastic.placement import place
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
 from scavenger.errors import NotSupportedError
-from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.messages.values import Manifest, RowCounts, TensorSpec
+from scavenger.train.transport.rows import Rows, rows_bytes, rows_view
 
 __all__ = [
     "Block",
@@ -137,6 +139,32 @@ class Layout:
             metric_bytes=metric_bytes,
             workers_max=max(1, min(_WORKERS_MAX, room)),
         )
+
+    def saves(self, index: int, count: int) -> bool:
+        """Whether so many rows of a tensor's gradient take less of a slot than all of it."""
+        tensor = self.manifest.tensors[index]
+        return bool(tensor.shape) and 0 <= rows_bytes(tensor, count) < _tensor_bytes(tensor)
+
+    def accepts(self, rows: RowCounts) -> bool:
+        """Whether a slot can have these sparse gradients."""
+        indices = [index for index, _ in rows]
+        return indices == sorted({*indices}) and all(
+            0 <= index < len(self.offsets)
+            and self.manifest.tensors[index].role == "trainable"
+            and self.saves(index, count)
+            for index, count in rows
+        )
+
+    def used(self, index: int, count: int | None = None) -> tuple[int, int]:
+        """Return where the used part of a tensor's place in a slot begins and ends.
+
+        Args:
+            index: The tensor's index.
+            count: The number of rows of a sparse gradient; None for a dense one.
+        """
+        tensor, begin = self.manifest.tensors[index], self.offsets[index]
+        size = _tensor_bytes(tensor) if count is None else rows_bytes(tensor, count)
+        return begin, begin + _aligned(size, _TENSOR_ALIGNMENT)
 
     @property
     def slots(self) -> int:
@@ -304,6 +332,11 @@ class Block:
             _view(mapped, begin + self.layout.offsets[i], specs[i].shape, np.dtype(specs[i].dtype))
             for i in chosen
         ]
+
+    def rows(self, offset: int, index: int, count: int) -> Rows:
+        """Return views of the `count` rows of tensor `index`'s sparse gradient in the slot at `offset`."""
+        tensor, at = self.layout.manifest.tensors[index], self.layout.offsets[index]
+        return rows_view(self.range(offset + at, _tensor_bytes(tensor)), tensor, count)
 
     def metrics(self, offset: int) -> list[npt.NDArray[np.float64]]:
         """Return views of the metric sums of the state section or slot at `offset`."""

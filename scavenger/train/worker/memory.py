@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from scavenger.train.transport.messages.data import Lacking
-from scavenger.train.transport.messages.values import Manifest
+from scavenger.train.transport.messages.values import Manifest, RowCounts
 from scavenger.train.transport.replication import Outbox, Send, initial_payload, pack
+from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.worker.program import Gradient, Program
 
@@ -40,14 +41,26 @@ class WorkerMemory:
         """Return the weights after a step, if they are in this memory, without a copy."""
         return self._weights[step % 2]
 
-    def write(self, result: Gradient, slot: int) -> None:
-        """Write the results for a piece to its slot, where the aggregators read them."""
+    def write(self, result: Gradient, slot: int) -> RowCounts:
+        """Write the results for a piece to its slot, where the aggregators read them.
+
+        Returns:
+            Which gradients are sparse in the slot: those that are smaller so.
+        """
+        at, counts = self.layout.slot_at(slot), []
         if slot not in self._slots:
-            at = self.layout.slot_at(slot)
             self._slots[slot] = [*self.block.tensors(at), *self.block.metrics(at)]
         values = (*result.gradients, *result.states, *result.metrics)
-        for target, value in zip(self._slots[slot], values, strict=True):
-            np.copyto(target, value)
+        for index, (target, value) in enumerate(zip(self._slots[slot], values, strict=True)):
+            if not isinstance(value, Rows):
+                np.copyto(target, value)
+            elif self.layout.saves(index, len(value.indices)):
+                counts.append((index, len(value.indices)))
+                for place, part in zip(self.block.rows(at, *counts[-1]), value, strict=True):
+                    np.copyto(place, part)
+            else:
+                value.write_dense(target)
+        return tuple(counts)
 
     def touch(self) -> None:
         """Map the pages of the weights now, so that the first step does not wait for it."""

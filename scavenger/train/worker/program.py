@@ -27,6 +27,7 @@ from scavenger.sdk.job import KerasJob
 from scavenger.train.aggregation.keras_state import OptimizerState, assign_state
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.rows import Rows
 from scavenger.train.worker.checks import check_model, check_variables
 from scavenger.train.worker.data import Source, open_source
 from scavenger.train.worker.separability import Separability
@@ -36,6 +37,9 @@ __all__ = ["Gradient", "Program"]
 Array = npt.NDArray[Any]
 
 _ALIGNMENT = 64  # bytes; TensorFlow's kernels crash on tensors whose memory is not aligned
+_SPARSE_FROM = 1 << 18
+"""Elements of the smallest tensor whose gradient is kept sparse: filling in the zeros of a smaller one takes less time
+than the calls that this avoids."""
 _TARGETS = 16  # number of targets that identify a data set: quick to read, rarely equal by chance
 
 
@@ -44,14 +48,14 @@ class Gradient:
     """Results of one share of a step.
 
     Attributes:
-        gradients: One per trainable tensor.
+        gradients: One per trainable tensor: sparse if the model only looks up some of its rows.
         states: One per other tensor, as the forward pass left it.
         metrics: One per metric variable, over these samples alone.
         loss: Mean over these samples.
         half_sqnorm: Mean of |g|^2 over the two halves of the samples; 0 if the halves were not computed separately.
     """
 
-    gradients: Sequence[Array]
+    gradients: Sequence[Array | Rows]
     states: Sequence[Array]
     metrics: Sequence[Array]
     loss: float
@@ -140,7 +144,7 @@ class Program:
         function: Callable[..., Any] = self._halves if halves else self._whole
         gradients, states, metrics, loss, half = function(list(weights), batch, *streams)
         return Gradient(
-            gradients=[_seen(g) for g in gradients],
+            gradients=[_rows(g) if isinstance(g, tf.IndexedSlices) else _seen(g) for g in gradients],
             states=[_seen(s) for s in states],
             metrics=[_seen(m) for m in metrics],
             loss=float(loss),
@@ -234,7 +238,7 @@ class Program:
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
         model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
-        return loss, [tf.convert_to_tensor(g) for g in gradients]
+        return loss, [_merged(g, v) for g, v in zip(gradients, variables, strict=True)]
 
     def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], streams: Any) -> Any:
         self._start(weights, streams)
@@ -261,10 +265,7 @@ class Program:
                 value = after + tf.cast(share, after.dtype) * (value - after)
             variable.assign(value)
         half = share * _sqnorm(first) + (1 - share) * _sqnorm(second)
-        gradients = [
-            tf.cast(share, a.dtype) * a + tf.cast(1 - share, b.dtype) * b
-            for a, b in zip(first, second, strict=True)
-        ]
+        gradients = [_mixed(share, a, b) for a, b in zip(first, second, strict=True)]
         loss = (
             tf.cast(share, first_loss.dtype) * first_loss
             + tf.cast(1 - share, second_loss.dtype) * second_loss
@@ -355,7 +356,32 @@ def _specs(sample: tuple[Any, ...]) -> Any:
 
 
 def _sqnorm(gradients: Sequence[Any]) -> Any:
-    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in gradients])
+    given = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in given])
+
+
+def _merged(gradient: Any, variable: Any) -> Any:
+    """Return a gradient with each row once if it is sparse, and dense if its tensor is small."""
+    if not isinstance(gradient, tf.IndexedSlices) or variable.shape.num_elements() < _SPARSE_FROM:
+        return tf.convert_to_tensor(gradient)
+    return _summed(
+        gradient.values, tf.cast(gradient.indices, tf.int64), tf.constant(variable.shape.as_list(), tf.int64)
+    )
+
+
+def _summed(values: Any, indices: Any, shape: Any) -> Any:
+    """Return a sparse gradient whose rows of the same index are added, as TensorFlow does where it makes it dense."""
+    once, owners = tf.unique(indices)
+    return tf.IndexedSlices(tf.math.unsorted_segment_sum(values, owners, tf.size(once)), once, shape)
+
+
+def _mixed(share: Any, first: Any, second: Any) -> Any:
+    """Return the mean of two gradients of the same tensor, in which the first has this share."""
+    shares = tf.cast(share, first.dtype), tf.cast(1 - share, second.dtype)
+    if not isinstance(first, tf.IndexedSlices):
+        return shares[0] * first + shares[1] * second
+    values = tf.concat([shares[0] * first.values, shares[1] * second.values], axis=0)
+    return _summed(values, tf.concat([first.indices, second.indices], axis=0), first.dense_shape)
 
 
 def _architecture(model: Any, train: Source) -> str:
@@ -400,6 +426,15 @@ def _shared(array: Array) -> Any:
         return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
     except (BufferError, TypeError, RuntimeError, ValueError, tf.errors.OpError):
         return array
+
+
+def _rows(gradient: Any) -> Rows:
+    """Return the rows of a sparse gradient in ascending order."""
+    indices, values = _seen(gradient.indices), _seen(gradient.values)
+    order = np.argsort(indices)
+    # a GPU looks up zeros for an index that the tensor does not have, and such a row has no gradient
+    inside = slice(*np.searchsorted(indices, (0, int(gradient.dense_shape[0])), sorter=order))
+    return Rows(indices[order[inside]], values[order[inside]])
 
 
 def _seen(tensor: Any) -> Array:

@@ -54,11 +54,11 @@ class Results:
             result: The contribution that announces the gradient.
             senders: Send function of each such aggregator, by index.
         """
-        step, piece = self._in_slot_of(result.piece)
+        _, piece = self._in_slot_of(result.piece)
         for index, send in senders.items():
             if piece is not None:
                 outbox = self._outboxes.setdefault(index, Outbox())
-                outbox.push(piece_payload(self._block, index, result.view, step, piece), send)
+                outbox.push(piece_payload(self._block, index, result, piece), send)
             fail_here("worker.pushed_some")
 
     def resend(self, index: int, answer: Lacking, send: Send) -> Contributed | None:
@@ -72,7 +72,7 @@ class Results:
         outbox = self._outboxes.get(index)
         if piece is None or outbox is None or not isinstance(result, Contributed):
             return None
-        payload = piece_payload(self._block, index, result.view, step, piece)
+        payload = piece_payload(self._block, index, result, piece)
         return result if outbox.resend(answer, payload, send) else None
 
     def _in_slot_of(self, number: int) -> tuple[int, Piece | None]:

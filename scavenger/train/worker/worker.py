@@ -31,6 +31,7 @@ from scavenger.train.failure import describe_disk_failure
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import memory_id, open_block
 from scavenger.train.transport.heartbeat import Heartbeat
+from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.replication import (
     CHUNK_BYTES,
     WeightsInbox,
@@ -352,6 +353,7 @@ class Worker:
         # the time to fetch weights from other hosts is not compute time
         started, waited_before = time.perf_counter(), self._samples.waited_s
         loss = half_sqnorm = 0.0
+        rows: RowCounts = ()
         if samples:
             assert self._memory is not None
             batch = self._samples.read(epoch, piece.share)
@@ -365,7 +367,7 @@ class Worker:
                 # a single worker estimates the gradient noise from the two halves of its batch
                 halves=view.workers == 1 and samples > 1,
             )
-            self._memory.write(result, piece.slot)
+            rows = self._memory.write(result, piece.slot)
             loss, half_sqnorm = result.loss, result.half_sqnorm
         waited = self._samples.waited_s - waited_before
         fail_here("worker.computed")
@@ -379,6 +381,7 @@ class Worker:
             data_wait_s=waited,
             loss=loss,
             half_sqnorm=half_sqnorm,
+            rows=rows,
         )
         self._known.add_gradient(step, piece, contribution)
         return contribution

@@ -13,6 +13,7 @@ from scavenger.sdk import KerasJob
 _RANDOM = np.random.default_rng(42)
 X = _RANDOM.normal(size=(230, 6)).astype("float32")
 Y = (X @ _RANDOM.normal(size=(6, 3)) + 0.3 * _RANDOM.normal(size=(230, 3))).argmax(axis=1)
+WORDS = np.random.default_rng(43).integers(0, 300, size=(230, 6)) * 15
 TRAIN, HELD_OUT = slice(0, 170), slice(170, 230)
 
 
@@ -53,6 +54,24 @@ def scaled() -> KerasJob:
 def noisy() -> KerasJob:
     layers = keras.layers.Dropout(0.3), keras.layers.GaussianNoise(0.2)
     return arrays(network(keras.optimizers.SGD(0.05), *layers))
+
+
+def embedded() -> KerasJob:
+    """A table large enough for sparse gradients, of which a sample names six rows, the same one sometimes twice."""
+    model = keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            keras.layers.Embedding(4500, 60),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(3),
+        ]
+    )
+    model.compile(
+        keras.optimizers.SGD(0.5),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    return KerasJob(model, (WORDS[TRAIN], Y[TRAIN]), (WORDS[HELD_OUT], Y[HELD_OUT]))
 
 
 class _Slow:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scavenger.train.transport.messages.values import PieceBody, Tagged, ViewBody
+from scavenger.train.transport.messages.values import PieceBody, RowCounts, Tagged, ViewBody
 
 __all__ = [
     "ApplyPart",
@@ -49,6 +49,7 @@ class Contributed(Tagged, frozen=True):
         samples: Number of the piece's samples that are not quarantined.
         held: Indices of the aggregators that share the worker's memory, and so have the gradient already.
         half_sqnorm: Mean |g|^2 of the gradient's two halves, or 0.
+        rows: Which tensors have a sparse gradient.
     """
 
     view: int
@@ -60,13 +61,14 @@ class Contributed(Tagged, frozen=True):
     data_wait_s: float
     loss: float
     half_sqnorm: float
+    rows: RowCounts = ()
 
 
 class Chunk(Tagged, frozen=True):
     """Bytes of a state section, from `offset` on, follow in the next frame.
 
     They belong to the gradient of `piece` in `slot`, or to the weights of `step`; for weights, `piece` is the number
-    of the `Pull` or `Seed` that is answered.
+    of the `Pull` or `Seed` that is answered. The `rows` of a gradient tell which chunks it consists of.
     """
 
     step: int
@@ -74,6 +76,7 @@ class Chunk(Tagged, frozen=True):
     piece: int
     slot: int = -1
     view: int = 0
+    rows: RowCounts = ()
 
 
 class Check(Tagged, frozen=True):
@@ -88,6 +91,7 @@ class Check(Tagged, frozen=True):
     question: int
     slot: int = -1
     view: int = 0
+    rows: RowCounts = ()
 
 
 class Lacking(Tagged, frozen=True):
@@ -191,12 +195,15 @@ class Held(Tagged, frozen=True):
 
 
 class ApplyPart(Tagged, frozen=True):
-    """Apply a step. `pieces` has number, samples and slot of each piece, in the same order for every aggregator."""
+    """Apply a step.
+
+    `pieces` has number, samples, slot and sparse gradients of each piece, in the same order for every aggregator.
+    """
 
     step: int
     view: int
     lr_scale: float
-    pieces: tuple[tuple[int, int, int], ...]
+    pieces: tuple[tuple[int, int, int, RowCounts], ...]
 
 
 class PartApplied(Tagged, frozen=True):

@@ -19,6 +19,7 @@ __all__ = [
     "PieceBody",
     "ProcessConfiguration",
     "Restore",
+    "RowCounts",
     "SlotSpec",
     "TensorSpec",
     "ViewBody",
@@ -27,6 +28,11 @@ __all__ = [
     "view_body",
     "view_of",
 ]
+
+
+RowCounts = tuple[tuple[int, int], ...]
+"""Which gradients of a slot are sparse (`scavenger.train.transport.rows`): index of the tensor in the manifest, and its
+number of rows in the slot."""
 
 
 class Tagged(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
