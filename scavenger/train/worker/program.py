@@ -28,7 +28,8 @@ from scavenger.train.aggregation.keras_state import OptimizerState, assign_state
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.worker.checks import check_model, check_variables
-from scavenger.train.worker.data import Source, open_source
+from scavenger.train.worker.data import Source
+from scavenger.train.worker.fit_arguments import open_data
 from scavenger.train.worker.separability import Separability
 
 __all__ = ["Gradient", "Program"]
@@ -72,8 +73,7 @@ class Program:
     def __init__(self, job: KerasJob) -> None:
         self.model = job.model
         check_model(self.model)
-        self.train = open_source(job.train, "train")
-        self.validation = None if job.validation is None else open_source(job.validation, "validation")
+        self.train, self.validation = open_data(job)
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
         self._prepare(sample)
 
@@ -107,9 +107,14 @@ class Program:
         self._test = tf.function(self._evaluate_batch, input_signature=[specs, streams])
         self._load = tf.function(self._assign, input_signature=[state])
 
+    @property
+    def variables(self) -> list[Any]:
+        """The model's variables whose values are the weights, in the manifest's order."""
+        return self._trainable + self._states
+
     def initial_state(self) -> list[Array]:
         """Return the initial weights of the user's model, in the manifest's order."""
-        return [v.numpy() for v in self._trainable + self._states]
+        return [v.numpy() for v in self.variables]
 
     def alias(self, arrays: Sequence[Array]) -> list[Any]:
         """Return tensors that share memory with these arrays, to pass them as weights without a copy.
@@ -178,7 +183,7 @@ class Program:
 
     def save(self, weights: Sequence[Array], path: Path, optimizer: OptimizerState) -> None:
         """Write the model with given weights and state of the optimizer atomically as a `.keras` file."""
-        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+        for variable, value in zip(self.variables, weights, strict=True):
             variable.assign(value)
         make_private_folder(path.parent)
         partial = partial_model(path)
@@ -207,7 +212,7 @@ class Program:
     # ---- traced --------------------------------------------------------------------------------------------
 
     def _assign(self, weights: list[Any]) -> None:
-        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+        for variable, value in zip(self.variables, weights, strict=True):
             variable.assign(value)
 
     def _start(self, weights: list[Any], streams: Any) -> None:
