@@ -349,6 +349,8 @@ def in_pieces(
         parts = [ModelShard(fd, layout, index) for index in range(2)]
         for target, value in zip(block.tensors(layout.state_at(0)), program.initial_state(), strict=True):
             target[...] = value
+        if (earlier := program.initial_slots()) is not None:
+            SavedOptimizer(fd, layout).write_initial(earlier)
         for part in parts:
             part.begin()
         for step in range(1, steps + 1):
@@ -357,7 +359,10 @@ def in_pieces(
             for slot, (start, stop) in enumerate(pieces):
                 batch = program.train.batch(np.arange(start, stop))
                 at = (step - 1) * pieces[-1][1] + start
-                result = program.gradient(weights, batch, seed=_SEED, position=at, halves=False)
+                scale = parts[0].loss_scale(step - 1)
+                result = program.gradient(
+                    weights, batch, seed=_SEED, position=at, halves=False, loss_scale=scale
+                )
                 values = (*result.gradients, *result.states)
                 for target, value in zip(block.tensors(layout.slot_at(slot)), values, strict=True):
                     target[...] = value

@@ -13,7 +13,7 @@ from benchmarks.keras_support import in_pieces
 from scavenger.sdk import KerasJob
 from scavenger.train.worker.program import Program
 
-__all__ = ["assert_as_fit", "by_fit", "by_job"]
+__all__ = ["assert_as_fit", "assert_close", "by_fit", "by_job"]
 
 _SEED = 3
 

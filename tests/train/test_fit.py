@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from plain_keras import assert_as_fit, assert_close, by_fit
+from plain_keras import assert_as_fit, assert_close, by_fit, by_job
 
 from scavenger.sdk import KerasJob
 from scavenger.train.failure import DataError
@@ -80,3 +81,132 @@ def test_class_weights_do_not_go_with_sample_weights_or_several_outputs() -> Non
         Program(KerasJob(classifier(), (X, Y, W), class_weight={0: 2.0}))
     with pytest.raises(DataError, match="a single output, as in Keras"):
         Program(KerasJob(classifier(), (X, {"a": Y, "b": Y}), class_weight={0: 2.0}))
+
+
+# ---- half precision ----------------------------------------------------------------------------------------
+
+
+def in_policy(policy: str, optimizer: Any, **compile_with: Any) -> Any:
+    """The classifier with layers of a policy, which `compile` sees."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        return classifier(optimizer, **compile_with)
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+_LARGE = [2.0**20]
+"""Weight of a loss whose gradients overflow in single precision at scales that are finite there."""
+
+
+def scaled(policy: str = "float32", *, scale: float = 2.0**15, growth: int = 2000, **options: Any) -> Any:
+    inner = OPTIMIZERS.Adam(OPTIMIZERS.schedules.ExponentialDecay(0.05, 2, 0.5), **options)
+    return in_policy(policy, OPTIMIZERS.LossScaleOptimizer(inner, scale, growth), loss_weights=_LARGE)
+
+
+@pytest.mark.parametrize(
+    ("policy", "scale", "growth", "steps"),
+    [
+        ("mixed_float16", 2.0**15, 2000, 4),
+        ("float32", 2.0**107, 2, 8),  # grows until a gradient overflows
+        ("float32", 2.0**112, 3, 8),  # skips steps until it has shrunk
+        ("float32", 777.0, 2000, 3),
+    ],
+)
+def test_loss_scaling_skips_and_scales_as_in_keras(
+    policy: str, scale: float, growth: int, steps: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.keras"
+    tolerance = 2e-3 if policy == "mixed_float16" else 1e-5
+
+    def build() -> Any:
+        return scaled(policy, scale=scale, growth=growth)
+
+    _, got = by_job(build, (X, Y), steps=steps, path=path)
+    plain = by_fit(build, (X, Y), steps=steps)
+
+    assert_close(got, plain.get_weights(), tolerance)
+    saved = keras.models.load_model(path).optimizer
+    assert int(saved.iterations) == int(plain.optimizer.iterations)
+    assert [float(v) for v in saved.variables[2:4]] == [float(v) for v in plain.optimizer.variables[2:4]]
+    assert_close(
+        [v.numpy() for v in saved.variables], [v.numpy() for v in plain.optimizer.variables], tolerance
+    )
+
+
+def test_compile_scales_the_loss_of_a_mixed_model() -> None:
+    model = in_policy("mixed_float16", "adam")
+    assert isinstance(model.optimizer, OPTIMIZERS.LossScaleOptimizer)
+
+    assert_as_fit(lambda: in_policy("mixed_float16", "adam"), (X, Y), tolerance=2e-3)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "float16"])
+def test_models_of_half_precision_are_those_of_keras_up_to_their_rounding(policy: str) -> None:
+    def build() -> Any:
+        return in_policy(policy, OPTIMIZERS.SGD(0.1, momentum=0.5))
+
+    program = assert_as_fit(build, (X, Y), tolerance=3e-2)
+
+    types = {tensor.dtype for tensor in program.manifest.tensors}
+    assert types == {policy if "mixed" not in policy else "float32"}
+
+
+# ---- an optimizer that has taken steps ---------------------------------------------------------------------
+
+CONTINUED = {
+    "Adam": lambda: OPTIMIZERS.Adam(OPTIMIZERS.schedules.CosineDecay(0.05, 9)),
+    "Adamax, by Keras": lambda: OPTIMIZERS.Adamax(0.01),
+    "momentum and accumulated gradients": lambda: OPTIMIZERS.SGD(
+        0.1, momentum=0.9, gradient_accumulation_steps=3
+    ),
+    "two optimizers": lambda: OPTIMIZERS.MultiOptimizer(
+        OPTIMIZERS.OptimizerMap(OPTIMIZERS.SGD(0.1), {".*kernel": OPTIMIZERS.Adam(0.01)})
+    ),
+    "loss scaling": lambda: OPTIMIZERS.LossScaleOptimizer(OPTIMIZERS.Adam(0.01), 2.0**107, 2),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUED)
+def test_a_model_that_was_trained_goes_on(name: str, tmp_path: Path) -> None:
+    def build() -> Any:
+        return classifier(CONTINUED[name](), loss_weights=_LARGE if name == "loss scaling" else None)
+
+    earlier, later = tmp_path / "earlier.keras", tmp_path / "later.keras"
+    by_fit(build, (X, Y), steps=5).save(earlier)
+    plain = by_fit(build, (X, Y), steps=10)
+
+    _, got = by_job(lambda: keras.models.load_model(earlier), (X, Y), steps=5, path=later)
+
+    assert_close(got, plain.get_weights())
+    saved = keras.models.load_model(later).optimizer.variables
+    assert_close([v.numpy() for v in saved], [v.numpy() for v in plain.optimizer.variables])
+
+
+# ---- weight constraints ------------------------------------------------------------------------------------
+
+CONSTRAINTS = {
+    "NonNeg": lambda: keras.constraints.NonNeg(),
+    "UnitNorm": lambda: keras.constraints.UnitNorm(axis=1),
+    "MaxNorm": lambda: keras.constraints.MaxNorm(0.5),
+    "MaxNorm, several axes": lambda: keras.constraints.MaxNorm(1.0, axis=[0, 1]),
+    "MinMaxNorm": lambda: keras.constraints.MinMaxNorm(0.9, 1.1, rate=0.7),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_constraints_hold_after_every_step_as_in_keras(name: str) -> None:
+    def build() -> Any:
+        layer = LAYERS.Dense(4, kernel_constraint=CONSTRAINTS[name](), bias_constraint="non_neg")
+        return classifier(OPTIMIZERS.Adam(0.05, use_ema=True, ema_momentum=0.5), layer)
+
+    assert_as_fit(build, (X, Y))
+
+
+def test_a_step_that_loss_scaling_skips_leaves_even_the_constraints_alone() -> None:
+    def build() -> Any:
+        optimizer = OPTIMIZERS.LossScaleOptimizer(OPTIMIZERS.Adam(0.05), 2.0**112)
+        return classifier(optimizer, LAYERS.Dense(4, kernel_constraint="unit_norm"), loss_weights=_LARGE)
+
+    assert_as_fit(build, (X, Y), steps=1)

@@ -353,23 +353,9 @@ def excluding() -> Any:
     return classifier(optimizer=optimizer)
 
 
-def trained() -> Any:
-    model = classifier()
-    model.train_on_batch(X, Y)
-    return model
-
-
 def untrainable() -> Any:
     model = classifier()
     model.trainable = False
-    return model
-
-
-def half_precision() -> Any:
-    hidden = LAYERS.Dense(4, dtype="mixed_float16")
-    model = keras.Sequential([keras.Input((5,)), hidden, LAYERS.Dense(3, dtype="mixed_float16")])
-    model.dtype_policy = keras.DTypePolicy("mixed_float16")
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
 
@@ -476,12 +462,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "its own train_step": (lambda: subclass(OwnTrainStep), (X, Y), "train_step of its own"),
     "its own test_step": (lambda: subclass(OwnTestStep), (X, Y), "test_step of its own"),
     "its own optimizer": (lambda: classifier(optimizer=OwnOptimizer()), (X, Y), "not one of Keras's own"),
-    "loss scaling": (
-        lambda: classifier(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())),
-        (X, Y),
-        "auto_scale_loss=False, or use the policy mixed_bfloat16",
-    ),
-    "mixed_float16": (half_precision, (X, Y), "auto_scale_loss=False, or use the policy mixed_bfloat16"),
     "a schedule-free start from zeros": (
         lambda: classifier(optimizer=keras.optimizers.ScheduleFreeAdamW()),
         (X, Y),
@@ -573,11 +553,10 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a metric that is no sum": (lambda: classifier(metrics=[Largest()]), (X, Y), "not made of sums"),
     "a masked output": (masked, (np.abs(X).astype("int32"), X), "mask"),
     "decay with exceptions": (excluding, (X, Y), "exclude_from_weight_decay"),
-    "steps taken already": (trained, (X, Y), "taken steps already"),
     "a constraint": (
-        lambda: classifier(LAYERS.Dense(2, kernel_constraint=keras.constraints.NonNeg())),
+        lambda: classifier(LAYERS.Dense(2, kernel_constraint=lambda w: keras.ops.abs(w))),
         (X, Y),
-        "constraint",
+        "which is code of the user's",
     ),
     "nothing to train": (
         untrainable,

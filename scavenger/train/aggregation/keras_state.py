@@ -15,9 +15,18 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
+from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.kernels import read_rule
 
-__all__ = ["OptimizerState", "assign_state", "owners_of", "parts_of", "state_of"]
+__all__ = [
+    "OptimizerState",
+    "assign_state",
+    "iterations_of",
+    "owners_of",
+    "parts_of",
+    "read_state",
+    "state_of",
+]
 
 Array = npt.NDArray[Any]
 
@@ -39,16 +48,33 @@ class OptimizerState:
 
 
 def parts_of(optimizer: Any) -> list[Any]:
-    """Return the optimizer and those that it consists of."""
-    return [optimizer, *getattr(optimizer, "optimizers", ())]
+    """Return the optimizer that updates the weights, inside any loss scaling, and those that it consists of."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [inner, *getattr(inner, "optimizers", ())]
+
+
+def iterations_of(optimizer: Any) -> int:
+    """Return how many steps an optimizer has taken.
+
+    Raises:
+        NotSupportedError: If its parts have taken different numbers of steps.
+    """
+    inner, *others = parts_of(optimizer)
+    taken = {int(one._iterations.numpy()) for one in (inner, *others) if one is inner or one.built}
+    if len(taken) > 1:
+        raise NotSupportedError(
+            f"the optimizer's parts have taken different numbers of steps ({sorted(taken)}): compile the model again"
+        )
+    return taken.pop()
 
 
 def state_of(optimizer: Any) -> list[Any]:
     """Return an optimizer's variables except the update counter and the learning rate, which no step changes."""
-    others = set()
-    for one in parts_of(optimizer):
-        others |= {id(one._iterations), id(one._learning_rate)}
-    return [variable for variable in optimizer.variables if id(variable) not in others]
+    inner, *others = parts_of(optimizer)
+    left_out = {
+        id(variable) for one in (inner, *others) for variable in (one._iterations, one._learning_rate)
+    }
+    return [variable for variable in inner.variables if id(variable) not in left_out]
 
 
 def owners_of(optimizer: Any, weights: Sequence[Any]) -> dict[int, int]:
@@ -71,6 +97,34 @@ def owners_of(optimizer: Any, weights: Sequence[Any]) -> dict[int, int]:
     return owners
 
 
+def _slots_of(optimizer: Any, weights: Sequence[Any]) -> dict[tuple[int, int], Any]:
+    """Return the variables of an optimizer by tensor and number, as in `SlotSpec`; builds it if it is not built."""
+    inner = parts_of(optimizer)[0]
+    if not optimizer.built:
+        optimizer.build(weights)
+    found = read_rule(json.dumps(keras.optimizers.serialize(inner), default=float))
+    owners, owned = owners_of(optimizer, weights), defaultdict(list)
+    for variable in state_of(optimizer):
+        owned[owners.get(id(variable), -1)].append(variable)
+    if found is not None:  # the aggregators' own kernels number the arrays in an order of their own
+        names = [f"_{name}" for name in found[0].slots]
+        for tensor in range(len(weights)):
+            owned[tensor] = [next(v for v in owned[tensor] if v.name.endswith(name)) for name in names]
+        owned.pop(-1, None)
+    if optimizer is not inner:
+        owned[-1] += [inner._iterations, optimizer.step_counter, optimizer.dynamic_scale]
+    return {
+        (tensor, number): variable
+        for tensor, variables in owned.items()
+        for number, variable in enumerate(variables)
+    }
+
+
+def read_state(optimizer: Any, weights: Sequence[Any]) -> dict[tuple[int, int], Array]:
+    """Return the arrays of an optimizer, by tensor and number, as in `OptimizerState`."""
+    return {key: np.array(variable.numpy()) for key, variable in _slots_of(optimizer, weights).items()}
+
+
 def assign_state(optimizer: Any, weights: Sequence[Any], state: OptimizerState) -> None:
     """Give an optimizer, built for these weights or not at all yet, the state that the aggregators have.
 
@@ -80,18 +134,10 @@ def assign_state(optimizer: Any, weights: Sequence[Any], state: OptimizerState) 
         KeyError: If the state lacks an array.
         ValueError: If an array has another shape than its variable.
     """
-    found = read_rule(json.dumps(keras.optimizers.serialize(optimizer), default=float))
-    optimizer.build(weights)
-    owners, owned = owners_of(optimizer, weights), defaultdict(list)
-    for variable in state_of(optimizer):
-        owned[owners.get(id(variable), -1)].append(variable)
-    for tensor, variables in owned.items():
-        if found is not None:  # the aggregators' own kernels number the arrays in an order of their own
-            names = [f"_{name}" for name in found[0].slots]
-            variables = [next(v for v in variables if v.name.endswith(name)) for name in names]
-        for number, variable in enumerate(variables):
-            variable.assign(state.slots[tensor, number])
+    slots = _slots_of(optimizer, weights)
     for one in parts_of(optimizer):
         one._iterations.assign(state.step)
         if state.lr_scale != 1.0 and isinstance(one._learning_rate, keras.Variable):
             one._learning_rate.assign(float(np.float32(one._learning_rate.numpy())) * state.lr_scale)
+    for key, variable in slots.items():  # with loss scaling, also the number of steps that were not skipped
+        variable.assign(state.slots[key])

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from scavenger.train.aggregation.constraints import Constraint
 from scavenger.train.aggregation.kernels import Array, read_rule
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 
@@ -91,14 +92,20 @@ class _Mean:
     def form(self, index: int, out: Array, t: Array) -> None:
         """Write the mean over a piece to `out`; `t` is scratch space."""
         tensor, span = self._pieces[index]
+        half = (
+            out.dtype.itemsize < np.dtype(np.float32).itemsize
+        )  # rounds once, as the gradient of one batch is
+        total = np.empty(out.shape, np.float32) if half else out
         for k, gradients in enumerate(self._gradients):
-            block, share = gradients[tensor][span], out.dtype.type(self._shares[k])
+            block = gradients[tensor][span]
+            share = total.dtype.type(self._shares[k])
             self.squares[index, k] = _sqnorm(block)
             if k == 0:
-                np.multiply(block, share, out=out)
+                np.multiply(block, share, out=total)
             else:
-                np.multiply(block, share, out=t)
-                np.add(out, t, out=out)
+                np.add(total, np.multiply(block, share, out=None if half else t), out=total)
+        if half:
+            out[...] = total
         self.squares[index, -1] = _sqnorm(out)
 
     def norms(self) -> Norms:
@@ -117,6 +124,7 @@ class Update:
     Args:
         tensors: The shard's tensors.
         optimizer: Keras's serialised optimizer, JSON: a configuration, never code.
+        constraints: Constraints by the index of the tensor, which hold after every step.
         threads: Number of threads; by default one per processor that this process may use, at most four.
 
     Attributes:
@@ -130,11 +138,18 @@ class Update:
 
     slots: tuple[SlotSpec, ...]
 
-    def __init__(self, tensors: Sequence[TensorSpec], optimizer: str, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[TensorSpec],
+        optimizer: str,
+        constraints: Mapping[int, Constraint] | None = None,
+        *,
+        threads: int | None = None,
+    ) -> None:
         threads = min(_processors(), _THREADS_MAX) if threads is None else threads
         if threads < 1:
             raise ValueError(f"the number of threads must be at least 1, not {threads}")
-        self._tensors = tuple(tensors)
+        self._tensors, self._constraints = tuple(tensors), dict(constraints or {})
         self._types = tuple(np.dtype(tensor.dtype) for tensor in tensors)
         self._pieces = tuple(_pieces(tensors, self._types))
         # a thread is not worth starting for less than one block
@@ -198,6 +213,22 @@ class Update:
         """
         if step < 1:
             raise ValueError(f"steps count from 1, and this is step {step}")
+        norms = self._apply(contributions, old_weights, old_slots, new_weights, new_slots, step, lr_scale)
+        if norms.finite:
+            for tensor, constraint in self._constraints.items():
+                constraint.apply(new_weights[tensor])
+        return norms
+
+    def _apply(
+        self,
+        contributions: Sequence[Contribution],
+        old_weights: Sequence[Array],
+        old_slots: Sequence[Array],
+        new_weights: Sequence[Array],
+        new_slots: Sequence[Array],
+        step: int,
+        lr_scale: float,
+    ) -> Norms:
         mean = _Mean(self._pieces, contributions)
         means = [_writable(array) for array in new_weights]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ from scavenger.elastic.order import random_streams
 from scavenger.errors import NotSupportedError
 from scavenger.private_files import FILE_MODE, make_private_folder
 from scavenger.sdk.job import KerasJob
-from scavenger.train.aggregation.keras_state import OptimizerState, assign_state
+from scavenger.train.aggregation.keras_state import OptimizerState, assign_state, iterations_of, read_state
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
-from scavenger.train.worker.checks import check_model, check_variables
+from scavenger.train.worker.checks import check_model, check_variables, constraint_of
 from scavenger.train.worker.data import Source
 from scavenger.train.worker.fit_arguments import open_data
 from scavenger.train.worker.separability import Separability
@@ -105,6 +105,8 @@ class Program:
         if self.validation is not None:
             specs = _specs(self.validation.batch(np.zeros(1, dtype=np.int64)))
         self._test = tf.function(self._evaluate_batch, input_signature=[specs, streams])
+        self._scales = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        self._loss_scale = tf.Variable(1.0, trainable=False)
         self._load = tf.function(self._assign, input_signature=[state])
 
     @property
@@ -116,6 +118,12 @@ class Program:
         """Return the initial weights of the user's model, in the manifest's order."""
         return [v.numpy() for v in self.variables]
 
+    def initial_slots(self) -> Mapping[tuple[int, int], Array] | None:
+        """Return the arrays of an optimizer that has taken steps already, as in `OptimizerState`; else None."""
+        if not self.manifest.iterations:
+            return None
+        return read_state(self.model.optimizer, self._trainable)
+
     def alias(self, arrays: Sequence[Array]) -> list[Any]:
         """Return tensors that share memory with these arrays, to pass them as weights without a copy.
 
@@ -125,7 +133,14 @@ class Program:
         return [_shared(array) for array in arrays]
 
     def gradient(
-        self, weights: Sequence[Array], batch: tuple[Any, ...], *, seed: int, position: int, halves: bool
+        self,
+        weights: Sequence[Array],
+        batch: tuple[Any, ...],
+        *,
+        seed: int,
+        position: int,
+        halves: bool,
+        loss_scale: float = 1.0,
     ) -> Gradient:
         """Compute the gradient of the mean loss over some samples at given weights.
 
@@ -137,7 +152,9 @@ class Program:
                 determine the random numbers that dropout draws.
             halves: Compute the two halves separately, so that their norms give the gradient noise; their
                 sample-weighted mean is the gradient. The second half draws the same numbers as a separate share.
+            loss_scale: With dynamic loss scaling, the factor on the loss; the gradients are divided by it again.
         """
+        self._loss_scale.assign(loss_scale)
         streams = [self._streams(seed, position)]
         if halves:
             samples = len(keras.tree.flatten(batch)[0])
@@ -234,12 +251,22 @@ class Program:
         with tf.GradientTape() as tape:
             predicted = model(x, training=True) if model._call_has_training_arg else model(x)
             loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
-            scaled = model.optimizer.scale_loss(loss)  # the aggregator's optimizer divides by the same factor
+            scaled = self._scaled(loss)
         variables = [v.value for v in self._trainable]
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
         model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
-        return loss, [tf.convert_to_tensor(g) for g in gradients]
+        return loss, [self._unscaled(tf.convert_to_tensor(g)) for g in gradients]
+
+    def _scaled(self, loss: Any) -> Any:
+        if self._scales:
+            return keras.ops.multiply(loss, self._loss_scale)
+        return self.model.optimizer.scale_loss(loss)  # the aggregator's optimizer divides by the same factor
+
+    def _unscaled(self, gradient: Any) -> Any:
+        # in single precision: in half precision the scale itself may overflow
+        scale = tf.cast(gradient, tf.float32) / self._loss_scale if self._scales else gradient
+        return tf.cast(scale, gradient.dtype)
 
     def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], streams: Any) -> Any:
         self._start(weights, streams)
@@ -336,6 +363,12 @@ class Program:
             validation_size=0 if self.validation is None else len(self.validation),
             sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
             metric_names=names,
+            constraints={
+                place: text
+                for place, v in enumerate(self._trainable)
+                if v.constraint is not None and (text := constraint_of(v)) is not None
+            },
+            iterations=iterations_of(model.optimizer),
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:

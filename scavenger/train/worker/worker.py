@@ -228,7 +228,9 @@ class Worker:
         self._results = Results(memory.block)
         # an aggregator on another host has its own memory, and needs some worker's initial weights
         packed = any(at.memory != self._memory_id for at in message.aggregators)
-        self._initial = InitialWeights(memory, values, packed=packed)
+        self._initial = InitialWeights(
+            memory, values, packed=packed, fd=self._fd, slots=program.initial_slots()
+        )
         if message.initial:
             self._publish()
         # trace the functions and allocate memory before other workers wait for this one; results are discarded
@@ -364,6 +366,7 @@ class Worker:
                 position=epoch * len(self._program.train) + piece.share.start,
                 # a single worker estimates the gradient noise from the two halves of its batch
                 halves=view.workers == 1 and samples > 1,
+                loss_scale=order.loss_scale,
             )
             self._memory.write(result, piece.slot)
             loss, half_sqnorm = result.loss, result.half_sqnorm

@@ -50,6 +50,14 @@ def scaled() -> KerasJob:
     return arrays(network(keras.optimizers.SGD(0.05, momentum=0.9, loss_scale_factor=128.0)))
 
 
+def continued() -> KerasJob:
+    """A model that was trained before, with loss scaling that grows during the job."""
+    adam = keras.optimizers.Adam(0.003, epsilon=1e-4)
+    model = network(keras.optimizers.LossScaleOptimizer(adam, initial_scale=1024.0, dynamic_growth_steps=11))
+    model.fit(X[TRAIN], Y[TRAIN], batch_size=40, shuffle=False, verbose=0)
+    return arrays(model)
+
+
 def noisy() -> KerasJob:
     layers = keras.layers.Dropout(0.3), keras.layers.GaussianNoise(0.2)
     return arrays(network(keras.optimizers.SGD(0.05), *layers))

@@ -155,6 +155,7 @@ class Order(Tagged, frozen=True):
         pieces: The pieces to compute.
         quarantined: Samples to leave out.
         cautious: Whether workers have died of an unknown cause, so that only the samples to compute may be read.
+        loss_scale: Factor on the loss, whose gradients are divided by it again.
     """
 
     action: str
@@ -163,6 +164,7 @@ class Order(Tagged, frozen=True):
     pieces: tuple[PieceBody, ...]
     quarantined: tuple[int, ...]
     cautious: bool
+    loss_scale: float = 1.0
 
 
 class TakeView(Tagged, frozen=True):

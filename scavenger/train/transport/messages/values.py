@@ -127,6 +127,8 @@ class Manifest(Body, frozen=True):
         validation_size: Number of validation samples.
         sample_bytes: Size of a sample, bytes.
         metric_names: Names of metrics that a goal may use.
+        constraints: Keras's serialised constraint (JSON) of each tensor by its index, for tensors that have one.
+        iterations: Steps that the optimizer has taken before the job; if any, a worker has its initial state.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -138,6 +140,8 @@ class Manifest(Body, frozen=True):
     validation_size: int
     sample_bytes: int
     metric_names: tuple[str, ...]
+    constraints: dict[int, str] = {}
+    iterations: int = 0
 
     @property
     def digest(self) -> str:
