@@ -368,7 +368,7 @@ def in_pieces(
                     target[...] = value
                 orders.append((slot, stop - start, slot))
             for part in parts:
-                part.apply(ApplyPart(step, 1, 1.0, tuple(orders)))
+                part.apply(ApplyPart(step, 1, program.rate(step - 1), tuple(orders)))
         for part in parts:
             part.finalise(steps, best=False)
         final = [array.copy() for array in block.tensors(layout.state_at(steps))]

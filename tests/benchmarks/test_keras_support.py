@@ -96,8 +96,8 @@ def test_every_array_of_an_optimizer_is_saved_under_its_name(optimizer: Callable
 
 
 def test_a_saved_model_with_another_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(optimizer: Any, weights: Any, state: OptimizerState) -> None:
-        optimizer.build(weights)
+    def forgetful(optimizer: Any, every: Any, weights: Any, state: OptimizerState) -> None:
+        optimizer.build(every)
 
     monkeypatch.setattr("scavenger.train.worker.program.assign_state", forgetful)
 

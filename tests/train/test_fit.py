@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from plain_keras import assert_as_fit, assert_close, by_fit, by_job
 
+from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
 from scavenger.train.failure import DataError
 from scavenger.train.worker.program import Program
@@ -210,3 +213,224 @@ def test_a_step_that_loss_scaling_skips_leaves_even_the_constraints_alone() -> N
         return classifier(optimizer, LAYERS.Dense(4, kernel_constraint="unit_norm"), loss_weights=_LARGE)
 
     assert_as_fit(build, (X, Y), steps=1)
+
+
+# ---- code of the user's ------------------------------------------------------------------------------------
+
+
+class Halving(OPTIMIZERS.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule that halves the rate every other step."""
+
+    def __init__(self, rate: Any) -> None:
+        self.rate = rate
+
+    def __call__(self, step: Any) -> Any:
+        return self.rate * 0.5 ** keras.ops.cast(step // 2, "float32")
+
+    def get_config(self) -> dict[str, Any]:
+        return {"rate": self.rate}
+
+
+class Unsaved(OPTIMIZERS.schedules.LearningRateSchedule):  # type: ignore[misc]
+    def __call__(self, step: Any) -> Any:
+        return 0.1
+
+
+class Taught(keras.Model):  # type: ignore[misc]
+    def __init__(self, teacher: object) -> None:
+        super().__init__()
+        self.layer = LAYERS.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.layer(x)
+
+
+def test_a_model_that_keras_cannot_save_is_refused_before_it_is_trained() -> None:
+    model = Taught(object())
+    model.compile("sgd", own_loss)
+
+    with pytest.raises(NotSupportedError, match=r"cannot save the model: .*'Unsaved' must override"):
+        Program(KerasJob(classifier(OPTIMIZERS.SGD(Unsaved())), (X, Y)))
+    with pytest.raises(NotSupportedError, match="cannot save the model: Object Taught was created"):
+        Program(KerasJob(model, (X, Y)))
+
+
+RATES = {
+    "a schedule": lambda: OPTIMIZERS.SGD(Halving(0.1), momentum=0.9),
+    "a schedule, applied by Keras": lambda: OPTIMIZERS.Nadam(Halving(0.1), weight_decay=0.1),
+    "a function": lambda: OPTIMIZERS.Adam(lambda: 0.02),
+}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_a_learning_rate_of_ones_own_is_that_of_keras(name: str) -> None:
+    program = assert_as_fit(lambda: classifier(RATES[name]()), (X, Y), steps=5)
+
+    assert "Halving" not in program.manifest.optimizer
+    other = Program(KerasJob(classifier(OPTIMIZERS.SGD(lambda: 0.3)), (X, Y)))
+    assert program.manifest.architecture != other.manifest.architecture
+
+
+class Squared(LAYERS.Layer):  # type: ignore[misc]
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", regularizer="l2")
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.square(x) * self.scale
+
+
+def own_loss(y: Any, predicted: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(predicted - keras.ops.one_hot(y, 3)), axis=-1)
+
+
+def test_layers_and_losses_need_no_registration() -> None:
+    assert_as_fit(lambda: classifier("adam", Squared(), loss=own_loss), (X, Y))
+
+
+class OwnLoss(keras.Sequential):  # type: ignore[misc]
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
+        return own_loss(y, y_pred).mean() if hasattr(y_pred, "mean") else keras.ops.mean(own_loss(y, y_pred))
+
+
+class OwnSteps(keras.Sequential):  # type: ignore[misc]
+    """As the guide of Keras on `train_step` writes it, with a metric that counts samples."""
+
+    distance = keras.metrics.MeanAbsoluteError(name="distance")
+
+    def train_step(self, data: Any) -> Any:
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predicted, sample_weight=sample_weight)
+            loss += 0.1 * keras.ops.mean(keras.ops.square(predicted))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss, sample_weight=keras.ops.shape(x)[0])
+            else:
+                metric.update_state(y, predicted)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def subclassed(kind: type[Any], **compile_with: Any) -> Any:
+    model = kind([keras.Input((5,)), LAYERS.Dense(4, activation="tanh"), LAYERS.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(**{"optimizer": OPTIMIZERS.Adam(0.01, clipnorm=0.1), "loss": loss, **compile_with})
+    return model
+
+
+def test_a_loss_and_steps_of_the_models_own_are_taken() -> None:
+    assert_as_fit(lambda: subclassed(OwnLoss, loss=None), (X, Y))
+    program = assert_as_fit(lambda: subclassed(OwnSteps), (X, Y, W))
+    batch = program.train.batch(np.arange(20))
+    weights = [v.numpy() for v in program.variables]
+
+    whole, halves = (program.gradient(weights, batch, seed=1, position=0, halves=h) for h in (False, True))
+
+    assert halves.loss == pytest.approx(whole.loss, rel=1e-5)
+    assert_close(halves.gradients, whole.gradients)
+    assert_close(halves.metrics, whole.metrics)
+
+
+class Twice(OwnSteps):
+    def train_step(self, data: Any) -> Any:
+        super().train_step(data)
+        return super().train_step(data)
+
+
+class Lossless(OwnSteps):
+    def train_step(self, data: Any) -> Any:
+        super().train_step(data)
+        return {}
+
+
+class Summed(OwnSteps):
+    def compute_loss(self, y: Any = None, y_pred: Any = None, **others: Any) -> Any:
+        return keras.ops.sum(own_loss(y, y_pred))
+
+
+class Adversary(OwnSteps):
+    """Moves weights itself."""
+
+    def train_step(self, data: Any) -> Any:
+        self.layers[0].bias.assign_add(keras.ops.ones(4))
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        (Twice, "applies gradients 2 times"),
+        (Lossless, "must return its loss"),
+        (Summed, "the loss of a batch"),
+        (Adversary, "changes the trainable weights"),
+    ],
+)
+def test_a_train_step_that_cannot_be_split_is_refused(kind: type[Any], complaint: str) -> None:
+    with pytest.raises(NotSupportedError, match=complaint):
+        Program(KerasJob(subclassed(kind), (X, Y)))
+
+
+# ---- what else training depends on -------------------------------------------------------------------------
+
+
+def frozen_later() -> Any:
+    model = classifier()
+    model.layers[0].trainable = False
+    return model
+
+
+def unused() -> Any:
+    """A layer on which the loss does not depend, and decay of weights, from which Keras leaves it out."""
+    inputs = keras.Input((5,))
+    outputs = LAYERS.Dense(3)(inputs), LAYERS.Dense(2)(inputs)
+    model = keras.Model(inputs, outputs)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(OPTIMIZERS.AdamW(0.01, weight_decay=0.5), [loss, None])
+    return model
+
+
+def with_lora() -> Any:
+    model = classifier()
+    model.layers[0].enable_lora(2)
+    return classifier(OPTIMIZERS.Adam(0.01), *model.layers[:1])
+
+
+TRAINED: dict[str, Any] = {
+    "loss_weights": lambda: classifier(loss_weights=[0.3]),
+    "weighted_metrics": lambda: classifier(weighted_metrics=["accuracy"]),
+    "run_eagerly": lambda: classifier(run_eagerly=True),
+    "steps_per_execution": lambda: classifier(steps_per_execution=3),
+    "jit_compile": lambda: classifier(OPTIMIZERS.Adam(0.01), jit_compile=True),
+    "auto_scale_loss": lambda: in_policy("mixed_float16", "sgd", auto_scale_loss=False),
+    "a layer frozen after compile": frozen_later,
+    "a layer without use": unused,
+    "a layer with LoRA": with_lora,
+}
+"""Every other argument of `compile`, and attributes that change the training."""
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_whatever_changes_the_training_changes_it_here_too(name: str) -> None:
+    y = (Y, X[:, :2]) if name == "a layer without use" else Y
+    assert_as_fit(TRAINED[name], (X, y), tolerance=2e-3 if name == "auto_scale_loss" else 1e-5)
+
+
+def test_every_argument_of_compile_is_tried() -> None:
+    arguments = set(inspect.signature(keras.Model.compile).parameters)
+
+    assert arguments - set(TRAINED) == {"self", "optimizer", "loss", "metrics"}
+
+
+def test_a_model_runs_eagerly_if_it_says_so() -> None:
+    seen = []
+
+    def loss(y: Any, predicted: Any) -> Any:
+        seen.append(float(predicted.numpy()[0, 0]))  # only eager tensors have it
+        return own_loss(y, predicted)
+
+    assert_as_fit(lambda: classifier(loss=loss, run_eagerly=True), (X, Y))
+    assert seen

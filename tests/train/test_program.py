@@ -313,11 +313,6 @@ class OwnTrainStep(keras.Sequential):  # type: ignore[misc]
         return {}
 
 
-class OwnTestStep(keras.Sequential):  # type: ignore[misc]
-    def test_step(self, data: Any) -> Any:
-        return {}
-
-
 class OwnOptimizer(keras.optimizers.SGD):  # type: ignore[misc]
     pass
 
@@ -371,23 +366,15 @@ def masked() -> Any:
     return model
 
 
-def shared_schedule() -> Any:
-    class Halving(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
-        def __call__(self, step: Any) -> Any:
-            return 0.1 * 0.5**step
-
-        def get_config(self) -> dict[str, Any]:
-            return {}
-
-    return classifier(optimizer=keras.optimizers.SGD(Halving()))
-
-
 class Penalty(LAYERS.Layer):  # type: ignore[misc]
     """Adds a loss in training alone, made of the whole batch."""
 
     def __init__(self, penalty: Callable[[Any], Any]) -> None:
         super().__init__()
         self.penalty = penalty
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
 
     def call(self, x: Any, training: bool = False) -> Any:
         if training:
@@ -399,10 +386,15 @@ class Compared(keras.Sequential):  # type: ignore[misc]
     """A loss that compares samples with each other in training alone."""
 
     def compute_loss(
-        self, x: Any = None, y: Any = None, y_pred: Any = None, *args: Any, **options: Any
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: Any = True,
     ) -> Any:
-        loss = super().compute_loss(x, y, y_pred, *args, **options)
-        return loss + 0.1 * contrast(y, y_pred) if options.get("training") else loss
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * contrast(y, y_pred) if training else loss
 
 
 class Summing(LAYERS.Layer):  # type: ignore[misc]
@@ -459,19 +451,17 @@ def summed(x: Any) -> Any:
 REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "no model": (lambda: "model", (X, Y), "not a keras.Model"),
     "not compiled": (lambda: keras.Sequential([keras.Input((5,)), LAYERS.Dense(1)]), (X, Y), "not compiled"),
-    "its own train_step": (lambda: subclass(OwnTrainStep), (X, Y), "train_step of its own"),
-    "its own test_step": (lambda: subclass(OwnTestStep), (X, Y), "test_step of its own"),
+    "a train_step without an update": (lambda: subclass(OwnTrainStep), (X, Y), "applies gradients 0 times"),
     "its own optimizer": (lambda: classifier(optimizer=OwnOptimizer()), (X, Y), "not one of Keras's own"),
     "a schedule-free start from zeros": (
         lambda: classifier(optimizer=keras.optimizers.ScheduleFreeAdamW()),
         (X, Y),
         "model.optimizer.build(model.trainable_variables)",
     ),
-    "a schedule of one's own": (shared_schedule, (X, Y), "the learning rate Halving is code of the user's"),
-    "a function as learning rate": (
-        lambda: classifier(optimizer=keras.optimizers.SGD(lambda: 0.1)),
+    "a schedule of one's own inside loss scaling": (
+        lambda: classifier(optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(lambda: 0.1))),
         (X, Y),
-        "is code of the user's",
+        "with a single optimizer without loss scaling",
     ),
     "optimizers chosen by a function": (
         lambda: classifier(
@@ -528,11 +518,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         (X, Y),
         "in training, the loss of a batch",
     ),
-    "a metric that is no sum, with noise": (
-        lambda: classifier(Noise(), metrics=[Largest()]),
-        (X, Y),
-        "not made of sums",
-    ),
     "a summed loss": (
         lambda: classifier(
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
@@ -550,7 +535,6 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
         "mean_with_sample_weight",
     ),
     "a loss across the batch": (lambda: classifier(loss=contrast), (X, Y), "not the mean of its samples'"),
-    "a metric that is no sum": (lambda: classifier(metrics=[Largest()]), (X, Y), "not made of sums"),
     "a masked output": (masked, (np.abs(X).astype("int32"), X), "mask"),
     "decay with exceptions": (excluding, (X, Y), "exclude_from_weight_decay"),
     "a constraint": (
@@ -597,6 +581,23 @@ def test_layers_that_draw_at_random_and_penalties_of_samples_are_not_refused(lay
     program = Program(KerasJob(classifier(*[layer() for layer in layers]), (X, Y)))
 
     assert np.isfinite(whole(program, 10).loss)
+
+
+@pytest.mark.parametrize("hidden", [(), (Noise,)])
+def test_a_metric_that_is_no_sum_is_computed_by_one_worker_over_the_validation_data(hidden: Any) -> None:
+    model = classifier(*[layer() for layer in hidden], metrics=["accuracy", Largest()])
+    program = Program(KerasJob(model, (X, Y), (X[:11], Y[:11])))
+    weights = program.initial_state()
+
+    parts = [program.evaluate(weights, a, b, 4, seed=2) for a, b in ((4, 11), (0, 4), (11, 11))]
+    got = program.summarise(parts[1], [sum(values) for values in zip(*parts, strict=True)])
+
+    assert set(got) == {"loss", "accuracy", "val_loss", "val_accuracy", "val_largest"}
+    assert set(program.manifest.metric_names) == set(got)
+    if not hidden:
+        expected = model.evaluate(X[:11], Y[:11], verbose=0, return_dict=True)
+        assert got["val_largest"] == pytest.approx(expected["largest"], rel=1e-6)
+        assert got["val_accuracy"] == pytest.approx(expected["accuracy"], rel=1e-6)
 
 
 def test_trying_a_model_leaves_it_as_it_was() -> None:

@@ -45,7 +45,7 @@ class StepInProgress:
         order = ApplyPart(
             step=instruction.plan.step,
             view=instruction.view.number,
-            lr_scale=instruction.view.lr_scale,
+            lr_scale=instruction.view.lr_scale * self._contributions[instruction.pieces[0].number].rate,
             pieces=tuple(
                 (piece.number, self._contributions[piece.number].samples, piece.slot)
                 for piece in instruction.pieces

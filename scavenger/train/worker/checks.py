@@ -10,9 +10,9 @@ import keras
 
 from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.constraints import read_constraint
-from scavenger.train.aggregation.keras_state import parts_of
+from scavenger.train.aggregation.keras_state import own_rate, parts_of
 
-__all__ = ["check_model", "check_variables", "constraint_of"]
+__all__ = ["check_model", "check_saving", "check_variables", "constraint_of"]
 
 _DTYPES = (
     "float32",
@@ -37,18 +37,8 @@ def check_model(model: Any) -> None:
     """
     if not isinstance(model, keras.Model):
         raise NotSupportedError(f"the job's model is a {type(model).__name__}, not a keras.Model")
-    if not model.compiled or model.optimizer is None or model.loss is None:
+    if not model.compiled or model.optimizer is None:
         raise NotSupportedError("the model is not compiled: call model.compile(optimizer=..., loss=...)")
-    if type(model).train_step is not keras.Model.train_step:
-        raise NotSupportedError(
-            f"{type(model).__name__} has a train_step of its own, which cannot be split into gradients; "
-            "put the loss into compute_loss"
-        )
-    if type(model).test_step is not keras.Model.test_step:
-        raise NotSupportedError(
-            f"{type(model).__name__} has a test_step of its own, which cannot be split over workers; put the "
-            "loss into compute_loss"
-        )
     _check_optimizer(model.optimizer)
     _check_layers(model)
     losses = keras.tree.flatten(model.loss)
@@ -76,7 +66,11 @@ def _check_optimizer(optimizer: Any) -> None:
             raise NotSupportedError(
                 "exclude_from_weight_decay is not part of the optimizer's config and would be lost"
             )
-        _check_learning_rate(one._learning_rate)
+        if own_rate(one) and (one is not optimizer or len(parts_of(optimizer)) > 1):
+            raise NotSupportedError(
+                "a learning rate that is code of the user's works with a single optimizer without loss scaling; use a "
+                "number or one of keras.optimizers.schedules"
+            )
         if isinstance(one, keras.optimizers.ScheduleFreeAdamW) and not one.built:
             raise NotSupportedError(
                 "ScheduleFreeAdamW is to start from the weights, but starts from zeros where model.fit builds it: call "
@@ -88,17 +82,6 @@ def _check_optimizer(optimizer: Any) -> None:
         raise NotSupportedError(
             "MultiOptimizer with a function of the user's cannot be applied by the aggregator, which runs no code "
             "of the user; give it a keras.optimizers.OptimizerMap"
-        )
-
-
-def _check_learning_rate(rate: Any) -> None:
-    schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    if schedule and type(rate).__module__.startswith("keras."):
-        return
-    if schedule or not isinstance(rate, keras.Variable):
-        raise NotSupportedError(
-            f"the learning rate {getattr(rate, '__name__', type(rate).__name__)} is code of the user's, which the "
-            "aggregator does not run; use a number or one of keras.optimizers.schedules"
         )
 
 
@@ -126,6 +109,19 @@ def _check_layers(model: Any) -> None:
                 f"{layer.name}: a stateful {type(layer).__name__} carries its state from batch to batch, but the "
                 "next batch is computed by another worker; use stateful=False"
             )
+
+
+def check_saving(model: Any) -> None:
+    """Refuse a built model that Keras could not save at the end of the job.
+
+    Raises:
+        NotSupportedError: Says what to define.
+    """
+    try:
+        keras.saving.serialize_keras_object(model)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        first = " ".join(str(error).strip().split("\n\n")[0].split())
+        raise NotSupportedError(f"Keras cannot save the model: {first or type(error).__name__}") from None
 
 
 def constraint_of(variable: Any) -> str | None:

@@ -382,6 +382,7 @@ class Worker:
             data_wait_s=waited,
             loss=loss,
             half_sqnorm=half_sqnorm,
+            rate=self._program.rate(order.step),
         )
         self._known.add_gradient(step, piece, contribution)
         return contribution

@@ -58,6 +58,21 @@ def continued() -> KerasJob:
     return arrays(model)
 
 
+@keras.saving.register_keras_serializable("small")
+class Fading(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule that only workers can compute."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.05 / (1 + keras.ops.cast(step, "float32") / 10)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def fading() -> KerasJob:
+    return arrays(network(keras.optimizers.SGD(Fading(), momentum=0.9)))
+
+
 def noisy() -> KerasJob:
     layers = keras.layers.Dropout(0.3), keras.layers.GaussianNoise(0.2)
     return arrays(network(keras.optimizers.SGD(0.05), *layers))

@@ -49,6 +49,7 @@ class Contributed(Tagged, frozen=True):
         samples: Number of the piece's samples that are not quarantined.
         held: Indices of the aggregators that share the worker's memory, and so have the gradient already.
         half_sqnorm: Mean |g|^2 of the gradient's two halves, or 0.
+        rate: Factor on the learning rate of the step, the same for all pieces, that a schedule of the user's gives.
     """
 
     view: int
@@ -60,6 +61,7 @@ class Contributed(Tagged, frozen=True):
     data_wait_s: float
     loss: float
     half_sqnorm: float
+    rate: float = 1.0
 
 
 class Chunk(Tagged, frozen=True):
