@@ -556,6 +556,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_cannot_be_split_exactly_is_refused_in_one_line(case: str) -> None:
     model, data, complaint = REFUSALS[case]
+    keras.utils.set_random_seed(5)  # what draws at random is checked with a few draws only
     job = KerasJob(model(), data)
 
     with pytest.raises((NotSupportedError, DataError)) as caught:

@@ -44,10 +44,11 @@ class ModelShard:
         self._all = layout.parts[index]
         self._trainable = [i for i in self._all if tensors[i].role == "trainable"]
         self._states = [i for i in self._all if tensors[i].role != "trainable"]
+        places = {i: place for place, i in enumerate(self._trainable)}
         constraints = {
-            place: constraint
-            for place, i in enumerate(self._trainable)
-            if (constraint := read_constraint(layout.manifest.constraints.get(i, "null"))) is not None
+            places[i]: constraint
+            for i, text in layout.manifest.constraints
+            if i in places and (constraint := read_constraint(text)) is not None
         }
         self._update = make_update(
             [tensors[i] for i in self._trainable], layout.manifest.optimizer, constraints

@@ -417,11 +417,11 @@ class Program:
             validation_size=0 if self.validation is None else len(self.validation),
             sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
             metric_names=names,
-            constraints={
-                place: text
+            constraints=tuple(
+                (place, text)
                 for place, v in enumerate(self._trainable)
                 if v.constraint is not None and (text := constraint_of(v)) is not None
-            },
+            ),
             iterations=iterations_of(model.optimizer),
         )
 
