@@ -315,6 +315,16 @@ class OwnSteps(keras.Sequential):  # type: ignore[misc]
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+class OwnTest(keras.Sequential):  # type: ignore[misc]
+    """A test step that tells another loss than the training step."""
+
+    def test_step(self, data: Any) -> Any:
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        errors = keras.ops.mean(keras.ops.abs(self(x) - keras.ops.one_hot(y, 3)), axis=-1)
+        self._loss_tracker.update_state(errors)
+        return {"loss": self._loss_tracker.result()}
+
+
 def subclassed(kind: type[Any], **compile_with: Any) -> Any:
     model = kind([keras.Input((5,)), LAYERS.Dense(4, activation="tanh"), LAYERS.Dense(3)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -333,6 +343,17 @@ def test_a_loss_and_steps_of_the_models_own_are_taken() -> None:
     assert halves.loss == pytest.approx(whole.loss, rel=1e-5)
     assert_close(halves.gradients, whole.gradients)
     assert_close(halves.metrics, whole.metrics)
+
+
+def test_a_test_step_of_the_models_own_is_taken() -> None:
+    program = Program(KerasJob(subclassed(OwnTest), (X, Y), (X[:11], Y[:11])))
+    weights = program.initial_state()
+
+    parts = [program.evaluate(weights, a, b, 3) for a, b in ((0, 5), (5, 11))]
+    got = program.summarise(parts[0], [sum(values) for values in zip(*parts, strict=True)])
+
+    expected = program.model.evaluate(X[:11], Y[:11], verbose=0, return_dict=True)
+    assert got["val_loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
 class Twice(OwnSteps):
@@ -360,6 +381,21 @@ class Adversary(OwnSteps):
         return super().train_step(data)
 
 
+class Reader(OwnSteps):
+    """A loss whose weight grows with the steps that the optimizer has taken."""
+
+    def compute_loss(self, **arguments: Any) -> Any:
+        return super().compute_loss(**arguments) * keras.ops.cast(1 + self.optimizer.iterations, "float32")
+
+
+class Counter(OwnSteps):
+    seen = tf.Variable(0.0, name="seen", trainable=False)
+
+    def compute_loss(self, **arguments: Any) -> Any:
+        type(self).seen.assign_add(1.0)
+        return super().compute_loss(**arguments)
+
+
 @pytest.mark.parametrize(
     ("kind", "complaint"),
     [
@@ -367,6 +403,8 @@ class Adversary(OwnSteps):
         (Lossless, "must return its loss"),
         (Summed, "the loss of a batch"),
         (Adversary, "changes the trainable weights"),
+        (Reader, "uses .*iteration.* of the optimizer"),
+        (Counter, "changes the variable seen"),
     ],
 )
 def test_a_train_step_that_cannot_be_split_is_refused(kind: type[Any], complaint: str) -> None:
