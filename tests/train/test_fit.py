@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ def classifier(optimizer: Any = "sgd", *hidden: Any, **compile_with: Any) -> Any
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(**{"optimizer": optimizer, "loss": loss, **compile_with})
     return model
+
+
+def ordinary(names: Iterable[str], *chosen: str) -> list[Any]:
+    """Cases of which only the chosen ones run in ordinary runs, too."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
 # ---- fit ---------------------------------------------------------------------------------------------------
@@ -114,7 +120,7 @@ def scaled(policy: str = "float32", *, scale: float = 2.0**15, growth: int = 200
         ("mixed_float16", 2.0**15, 2000, 4),
         ("float32", 2.0**107, 2, 8),  # grows until a gradient overflows
         ("float32", 2.0**112, 3, 8),  # skips steps until it has shrunk
-        ("float32", 777.0, 2000, 3),
+        pytest.param("float32", 777.0, 2000, 3, marks=pytest.mark.long),
     ],
 )
 def test_loss_scaling_skips_and_scales_as_in_keras(
@@ -145,7 +151,7 @@ def test_compile_scales_the_loss_of_a_mixed_model() -> None:
     assert_as_fit(lambda: in_policy("mixed_float16", "adam"), (X, Y), tolerance=2e-3)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "bfloat16", "float16"])
+@pytest.mark.parametrize("policy", ordinary(["mixed_bfloat16", "bfloat16", "float16"], "bfloat16"))
 def test_models_of_half_precision_are_those_of_keras_up_to_their_rounding(policy: str) -> None:
     def build() -> Any:
         return in_policy(policy, OPTIMIZERS.SGD(0.1, momentum=0.5))
@@ -171,7 +177,7 @@ CONTINUED = {
 }
 
 
-@pytest.mark.parametrize("name", CONTINUED)
+@pytest.mark.parametrize("name", ordinary(CONTINUED, "Adam", "two optimizers", "loss scaling"))
 def test_a_model_that_was_trained_goes_on(name: str, tmp_path: Path) -> None:
     def build() -> Any:
         return classifier(CONTINUED[name](), loss_weights=_LARGE if name == "loss scaling" else None)
@@ -198,7 +204,7 @@ CONSTRAINTS = {
 }
 
 
-@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.parametrize("name", ordinary(CONSTRAINTS, "NonNeg", "MaxNorm, several axes"))
 def test_constraints_hold_after_every_step_as_in_keras(name: str) -> None:
     def build() -> Any:
         layer = LAYERS.Dense(4, kernel_constraint=CONSTRAINTS[name](), bias_constraint="non_neg")
@@ -262,7 +268,7 @@ RATES = {
 }
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", ordinary(RATES, "a schedule", "a function"))
 def test_a_learning_rate_of_ones_own_is_that_of_keras(name: str) -> None:
     program = assert_as_fit(lambda: classifier(RATES[name]()), (X, Y), steps=5)
 

@@ -91,6 +91,7 @@ class Separability:
         try:
             if self.inference:
                 self._compare(batch, begin, count, training=False)
+                self._check_metrics(batch, count)
             with self._normalisation_still():
                 self._run(batch, begin, training=True)
                 self._check_trainable(begin)
@@ -130,6 +131,29 @@ class Separability:
             [np.asarray(v.numpy()) for v in self.states],
             [np.zeros(()) if g is None else g.numpy() for g in gradients],
         )
+
+    def _check_metrics(self, batch: Any, count: int) -> None:
+        """Compare the metrics of one set of predictions with those of its parts, whatever draws have led to it."""
+        model = self.model
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
+        arguments = (x, y, predicted, sample_weight)
+        leaves = [leaf for leaf in tf.nest.flatten(arguments) if leaf is not None]
+        if self.steps.own_test or any(leaf.shape[:1] != (count,) for leaf in leaves):
+            return
+
+        def sums(start: int, stop: int) -> list[Array]:
+            model.reset_metrics()
+            model.compute_metrics(
+                *keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], arguments)
+            )
+            return [np.asarray(v.numpy()) for v in self.metrics]
+
+        for index, (value, *values) in enumerate(
+            zip(sums(0, count), sums(0, 1), sums(1, count), strict=True)
+        ):
+            if not self._close(value, sum(values)):
+                self._unsplit.add(index)
 
     def _restore(self, begin: list[Any]) -> None:
         for variable, value in zip((*self.trainable, *self.states), begin, strict=True):
