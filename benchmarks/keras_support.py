@@ -32,7 +32,17 @@ from scavenger.train.worker.memory import WorkerMemory
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
-__all__ = ["LAYERS", "LEFT_OUT", "OPTIMIZERS", "Case", "Verdict", "exported", "stateful_layers", "verdict_of"]
+__all__ = [
+    "LAYERS",
+    "LEFT_OUT",
+    "OPTIMIZERS",
+    "Case",
+    "Verdict",
+    "exported",
+    "in_pieces",
+    "stateful_layers",
+    "verdict_of",
+]
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "keras.md"
 SECTION = "keras_support"
@@ -274,14 +284,14 @@ def verdict_of(case: Case) -> Verdict:
         pieces = ((0, _SAMPLES),) if program.draws else _PIECES
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.keras" if case.goes_on else None
-            if _equal(_in_pieces(program, pieces, path), plain, case):
+            if _equal(in_pieces(program, pieces, path), plain, case):
                 if path is not None and not _goes_on(keras.models.load_model(path), peer, case):
                     return Verdict(case.name, "different")
                 return Verdict(case.name, "equal for the same draws" if program.draws else "equal")
         normalises = any(
             isinstance(layer, keras.layers.BatchNormalization) for layer in program.model._flatten_layers()
         )
-        if normalises and _equal(_in_pieces(_program(case), ((0, _SAMPLES),)), plain, case):
+        if normalises and _equal(in_pieces(_program(case), ((0, _SAMPLES),)), plain, case):
             return Verdict(case.name, "each worker's part")
     except (NotSupportedError, DataError) as error:
         return Verdict(case.name, "refused", str(error))
@@ -321,8 +331,17 @@ def _goes_on(loaded: Any, peer: Program, case: Case) -> bool:
     return _equal(states[0], states[1], case) and _equal(one.get_weights(), other.get_weights(), case)
 
 
-def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]], path: Path | None = None) -> list[Array]:
-    """Weights and states after steps as workers and aggregators take them, in one process; also saved to `path`."""
+def in_pieces(
+    program: Program, pieces: Sequence[tuple[int, int]], path: Path | None = None, *, steps: int = _STEPS
+) -> list[Array]:
+    """Weights and states after steps as workers and two aggregators take them, in one process; also saved to `path`.
+
+    Args:
+        program: The model and data.
+        pieces: First sample and end of each worker's part of a step; together the samples of every step.
+        path: Where the model is saved at the end, if anywhere.
+        steps: Number of steps.
+    """
     fd = create_block()
     try:
         memory = WorkerMemory(fd, program.manifest, 2, program)
@@ -330,23 +349,28 @@ def _in_pieces(program: Program, pieces: Sequence[tuple[int, int]], path: Path |
         parts = [ModelShard(fd, layout, index) for index in range(2)]
         for target, value in zip(block.tensors(layout.state_at(0)), program.initial_state(), strict=True):
             target[...] = value
+        if (earlier := program.initial_slots()) is not None:
+            SavedOptimizer(fd, layout).write_initial(earlier)
         for part in parts:
             part.begin()
-        for step in range(1, _STEPS + 1):
+        for step in range(1, steps + 1):
             weights = [array.copy() for array in block.tensors(layout.state_at(step - 1))]
             orders = []
             for slot, (start, stop) in enumerate(pieces):
                 batch = program.train.batch(np.arange(start, stop))
-                at = (step - 1) * _SAMPLES + start
-                result = program.gradient(weights, batch, seed=_SEED, position=at, halves=False)
+                at = (step - 1) * pieces[-1][1] + start
+                scale = parts[0].loss_scale(step - 1)
+                result = program.gradient(
+                    weights, batch, seed=_SEED, position=at, halves=False, loss_scale=scale
+                )
                 orders.append((slot, stop - start, slot, memory.write(result, slot)))
             for part in parts:
-                part.apply(ApplyPart(step, 1, 1.0, tuple(orders)))
+                part.apply(ApplyPart(step, 1, program.rate(step - 1), tuple(orders)))
         for part in parts:
-            part.finalise(_STEPS, best=False)
-        final = [array.copy() for array in block.tensors(layout.state_at(_STEPS))]
+            part.finalise(steps, best=False)
+        final = [array.copy() for array in block.tensors(layout.state_at(steps))]
         if path is not None:
-            program.save(final, path, SavedOptimizer(fd, layout).state(_STEPS, 1.0))
+            program.save(final, path, SavedOptimizer(fd, layout).state(steps, 1.0))
         return final
     finally:
         os.close(fd)

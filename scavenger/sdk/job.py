@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Never
+from typing import Any
 
 from scavenger.errors import NotSupportedError
 
@@ -12,15 +13,26 @@ __all__ = ["KerasJob"]
 _OF_FIT = {
     "callbacks": "callbacks are not run: the job file's `goal` ends the training early and keeps the best weights, its "
     "`checkpoint` saves, and keras.optimizers.schedules change the learning rate",
-    "class_weight": "weigh each sample by its class instead: train=(x, y, sample_weight) with "
-    "sample_weight = np.array([class_weight[c] for c in y])",
-    "sample_weight": "give it with the data: train=(x, y, sample_weight)",
-    "validation_data": "give it as validation=",
-    "validation_split": "split the data and give validation=, in the same way in every worker",
     "epochs": "the job file says it, as goal.max_epochs",
     "batch_size": "the job file says it, as search.batch_size",
+    "initial_epoch": "epochs count from 0 in every job; leave it out",
+    "shuffle": "each epoch has an order of its own, which follows from the job's seed; leave it out",
+    "steps_per_epoch": "an epoch is one pass over the data, and goal.max_epochs says how many",
+    "validation_batch_size": "validation data are read in batches of a worker's batch size; leave it out",
+    "validation_freq": "the job's goal needs an evaluation after every epoch; give less validation data to save time",
+    "validation_steps": "all validation data are evaluated: give less of them",
+    "verbose": "`scavenger optimize -q` hides the progress",
 }
 """What to do instead of arguments of Keras's `fit`."""
+
+_DEFAULTS: dict[str, Any] = {
+    "epochs": 1,
+    "initial_epoch": 0,
+    "shuffle": True,
+    "validation_freq": 1,
+    "verbose": "auto",
+}
+"""Keras's own values of these arguments, which change nothing; of others, None."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -37,22 +49,56 @@ class KerasJob:
             whose items are `(x, y)` or `(x, y, sample_weight)` of one sample. Objects that give whole batches, as
             `keras.utils.PyDataset` and `tf.data.Dataset`, are refused.
         validation: Validation data in the same forms; None for a job whose goal is a training metric.
+        class_weight: Weight of each class in training, as in `fit`; a class that is left out has weight 1.
+        validation_split: Share of the training data, at its end, that is validation data, as in `fit`.
     """
 
     model: Any
     train: Any
     validation: Any = None
+    class_weight: Mapping[int, float] | None = None
+    validation_split: float = 0.0
 
-    def __init__(self, model: Any, train: Any, validation: Any = None, **of_fit: Never) -> None:
-        """See the attributes.
+    def __init__(
+        self,
+        model: Any,
+        train: Any,
+        validation: Any = None,
+        *,
+        class_weight: Mapping[int, float] | None = None,
+        sample_weight: Any = None,
+        validation_data: Any = None,
+        validation_split: float = 0.0,
+        **of_fit: Any,
+    ) -> None:
+        """See the attributes. `sample_weight` may be given here or in `train`; `validation_data` is `validation`.
 
         Raises:
             NotSupportedError: For an argument of Keras's `fit` that is given differently here; says how.
             TypeError: For any other argument.
+            ValueError: For arguments that exclude each other, or a `validation_split` outside [0, 1).
         """
-        for name in of_fit:
+        for name, value in of_fit.items():
             if name not in _OF_FIT:
                 raise TypeError(f"KerasJob() got an unexpected keyword argument {name!r}")
-            raise NotSupportedError(f"KerasJob({name}=...): {_OF_FIT[name]}")
-        for name, value in (("model", model), ("train", train), ("validation", validation)):
+            if value is not None and value is not _DEFAULTS.get(name):
+                raise NotSupportedError(f"KerasJob({name}=...): {_OF_FIT[name]}")
+        if validation is not None and validation_data is not None:
+            raise ValueError("validation and validation_data are the same argument: give one of them")
+        if not 0.0 <= validation_split < 1.0:
+            raise ValueError(f"validation_split must be from 0 to below 1, not {validation_split}")
+        validation = validation_data if validation is None else validation
+        for name, value in (
+            ("model", model),
+            ("train", train if sample_weight is None else _weighted(train, sample_weight)),
+            ("validation", validation),
+            ("class_weight", class_weight),
+            ("validation_split", 0.0 if validation is not None else validation_split),  # as Keras does
+        ):
             object.__setattr__(self, name, value)  # frozen
+
+
+def _weighted(train: Any, sample_weight: Any) -> tuple[Any, ...]:
+    if not isinstance(train, (tuple, list)) or len(train) != 2:
+        raise ValueError("sample_weight goes with train=(x, y); other data must hold the weights themselves")
+    return (*train, sample_weight)

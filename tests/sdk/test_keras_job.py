@@ -2,49 +2,82 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
+import keras
 import pytest
 
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
 
-MAKE: Any = KerasJob  # a type checker refuses these arguments already
-
 
 @pytest.mark.parametrize(
-    ("name", "instead"),
+    ("name", "value", "instead"),
     [
-        ("callbacks", "the job file's `goal` ends the training early"),
-        (
-            "class_weight",
-            "train=(x, y, sample_weight) with sample_weight = np.array([class_weight[c] for c in y])",
-        ),
-        ("sample_weight", "train=(x, y, sample_weight)"),
-        ("validation_data", "validation="),
-        ("validation_split", "validation="),
-        ("epochs", "goal.max_epochs"),
-        ("batch_size", "search.batch_size"),
+        ("callbacks", ["anything"], "the job file's `goal` ends the training early"),
+        ("epochs", 5, "goal.max_epochs"),
+        ("batch_size", 32, "search.batch_size"),
+        ("initial_epoch", 3, "count from 0"),
+        ("shuffle", False, "follows from the job's seed"),
+        ("steps_per_epoch", 10, "one pass over the data"),
+        ("validation_batch_size", 32, "leave it out"),
+        ("validation_freq", 2, "after every epoch"),
+        ("validation_steps", 3, "give less of them"),
+        ("verbose", 0, "-q"),
     ],
 )
-def test_an_argument_of_fit_is_refused_with_what_to_do_instead(name: str, instead: str) -> None:
+def test_an_argument_of_fit_is_refused_with_what_to_do_instead(name: str, value: Any, instead: str) -> None:
     with pytest.raises(NotSupportedError) as caught:
-        MAKE("model", ("x", "y"), **{name: None})
+        KerasJob("model", ("x", "y"), **{name: value})
 
     assert str(caught.value).startswith(f"KerasJob({name}=...): ")
     assert instead in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
+def test_every_argument_of_fit_is_taken_or_refused() -> None:
+    taken = set(inspect.signature(KerasJob.__init__).parameters)
+    named = {"self", "x", "y"}  # the data, which are `train`
+
+    for name, parameter in inspect.signature(keras.Model.fit).parameters.items():
+        if name in named or name in taken:
+            continue
+        KerasJob("model", ("x", "y"), **{name: parameter.default})  # Keras's default changes nothing
+        with pytest.raises(NotSupportedError):
+            KerasJob("model", ("x", "y"), **{name: "anything else"})
+
+
+def test_sample_weights_and_validation_data_have_keras_names_too() -> None:
+    job = KerasJob("model", ("x", "y"), sample_weight="w", validation_data=("a", "b"), validation_split=0.5)
+
+    assert job == KerasJob("model", ("x", "y", "w"), ("a", "b"))  # data that are given come before a share
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"sample_weight": "w", "train": ("x", "y", "v")}, r"goes with train=\(x, y\)"),
+        ({"validation": "v", "validation_data": "v"}, "the same argument"),
+        ({"validation_split": 1.0}, "from 0 to below 1"),
+    ],
+)
+def test_arguments_that_exclude_each_other_are_refused(arguments: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        KerasJob(**{"model": "model", "train": ("x", "y"), **arguments})
+
+
 def test_any_other_argument_is_refused_as_python_does() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'modle'"):
-        MAKE("model", ("x", "y"), modle=1)
+        KerasJob("model", ("x", "y"), modle=1)
 
 
 def test_a_job_is_a_value() -> None:
     job = KerasJob("model", ("x", "y"))
 
     assert job == KerasJob(model="model", train=("x", "y"), validation=None)
-    assert repr(job) == "KerasJob(model='model', train=('x', 'y'), validation=None)"
+    assert repr(job) == (
+        "KerasJob(model='model', train=('x', 'y'), validation=None, class_weight=None, validation_split=0.0)"
+    )
     with pytest.raises(AttributeError):
         job.model = "other"  # type: ignore[misc]

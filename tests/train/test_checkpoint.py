@@ -125,12 +125,26 @@ def test_memory_order_does_not_matter(tensor: Array) -> None:
 
 @pytest.mark.parametrize(
     "tensor",
-    [np.zeros(2, ml_dtypes.bfloat16), np.zeros(2, complex), np.array([object()]), np.zeros(2, "M8[s]")],
-    ids=["bfloat16", "complex", "object", "datetime"],
+    [np.zeros(2, ml_dtypes.float8_e4m3fn), np.zeros(2, complex), np.array([object()]), np.zeros(2, "M8[s]")],
+    ids=["float8", "complex", "object", "datetime"],
 )
 def test_a_type_that_it_does_not_hold_is_refused_by_name(tensor: Array) -> None:
     with pytest.raises(NotSupportedError, match=rf"'kernel' is {re.escape(tensor.dtype.name)}"):
         TensorStream({"kernel": tensor})
+
+
+def test_a_tensor_of_bfloat16_is_kept_and_its_nan_seen() -> None:
+    tensor = np.linspace(-3, 3, 7).astype(ml_dtypes.bfloat16).reshape(7, 1)
+    stream = TensorStream({"t": tensor})
+
+    kept = _read(b"".join(stream))["t"]
+
+    assert stream.finite
+    assert kept.dtype == tensor.dtype
+    np.testing.assert_array_equal(kept, tensor)
+    tensor[3] = np.nan
+    list(stream := TensorStream({"t": tensor}))
+    assert not stream.finite
 
 
 @pytest.mark.parametrize("place", [0, -1, 1_000_000])
@@ -169,7 +183,7 @@ def _entry(start: int, end: int, shape: list[int], dtype: str = "U8") -> dict[st
         _claims({"t": _entry(0, 2**60, [2**60])}, b"1234"),
         _claims({"t": _entry(0, 0, [2**40, 2**40, 0])}),
         _claims({"t": _entry(0, 4, [-4])}, b"1234"),
-        _claims({"t": _entry(0, 4, [2], "BF16")}, b"1234"),
+        _claims({"t": _entry(0, 4, [4], "F8_E4M3")}, b"1234"),
         _claims({"t": _entry(0, 1, [1] * 65)}, b"1"),
         _claims({"__metadata__": {"a": "b"}}),
     ],

@@ -38,6 +38,8 @@ def trained(run: Run, workers: int, steps: int) -> list[Any]:
         ("adam", 2, 2, WORKERS),
         pytest.param("normalised", 3, 3, ("w1", *AGGREGATORS[1:]), marks=pytest.mark.long),
         ("decayed", 1, 1, WORKERS + AGGREGATORS),
+        ("continued", 2, 2, WORKERS),
+        ("fading", 2, 2, ()),
     ],
 )
 def test_whoever_shares_memory_with_whom_the_weights_are_those_of_one_process(

@@ -33,6 +33,7 @@ from scavenger.train.transport.replication import (
 )
 from scavenger.train.transport.shared_memory import Block, Layout
 from scavenger.train.transport.sockets import address_towards
+from scavenger.train.worker.memory import packed_optimizers
 from scavenger.train.worker.results import Results
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
@@ -495,6 +496,34 @@ def test_initial_weights_lie_with_the_aggregator_as_they_did_with_the_worker() -
 
     for got, array in zip(target.tensors(layout.state_at(0)), arrays, strict=True):
         np.testing.assert_array_equal(got, array)
+
+
+def test_the_state_of_an_optimizer_that_has_taken_steps_comes_with_the_initial_weights() -> None:
+    adam = '{"class_name": "Adam", "config": {"learning_rate": 0.1}}'
+    layout = Layout.of(msgspec.structs.replace(manifest(40, 30, 20), optimizer=adam, iterations=3), 2)
+    rng = np.random.default_rng(3)
+    arrays = [rng.normal(size=spec.shape).astype(spec.dtype) for spec in layout.manifest.tensors]
+    slots = {(i, j): rng.normal(size=arrays[i].shape).astype("float32") for i in range(3) for j in range(2)}
+    optimizers = packed_optimizers(layout, slots)
+    fd = create_block()
+    try:
+        for index in (0, 1):
+            shard = ModelShard(fd, layout, index)
+            inbox = WeightsInbox(shard.block, (index,))
+            inbox.want(0, optimizers=shard.seeded_optimizer)
+            payload = initial_payload(layout, index, pack(layout, arrays), inbox.number, optimizers[index])
+            for chunk, data in payload.chunks():
+                inbox.take(index, chunk, bytes(data))
+            assert not inbox.lacking
+            shard.begin()
+
+        got = SavedOptimizer(fd, layout).state(0, 1.0)
+        assert got.step == 3
+        assert set(got.slots) == set(slots)
+        for key, array in slots.items():
+            np.testing.assert_array_equal(got.slots[key], array)
+    finally:
+        os.close(fd)
 
 
 def test_an_aggregator_listens_where_the_hub_is_reached_from_and_nowhere_else() -> None:

@@ -238,7 +238,7 @@ class Aggregator:
             return
         if state is None:
             inbox = WeightsInbox(shard.block, (self.index,))
-            inbox.want(0)
+            inbox.want(0, optimizers=shard.seeded_optimizer)
             self._seeding = _Seeding(message, shard, inbox)
             return
         self._serve(message, shard, state)

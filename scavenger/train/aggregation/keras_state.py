@@ -14,10 +14,23 @@ from typing import Any
 import keras
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
+from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.kernels import read_rule
 
-__all__ = ["OptimizerState", "assign_state", "owners_of", "parts_of", "state_of"]
+__all__ = [
+    "OptimizerState",
+    "Rate",
+    "assign_state",
+    "iterations_of",
+    "own_rate",
+    "owners_of",
+    "parts_of",
+    "read_state",
+    "serialised",
+    "state_of",
+]
 
 Array = npt.NDArray[Any]
 
@@ -39,16 +52,33 @@ class OptimizerState:
 
 
 def parts_of(optimizer: Any) -> list[Any]:
-    """Return the optimizer and those that it consists of."""
-    return [optimizer, *getattr(optimizer, "optimizers", ())]
+    """Return the optimizer that updates the weights, inside any loss scaling, and those that it consists of."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [inner, *getattr(inner, "optimizers", ())]
+
+
+def iterations_of(optimizer: Any) -> int:
+    """Return how many steps an optimizer has taken.
+
+    Raises:
+        NotSupportedError: If its parts have taken different numbers of steps.
+    """
+    inner, *others = parts_of(optimizer)
+    taken = {int(one._iterations.numpy()) for one in (inner, *others) if one is inner or one.built}
+    if len(taken) > 1:
+        raise NotSupportedError(
+            f"the optimizer's parts have taken different numbers of steps ({sorted(taken)}): compile the model again"
+        )
+    return taken.pop()
 
 
 def state_of(optimizer: Any) -> list[Any]:
     """Return an optimizer's variables except the update counter and the learning rate, which no step changes."""
-    others = set()
-    for one in parts_of(optimizer):
-        others |= {id(one._iterations), id(one._learning_rate)}
-    return [variable for variable in optimizer.variables if id(variable) not in others]
+    inner, *others = parts_of(optimizer)
+    left_out = {
+        id(variable) for one in (inner, *others) for variable in (one._iterations, one._learning_rate)
+    }
+    return [variable for variable in inner.variables if id(variable) not in left_out]
 
 
 def owners_of(optimizer: Any, weights: Sequence[Any]) -> dict[int, int]:
@@ -71,8 +101,85 @@ def owners_of(optimizer: Any, weights: Sequence[Any]) -> dict[int, int]:
     return owners
 
 
-def assign_state(optimizer: Any, weights: Sequence[Any], state: OptimizerState) -> None:
-    """Give an optimizer, built for these weights or not at all yet, the state that the aggregators have.
+def own_rate(optimizer: Any) -> list[Any]:
+    """Return the optimizer's learning rate if it is code of the user's, a schedule or a function; else nothing."""
+    rate = parts_of(optimizer)[0]._learning_rate
+    keras_s = isinstance(rate, keras.Variable) or type(rate).__module__.startswith("keras.")
+    return [] if keras_s else [rate]
+
+
+class Rate:
+    """The learning rate of an optimizer by the number of its steps, where it is code of the user's; else 1.
+
+    It multiplies the rate in `serialised`, which then is 1. The code is traced once, as in Keras's own training step.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._traced = tf.function(lambda: tf.cast(optimizer._get_current_learning_rate(), tf.float32))
+
+    def __call__(self, steps: int) -> float:
+        if not own_rate(self._optimizer):
+            return 1.0
+        iterations = self._optimizer._iterations
+        before = int(iterations.numpy())
+        iterations.assign(steps)
+        rate = float(self._traced())
+        iterations.assign(before)
+        return rate
+
+
+def serialised(optimizer: Any) -> str:
+    """Return Keras's serialised optimizer, JSON, with a learning rate of 1 in place of the user's code."""
+    inner = parts_of(optimizer)[0]
+    kept = inner._learning_rate
+    if own_rate(optimizer):  # in the instance's own namespace, past Keras's tracking of attributes
+        vars(inner)["_learning_rate"] = tf.constant(1.0)
+    try:
+        return json.dumps(keras.optimizers.serialize(optimizer), default=float)
+    finally:
+        vars(inner)["_learning_rate"] = kept
+
+
+def _slots_of(optimizer: Any, every: Sequence[Any], weights: Sequence[Any]) -> dict[tuple[int, int], Any]:
+    """Return the variables of an optimizer by tensor and number, as in `SlotSpec`; builds it if it is not built.
+
+    Args:
+        optimizer: An optimizer.
+        every: The variables that it is built for.
+        weights: Those that are updated, whose indices identify the tensors.
+    """
+    inner = parts_of(optimizer)[0]
+    if not optimizer.built:
+        optimizer.build(every)
+    found = read_rule(serialised(inner))
+    owners, owned = owners_of(optimizer, every), defaultdict(list)
+    places = {id(weight): place for place, weight in enumerate(weights)}
+    for variable in state_of(optimizer):
+        owner = owners.get(id(variable), -1)
+        if (place := -1 if owner < 0 else places.get(id(every[owner]))) is not None:
+            owned[place].append(variable)
+    if found is not None:  # the aggregators' own kernels number the arrays in an order of their own
+        names = [f"_{name}" for name in found[0].slots]
+        for tensor in range(len(weights)):
+            owned[tensor] = [next(v for v in owned[tensor] if v.name.endswith(name)) for name in names]
+        owned.pop(-1, None)
+    if optimizer is not inner:
+        owned[-1] += [inner._iterations, optimizer.step_counter, optimizer.dynamic_scale]
+    return {
+        (tensor, number): variable
+        for tensor, variables in owned.items()
+        for number, variable in enumerate(variables)
+    }
+
+
+def read_state(optimizer: Any, every: Sequence[Any], weights: Sequence[Any]) -> dict[tuple[int, int], Array]:
+    """Return the arrays of an optimizer for `every` variable, by tensor and number, as in `OptimizerState`."""
+    return {key: np.array(variable.numpy()) for key, variable in _slots_of(optimizer, every, weights).items()}
+
+
+def assign_state(optimizer: Any, every: Sequence[Any], weights: Sequence[Any], state: OptimizerState) -> None:
+    """Give an optimizer for `every` variable, built or not, the state that the aggregators have for `weights`.
 
     A learning rate that is a schedule keeps following its schedule, without the factor.
 
@@ -80,18 +187,10 @@ def assign_state(optimizer: Any, weights: Sequence[Any], state: OptimizerState) 
         KeyError: If the state lacks an array.
         ValueError: If an array has another shape than its variable.
     """
-    found = read_rule(json.dumps(keras.optimizers.serialize(optimizer), default=float))
-    optimizer.build(weights)
-    owners, owned = owners_of(optimizer, weights), defaultdict(list)
-    for variable in state_of(optimizer):
-        owned[owners.get(id(variable), -1)].append(variable)
-    for tensor, variables in owned.items():
-        if found is not None:  # the aggregators' own kernels number the arrays in an order of their own
-            names = [f"_{name}" for name in found[0].slots]
-            variables = [next(v for v in variables if v.name.endswith(name)) for name in names]
-        for number, variable in enumerate(variables):
-            variable.assign(state.slots[tensor, number])
+    slots = _slots_of(optimizer, every, weights)
     for one in parts_of(optimizer):
         one._iterations.assign(state.step)
         if state.lr_scale != 1.0 and isinstance(one._learning_rate, keras.Variable):
             one._learning_rate.assign(float(np.float32(one._learning_rate.numpy())) * state.lr_scale)
+    for key, variable in slots.items():  # with loss scaling, also the number of steps that were not skipped
+        variable.assign(state.slots[key])

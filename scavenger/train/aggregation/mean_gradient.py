@@ -186,24 +186,28 @@ class Mean:
     def form(self, index: int, out: Array, t: Array) -> None:
         """Write the mean over a span to `out`; `t` is scratch space."""
         span, zero = self._spans[index], True
+        # half precision rounds once, as the gradient of one batch does
+        half = out.dtype.itemsize < np.dtype(np.float32).itemsize
+        total = np.empty(out.shape, np.float32) if half else out
         for k, gradients in enumerate(self._gradients):
-            gradient, share = gradients[span.tensor], out.dtype.type(self._shares[k])
+            gradient, share = gradients[span.tensor], total.dtype.type(self._shares[k])
             if isinstance(gradient, Rows):
                 if k == 0:
-                    out.fill(0)
+                    total.fill(0)
                 places, values = span.find(gradient)
                 if len(places):
-                    out.reshape(-1, span.width)[places] += values * share
+                    total.reshape(-1, span.width)[places] += values * share
                     self.squares[index, k] = sqnorm(values.reshape(-1))
                     zero = False
                 continue
             block, zero = gradient[span.elements], False
             self.squares[index, k] = sqnorm(block)
             if k == 0:
-                np.multiply(block, share, out=out)
+                np.multiply(block, share, out=total)
             else:
-                np.multiply(block, share, out=t)
-                np.add(out, t, out=out)
+                np.add(total, np.multiply(block, share, out=None if half else t), out=total)
+        if half:
+            out[...] = total
         self.squares[index, -1] = 0.0 if zero else sqnorm(out)
 
     def norms(self) -> Norms:

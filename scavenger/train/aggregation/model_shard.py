@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.errors import ScavengerError
-from scavenger.train.aggregation.update import Differing, Norms, Update
+from scavenger.train.aggregation.constraints import read_constraint
+from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
+from scavenger.train.aggregation.update import Differing, Norms
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.failpoints import fail_here
 from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved, Pull
@@ -43,7 +45,15 @@ class ModelShard:
         self._all = layout.parts[index]
         self._trainable = [i for i in self._all if tensors[i].role == "trainable"]
         self._states = [i for i in self._all if tensors[i].role != "trainable"]
-        self._update = Update([tensors[i] for i in self._trainable], layout.manifest.optimizer)
+        places = {i: place for place, i in enumerate(self._trainable)}
+        constraints = {
+            places[i]: constraint
+            for i, text in layout.manifest.constraints
+            if i in places and (constraint := read_constraint(text)) is not None
+        }
+        self._update = make_update(
+            [tensors[i] for i in self._trainable], layout.manifest.optimizer, constraints
+        )
         self._optimizer = OptimizerMemory(fd, layout, index, self._update.slots)
         self._weights = [self._section(turn, self._trainable) for turn in (0, 1)]
         self._slots: dict[int, list[Array]] = {}
@@ -59,11 +69,18 @@ class ModelShard:
     # ---- start-up ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Initialise the optimizer from the initial weights, which are in the block."""
-        initial = self._update.initial_slots(self._weights[0])
-        for target, value in zip(self._optimizer.slots(0), initial, strict=True):
-            target[...] = value
+        """Initialise the optimizer from the initial weights, which are in the block, as may be its own state."""
+        if not self.layout.manifest.iterations:
+            initial = self._update.initial_slots(self._weights[0])
+            for target, value in zip(self._optimizer.slots(0), initial, strict=True):
+                target[...] = value
         self.block.write_part(self.index, PartRecord())
+
+    @property
+    def seeded_optimizer(self) -> dict[int, OptimizerMemory]:
+        """Where a worker puts the optimizer's state before the first step, by aggregator; empty if `begin` makes it."""
+        begun = self.layout.manifest.iterations > 0 and bool(self._trainable)
+        return {self.index: self._optimizer} if begun else {}
 
     def load(self, step: int, tensors: dict[str, Array]) -> None:
         """Restore the state after `step` from the tensors of a checkpoint.
@@ -110,7 +127,7 @@ class ModelShard:
                 self._optimizer.slots(step - 1),
                 self._weights[step % 2],
                 self._optimizer.slots(step),
-                step=step,
+                step=step + self.layout.manifest.iterations,
                 lr_scale=order.lr_scale,
                 differing=self._differing,
             )
@@ -189,6 +206,11 @@ class ModelShard:
     def payload(self, pull: Pull) -> Payload:
         """Return the shard's weights, and the optimizer's state if it is requested, as a payload."""
         return weights_payload(self.block, self.index, pull, self._optimizer if pull.optimizer else None)
+
+    def loss_scale(self, step: int) -> float:
+        """Return the factor on the loss whose gradients belong to the step after `step`; 1 without loss scaling."""
+        slots = self._optimizer.slots(step)
+        return self._update.loss_scale(slots) if slots and isinstance(self._update, ScaledUpdate) else 1.0
 
     # ---- end -----------------------------------------------------------------------------------------------
 

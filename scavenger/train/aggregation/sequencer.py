@@ -312,7 +312,12 @@ class Sequencer:
         self._timer.ordered(instruction.action)
         if self._step.is_new(instruction.pieces):
             self._timer.progressed()
-        self._workers.order(instruction, quarantined=self._quarantined, cautious=self._barrier.suspicious)
+        self._workers.order(
+            instruction,
+            quarantined=self._quarantined,
+            cautious=self._barrier.suspicious,
+            loss_scale=self._shard.loss_scale(instruction.step),
+        )
 
     # ---- epochs --------------------------------------------------------------------------------------------
 

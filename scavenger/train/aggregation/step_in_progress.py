@@ -45,7 +45,7 @@ class StepInProgress:
         order = ApplyPart(
             step=instruction.plan.step,
             view=instruction.view.number,
-            lr_scale=instruction.view.lr_scale,
+            lr_scale=instruction.view.lr_scale * self._contributions[instruction.pieces[0].number].rate,
             pieces=tuple(
                 (piece.number, each.samples, piece.slot, each.rows)
                 for piece, each in zip(instruction.pieces, self._of(instruction.pieces), strict=True)
@@ -131,6 +131,9 @@ class StepInProgress:
         if parts == 1:
             worker_sqnorm = counted[0].half_sqnorm
             parts = 2 if worker_sqnorm > 0 else 0
+        mean_sqnorm = sum(shard.mean_sqnorm for shard in norms)
+        if not mean_sqnorm:  # as in a step that loss scaling has skipped
+            parts, worker_sqnorm = 0, 0.0
         return StepReport(
             step=plan.step,
             view=view.number,
@@ -144,7 +147,7 @@ class StepInProgress:
             data_wait_s=max((each.data_wait_s for each in contributions), default=0.0),
             loss=self.loss(pieces),
             mean_worker_sqnorm=worker_sqnorm,
-            mean_sqnorm=sum(shard.mean_sqnorm for shard in norms),
+            mean_sqnorm=mean_sqnorm,
             noise_parts=parts,
             worker_compute_s=compute,
             pieces=tuple((piece.worker, piece.share.start, piece.share.stop) for piece in pieces),

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scavenger.train.aggregation.constraints import Constraint
 from scavenger.train.aggregation.kernels import Array, read_rule
 from scavenger.train.aggregation.mean_gradient import (
     SPAN_BYTES,
@@ -62,6 +63,7 @@ class Update:
     Args:
         tensors: The shard's tensors.
         optimizer: Keras's serialised optimizer, JSON: a configuration, never code.
+        constraints: Constraints by the index of the tensor, which hold after every step.
         threads: Number of threads; by default one per processor that this process may use, at most four.
 
     Attributes:
@@ -75,11 +77,18 @@ class Update:
 
     slots: tuple[SlotSpec, ...]
 
-    def __init__(self, tensors: Sequence[TensorSpec], optimizer: str, *, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[TensorSpec],
+        optimizer: str,
+        constraints: Mapping[int, Constraint] | None = None,
+        *,
+        threads: int | None = None,
+    ) -> None:
         threads = min(_processors(), _THREADS_MAX) if threads is None else threads
         if threads < 1:
             raise ValueError(f"the number of threads must be at least 1, not {threads}")
-        self._tensors = tuple(tensors)
+        self._tensors, self._constraints = tuple(tensors), dict(constraints or {})
         self._types = tuple(np.dtype(tensor.dtype) for tensor in tensors)
         self._spans = [tuple(spans(number, tensor)) for number, tensor in enumerate(tensors)]
         # a thread is not worth starting for less than one span
@@ -146,6 +155,25 @@ class Update:
         """
         if step < 1:
             raise ValueError(f"steps count from 1, and this is step {step}")
+        norms = self._apply(
+            contributions, old_weights, old_slots, new_weights, new_slots, step, lr_scale, differing
+        )
+        if norms.finite:
+            for tensor, constraint in self._constraints.items():
+                constraint.apply(new_weights[tensor])
+        return norms
+
+    def _apply(
+        self,
+        contributions: Sequence[Contribution],
+        old_weights: Sequence[Array],
+        old_slots: Sequence[Array],
+        new_weights: Sequence[Array],
+        new_slots: Sequence[Array],
+        step: int,
+        lr_scale: float,
+        differing: Differing | None,
+    ) -> Norms:
         counted = self._counted(contributions)
         unknown: Differing = [None] * len(self._tensors)
         parts, changed = self._plan(counted, unknown if differing is None else differing)
@@ -228,7 +256,8 @@ class Update:
                 parts += self._spans[number]
                 changed.append(None)
                 continue
-            spares = self._keras is None and self._rule.spares_zeros(dtype)
+            constrained = number in self._constraints  # which may change any row
+            spares = self._keras is None and not constrained and self._rule.spares_zeros(dtype)
             rows, before = touched(gradients) if spares else None, differing[number]
             visited = None if rows is None or before is None else united(rows, before)
             if visited is not None and len(visited) * _GATHERING > tensor.shape[0]:

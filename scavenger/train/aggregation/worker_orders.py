@@ -24,13 +24,15 @@ class WorkerOrders:
         self._view: ViewBody | None = None
         self._sent: dict[str, int] = {}
 
-    def order(self, instruction: b.Proceed, *, quarantined: tuple[int, ...], cautious: bool) -> None:
+    def order(
+        self, instruction: b.Proceed, *, quarantined: tuple[int, ...], cautious: bool, loss_scale: float = 1.0
+    ) -> None:
         """Send a worker its order, and before that the view, if it was not sent yet.
 
         Args:
             instruction: The order.
             quarantined: Samples to leave out.
-            cautious: See `Order`.
+            cautious, loss_scale: See `Order`.
         """
         self._send_view(instruction.worker, instruction.view)
         self.send(
@@ -42,6 +44,7 @@ class WorkerOrders:
                 tuple(piece_body(piece) for piece in instruction.pieces),
                 quarantined,
                 cautious,
+                loss_scale,
             ),
         )
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Protocol
 
+import ml_dtypes  # noqa: F401 - gives NumPy the type bfloat16
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,7 @@ _HEADER_BYTES_MAX = 16 << 20
 
 _DTYPES = {
     "BOOL": "|b1",
+    "BF16": "bfloat16",
     "F16": "<f2",
     "F32": "<f4",
     "F64": "<f8",
@@ -74,7 +76,7 @@ class Readable(Protocol):
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    dtype: Literal["BOOL", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"]
+    dtype: Literal["BOOL", "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"]
     # NumPy allows at most 64 dimensions; no trained model comes near
     shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=32)]
     data_offsets: tuple[_Count, _Count]
@@ -146,7 +148,7 @@ class TensorStream:
             count = max(1, _CHUNK_BYTES // flat.itemsize)
             for start in range(0, flat.size, count):
                 chunk = flat[start : start + count]
-                if chunk.dtype.kind == "f" and self.finite:
+                if (chunk.dtype.kind == "f" or form == "bfloat16") and self.finite:
                     self.finite = bool(np.isfinite(chunk).all())
                 buffer = chunk.view(np.uint8).data
                 self._digest.update(buffer)

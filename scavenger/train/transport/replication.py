@@ -138,10 +138,17 @@ def _weights_bytes(
     return block.range(block.layout.state_at(step) + offset, size)
 
 
-def initial_payload(layout: Layout, index: int, packed: memoryview, number: int) -> Payload:
-    """Make the payload of an aggregator's share of the job's initial weights."""
-    ranges = (layout.part_ranges[index],)
-    return Payload(Chunk(0, 0, number), ranges, lambda offset, size: packed[offset : offset + size])
+def initial_payload(
+    layout: Layout, index: int, packed: memoryview, number: int, optimizer: OptimizerMemory | None = None
+) -> Payload:
+    """Make the payload of an aggregator's share of the job's initial weights, and of the optimizer's state if any."""
+
+    def read(offset: int, size: int) -> memoryview:
+        if optimizer is not None and offset >= layout.state_bytes:
+            return optimizer.range(0, offset - layout.state_bytes, size)
+        return packed[offset : offset + size]
+
+    return Payload(Chunk(0, 0, number), _weights_ranges(layout, index, optimizer), read)
 
 
 class Outbox:

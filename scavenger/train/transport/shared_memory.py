@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes  # noqa: F401 - gives NumPy the type bfloat16
 import numpy as np
 import numpy.typing as npt
 
@@ -237,14 +238,18 @@ class Layout:
 
 
 def _splittable(optimizer: str) -> bool:
-    """Whether shards of the model can be updated independently: not if the optimizer clips by the global norm."""
+    """Whether shards of the model can be updated independently.
 
-    def clips_globally(part: Any) -> bool:
+    They cannot if the optimizer clips by the global norm, or skips a step in which any gradient is not finite.
+    """
+
+    def needs_all(part: Any) -> bool:
         if isinstance(part, dict):  # an optimizer may contain others
-            return bool(part.get("global_clipnorm")) or any(map(clips_globally, part.values()))
-        return isinstance(part, list) and any(map(clips_globally, part))
+            scales = part.get("class_name") == "LossScaleOptimizer"
+            return scales or bool(part.get("global_clipnorm")) or any(map(needs_all, part.values()))
+        return isinstance(part, list) and any(map(needs_all, part))
 
-    return not (optimizer and clips_globally(json.loads(optimizer)))
+    return not (optimizer and needs_all(json.loads(optimizer)))
 
 
 @dataclass(frozen=True, slots=True)

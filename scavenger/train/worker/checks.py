@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from scavenger.errors import NotSupportedError
+from scavenger.train.aggregation.constraints import read_constraint
+from scavenger.train.aggregation.keras_state import own_rate, parts_of
 
-__all__ = ["check_model", "check_variables"]
+__all__ = ["check_model", "check_saving", "check_variables", "constraint_of"]
 
-_DTYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "uint32", "bool")
+_DTYPES = (
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint32",
+    "bool",
+)
 
 
 def check_model(model: Any) -> None:
@@ -22,18 +37,8 @@ def check_model(model: Any) -> None:
     """
     if not isinstance(model, keras.Model):
         raise NotSupportedError(f"the job's model is a {type(model).__name__}, not a keras.Model")
-    if not model.compiled or model.optimizer is None or model.loss is None:
+    if not model.compiled or model.optimizer is None:
         raise NotSupportedError("the model is not compiled: call model.compile(optimizer=..., loss=...)")
-    if type(model).train_step is not keras.Model.train_step:
-        raise NotSupportedError(
-            f"{type(model).__name__} has a train_step of its own, which cannot be split into gradients; "
-            "put the loss into compute_loss"
-        )
-    if type(model).test_step is not keras.Model.test_step:
-        raise NotSupportedError(
-            f"{type(model).__name__} has a test_step of its own, which cannot be split over workers; put the "
-            "loss into compute_loss"
-        )
     _check_optimizer(model.optimizer)
     _check_layers(model)
     losses = keras.tree.flatten(model.loss)
@@ -48,49 +53,35 @@ def check_model(model: Any) -> None:
 
 
 def _check_optimizer(optimizer: Any) -> None:
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise NotSupportedError(
-            "loss scaling (LossScaleOptimizer, in which compile() wraps the optimizer of a mixed_float16 model) is "
-            "not supported: compile with auto_scale_loss=False, or use the policy mixed_bfloat16, which needs none"
-        )
-    for one in (optimizer, *getattr(optimizer, "optimizers", ())):
+    for one in parts_of(optimizer):
         name = type(one).__name__
         if not type(one).__module__.startswith("keras."):
             raise NotSupportedError(
                 f"the optimizer {name} is not one of Keras's own, so the aggregator, which runs no code of the "
                 "user, cannot apply it"
             )
-        if int(one.iterations.numpy()) > 0:
-            raise NotSupportedError("the optimizer has taken steps already; compile the model again")
         if getattr(one, "_exclude_from_weight_decay", None) or getattr(
             one, "_exclude_from_weight_decay_pattern", None
         ):
             raise NotSupportedError(
                 "exclude_from_weight_decay is not part of the optimizer's config and would be lost"
             )
-        _check_learning_rate(one._learning_rate)
+        if own_rate(one) and (one is not optimizer or len(parts_of(optimizer)) > 1):
+            raise NotSupportedError(
+                "a learning rate that is code of the user's works with a single optimizer without loss scaling; use a "
+                "number or one of keras.optimizers.schedules"
+            )
         if isinstance(one, keras.optimizers.ScheduleFreeAdamW) and not one.built:
             raise NotSupportedError(
                 "ScheduleFreeAdamW is to start from the weights, but starts from zeros where model.fit builds it: call "
                 "model.optimizer.build(model.trainable_variables) after compile(), and it starts from the weights, "
                 "in Keras and here"
             )
-    chosen_by = getattr(optimizer, "_optimizer_map", None)
+    chosen_by = getattr(parts_of(optimizer)[0], "_optimizer_map", None)
     if chosen_by is not None and not isinstance(chosen_by, keras.optimizers.OptimizerMap):
         raise NotSupportedError(
             "MultiOptimizer with a function of the user's cannot be applied by the aggregator, which runs no code "
             "of the user; give it a keras.optimizers.OptimizerMap"
-        )
-
-
-def _check_learning_rate(rate: Any) -> None:
-    schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    if schedule and type(rate).__module__.startswith("keras."):
-        return
-    if schedule or not isinstance(rate, keras.Variable):
-        raise NotSupportedError(
-            f"the learning rate {getattr(rate, '__name__', type(rate).__name__)} is code of the user's, which the "
-            "aggregator does not run; use a number or one of keras.optimizers.schedules"
         )
 
 
@@ -120,6 +111,31 @@ def _check_layers(model: Any) -> None:
             )
 
 
+def check_saving(model: Any) -> None:
+    """Refuse a built model that Keras could not save at the end of the job.
+
+    Raises:
+        NotSupportedError: Says what to define.
+    """
+    try:
+        keras.saving.serialize_keras_object(model)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        first = " ".join(str(error).strip().split("\n\n")[0].split())
+        raise NotSupportedError(f"Keras cannot save the model: {first or type(error).__name__}") from None
+
+
+def constraint_of(variable: Any) -> str | None:
+    """Return a variable's constraint as `Manifest.constraints` has it; None if it is not one of Keras's own."""
+    if not type(variable.constraint).__module__.startswith("keras."):
+        return None
+    document = keras.constraints.serialize(variable.constraint)
+    if not isinstance(document, dict) or "config" not in document:
+        return None
+    document["config"] = {**document["config"], "epsilon": keras.config.epsilon()}
+    text = json.dumps(document)
+    return None if read_constraint(text) is None else text
+
+
 def check_variables(trainable: Sequence[Any], states: Sequence[Any]) -> None:
     """Refuse variables that the aggregator, which sees only tensors, would update incorrectly.
 
@@ -129,8 +145,12 @@ def check_variables(trainable: Sequence[Any], states: Sequence[Any]) -> None:
     if not trainable:
         raise NotSupportedError("the model has no trainable weights")
     for variable in trainable:
-        if variable.constraint is not None:
-            raise NotSupportedError(f"{variable.path} has a constraint, which the aggregator cannot apply")
+        if variable.constraint is not None and constraint_of(variable) is None:
+            name = getattr(variable.constraint, "__name__", type(variable.constraint).__name__)
+            raise NotSupportedError(
+                f"{variable.path} has the constraint {name}, "
+                "which is code of the user's, and the aggregator does not run it; use one of keras.constraints"
+            )
         if getattr(variable, "overwrite_with_gradient", False):
             raise NotSupportedError(f"{variable.path} is overwritten with its gradient (quantised training)")
     for variable in [*trainable, *states]:

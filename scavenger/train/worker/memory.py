@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.data import Lacking
 from scavenger.train.transport.messages.values import Manifest, RowCounts
-from scavenger.train.transport.replication import Outbox, Send, initial_payload, pack
+from scavenger.train.transport.replication import Outbox, Payload, Send, initial_payload, pack
 from scavenger.train.transport.rows import Rows
-from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory
 from scavenger.train.worker.program import Gradient, Program
+from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
-__all__ = ["InitialWeights", "WorkerMemory"]
+__all__ = ["InitialWeights", "WorkerMemory", "packed_optimizers"]
 
 
 class WorkerMemory:
@@ -75,14 +79,25 @@ class InitialWeights:
         memory: The worker's memory.
         values: The weights, in the manifest's order.
         packed: Whether an aggregator on another host may request them.
+        fd: Descriptor of the worker's block.
+        slots: State of an optimizer that has taken steps before the job; see `OptimizerState`.
 
     Attributes:
         seeded: Whether they are in this host's memory, as the weights of step 0.
     """
 
-    def __init__(self, memory: WorkerMemory, values: list[Any], *, packed: bool) -> None:
-        self._memory = memory
+    def __init__(
+        self,
+        memory: WorkerMemory,
+        values: list[Any],
+        *,
+        packed: bool,
+        fd: int,
+        slots: Mapping[tuple[int, int], Any] | None = None,
+    ) -> None:
+        self._memory, self._fd, self._slots = memory, fd, slots
         self._values: list[Any] | None = values
+        self._optimizers = packed_optimizers(memory.layout, slots) if packed and slots is not None else {}
         self._packed = pack(memory.layout, values) if packed else None
         self._outboxes = [Outbox() for _ in range(memory.layout.aggregators)]
         self.seeded = False
@@ -94,21 +109,37 @@ class InitialWeights:
         memory = self._memory
         for target, value in zip(memory.block.tensors(memory.layout.state_at(0)), self._values, strict=True):
             target[...] = value
-        self._values, self.seeded = None, True
+        if self._slots is not None:
+            SavedOptimizer(self._fd, memory.layout).write_initial(self._slots)
+        self._values, self._slots, self.seeded = None, None, True
         return True
 
     def drop(self) -> None:
         """Free them, since the job has weights."""
-        self._values = None
+        self._values, self._slots, self._optimizers = None, None, {}
 
     def send(self, index: int, number: int, send: Send) -> None:
         """Send an aggregator its share, as the answer to its request of that number."""
         if self._packed is not None:
-            payload = initial_payload(self._memory.layout, index, self._packed, number)
+            payload = self._payload(index, number)
             self._outboxes[index].push(payload, send)
 
     def resend(self, index: int, answer: Lacking, send: Send) -> None:
         """Send the chunks that an aggregator reports as missing."""
         if self._packed is not None:
-            payload = initial_payload(self._memory.layout, index, self._packed, answer.piece)
-            self._outboxes[index].resend(answer, payload, send)
+            self._outboxes[index].resend(answer, self._payload(index, answer.piece), send)
+
+    def _payload(self, index: int, number: int) -> Payload:
+        assert self._packed is not None
+        return initial_payload(self._memory.layout, index, self._packed, number, self._optimizers.get(index))
+
+
+def packed_optimizers(layout: Layout, slots: Mapping[tuple[int, int], Any]) -> Mapping[int, OptimizerMemory]:
+    """Write the optimizer's state to memory that no aggregator shares, by aggregator."""
+    fd = create_block()
+    try:
+        saved = SavedOptimizer(fd, layout)
+        saved.write_initial(slots)
+    finally:
+        os.close(fd)  # what is mapped stays
+    return saved.memories

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,23 @@ from scavenger.elastic.order import random_streams
 from scavenger.errors import NotSupportedError
 from scavenger.private_files import FILE_MODE, make_private_folder
 from scavenger.sdk.job import KerasJob
-from scavenger.train.aggregation.keras_state import OptimizerState, assign_state
+from scavenger.train.aggregation.keras_state import (
+    OptimizerState,
+    Rate,
+    assign_state,
+    iterations_of,
+    own_rate,
+    read_state,
+    serialised,
+)
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.rows import Rows
-from scavenger.train.worker.checks import check_model, check_variables
-from scavenger.train.worker.data import Source, open_source
-from scavenger.train.worker.separability import Separability
+from scavenger.train.worker.checks import check_model, check_saving, check_variables, constraint_of
+from scavenger.train.worker.data import Source
+from scavenger.train.worker.fit_arguments import open_data
+from scavenger.train.worker.separability import Separability, whole_metrics
+from scavenger.train.worker.steps import Steps, compiled
 
 __all__ = ["Gradient", "Program"]
 
@@ -40,6 +50,7 @@ _ALIGNMENT = 64  # bytes; TensorFlow's kernels crash on tensors whose memory is 
 _SPARSE_FROM = 1 << 18
 """Elements of the smallest tensor whose gradient is kept sparse: filling in the zeros of a smaller one takes less time
 than the calls that this avoids."""
+_RATES_AT = (0, 10, 100, 1000, 10_000)  # steps whose learning rates identify a schedule
 _TARGETS = 16  # number of targets that identify a data set: quick to read, rarely equal by chance
 
 
@@ -76,44 +87,63 @@ class Program:
     def __init__(self, job: KerasJob) -> None:
         self.model = job.model
         check_model(self.model)
-        self.train = open_source(job.train, "train")
-        self.validation = None if job.validation is None else open_source(job.validation, "validation")
+        self._steps = Steps(self.model)
+        self.train, self.validation = open_data(job)
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
         self._prepare(sample)
+        check_saving(self.model)
 
         model = self.model
         weights = {id(v) for v in model.non_trainable_weights}
-        self._trainable = list(model.trainable_variables)
         self._states = [v for v in model.non_trainable_variables if id(v) in weights]
+        unused = self._without_gradient(sample)  # an optimizer of Keras leaves them alone
+        self._trainable = [v for v in model.trainable_variables if id(v) not in unused]
+        self._states += [v for v in model.trainable_variables if id(v) in unused]
         self._generators = [v for v in model.non_trainable_variables if id(v) not in weights]
         # generators with the same seed draw the same numbers, as in Keras; the last stream is the global generator's
         first = [int(v.numpy()[0]) for v in self._generators]
         self._stream_of = [first.index(seed) for seed in first] + [len(first)]
         self._metrics = [v for metric in model.metrics for v in metric.variables]
         check_variables(self._trainable, self._states)
-        Separability(
+        unsplit = Separability(
             model,
+            self._steps,
             self.train,
             self._trainable,
             self._states,
             self._metrics,
             lambda number: self.draw_from(0, number),
+            inference=self.validation is not None or not self._steps.own_train,
         ).check()
+        self._whole_metrics, self._left_out = whole_metrics(model, self._metrics, unsplit)
         self.manifest = self._manifest(sample)
 
         specs = _specs(sample)
         state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
         streams = tf.TensorSpec((len(self._stream_of), 2), tf.int64)
-        self._whole = tf.function(self._gradient_whole, input_signature=[state, specs, streams])
-        self._halves = tf.function(self._gradient_halves, input_signature=[state, specs, streams, streams])
+        self._whole = compiled(model, self._gradient_whole, [state, specs, streams])
+        self._halves = compiled(model, self._gradient_halves, [state, specs, streams, streams])
         if self.validation is not None:
             specs = _specs(self.validation.batch(np.zeros(1, dtype=np.int64)))
-        self._test = tf.function(self._evaluate_batch, input_signature=[specs, streams])
+        self._test = compiled(model, self._evaluate_batch, [specs, streams])
+        self._rate = Rate(model.optimizer)
+        self._check_others(sample)
         self._load = tf.function(self._assign, input_signature=[state])
+
+    @property
+    def variables(self) -> list[Any]:
+        """The model's variables whose values are the weights, in the manifest's order."""
+        return self._trainable + self._states
 
     def initial_state(self) -> list[Array]:
         """Return the initial weights of the user's model, in the manifest's order."""
-        return [v.numpy() for v in self._trainable + self._states]
+        return [v.numpy() for v in self.variables]
+
+    def initial_slots(self) -> Mapping[tuple[int, int], Array] | None:
+        """Return the arrays of an optimizer that has taken steps already, as in `OptimizerState`; else None."""
+        if not self.manifest.iterations:
+            return None
+        return read_state(self.model.optimizer, self.model.trainable_variables, self._trainable)
 
     def alias(self, arrays: Sequence[Array]) -> list[Any]:
         """Return tensors that share memory with these arrays, to pass them as weights without a copy.
@@ -124,7 +154,14 @@ class Program:
         return [_shared(array) for array in arrays]
 
     def gradient(
-        self, weights: Sequence[Array], batch: tuple[Any, ...], *, seed: int, position: int, halves: bool
+        self,
+        weights: Sequence[Array],
+        batch: tuple[Any, ...],
+        *,
+        seed: int,
+        position: int,
+        halves: bool,
+        loss_scale: float = 1.0,
     ) -> Gradient:
         """Compute the gradient of the mean loss over some samples at given weights.
 
@@ -136,7 +173,9 @@ class Program:
                 determine the random numbers that dropout draws.
             halves: Compute the two halves separately, so that their norms give the gradient noise; their
                 sample-weighted mean is the gradient. The second half draws the same numbers as a separate share.
+            loss_scale: With dynamic loss scaling, the factor on the loss; the gradients are divided by it again.
         """
+        self._steps.loss_scale.assign(loss_scale)
         streams = [self._streams(seed, position)]
         if halves:
             samples = len(keras.tree.flatten(batch)[0])
@@ -164,29 +203,46 @@ class Program:
         """Compute metric variables over samples `start` to `stop` of the validation data at given weights.
 
         Random numbers that a model draws in inference depend on the job's seed, the step and the sample positions.
+        Metrics that are not sums over samples are computed over all samples where `start` is 0, and are 0 elsewhere.
         """
         self.model.reset_metrics()
-        if self.validation is not None and stop > start:
-            self._load(list(weights))
+        if self.validation is None or stop <= start:
+            return [np.zeros(v.shape) for v in self._metrics]
+        self._load(list(weights))
+
+        def test(start: int, stop: int) -> list[Array]:
+            assert self.validation is not None
             for low in range(start, stop, batch_size):
                 batch = self.validation.batch(np.arange(low, min(low + batch_size, stop)))
                 self._test(batch, self._streams(seed, low, evaluation=step + 1))
-        return [v.numpy() for v in self._metrics]
+            return [v.numpy() for v in self._metrics]
+
+        sums = test(start, stop)
+        over_all = test(stop, len(self.validation)) if self._whole_metrics and start == 0 else None
+        for index in self._whole_metrics:
+            sums[index] = np.zeros_like(sums[index]) if over_all is None else over_all[index]
+        return sums
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate after `step` that a schedule of the user's gives; 1 if there is none."""
+        return self._rate(step + self.manifest.iterations)
 
     def summarise(self, training: Sequence[Array], validation: Sequence[Array]) -> dict[str, float]:
         """Compute metrics, by Keras's names, from the sums of their variables over workers and steps."""
-        results = self._result(training)
+        results = {
+            name: value for name, value in self._result(training).items() if name not in self._left_out
+        }
         if self.validation is not None:
             results |= {f"val_{name}": value for name, value in self._result(validation).items()}
         return results
 
     def save(self, weights: Sequence[Array], path: Path, optimizer: OptimizerState) -> None:
         """Write the model with given weights and state of the optimizer atomically as a `.keras` file."""
-        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+        for variable, value in zip(self.variables, weights, strict=True):
             variable.assign(value)
         make_private_folder(path.parent)
         partial = partial_model(path)
-        assign_state(self.model.optimizer, self._trainable, optimizer)
+        assign_state(self.model.optimizer, self.model.trainable_variables, self._trainable, optimizer)
         try:
             self.model.save(partial)
             partial.chmod(FILE_MODE)
@@ -211,7 +267,7 @@ class Program:
     # ---- traced --------------------------------------------------------------------------------------------
 
     def _assign(self, weights: list[Any]) -> None:
-        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+        for variable, value in zip(self.variables, weights, strict=True):
             variable.assign(value)
 
     def _start(self, weights: list[Any], streams: Any) -> None:
@@ -227,18 +283,11 @@ class Program:
             variable.assign(tf.cast(streams[index], variable.dtype))
 
     def _half(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
-        """Compute loss and gradients of a batch and update the metrics, as Keras's own training step does."""
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        model = self.model
-        with tf.GradientTape() as tape:
-            predicted = model(x, training=True) if model._call_has_training_arg else model(x)
-            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
-            scaled = model.optimizer.scale_loss(loss)  # the aggregator's optimizer divides by the same factor
-        variables = [v.value for v in self._trainable]
-        gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
-        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
-        return loss, [_merged(g, v) for g, v in zip(gradients, variables, strict=True)]
+        loss, gradients = self._steps.train(batch, self._trainable)
+        return loss, [
+            tf.zeros_like(v.value) if g is None else _merged(g, v)
+            for g, v in zip(gradients, self._trainable, strict=True)
+        ]
 
     def _gradient_whole(self, weights: list[Any], batch: tuple[Any, ...], streams: Any) -> Any:
         self._start(weights, streams)
@@ -279,18 +328,19 @@ class Program:
 
     def _evaluate_batch(self, batch: tuple[Any, ...], streams: Any) -> None:
         self._draw_from(streams)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-        model = self.model
-        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
-        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
-        model._loss_tracker.update_state(loss, sample_weight=tf.shape(tf.nest.flatten(x)[0])[0])
-        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
+        self._steps.test(batch)
 
     # ---- set-up --------------------------------------------------------------------------------------------
 
     def _prepare(self, sample: tuple[Any, ...]) -> None:
         """Build the layers and metrics that Keras builds lazily, without changing weights and metrics."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(sample)
+        if self._steps.own_train:
+            if not self.model.built:
+                self.model(x)
+            self._steps.train(sample, self.model.trainable_variables)  # may build more
+            self.model.reset_metrics()
+            return
         predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
         if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(predicted)):
             raise NotSupportedError(
@@ -305,9 +355,44 @@ class Program:
                 "a loss with reduction 'mean_with_sample_weight' changes its meaning with the number of "
                 "workers; use 'sum_over_batch_size'"
             )
-        self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
+        self.model._compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
         self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         self.model.reset_metrics()
+
+    def _without_gradient(self, sample: tuple[Any, ...]) -> set[int]:
+        """Return the ids of trainable variables that the loss does not depend on."""
+        trainable = self.model.trainable_variables
+        before = [tf.identity(v.value) for v in (*trainable, *self._states)]
+        _, gradients = self._steps.train(sample, trainable)
+        for variable, value in zip((*trainable, *self._states), before, strict=True):
+            variable.assign(value)
+        self.model.reset_metrics()
+        return {id(v) for v, gradient in zip(trainable, gradients, strict=True) if gradient is None}
+
+    def _check_others(self, sample: tuple[Any, ...]) -> None:
+        """Refuse a step that depends on variables which the model does not track, or which aggregators hold."""
+        traced: Any = self._whole
+        if self.model.run_eagerly:
+            return
+        tracked = (*self.variables, *self._generators, *self._metrics, global_seed_generator().state)
+        known = {v._value.ref() for v in tracked} | {self._steps.loss_scale.ref()}
+        others = [v for v in traced.get_concrete_function().graph.variables if v.ref() not in known]
+        of_optimizer = {v._value.ref() for v in self.model.optimizer.variables}
+        before = [v.numpy() for v in others]
+        if others:
+            self.gradient(self.initial_state(), sample, seed=0, position=0, halves=False)
+        for variable, value in zip(others, before, strict=True):
+            if variable.ref() in of_optimizer:
+                raise NotSupportedError(
+                    f"the training step uses {variable.name} of the optimizer, which the aggregator alone knows"
+                )
+            # the state of TensorFlow's own generators; each worker draws for itself
+            generator = variable.name.startswith("StateVar")
+            if not generator and not np.array_equal(variable.numpy(), value, equal_nan=True):
+                raise NotSupportedError(
+                    f"the training step changes the variable {variable.name}, which is no weight of the model (as that "
+                    "of a second optimizer): every worker would have another; keep it as a weight of a layer"
+                )
 
     def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
         model = self.model
@@ -319,19 +404,26 @@ class Program:
             dtype = keras.backend.standardize_dtype(variable.dtype)
             role = "mean" if _is_float(variable) else "first"
             tensors.append(TensorSpec(variable.path, tuple(variable.shape), dtype, role))
-        names = tuple(model.get_metrics_result())
+        every = tuple(model.get_metrics_result())
+        names = tuple(name for name in every if name not in self._left_out)
         if self.validation is not None:
-            names += tuple(f"val_{name}" for name in names)
+            names += tuple(f"val_{name}" for name in every)
         return Manifest(
             tensors=tuple(tensors),
             metrics=tuple(tuple(v.shape) for v in self._metrics),
-            optimizer=json.dumps(keras.optimizers.serialize(model.optimizer), default=float),
+            optimizer=serialised(model.optimizer),
             architecture=_architecture(model, self.train),
             parameters=sum(int(np.prod(v.shape)) for v in self._trainable),
             dataset_size=len(self.train),
             validation_size=0 if self.validation is None else len(self.validation),
             sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
             metric_names=names,
+            constraints=tuple(
+                (place, text)
+                for place, v in enumerate(self._trainable)
+                if v.constraint is not None and (text := constraint_of(v)) is not None
+            ),
+            iterations=iterations_of(model.optimizer),
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:
@@ -391,6 +483,8 @@ def _architecture(model: Any, train: Source) -> str:
     """
     layers = [[*_described(layer), [list(v.shape) for v in layer.weights]] for layer in model.layers]
     losses = [_described(loss) for loss in keras.tree.flatten(model.loss)]
+    if own_rate(model.optimizer):
+        losses.append([Rate(model.optimizer)(steps) for steps in _RATES_AT])
     text = json.dumps([type(model).__name__, layers, losses], sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode())
     for index in range(0, len(train), -(-len(train) // _TARGETS)):

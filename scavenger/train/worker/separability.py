@@ -12,8 +12,9 @@ data-parallel training. This check freezes it, so that it hides nothing else.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
@@ -23,8 +24,11 @@ import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
 from scavenger.train.worker.data import Source
+from scavenger.train.worker.steps import Steps
 
-__all__ = ["Separability"]
+__all__ = ["Separability", "whole_metrics"]
+
+log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
@@ -40,6 +44,7 @@ class _Outcome:
     loss: float
     metrics: list[Array]
     states: list[Array]
+    gradients: list[Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +53,45 @@ class Separability:
 
     Attributes:
         model: Compiled and built.
+        steps: Its steps.
         source: Its training data.
         trainable, states, metrics: The model's variables of each kind.
         draw_from: Sets the model's random generators to the beginning of the streams with a given number.
+        inference: Whether the test step is checked, too.
     """
 
     model: Any
+    steps: Steps
     source: Source
     trainable: Sequence[Any]
     states: Sequence[Any]
     metrics: Sequence[Any]
     draw_from: Callable[[int], None]
+    inference: bool = True
+    _unsplit: set[int] = field(default_factory=set)
 
-    def check(self) -> None:
+    def check(self) -> frozenset[int]:
         """Refuse a model whose batches are not sums of samples, in inference or in training.
 
         Weights, states and metrics are restored afterwards.
 
+        Returns:
+            The indices of metric variables that are not sums over samples.
+
         Raises:
-            NotSupportedError: If the loss, a metric or a state of a batch does not follow from those of its parts,
+            NotSupportedError: If the loss, a gradient or a state of a batch does not follow from those of its parts,
                 or the forward pass changes trainable weights.
         """
         count = min(_SAMPLES, len(self.source))
         if count < 2:
-            return
+            return frozenset()
         # from all parts of the data, which may be sorted by class
         batch = self.source.batch(np.linspace(0, len(self.source) - 1, count).astype(np.int64))
         begin = [tf.convert_to_tensor(v.value) for v in (*self.trainable, *self.states)]
         try:
-            self._compare(batch, begin, count, training=False)
+            if self.inference:
+                self._compare(batch, begin, count, training=False)
+                self._check_metrics(batch, count)
             with self._normalisation_still():
                 self._run(batch, begin, training=True)
                 self._check_trainable(begin)
@@ -84,6 +99,7 @@ class Separability:
         finally:
             self._restore(begin)
             self.model.reset_metrics()
+        return frozenset(self._unsplit)
 
     def _compare(self, batch: Any, begin: list[Any], count: int, *, training: bool) -> None:
         def run(*samples: int, stream: int = 0) -> _Outcome:
@@ -100,16 +116,44 @@ class Separability:
             self._check_expectation(run, everything, training=training)
 
     def _run(self, batch: Any, begin: list[Any], *, training: bool, stream: int = 0) -> _Outcome:
-        """Return loss, metrics and states after one forward pass from the initial state, computed as Keras does."""
-        model = self.model
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        """Return what a step from the initial state gives: with gradients only if the step is the model's own."""
         self._restore(begin)
         self.draw_from(stream)
-        model.reset_metrics()
-        predicted = model(x, training=training) if model._call_has_training_arg else model(x)
-        loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=training)
-        model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
-        return _Outcome(float(loss), [v.numpy() for v in self.metrics], [v.numpy() for v in self.states])
+        self.model.reset_metrics()
+        gradients: list[Any] = []
+        if training and self.steps.own_train:
+            loss, gradients = self.steps.train(batch, self.trainable)
+        else:
+            loss = self.steps.forward(batch) if training else self.steps.test(batch)
+        return _Outcome(
+            np.nan if loss is None else float(loss),
+            [np.asarray(v.numpy()) for v in self.metrics],
+            [np.asarray(v.numpy()) for v in self.states],
+            [np.zeros(()) if g is None else g.numpy() for g in gradients],
+        )
+
+    def _check_metrics(self, batch: Any, count: int) -> None:
+        """Compare the metrics of one set of predictions with those of its parts, whatever draws have led to it."""
+        model = self.model
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+        predicted = model(x, training=False) if model._call_has_training_arg else model(x)
+        arguments = (x, y, predicted, sample_weight)
+        leaves = [leaf for leaf in tf.nest.flatten(arguments) if leaf is not None]
+        if self.steps.own_test or any(leaf.shape[:1] != (count,) for leaf in leaves):
+            return
+
+        def sums(start: int, stop: int) -> list[Array]:
+            model.reset_metrics()
+            model.compute_metrics(
+                *keras.tree.map_structure(lambda leaf: None if leaf is None else leaf[start:stop], arguments)
+            )
+            return [np.asarray(v.numpy()) for v in self.metrics]
+
+        for index, (value, *values) in enumerate(
+            zip(sums(0, count), sums(0, 1), sums(1, count), strict=True)
+        ):
+            if not self._close(value, sum(values)):
+                self._unsplit.add(index)
 
     def _restore(self, begin: list[Any]) -> None:
         for variable, value in zip((*self.trainable, *self.states), begin, strict=True):
@@ -145,9 +189,18 @@ class Separability:
         total = sum(samples for samples, _ in parts)
         if not self._close(whole.loss, sum(n / total * part.loss for n, part in parts)):
             raise NotSupportedError(_loss_message(training))
-        for value, *values in zip(whole.metrics, *(part.metrics for _, part in parts), strict=True):
+        for value, *values in zip(whole.gradients, *(part.gradients for _, part in parts), strict=True):
+            mean = sum(n / total * each for (n, _), each in zip(parts, values, strict=True))
+            if not self._close(value, mean, float(np.abs(value).max(initial=0))):
+                raise NotSupportedError(
+                    f"the gradient of a batch in the train_step of {type(self.model).__name__} is not the mean of its "
+                    "samples' gradients: it cannot be split over workers"
+                )
+        for index, (value, *values) in enumerate(
+            zip(whole.metrics, *(part.metrics for _, part in parts), strict=True)
+        ):
             if not self._close(value, sum(values)):
-                raise NotSupportedError(_METRIC)
+                self._unsplit.add(index)
         if not training:
             return
         for variable, value, *values in zip(
@@ -186,7 +239,7 @@ class Separability:
             e, f = alone_u.metrics[index], alone_w.metrics[index]
             largest = max(float(np.abs(each).max(initial=0)) for each in (a, b, c, d, e, f))
             if not self._close(a - b, c - d, largest) or not self._close(a - b, e - f, largest):
-                raise NotSupportedError(_METRIC)
+                self._unsplit.add(index)
 
     def _check_expectation(
         self, run: Callable[..., _Outcome], samples: tuple[int, ...], *, training: bool
@@ -221,7 +274,38 @@ class Separability:
         return bool(np.allclose(a, b, rtol=tolerance, atol=1e-6, equal_nan=True))
 
 
-_METRIC = "a metric is not made of sums over samples: it cannot be put together from the workers' parts"
+def whole_metrics(
+    model: Any, variables: Sequence[Any], unsplit: Collection[int]
+) -> tuple[tuple[int, ...], frozenset[str]]:
+    """Find the metrics that cannot be put together from the workers' parts.
+
+    Args:
+        model: The model.
+        variables: The variables of all its metrics.
+        unsplit: Indices of those that are not sums over samples.
+
+    Returns:
+        The indices of all variables of these metrics, and the names of their results.
+    """
+    of_unsplit = {id(variables[index]) for index in unsplit}
+    metrics = [
+        one
+        for metric in model.metrics
+        for one in getattr(metric, "metrics", [metric])
+        if any(id(v) in of_unsplit for v in one.variables)
+    ]
+    for metric in metrics:  # in the instance's own namespace, past Keras's tracking of attributes
+        vars(metric)["result"] = lambda: np.nan
+    names = {name for name, value in model.get_metrics_result().items() if value is np.nan}
+    for metric in metrics:
+        del vars(metric)["result"]
+    if names:
+        log.warning(
+            "%s: not a sum over samples, so one worker computes it over all validation data, and training has none",
+            ", ".join(sorted(names)),
+        )
+    whole = {id(v) for metric in metrics for v in metric.variables}
+    return tuple(index for index, v in enumerate(variables) if id(v) in whole), frozenset(names)
 
 
 def _loss_message(training: bool) -> str:

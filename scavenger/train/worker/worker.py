@@ -229,7 +229,9 @@ class Worker:
         self._results = Results(memory.block)
         # an aggregator on another host has its own memory, and needs some worker's initial weights
         packed = any(at.memory != self._memory_id for at in message.aggregators)
-        self._initial = InitialWeights(memory, values, packed=packed)
+        self._initial = InitialWeights(
+            memory, values, packed=packed, fd=self._fd, slots=program.initial_slots()
+        )
         if message.initial:
             self._publish()
         # trace the functions and allocate memory before other workers wait for this one; results are discarded
@@ -366,6 +368,7 @@ class Worker:
                 position=epoch * len(self._program.train) + piece.share.start,
                 # a single worker estimates the gradient noise from the two halves of its batch
                 halves=view.workers == 1 and samples > 1,
+                loss_scale=order.loss_scale,
             )
             rows = self._memory.write(result, piece.slot)
             loss, half_sqnorm = result.loss, result.half_sqnorm
@@ -382,6 +385,7 @@ class Worker:
             loss=loss,
             half_sqnorm=half_sqnorm,
             rows=rows,
+            rate=self._program.rate(order.step),
         )
         self._known.add_gradient(step, piece, contribution)
         return contribution

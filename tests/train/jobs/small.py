@@ -51,6 +51,29 @@ def scaled() -> KerasJob:
     return arrays(network(keras.optimizers.SGD(0.05, momentum=0.9, loss_scale_factor=128.0)))
 
 
+def continued() -> KerasJob:
+    """A model that was trained before, with loss scaling that grows during the job."""
+    adam = keras.optimizers.Adam(0.003, epsilon=1e-4)
+    model = network(keras.optimizers.LossScaleOptimizer(adam, initial_scale=1024.0, dynamic_growth_steps=11))
+    model.fit(X[TRAIN], Y[TRAIN], batch_size=40, shuffle=False, verbose=0)
+    return arrays(model)
+
+
+@keras.saving.register_keras_serializable("small")
+class Fading(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule that only workers can compute."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.05 / (1 + keras.ops.cast(step, "float32") / 10)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def fading() -> KerasJob:
+    return arrays(network(keras.optimizers.SGD(Fading(), momentum=0.9)))
+
+
 def noisy() -> KerasJob:
     layers = keras.layers.Dropout(0.3), keras.layers.GaussianNoise(0.2)
     return arrays(network(keras.optimizers.SGD(0.05), *layers))

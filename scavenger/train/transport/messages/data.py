@@ -50,6 +50,7 @@ class Contributed(Tagged, frozen=True):
         held: Indices of the aggregators that share the worker's memory, and so have the gradient already.
         half_sqnorm: Mean |g|^2 of the gradient's two halves, or 0.
         rows: Which tensors have a sparse gradient.
+        rate: Factor on the learning rate of the step, the same for all pieces, that a schedule of the user's gives.
     """
 
     view: int
@@ -62,6 +63,7 @@ class Contributed(Tagged, frozen=True):
     loss: float
     half_sqnorm: float
     rows: RowCounts = ()
+    rate: float = 1.0
 
 
 class Chunk(Tagged, frozen=True):
@@ -159,6 +161,7 @@ class Order(Tagged, frozen=True):
         pieces: The pieces to compute.
         quarantined: Samples to leave out.
         cautious: Whether workers have died of an unknown cause, so that only the samples to compute may be read.
+        loss_scale: Factor on the loss, whose gradients are divided by it again.
     """
 
     action: str
@@ -167,6 +170,7 @@ class Order(Tagged, frozen=True):
     pieces: tuple[PieceBody, ...]
     quarantined: tuple[int, ...]
     cautious: bool
+    loss_scale: float = 1.0
 
 
 class TakeView(Tagged, frozen=True):

@@ -133,6 +133,8 @@ class Manifest(Body, frozen=True):
         validation_size: Number of validation samples.
         sample_bytes: Size of a sample, bytes.
         metric_names: Names of metrics that a goal may use.
+        constraints: Index of each tensor that has a constraint, with Keras's serialised constraint (JSON).
+        iterations: Steps that the optimizer has taken before the job; if any, a worker has its initial state.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -144,6 +146,8 @@ class Manifest(Body, frozen=True):
     validation_size: int
     sample_bytes: int
     metric_names: tuple[str, ...]
+    constraints: tuple[tuple[int, str], ...] = ()
+    iterations: int = 0
 
     @property
     def digest(self) -> str:
