@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import time
 from typing import Any
 
@@ -83,6 +85,26 @@ class _Slow:
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.001)
         return X[index], Y[index]
+
+
+class _Holding:
+    """The same samples, one of which is computed for seconds without letting any other thread run."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+
+    def __len__(self) -> int:
+        return 170
+
+    def __getitem__(self, index: int) -> Any:
+        self._reads += 1
+        if self._reads == 1500:
+            collections.deque(itertools.repeat(None, 12 * 10**8), maxlen=0)
+        return X[index], Y[index]
+
+
+def holding() -> KerasJob:
+    return KerasJob(network(keras.optimizers.SGD(0.05, momentum=0.9)), _Holding(), (X[HELD_OUT], Y[HELD_OUT]))
 
 
 def slow() -> KerasJob:
