@@ -70,6 +70,20 @@ def test_the_front_comes_first_and_the_chosen_point_is_marked() -> None:
     assert sum(row.startswith(">") for row in rows) == 1
 
 
+def test_what_a_batch_size_gives_up_of_a_fixed_number_of_epochs_is_shown() -> None:
+    curve = make_curve()
+    shares = 1.0 / (1.0 + curve.configurations.global_batch_size / 300.0)
+    text = printed(*render.report_text(make_report(replace(curve, progress_share=shares))))
+
+    titles, *_ = (line for line in text.splitlines() if line.lstrip().startswith("K "))
+    chosen = next(line for line in text.splitlines() if line.startswith(">"))
+    assert titles.endswith("progress")
+    assert chosen.split()[2] == "128"
+    assert chosen.endswith("70 %")
+    assert re.search(r"fastest [^%]*, \d+ % of the progress", " ".join(text.split()))
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_on_a_narrow_terminal_numbers_stay_whole_and_the_intervals_go() -> None:
     curve = make_curve()
     stream = io.StringIO()

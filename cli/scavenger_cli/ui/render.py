@@ -142,7 +142,8 @@ def curve_table(
         yield Text(relative_note)
     if len(shown):
         titles = ("time x", "cost x") if curve.relative_only else ("time", _INTERVAL, "cost", _INTERVAL)
-        titles = ("", *(("VM",) if several else ()), "K", "B", *titles)
+        kept = () if curve.progress_share is None else ("progress",)
+        titles = ("", *(("VM",) if several else ()), "K", "B", *titles, *kept)
         lines: list[tuple[list[str], str]] = []
         fastest, cheapest = _least(curve.time_s[allowed]), _least(curve.cost_usd[allowed])
         used: set[str] = set()
@@ -157,6 +158,7 @@ def curve_table(
             else:
                 cells += [duration(point.time_s), duration_range(*point.time_interval_s)]
                 cells += [money(point.cost_usd), money_range(*point.cost_interval_usd)]
+            cells += [] if point.progress_share is None else [_percent(point.progress_share)]
             lines.append((cells, "bold" if ">" in marks else "" if point.on_front else "dim"))
         yield _Numbers(titles, lines)
         yield Text("  ".join(f"{mark} {words}" for mark, words in _MARKS if mark in used), style="dim")
@@ -242,7 +244,12 @@ def choice_lines(
 
 
 def _figures(point: CurvePoint) -> str:
-    return f"{duration(point.time_s)}, {money(point.cost_usd)}"
+    kept = "" if point.progress_share is None else f", {_percent(point.progress_share)} of the progress"
+    return f"{duration(point.time_s)}, {money(point.cost_usd)}{kept}"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f} %"
 
 
 def _compared(point: CurvePoint, base: CurvePoint) -> str:
