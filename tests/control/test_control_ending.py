@@ -56,7 +56,7 @@ def test_a_job_that_never_came_so_far_has_a_report_of_nothing() -> None:
 
 
 def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_path: Path) -> None:
-    manifest = SimpleNamespace(dataset_size=3200, tensors=())
+    manifest = SimpleNamespace(dataset_size=3200, validation_size=0, tensors=())
     scripted = Scripted(epoch_steps=10**6, manifest=manifest)
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(1)

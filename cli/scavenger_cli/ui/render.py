@@ -320,11 +320,16 @@ def _basis(report: RunReport) -> Iterator[RenderableType]:
     predicted, choice = report.predicted, report.choice
     if predicted is None or not isinstance(choice, Choice) or predicted.spent_s <= 0.0:
         return
-    ahead = duration(predicted.time_s - predicted.spent_s)
-    whole = duration(choice.point.time_s)
+    ahead = duration(predicted.time_s - predicted.spent_s - predicted.end_s)
+    whole, actual = duration(choice.point.time_s), report.result.actual
+    came = ending = ""
+    if actual is not None and report.job.state in FINISHED:
+        came = f" (actual: {duration(actual.time_s - predicted.spent_s - actual.end_s)})"
+        ending = f" (actual: {duration(actual.end_s)})"
     yield Text(
-        f"time predicted: {duration(predicted.spent_s)} until the choice and for starting workers, and {ahead} for "
-        f"the remaining {100 * predicted.remaining:.0f} % of the training (whole training: {whole})"
+        f"time predicted: {duration(predicted.spent_s)} until the choice and for starting workers, {ahead}{came} for "
+        f"the remaining {_percent(predicted.remaining)} of the training, which takes {whole} as a whole, and "
+        f"{duration(predicted.end_s)}{ending} for saving the model and ending the processes"
     )
 
 
@@ -346,7 +351,7 @@ def _causes(report: RunReport) -> Iterator[RenderableType]:
     yield Text(
         f"time off by {_share(error.whole_s, actual.time_s)}: {epochs} from epochs "
         f"({quantity(predicted.epochs)} predicted, {quantity(actual.epochs)} needed{hinted}), {step_time} from "
-        f"step time, {other} from the rest (starts, evaluations, changes of configuration)"
+        f"step time, {other} from the rest (starts, evaluations, changes of configuration, the end)"
     )
 
 
