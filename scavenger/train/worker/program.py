@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,33 @@ class Program:
             loss=float(loss),
             half_sqnorm=float(half),
         )
+
+    @property
+    def mixes_samples(self) -> bool:
+        """Whether the forward pass in training combines the samples of a batch, as `BatchNormalization` does.
+
+        Then the mean of the gradients of a batch's halves is not the gradient of the batch.
+        """
+        return any(
+            isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+            for layer in self.model._flatten_layers()
+        )
+
+    def with_noise(
+        self, whole: Gradient, weights: Sequence[Array], batch: tuple[Any, ...], *, seed: int, position: int
+    ) -> Gradient:
+        """Add the gradient noise to the gradient of a whole batch, for a model that combines samples.
+
+        The gradients of the halves are computed apart, each with its own batch statistics, as on two workers. Their
+        noise is a ratio, mean |g|^2 over |mean g|^2, which is taken over to the gradient of the whole batch.
+
+        Args:
+            whole: What `gradient` returned for the same arguments without `halves`.
+            weights, batch, seed, position: See `gradient`.
+        """
+        apart = self.gradient(weights, batch, seed=seed, position=position, halves=True)
+        mean, own = _sqnorm_of(apart.gradients), _sqnorm_of(whole.gradients)
+        return replace(whole, half_sqnorm=apart.half_sqnorm * own / mean if mean > 0.0 else 0.0)
 
     def evaluate(
         self,
@@ -382,6 +409,10 @@ def _mixed(share: Any, first: Any, second: Any) -> Any:
         return shares[0] * first + shares[1] * second
     values = tf.concat([shares[0] * first.values, shares[1] * second.values], axis=0)
     return _summed(values, tf.concat([first.indices, second.indices], axis=0), first.dense_shape)
+
+
+def _sqnorm_of(gradients: Sequence[Array]) -> float:
+    return sum(float(np.vdot(g, g)) for g in gradients)
 
 
 def _architecture(model: Any, train: Source) -> str:
