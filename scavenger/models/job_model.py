@@ -403,19 +403,24 @@ def _fit_vms(
             continue
         if here == 0:
             notes.append(
-                f"no step was measured on {offer.vm}: carried over from other VM types by processor count, if at all"
+                f"no step was measured on {offer.vm}: its step times are another VM type's, by the number of processors"
             )
             continue
         if offer.vm in stored and here <= TRANSFER_MAX:
-            notes.append(f"step times on {offer.vm} are from stored models, corrected by {here} measurements")
+            notes.append(f"step times on {offer.vm} are from stored models, corrected by {_places(here)}")
             fitted = transfer(stored[offer.vm].parallel, own, speed_ratio=1.0)
         elif base is not None and here <= TRANSFER_MAX and offer.workers_per_vm == most.workers_per_vm:
+            notes.append(f"step times on {offer.vm} are those of {most.vm}, corrected by {_places(here)}")
             fitted = transfer(base, own, speed_ratio=offer.cpus / most.cpus)
         else:
             fitted = fit_parallel(own)
         base = fitted if base is None else base
         found[offer.vm] = VmModel(offer.vm, offer.cpus, fitted, memory)
     return tuple(found[offer.vm] for offer in offers if offer.vm in found), tuple(notes)
+
+
+def _places(count: int) -> str:
+    return "1 measured configuration" if count == 1 else f"{count} measured configurations"
 
 
 def step_times(offer: Offer, measurement: Measurement) -> StepTimes:

@@ -131,7 +131,7 @@ def test_three_points_of_a_type_correct_what_is_carried_over_from_another(
 ) -> None:
     model, other = twin_types(here)
 
-    assert any("corrected by 3 measurements" in note for note in model.vms[1].parallel.notes)
+    assert any("corrected by 3 measured configurations" in note for note in model.notes)
     assert off_at_other(model, other) < 0.25
     assert sum(model.predict(other, WORKERS, BATCH).measured) == 3
 
@@ -148,7 +148,22 @@ def test_nothing_is_carried_over_between_types_that_hold_other_numbers_of_worker
     """How four workers on one machine synchronise says little of four machines."""
     model, _ = twin_types(POINTS, workers_per_vm=4)
 
-    assert not any("carried over" in note for note in model.vms[1].parallel.notes)
+    assert not any("are those of" in note for note in model.all_notes())
+
+
+def test_a_note_says_of_which_vm_type_or_stored_model_step_times_are() -> None:
+    model, other = twin_types(POINTS)
+    assert (
+        f"step times on {other.vm} are those of {CLOUD.vm}, corrected by 3 measured configurations"
+        in model.all_notes()
+    )
+
+    again = fit(Profile((measured(1, 64),), 10_000), prior=fit())
+    assert (
+        f"step times on {CLOUD.vm} are from stored models, corrected by 1 measured configuration"
+        in again.all_notes()
+    )
+    assert not any("another VM type" in note for note in again.all_notes())
 
 
 def test_memory_limits_the_local_batch() -> None:
