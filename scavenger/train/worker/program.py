@@ -68,6 +68,10 @@ class Program:
     Args:
         job: The job that the user's module defines.
 
+    Attributes:
+        mixes_samples: Whether the forward pass in training combines the samples of a batch, as `BatchNormalization`
+            does. Then the mean of the gradients of a batch's halves is not the gradient of the batch.
+
     Raises:
         NotSupportedError: If the model trains in a way that cannot be split over workers.
         DataError: If the data cannot be read.
@@ -90,6 +94,10 @@ class Program:
         first = [int(v.numpy()[0]) for v in self._generators]
         self._stream_of = [first.index(seed) for seed in first] + [len(first)]
         self._metrics = [v for metric in model.metrics for v in metric.variables]
+        self.mixes_samples = any(
+            isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+            for layer in model._flatten_layers()
+        )
         check_variables(self._trainable, self._states)
         Separability(
             model,
@@ -149,17 +157,6 @@ class Program:
             metrics=[_seen(m) for m in metrics],
             loss=float(loss),
             half_sqnorm=float(half),
-        )
-
-    @property
-    def mixes_samples(self) -> bool:
-        """Whether the forward pass in training combines the samples of a batch, as `BatchNormalization` does.
-
-        Then the mean of the gradients of a batch's halves is not the gradient of the batch.
-        """
-        return any(
-            isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
-            for layer in self.model._flatten_layers()
         )
 
     def with_noise(
