@@ -189,7 +189,7 @@ def test_a_worker_that_computes_without_heartbeats_is_waited_for(tmp_path: Path)
         got = run.finish()
 
     assert run.lost == []
-    assert max(step.step_time_s for step in run.steps) > 2.0, "nobody was silent"
+    assert max(step.step_time_s for step in run.steps) > 3.0, "nobody was silent"
     assert_same_weights(got, plain_keras("momentum", run.steps))
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
+import sys
 import time
 from typing import Any
 
@@ -99,7 +98,12 @@ class _Holding:
     def __getitem__(self, index: int) -> Any:
         self._reads += 1
         if self._reads == 1500:
-            collections.deque(itertools.repeat(None, 12 * 10**8), maxlen=0)
+            usual = sys.getswitchinterval()
+            sys.setswitchinterval(3600.0)
+            until = time.monotonic() + 4.0
+            while time.monotonic() < until:
+                pass
+            sys.setswitchinterval(usual)
         return X[index], Y[index]
 
 
