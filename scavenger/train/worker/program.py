@@ -408,8 +408,9 @@ def _mixed(share: Any, first: Any, second: Any) -> Any:
     return _summed(values, tf.concat([first.indices, second.indices], axis=0), first.dense_shape)
 
 
-def _sqnorm_of(gradients: Sequence[Array]) -> float:
-    return sum(float(np.vdot(g, g)) for g in gradients)
+def _sqnorm_of(gradients: Sequence[Array | Rows]) -> float:
+    given = (g.values if isinstance(g, Rows) else g for g in gradients)
+    return sum(float(np.vdot(values, values)) for values in given)
 
 
 def _architecture(model: Any, train: Source) -> str:
