@@ -70,6 +70,8 @@ class CurvePoint:
     """Why a constraint excludes the point; empty if none does."""
     setup_s: float = 0.0
     """Part of `time_s`: the start of VMs that are still to be launched; due whatever share of the training is left."""
+    progress_share: float | None = None
+    """See `TradeoffCurve.progress_share`."""
 
     def rest_s(self, remaining: float) -> float:
         """Remaining time when a share `remaining` of the training is left."""
@@ -154,6 +156,8 @@ class TradeoffCurve:
         knee: Index of the knee among the points; None where the front has none.
         setup_s: Part of `time_s`, shape `(n,)`: the start of VMs that are still to be launched. It is due whatever
             share of the training is left, and paid for at the same rate as the rest. None if it is not counted.
+        progress_share: Progress of a run without a target, whose epochs are fixed, as a share of what as many epochs
+            would achieve at very small batches, shape `(n,)`. None with a target, or if it is unknown.
     """
 
     configurations: CurveConfigurations
@@ -168,6 +172,7 @@ class TradeoffCurve:
     notes: tuple[str, ...] = field(default=())
     knee: int | None = None
     setup_s: FloatArray | None = None
+    progress_share: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.time_s)
@@ -187,6 +192,7 @@ class TradeoffCurve:
             extrapolated=bool(marks.extrapolated[i]),
             excluded=marks.reasons[marks.excluded[i]],
             setup_s=0.0 if self.setup_s is None else float(self.setup_s[i]),
+            progress_share=None if self.progress_share is None else float(self.progress_share[i]),
         )
 
     def rest_s(self, remaining: float) -> FloatArray:

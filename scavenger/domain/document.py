@@ -293,6 +293,7 @@ class _Row(msgspec.Struct):
     extrapolated: bool
     excluded: str
     setup_s: float | None = None
+    progress_share: float | None = None
 
 
 def _curve_rows(curve: TradeoffCurve) -> list[Document]:
@@ -315,7 +316,7 @@ def _curve_rows(curve: TradeoffCurve) -> list[Document]:
         curve.marks.measured.tolist(),
         curve.marks.extrapolated.tolist(),
         [curve.marks.reasons[index] for index in curve.marks.excluded.tolist()],
-        nothing if curve.setup_s is None else _column(curve.setup_s),
+        *(nothing if values is None else _column(values) for values in (curve.setup_s, curve.progress_share)),
         strict=True,
     )
     rows: list[Document] = msgspec.to_builtins([_Row(*cells) for cells in columns])
@@ -353,6 +354,9 @@ def _read_curve(rows: Sequence[_Row], *, relative_only: bool, notes: tuple[str, 
     def figures(name: str) -> FloatArray:
         return np.array([getattr(row, name) for row in rows], np.float64)  # NaN for None
 
+    def figures_if_any(name: str) -> FloatArray | None:
+        return None if all(getattr(row, name) is None for row in rows) else figures(name)
+
     times = np.array([row.interval.time_s for row in rows], np.float64).reshape(-1, 2)
     costs = np.array([row.interval.cost_usd for row in rows], np.float64).reshape(-1, 2)
     return TradeoffCurve(
@@ -378,5 +382,6 @@ def _read_curve(rows: Sequence[_Row], *, relative_only: bool, notes: tuple[str, 
         relative_only=relative_only,
         notes=notes,
         knee=next((index for index, row in enumerate(rows) if row.knee), None),
-        setup_s=None if all(row.setup_s is None for row in rows) else figures("setup_s"),
+        setup_s=figures_if_any("setup_s"),
+        progress_share=figures_if_any("progress_share"),
     )

@@ -123,6 +123,8 @@ class Profile:
         dataset_size: Training samples D per epoch.
         evaluation_s: Evaluation time at the end of an epoch, by worker count: pairs (K, seconds).
         setup_s: Time from the launch of a worker until it is ready to join.
+        validation_size: Samples of an evaluation; 0 if there is none.
+        mean_over_median: Mean time of a step over the median, see `TrainingHistory.mean_over_median`; None if unknown.
     """
 
     measurements: tuple[Measurement, ...]
@@ -130,3 +132,5 @@ class Profile:
     evaluation_s: tuple[tuple[int, float], ...] = ()
     setup_s: float = 0.0
     convergence: tuple[ConvergenceRecord, ...] = ()
+    validation_size: int = 0
+    mean_over_median: float | None = None

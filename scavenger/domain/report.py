@@ -210,7 +210,8 @@ class Predicted:
 
     Attributes:
         spent_s, spent_usd: Part of `time_s` and `cost_usd`: spent before the choice, and due for starting workers.
-        remaining: Share of the training that was left at the choice, in [0, 1].
+        remaining: Share of the training that is left when those workers have started, in [0, 1].
+        end_s: Part of `time_s`: for saving the model and ending the processes.
     """
 
     time_s: float
@@ -222,16 +223,23 @@ class Predicted:
     spent_s: float = 0.0
     spent_usd: float = 0.0
     remaining: float = 1.0
+    end_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Actual:
-    """Actual time and cost of the run; `step_time_s` is the median at the chosen configuration."""
+    """Actual time and cost of the run.
+
+    Attributes:
+        step_time_s: Median at the chosen configuration.
+        end_s: Part of `time_s`: for saving the model and ending the processes.
+    """
 
     time_s: float
     cost_usd: float
     step_time_s: float
     epochs: float
+    end_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +249,7 @@ class TimeError:
     Attributes:
         epochs_s: Error because more or fewer epochs were needed than predicted.
         step_time_s: Error because steps took more or less time than predicted.
-        other_s: Error because starts, evaluations and changes of configuration took more or less time.
+        other_s: Error because starts, evaluations, changes of configuration and the end took more or less time.
     """
 
     whole_s: float
@@ -253,9 +261,10 @@ class TimeError:
 def time_error(predicted: Predicted, actual: Actual) -> TimeError | None:
     """Split the error of a predicted time into its causes.
 
-    The part after the choice takes `V = E s r` seconds: E remaining epochs, s seconds per step, and r for all else.
+    The training after the choice takes `V = E s r` seconds: E remaining epochs, s seconds per step, r for all else.
     The logarithmic mean `L = (Vp - Va) / ln(Vp / Va)` splits the difference exactly and symmetrically:
-    `Vp - Va = L ln(Ep / Ea) + L ln(sp / sa) + L ln(rp / ra)` [1]_. What was spent before is the same in both.
+    `Vp - Va = L ln(Ep / Ea) + L ln(sp / sa) + L ln(rp / ra)` [1]_. What was spent before is the same in both; the
+    difference in the time for the end counts as other.
 
     Returns:
         The split; None if a value is unknown, or the run ended before it continued from the choice.
@@ -263,7 +272,8 @@ def time_error(predicted: Predicted, actual: Actual) -> TimeError | None:
     References:
         .. [1] Ang, "The LMDI approach to decomposition analysis", Energy Policy 33, 2005.
     """
-    ahead_s, came_s = predicted.time_s - predicted.spent_s, actual.time_s - predicted.spent_s
+    ahead_s = predicted.time_s - predicted.spent_s - predicted.end_s
+    came_s = actual.time_s - predicted.spent_s - actual.end_s
     epochs = predicted.epochs * predicted.remaining
     came_epochs = actual.epochs - predicted.epochs * (1.0 - predicted.remaining)
     figures = (ahead_s, came_s, epochs, came_epochs, predicted.step_time_s, actual.step_time_s)

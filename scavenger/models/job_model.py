@@ -4,12 +4,13 @@
 e(B)     epochs to the target, from `statistical`
 τ(K, B)  time of a step, seconds, from `parallel`
 D        training samples per epoch; an epoch has ceil(D / B) steps
+s        mean time of a step over its usual time τ, which slow steps make larger than 1
 v(K)     time that training pauses for the evaluation after each epoch, seconds
 T, C     time to the target, seconds; cost, US dollars
 p        price of one VM, US dollars per hour
 =======  ===========================================================================
 
-T = e (ceil(D / B) τ + v) and C = T K p / 3600: eq. 3-5 of Tyagi and Sharma, "Scavenger", with whole steps
+T = e (ceil(D / B) s τ + v) and C = T K p / 3600: eq. 3-5 of Tyagi and Sharma, "Scavenger", with whole steps
 and the evaluation counted. Under `CostTerms` (`domain/cost.py`) both also include the effects of a cloud: work takes
 w = 1 / (1 - λ n d / 3600) times longer on n spot VMs, set-up u comes before it, and besides the n VMs, at q for the
 disk of each, F dollars per hour are paid for aggregators:
@@ -36,6 +37,7 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve
 from scavenger.domain.measurement import Measurement, Profile
 from scavenger.models.cost import scatter_of_interruptions, slowdowns, terms_notes
+from scavenger.models.evaluation import EvaluationLaw, fit_evaluation
 from scavenger.models.noise import NoiseReading
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.statistical import StatisticalModel, fit_statistical
@@ -99,17 +101,6 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationLaw:
-    """v(K) = base + shared c / K: the part that every worker repeats, and the part that they share."""
-
-    base_s: NotNegative = 0.0
-    shared_s: NotNegative = 0.0
-
-    def evaluation_s(self, workers: IntArray, contention: FloatArray) -> FloatArray:
-        return np.asarray(self.base_s + self.shared_s * contention / workers)
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryLaw:
     """Resident memory of a worker by its local batch: base + per_sample b."""
 
@@ -143,6 +134,7 @@ class JobModel:
         vms: One entry per VM type that was profiled (or learned of from an earlier model); never empty.
         max_epochs: Number of epochs after which the run ends, target or not.
         notes: Notes for the user: assumptions, and what is not counted.
+        mean_over_median: s, at least 1.
     """
 
     dataset_size: Count
@@ -151,6 +143,7 @@ class JobModel:
     evaluation: EvaluationLaw
     max_epochs: Positive
     notes: tuple[str, ...] = ()
+    mean_over_median: Positive = 1.0
 
     def __post_init__(self) -> None:
         if not self.vms:
@@ -195,14 +188,17 @@ class JobModel:
             prior=None if prior is None else prior.statistical,
             noise=noise,
         )
-        evaluation, evaluation_notes = _fit_evaluation(profile, offers[vms[0].vm], prior)
+        evaluation, evaluation_notes = fit_evaluation(
+            profile, offers[vms[0].vm], EvaluationLaw() if prior is None else prior.evaluation
+        )
         notes = (
             *((f"measurements of other VM types left out: {left_out}",) if left_out else ()),
             *vm_notes,
             *evaluation_notes,
             NOT_COUNTED,
         )
-        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes)
+        slow = profile.mean_over_median or (1.0 if prior is None else prior.mean_over_median)
+        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes, slow)
 
     @property
     def relative_only(self) -> bool:
@@ -267,7 +263,8 @@ class JobModel:
         mean_epochs, epochs_log_sd = epochs or self.statistical.predict(batch.astype(np.float64))
         steps_per_epoch = -(-self.dataset_size // batch)
         time_s = mean_epochs * (
-            steps_per_epoch * step_time_s + self.evaluation.evaluation_s(count, contention)
+            steps_per_epoch * self.mean_over_median * step_time_s
+            + self.evaluation.evaluation_s(count, contention)
         )
         log_sd = np.hypot(step_log_sd, epochs_log_sd)
         vms = -(-count // offer.workers_per_vm)
@@ -406,19 +403,24 @@ def _fit_vms(
             continue
         if here == 0:
             notes.append(
-                f"no step was measured on {offer.vm}: carried over from other VM types by processor count, if at all"
+                f"no step was measured on {offer.vm}: its step times are another VM type's, by the number of processors"
             )
             continue
         if offer.vm in stored and here <= TRANSFER_MAX:
-            notes.append(f"step times on {offer.vm} are from stored models, corrected by {here} measurements")
+            notes.append(f"step times on {offer.vm} are from stored models, corrected by {_places(here)}")
             fitted = transfer(stored[offer.vm].parallel, own, speed_ratio=1.0)
         elif base is not None and here <= TRANSFER_MAX and offer.workers_per_vm == most.workers_per_vm:
+            notes.append(f"step times on {offer.vm} are those of {most.vm}, corrected by {_places(here)}")
             fitted = transfer(base, own, speed_ratio=offer.cpus / most.cpus)
         else:
             fitted = fit_parallel(own)
         base = fitted if base is None else base
         found[offer.vm] = VmModel(offer.vm, offer.cpus, fitted, memory)
     return tuple(found[offer.vm] for offer in offers if offer.vm in found), tuple(notes)
+
+
+def _places(count: int) -> str:
+    return "1 measured configuration" if count == 1 else f"{count} measured configurations"
 
 
 def step_times(offer: Offer, measurement: Measurement) -> StepTimes:
@@ -451,20 +453,3 @@ def fit_memory(measurements: Sequence[Measurement]) -> MemoryLaw | None:
     if slope < MEMORY_SLOPE_MIN * base:
         return MemoryLaw(float(memory.max()), 0.0)
     return MemoryLaw(float(base), float(slope / batch.max()))
-
-
-def _fit_evaluation(
-    profile: Profile, offer: Offer, prior: JobModel | None
-) -> tuple[EvaluationLaw, tuple[str, ...]]:
-    """Fit the time of an evaluation, with notes on its source if it was not measured."""
-    rows = [(k, s) for k, s in profile.evaluation_s if k >= 1 and math.isfinite(s) and s > 0.0]
-    if not rows:
-        if prior is not None and prior.evaluation != EvaluationLaw():
-            return prior.evaluation, ("evaluation time is from stored models",)
-        return EvaluationLaw(), ("evaluation after each epoch was not measured and is not counted",)
-    share = np.array([offer.contention(k) / k for k, _ in rows])
-    seconds = np.array([s for _, s in rows])
-    if len(np.unique(share)) < 2:
-        return EvaluationLaw(base_s=float(np.median(seconds))), ()
-    (base, shared), _ = nnls(np.column_stack((1.0 / seconds, share / seconds)), np.ones(len(rows)))
-    return EvaluationLaw(float(base), float(shared)), ()

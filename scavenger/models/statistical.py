@@ -137,6 +137,14 @@ class StatisticalModel:
         deviation = np.sqrt(variance[place] + self.run_log_sd**2 / np.asarray(runs))
         return np.exp(log_epochs[: len(sizes)])[place], deviation
 
+    def progress_share(self, global_batch_size: FloatArray) -> FloatArray | None:
+        """What a run without a target keeps of its progress at each B; see `FixedEpochs.progress_share`.
+
+        Returns:
+            Shares in (0, 1), shape `(n,)`; None with a target, which takes more epochs instead, or without a B*.
+        """
+        return self.law.progress_share(global_batch_size) if isinstance(self.law, FixedEpochs) else None
+
     def most_informative(self, candidates: Sequence[int]) -> int:
         """The batch size at which finished runs would lower the uncertainty over the known range most.
 
@@ -250,13 +258,12 @@ def fit_statistical(
     runs = [run for run in convergence if run.global_batch_size > 0 and 0.0 < run.epochs < math.inf]
     seen = [run.global_batch_size for run in runs] + [m.configuration.global_batch_size for m in measurements]
     low, high = (min(seen), max(seen)) if seen else (global_batch_sizes[0], global_batch_sizes[-1])
-    if fixed_epochs:
-        note = f"no target: every run lasts {max_epochs:g} epochs"
-        return StatisticalModel(FixedEpochs(max_epochs), 0.0, 0.0, 0.0, 0.0, low, high, notes=(note,))
-
-    level = _level(runs, global_batch_sizes, epochs_hint, max_epochs, prior)
     readings = _readings(measurements) if noise is None else noise
     scale = _scale_prior(readings, global_batch_sizes[-1], prior)
+    if fixed_epochs:
+        return _without_target(max_epochs, scale, (low, high))
+
+    level = _level(runs, global_batch_sizes, epochs_hint, max_epochs, prior)
     floor, slope = _noise_line(measurements)
     evidence = EpochEvidence(
         batch=level.batch,
@@ -273,6 +280,21 @@ def fit_statistical(
     # With runs at several batch sizes these say how epochs grow, and where B* came from matters little.
     notes = (level.note, scale.note) if len(level.batch) < 2 else (level.note,)
     return _by_evidence(evidence, level, (low, high), notes)
+
+
+def _without_target(epochs: float, scale: _ScalePrior, known: tuple[float, float]) -> StatisticalModel:
+    """Build the model of a run that lasts a fixed number of epochs; see `_by_evidence`."""
+    notes = [f"no target: every run lasts {epochs:g} epochs"]
+    critical = math.exp(scale.log_mean) if scale.informed else None
+    if critical is None:
+        notes.append("no noise scale was measured: how much progress a larger batch gives up is unknown")
+    else:
+        worth = f"{epochs:g} / (1 + B / {_three_digits(critical)})"
+        notes.append(
+            f"progress: {epochs:g} epochs at batch B do the work of {worth} of very small batches; {scale.note}"
+        )
+    law = FixedEpochs(epochs, critical)
+    return StatisticalModel(law, 0.0, 0.0, 0.0, 0.0, *known, notes=tuple(notes))
 
 
 def _by_evidence(
@@ -431,9 +453,10 @@ def _scale_prior(
             f"over a run: uncertain by a factor of {math.exp(log_sd):.2g}"
         )
         return _ScalePrior(math.log(size), log_sd, True, note)
-    if prior is not None and isinstance(prior.law, CriticalBatch | UShaped):
+    if prior is not None and not isinstance(prior.law, NoiseLinear) and prior.law.critical_batch_size:
         note = "critical batch size from stored models: no noise scale was measured"
-        spread = max(math.sqrt(prior.shape_log_var), LAW_LOG_SD)
+        fixed = isinstance(prior.law, FixedEpochs)
+        spread = CRITICAL_BATCH_LOG_SD if fixed else max(math.sqrt(prior.shape_log_var), LAW_LOG_SD)
         return _ScalePrior(math.log(prior.law.critical_batch_size), spread, True, note)
     note = "no noise scale was measured: how epochs grow with the batch size is a guess"
     return _ScalePrior(math.log(batch_max), CRITICAL_BATCH_LOG_SD, False, note)

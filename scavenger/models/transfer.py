@@ -42,7 +42,7 @@ ITERATIONS = 12
 def transfer(
     model: ParallelModel, times: Sequence[StepTimes], speed_ratio: float | None = None
 ) -> ParallelModel:
-    """Derive the model of another VM type.
+    """Derive the model of another VM type, or of the same at another time.
 
     Args:
         model: Model of the VM type that was measured.
@@ -56,11 +56,6 @@ def transfer(
         raise ValueError(f"a ratio of speeds is positive and finite, not {speed_ratio}")
     good = sorted(time for time in times if time.usable())
     notes = [f"bad measurements dropped: {len(times) - len(good)}"] if len(good) < len(times) else []
-    notes.append(
-        f"step times are carried over from another VM type and corrected by {len(good)} measurements"
-        if good
-        else "step times are carried over from another VM type: none was measured on this one"
-    )
     expected = np.array([0.0 if speed_ratio is None else -math.log(speed_ratio), 0.0])
     deviation = (UNKNOWN_SPEED_LOG_SD if speed_ratio is None else SPEED_LOG_SD, NETWORK_LOG_SD)
     measured = joined(good)

@@ -65,6 +65,12 @@ def choose(
         reason += f"; at batch {global_batch_size} alone, as the goal has no target to compare others by"
     if len(allowed) == 1:
         reason = "the only configuration that the constraints allow"
+    if curve.progress_share is not None and curve.progress_share[index] < 0.5:
+        epochs, share = curve.epochs[index], curve.progress_share[index]
+        reason += (
+            f"; above the critical batch size: {rounded(epochs)} epochs do the work of {rounded(epochs * share, 3)} of "
+            "very small batches"
+        )
     if curve.marks.extrapolated[index]:
         reason += "; extrapolated beyond what was profiled"
     if curve.relative_only:

@@ -119,6 +119,7 @@ def build_curve(
         notes=notes,
         knee=knee,
         setup_s=spending.setup_s,
+        progress_share=model.statistical.progress_share(batch.astype(np.float64)),
     )
 
 

@@ -11,6 +11,7 @@ from scipy.special import ndtr
 
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.curve import Choice, FloatArray, Objective, TradeoffCurve
+from scavenger.domain.figures import rounded
 
 __all__ = ["Move", "Switch", "why_measure_no_more", "worth_moving"]
 
@@ -38,7 +39,7 @@ class Move:
     @property
     def effect(self) -> str:
         """What the move changes of the rest's time and cost, for the user; a negative saving is said as a price."""
-        time_s, usd = f"{abs(self.saved_s):.3g} s", f"${abs(self.saved_usd):.3g}"
+        time_s, usd = f"{rounded(abs(self.saved_s), 3)} s", f"${rounded(abs(self.saved_usd), 3)}"
         match self.saved_s >= 0.0, self.saved_usd >= 0.0:
             case True, True:
                 return f"it saves {time_s} and {usd} of what is left"
@@ -95,8 +96,8 @@ def why_measure_no_more(
     if gain * least >= price:
         return ""
     return (
-        f"another measurement could gain {100.0 * gain:.2g} % of what is left at most, and would cost "
-        f"{100.0 * price / least:.2g} %"
+        f"another measurement could gain {rounded(100.0 * gain, 2)} % of what is left at most, and would cost "
+        f"{rounded(100.0 * price / least, 2)} %"
     )
 
 

@@ -73,6 +73,7 @@ def curves(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Trad
         notes,
         knee,
         setup_s=draw(st.none() | st.just(columns[15])),
+        progress_share=draw(st.none() | st.just(floats[0])),
     )
 
 

@@ -70,6 +70,20 @@ def test_the_front_comes_first_and_the_chosen_point_is_marked() -> None:
     assert sum(row.startswith(">") for row in rows) == 1
 
 
+def test_what_a_batch_size_gives_up_of_a_fixed_number_of_epochs_is_shown() -> None:
+    curve = make_curve()
+    shares = 1.0 / (1.0 + curve.configurations.global_batch_size / 300.0)
+    text = printed(*render.report_text(make_report(replace(curve, progress_share=shares))))
+
+    titles, *_ = (line for line in text.splitlines() if line.lstrip().startswith("K "))
+    chosen = next(line for line in text.splitlines() if line.startswith(">"))
+    assert titles.endswith("progress")
+    assert chosen.split()[2] == "128"
+    assert chosen.endswith("70 %")
+    assert re.search(r"fastest [^%]*, \d+ % of the progress", " ".join(text.split()))
+    assert max(map(len, text.splitlines())) <= 80
+
+
 def test_on_a_narrow_terminal_numbers_stay_whole_and_the_intervals_go() -> None:
     curve = make_curve()
     stream = io.StringIO()
@@ -230,11 +244,26 @@ def test_a_run_that_was_cut_short_is_not_held_against_what_was_predicted_of_its_
 
 
 def test_a_prediction_says_what_was_added_to_the_figure_in_the_table() -> None:
-    report = replace(_off(1.0, 1.0))
-    text = " ".join(printed(*render.report_text(report)).split())
+    report = _off(1.0, 1.0)
+    predicted, actual = report.predicted, report.result.actual
+    assert predicted is not None
+    assert actual is not None
+    ended = changed(
+        report,
+        predicted=replace(predicted, time_s=102.0, end_s=2.0),
+        actual=replace(actual, time_s=actual.time_s + 3.0, end_s=3.0),
+    )
+    text = " ".join(printed(*render.report_text(ended)).split())
 
-    assert "time predicted: 20 s until the choice and for starting workers, and 1 min 20 s" in text
-    assert "(whole training: 23 min" in text
+    assert (
+        "time predicted: 20 s until the choice and for starting workers, 1 min 20 s (actual: 1 min 20 s)"
+        in text
+    )
+    assert "for the remaining 100 % of the training, which takes 23 min" in text
+    assert "and 2 s (actual: 3 s) for saving the model and ending the processes" in text
+    error = time_error(ended.predicted, ended.result.actual)
+    assert error is not None
+    assert (error.whole_s, error.epochs_s, error.step_time_s) == pytest.approx((-1.0, 0.0, 0.0), abs=1e-9)
 
 
 def test_three_notes_are_shown_and_all_where_they_are_asked_for() -> None:

@@ -56,7 +56,7 @@ def test_a_job_that_never_came_so_far_has_a_report_of_nothing() -> None:
 
 
 def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_path: Path) -> None:
-    manifest = SimpleNamespace(dataset_size=3200, tensors=())
+    manifest = SimpleNamespace(dataset_size=3200, validation_size=0, tensors=())
     scripted = Scripted(epoch_steps=10**6, manifest=manifest)
     trainer = trainer_of(scripted, tmp_path)
     trainer.start(1)
@@ -92,3 +92,11 @@ def test_a_job_that_is_stopped_in_its_search_reports_what_it_had_measured(tmp_pa
     assert whole.result.quarantined == (7,)
     assert report_from_document(json.loads(json.dumps(report_document(whole)))) == whole
     assert plan_only == changed(whole, actual=None)
+
+    running.stop_as_asked("interrupted", save=False)
+    running.save(in_haste=False)
+    scripted.now_s += 3.0
+    later = report_of(ending, job_name="tiny", recorder=RECORDER, journals=None, running=running, run=True)
+    assert later.result.actual is not None
+    assert later.result.actual.end_s == pytest.approx(3.0)
+    assert later.result.actual.time_s == pytest.approx(whole.result.actual.time_s + 3.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -210,3 +211,25 @@ def test_what_a_supervisor_warns_of_is_noted(tmp_path: Path) -> None:
     scripted.coming.append(Warned("something is odd"))
     trainer.pump()
     assert trainer.warnings == ["something is odd"]
+
+
+def test_what_slow_steps_add_to_a_run_is_told_but_no_single_one_decides(tmp_path: Path) -> None:
+    class Uneven(Scripted):
+        """One step in ten takes three times as long, and the 50th a thousand times."""
+
+        def report(self) -> m.StepReport:
+            report = super().report()
+            longer = 1000.0 if report.step == 50 else 3.0 if report.step % 10 == 0 else 1.0
+            return msgspec.structs.replace(report, step_time_s=report.step_time_s * longer)
+
+    even, uneven = (trainer_of(made(epoch_steps=10**6), tmp_path) for made in (Scripted, Uneven))
+    assert even.history.mean_over_median is None
+    for trainer in (even, uneven):
+        trainer.start(2)
+        trainer.move(PLACE, "test")
+        trainer.until(lambda trainer=trainer: trainer.step >= 100)  # type: ignore[misc]
+
+    assert even.history.mean_over_median == pytest.approx(1.0)
+    assert uneven.history.mean_over_median == pytest.approx(
+        (90 + 9 * 3 + history.SLOW_STEP_MAX) / 100, rel=0.02
+    )

@@ -294,7 +294,7 @@ def test_the_progress_of_every_step_asks_the_laws_once_for_each_batch_size(
 
 def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
     """A job at one worker and batch 32 after a search that has measured this, and chosen by `EVEN`."""
-    manifest = SimpleNamespace(dataset_size=SAMPLES, tensors=())
+    manifest = SimpleNamespace(dataset_size=SAMPLES, validation_size=0, tensors=())
     trainer = trainer_of(Scripted(epoch_steps=10**6, worker_sqnorm=1.5, manifest=manifest), folder)
     trainer.start(1)
     trainer.move(Configuration("local-1", 1, 32), "chosen")

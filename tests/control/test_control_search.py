@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from scripted import PRICE, STEP_S, Scripted, offer, trainer_of
 
-from scavenger.control.search.outcome import actual_of, search_outcome
+from scavenger.control.search.outcome import ENDING_S, actual_of, predict_run, search_outcome
 from scavenger.control.search.profile import Search, Spent, profile
 from scavenger.control.search.select import Decision, ask_while_training, decide, fit_model, profile_of
 from scavenger.control.training.recorder import Recorder
@@ -19,6 +19,7 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.curve import Choice, Infeasible
 from scavenger.domain.job import GoalSpec, JobSpec, ProfileSpec
 from scavenger.domain.measurement import Measurement
+from scavenger.domain.report import Predicted
 from scavenger.errors import ConfigurationError, Interrupted, LimitReachedError
 from scavenger.search.plan import SearchPlan
 
@@ -205,12 +206,34 @@ def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path:
     whole = decision.choice.point.time_s if isinstance(decision.choice, Choice) else 0.0
 
     assert 0.2 < decision.progress < 0.6
-    assert needed_s == pytest.approx(spent_s + (1 - decision.progress) * whole)
+    assert needed_s == pytest.approx(spent_s + (1 - decision.progress) * whole + ENDING_S)
     assert needed_s < spent_s + whole
     for deadline, kind in ((needed_s * 1.01, Choice), (needed_s * 0.5, Infeasible)):
         found = decided(search, trainer, constraints={"deadline": f"{deadline:.3f}s"})
         assert isinstance(found.choice, kind)
         assert (found.predicted is None) is (kind is Infeasible)
+
+
+def test_while_workers_for_the_choice_start_the_job_trains_on(tmp_path: Path) -> None:
+    plan = SearchPlan("full", "asked for", (Configuration("local-1", 1, 32),), 5)
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path, plan)
+    decision = decided(search, trainer)
+    larger, here = (decision.curve.find(Configuration("local-1", workers, 32)) for workers in (2, 1))
+    assert larger is not None
+    assert here is not None
+    (setup_s,) = set(trainer.setup_s)
+    spent_s, left = trainer.elapsed_s, 1.0 - decision.progress
+
+    def predicted(progress: float) -> Predicted:
+        return predict_run(trainer, decision.curve, Choice(larger, "time", ""), progress)
+
+    early, late = predicted(decision.progress), predicted(1.0 - 0.5 * setup_s / here.time_s)
+    assert early.spent_s == pytest.approx(spent_s + setup_s)
+    assert early.remaining == pytest.approx(left - setup_s / here.time_s)
+    assert early.time_s == pytest.approx(early.spent_s + early.remaining * larger.time_s + ENDING_S)
+    # training ends before the worker has started
+    assert late.time_s == pytest.approx(spent_s + 0.5 * setup_s + ENDING_S)
+    assert late.remaining == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("worth", "until"), [("$1000", "4h"), ("$0.01", "30d")])

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.elastic.liveness import HEARTBEAT_S, SILENT_S, Liveness, evaluation_limit_s
+from scavenger.elastic.liveness import (
+    HEARTBEAT_S,
+    SILENT_S,
+    SLOW_S,
+    Liveness,
+    ProcessorUse,
+    evaluation_limit_s,
+    is_working,
+)
 
 
 def watched(*names: str, at: float = 0.0) -> Liveness:
@@ -77,6 +86,72 @@ def test_one_who_was_kept_from_looking_blames_nobody_for_it(away: float, spoke: 
     at, found = look(liveness, 1.0 + away, 1.0 + away + 60.0)
     assert found == ("w0",)
     assert at < 1.0 + away + SILENT_S + 4 * HEARTBEAT_S
+
+
+# ---- slow or lost ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "works"),
+    [
+        (ProcessorUse(1.0, False, False), ProcessorUse(1.01, False, False), True),
+        (ProcessorUse(1.0, False, True), ProcessorUse(1.0, False, True), True),
+        (ProcessorUse(1.0, True, False), ProcessorUse(1.0, False, True), True),
+        (ProcessorUse(1.0, False, False), ProcessorUse(1.0, False, False), False),
+        (ProcessorUse(1.0, False, True), ProcessorUse(1.0, False, False), False),
+        (ProcessorUse(1.0, False, True), ProcessorUse(1.5, True, False), False),
+    ],
+    ids=["computed", "waits for a processor", "was continued", "waits", "was runnable", "was stopped"],
+)
+def test_a_process_works_if_it_used_a_processor_or_waits_for_one(
+    before: ProcessorUse, now: ProcessorUse, works: bool
+) -> None:
+    assert is_working(before, now) is works
+
+
+@pytest.mark.parametrize(
+    ("last_worked_s_ago", "silent_s", "lost"),
+    [
+        (None, SILENT_S + 0.1, True),
+        (0.1, SILENT_S + 0.1, False),
+        (SILENT_S - 0.1, SILENT_S + 0.1, False),
+        (SILENT_S + 0.1, SILENT_S + 0.2, True),
+        (0.0, SLOW_S - 0.1, False),
+        (0.0, SLOW_S + 0.1, True),
+    ],
+)
+def test_a_silent_process_is_lost_only_if_it_does_not_work_or_for_too_long(
+    last_worked_s_ago: float | None, silent_s: float, lost: bool
+) -> None:
+    liveness = watched("w0")
+    if last_worked_s_ago is not None:
+        liveness.worked("w0", silent_s - last_worked_s_ago)
+
+    assert liveness.suspects(silent_s) == (("w0",) if lost else ())
+
+
+def test_one_that_works_is_waited_for_as_long_as_it_does_though_others_wait() -> None:
+    liveness, now = watched("w0"), 0.0
+    while now < 30.0:
+        liveness.worked("w0", now)
+        assert liveness.suspects(now, awaited=("w0",), awaited_for_s=now) == ()
+        now += HEARTBEAT_S
+
+    at, found = look(liveness, now, SLOW_S, awaited=("w0",), awaited_for_s=60.0)
+
+    assert found == ("w0",)
+    assert at < 30.0 + SILENT_S / 2
+
+
+def test_what_was_seen_of_a_process_is_forgotten_with_it() -> None:
+    liveness = watched("w0")
+    liveness.worked("w0", 100.0)
+    liveness.worked("stranger", 100.0)
+    liveness.forget("w0")
+    liveness.heard("w0", 0.0)
+    liveness.heard("stranger", 0.0)
+
+    assert look(liveness, 0.0, 60.0)[1] == ("w0", "stranger")
 
 
 # ---- evaluations -------------------------------------------------------------------------------------------

@@ -41,6 +41,39 @@ def test_time_is_epochs_times_whole_steps_and_evaluation_and_cost_is_what_the_wo
     assert predicted.cost_usd[0] == pytest.approx(predicted.time_s[0] * 2 * 0.4 / 3600)
 
 
+def test_slow_steps_lengthen_the_run_and_not_the_usual_step() -> None:
+    usual, slow = (fit(dataclasses.replace(profile(), mean_over_median=ratio)) for ratio in (1.0, 1.2))
+    before, after = (model.predict(CLOUD, np.array([2]), np.array([300])) for model in (usual, slow))
+
+    assert after.time_s[0] == pytest.approx(1.2 * before.time_s[0])
+    assert after.step_time_s[0] == before.step_time_s[0]
+    assert JobModel.from_dict(slow.to_dict()) == slow
+    unmeasured = dataclasses.replace(profile(), mean_over_median=None)
+    assert fit(unmeasured, prior=slow).mean_over_median == 1.2
+    assert fit(unmeasured).mean_over_median == 1.0
+
+
+def test_an_evaluation_that_was_not_measured_is_a_third_of_training_on_as_many_samples() -> None:
+    unmeasured = dataclasses.replace(profile(), evaluation_s=())
+    without, with_one = fit(unmeasured), fit(dataclasses.replace(unmeasured, validation_size=3000))
+    one, two = (with_one.evaluation.evaluation_s(np.array([k]), np.ones(1))[0] for k in (1, 2))
+    per_sample_s = np.median(
+        [
+            m.compute_s * m.configuration.workers / m.configuration.global_batch_size
+            for m in profile().measurements
+        ]
+    )
+
+    assert one == pytest.approx(3000 * per_sample_s / 3)
+    assert two == pytest.approx(one / 2)
+    assert without.evaluation.evaluation_s(np.array([1]), np.ones(1))[0] == 0.0
+    assert "a third of the time of training" in " ".join(with_one.notes)
+    assert (
+        fit(dataclasses.replace(profile(evaluation_s=((1, 4.0),)), validation_size=3000)).evaluation.base_s
+        == 4.0
+    )
+
+
 def test_intervals_hold_the_prediction_and_are_narrower_where_measured() -> None:
     predicted = fit(profile(convergence=(ConvergenceRecord(256, 10.0),))).predict(CLOUD, WORKERS, BATCH)
     width = predicted.time_high_s / predicted.time_low_s
@@ -98,7 +131,7 @@ def test_three_points_of_a_type_correct_what_is_carried_over_from_another(
 ) -> None:
     model, other = twin_types(here)
 
-    assert any("corrected by 3 measurements" in note for note in model.vms[1].parallel.notes)
+    assert any("corrected by 3 measured configurations" in note for note in model.notes)
     assert off_at_other(model, other) < 0.25
     assert sum(model.predict(other, WORKERS, BATCH).measured) == 3
 
@@ -115,7 +148,22 @@ def test_nothing_is_carried_over_between_types_that_hold_other_numbers_of_worker
     """How four workers on one machine synchronise says little of four machines."""
     model, _ = twin_types(POINTS, workers_per_vm=4)
 
-    assert not any("carried over" in note for note in model.vms[1].parallel.notes)
+    assert not any("are those of" in note for note in model.all_notes())
+
+
+def test_a_note_says_of_which_vm_type_or_stored_model_step_times_are() -> None:
+    model, other = twin_types(POINTS)
+    assert (
+        f"step times on {other.vm} are those of {CLOUD.vm}, corrected by 3 measured configurations"
+        in model.all_notes()
+    )
+
+    again = fit(Profile((measured(1, 64),), 10_000), prior=fit())
+    assert (
+        f"step times on {CLOUD.vm} are from stored models, corrected by 1 measured configuration"
+        in again.all_notes()
+    )
+    assert not any("another VM type" in note for note in again.all_notes())
 
 
 def test_memory_limits_the_local_batch() -> None:

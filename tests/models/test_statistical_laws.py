@@ -114,6 +114,27 @@ def test_without_a_target_every_run_lasts_the_same_and_that_is_certain() -> None
     assert np.all(deviation == 0.0)
 
 
+def test_a_fixed_number_of_epochs_comes_less_far_at_larger_batches_by_the_noise_scale() -> None:
+    model, aimed = fit(fixed_epochs=True), fit(hint=10.0)
+
+    assert isinstance(aimed.law, CriticalBatch)
+    lost = aimed.law.epochs_min / aimed.law.epochs(GRID)  # a run with a target makes up for it
+    assert model.progress_share(GRID) == pytest.approx(lost)
+    assert model.progress_share(np.array([aimed.law.critical_batch_size])) == pytest.approx(0.5)
+    assert aimed.progress_share(GRID) is None
+    assert "do the work of 100 / (1 + B /" in model.notes[1]
+
+
+def test_without_a_noise_scale_nothing_is_said_of_the_progress_but_a_stored_model_is_asked() -> None:
+    stored, blind = fit(fixed_epochs=True), fit(fixed_epochs=True, phi=None)
+
+    assert blind.progress_share(GRID) is None
+    assert "unknown" in blind.notes[1]
+    assert fit(fixed_epochs=True, phi=None, prior=stored).progress_share(GRID) == pytest.approx(
+        stored.progress_share(GRID)
+    )
+
+
 # --- the laws, and the choice between them -----------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,18 @@ def test_each_objective_chooses_its_point(objective: str, workers: int) -> None:
         ("cheapest", 3),
         ("knee", 2),
     ]
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.4, True), (0.6, False), (None, False)])
+def test_a_choice_above_the_critical_batch_size_says_what_its_epochs_are_worth(
+    share: float | None, told: bool
+) -> None:
+    curve = curve_of(*BENT)
+    shares = None if share is None else np.full(len(curve), share)
+    choice = choose(replace(curve, progress_share=shares), "time")
+
+    assert isinstance(choice, Choice)
+    assert ("10 epochs do the work of 4 of very small batches" in choice.reason) is told
 
 
 @given(

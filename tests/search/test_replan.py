@@ -44,6 +44,7 @@ def test_a_faster_configuration_is_moved_to_only_if_it_gains_more_than_the_switc
         (13.9, -0.02, "it saves 13.9 s of what is left for $0.02 more"),
         (-13.9, 0.02, "it saves $0.02 of what is left and takes 13.9 s longer"),
         (-13.9, -0.02, "it takes 13.9 s longer and $0.02 more"),
+        (12345.0, 0.0002, "it saves 12,300 s and $0.0002 of what is left"),
     ],
 )
 def test_a_loss_of_a_move_is_not_told_as_a_negative_saving(

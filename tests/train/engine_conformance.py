@@ -6,10 +6,12 @@ program has `boot`, the line of its bootstrap.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -248,6 +250,50 @@ class EngineConformance:
         assert not alive(pid)
         assert not engine.suspended("w0")
 
+    @pytest.mark.parametrize(
+        ("program", "works"),
+        [
+            ("print('up', flush=True)\nwhile True: pass", True),
+            ("import threading; print('up', flush=True); threading.Event().wait()", False),
+        ],
+        ids=["computes", "waits"],
+    )
+    def test_a_process_that_computes_is_told_from_one_that_waits(
+        self, start: Start, program: str, works: bool
+    ) -> None:
+        engine = start(program)
+        said(engine)
+        idle = []
+
+        def looked() -> bool:
+            engine.poll()
+            idle.append(engine.idle_s("w0"))
+            time.sleep(0.2)
+            return len(idle) >= 10
+
+        eventually(looked, within_s=PATIENCE_S)
+
+        assert (idle[-1] < 1.0) is works
+
+    def test_a_process_does_not_work_once_it_is_stopped_or_has_ended(self, start: Start) -> None:
+        engine = start("print('up', flush=True)\nwhile True: pass")
+        said(engine)
+
+        def works() -> bool:
+            assert engine.poll() == []
+            time.sleep(0.1)
+            return engine.idle_s("w0") < 0.9
+
+        assert eventually(works)
+        os.kill(engine.pid("w0"), signal.SIGSTOP)
+        assert eventually(lambda: not works(), within_s=2.5)
+        os.kill(engine.pid("w0"), signal.SIGCONT)
+        assert eventually(works)
+        engine.kill("w0")
+        exits(engine)
+
+        assert engine.idle_s("w0") == math.inf
+
     def test_lines_arrive_whole_and_in_order(self, start: Start) -> None:
         engine = start(_ECHO)
         lines = [f"line {number}" for number in range(50)] + ["x" * LINE_BYTES_MAX]
@@ -342,7 +388,10 @@ class EngineConformance:
 
     def test_an_unknown_name_is_refused_everywhere(self, start: Start) -> None:
         engine = start(SLEEP)
-        calls = (engine.pid, engine.host, engine.log, engine.suspended, engine.kill, engine.show_stack)
+        calls = (
+            *(engine.pid, engine.host, engine.log, engine.suspended, engine.idle_s),
+            *(engine.kill, engine.show_stack),
+        )
 
         for call in calls:
             with pytest.raises(KeyError):

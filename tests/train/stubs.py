@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,9 @@ class StubEngine:
 
     def log(self, name: str) -> Path:
         return Path(f"{name}.log")
+
+    def idle_s(self, name: str) -> float:
+        return math.inf
 
     def sample_memory(self) -> dict[str, int]:
         return {}

@@ -198,6 +198,33 @@ def test_halves_of_a_batch_leave_normalisation_as_two_workers_would() -> None:
     )
 
 
+def test_the_noise_of_a_model_that_combines_samples_is_that_of_the_halves_and_changes_nothing_else() -> None:
+    program = Program(KerasJob(classifier(LAYERS.Dense(4), LAYERS.BatchNormalization()), (X, Y)))
+    weights = program.initial_state()
+    batch = program.train.batch(np.arange(21))
+
+    one = gradient(program, weights, 0, 21)
+    noisy = program.with_noise(one, weights, batch, seed=1, position=0)
+    a, b = (gradient(program, weights, *ends).gradients for ends in ((0, 10), (10, 21)))
+
+    def square(gradients: Sequence[Any]) -> float:
+        return sum(float(np.sum(g**2)) for g in gradients)
+
+    mean = [(10 * p + 11 * q) / 21 for p, q in zip(a, b, strict=True)]
+    noise = (10 * square(a) + 11 * square(b)) / 21 / square(mean)
+    assert noisy.half_sqnorm / square(one.gradients) == pytest.approx(noise, rel=1e-4)
+    assert_equal([*noisy.gradients, *noisy.states], [*one.gradients, *one.states])
+    assert not np.allclose(one.gradients[0], mean[0], rtol=1e-3)
+    assert program.mixes_samples
+
+
+def test_a_model_combines_samples_only_where_a_normalisation_trains(plain: Program) -> None:
+    frozen = LAYERS.BatchNormalization(trainable=False)
+
+    assert not plain.mixes_samples
+    assert not Program(KerasJob(classifier(LAYERS.Dense(4), frozen), (X, Y))).mixes_samples
+
+
 def test_a_gradient_is_a_function_of_the_weights_it_is_given(plain: Program) -> None:
     weights = plain.initial_state()
     first = whole(plain, 20).gradients

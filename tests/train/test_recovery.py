@@ -182,6 +182,17 @@ def test_a_worker_that_wakes_after_it_was_given_up_is_refused(tmp_path: Path) ->
     assert_same_weights(got, plain_keras("slow", run.steps))
 
 
+def test_a_worker_that_computes_without_heartbeats_is_waited_for(tmp_path: Path) -> None:
+    with Run("small:holding", tmp_path) as run:
+        run.begin(2, B, LIMIT_S)
+        run.train(120)
+        got = run.finish()
+
+    assert run.lost == []
+    assert max(step.step_time_s for step in run.steps) > 3.0, "nobody was silent"
+    assert_same_weights(got, plain_keras("momentum", run.steps))
+
+
 @pytest.mark.long
 def test_a_coordinator_that_wakes_after_another_leads_changes_nothing(tmp_path: Path) -> None:
     with Run("small:slow", tmp_path, aggregators=2) as run:

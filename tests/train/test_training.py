@@ -140,10 +140,16 @@ def test_a_worker_of_another_host_computes_the_same_with_payloads_that_travel(tm
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_normalisation_is_averaged_over_workers_by_samples(workers: int, tmp_path: Path) -> None:
+def test_normalisation_is_averaged_over_workers_by_samples_and_exact_on_one(
+    workers: int, tmp_path: Path
+) -> None:
     with Run("small:normalised", tmp_path, aggregators=2) as run:
         run.begin(workers, 31)
         run.train(20)
         got = run.finish()
 
     assert_same_weights(got, replayed("normalised", run.steps, rate=0.05))
+    if workers == 1:
+        assert_same_weights(got, plain_keras("normalised", run.steps))
+        assert [step.noise_parts for step in run.steps[:16]] == [0, 0, 0, 0, 0, 0, 0, 2] * 2
+        assert all(1.0 <= step.mean_worker_sqnorm / step.mean_sqnorm <= 2.0 for step in run.steps[7::8])

@@ -142,7 +142,8 @@ def curve_table(
         yield Text(relative_note)
     if len(shown):
         titles = ("time x", "cost x") if curve.relative_only else ("time", _INTERVAL, "cost", _INTERVAL)
-        titles = ("", *(("VM",) if several else ()), "K", "B", *titles)
+        kept = () if curve.progress_share is None else ("progress",)
+        titles = ("", *(("VM",) if several else ()), "K", "B", *titles, *kept)
         lines: list[tuple[list[str], str]] = []
         fastest, cheapest = _least(curve.time_s[allowed]), _least(curve.cost_usd[allowed])
         used: set[str] = set()
@@ -157,6 +158,7 @@ def curve_table(
             else:
                 cells += [duration(point.time_s), duration_range(*point.time_interval_s)]
                 cells += [money(point.cost_usd), money_range(*point.cost_interval_usd)]
+            cells += [] if point.progress_share is None else [_percent(point.progress_share)]
             lines.append((cells, "bold" if ">" in marks else "" if point.on_front else "dim"))
         yield _Numbers(titles, lines)
         yield Text("  ".join(f"{mark} {words}" for mark, words in _MARKS if mark in used), style="dim")
@@ -242,7 +244,12 @@ def choice_lines(
 
 
 def _figures(point: CurvePoint) -> str:
-    return f"{duration(point.time_s)}, {money(point.cost_usd)}"
+    kept = "" if point.progress_share is None else f", {_percent(point.progress_share)} of the progress"
+    return f"{duration(point.time_s)}, {money(point.cost_usd)}{kept}"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.0f} %"
 
 
 def _compared(point: CurvePoint, base: CurvePoint) -> str:
@@ -313,11 +320,16 @@ def _basis(report: RunReport) -> Iterator[RenderableType]:
     predicted, choice = report.predicted, report.choice
     if predicted is None or not isinstance(choice, Choice) or predicted.spent_s <= 0.0:
         return
-    ahead = duration(predicted.time_s - predicted.spent_s)
-    whole = duration(choice.point.time_s)
+    ahead = duration(predicted.time_s - predicted.spent_s - predicted.end_s)
+    whole, actual = duration(choice.point.time_s), report.result.actual
+    came = ending = ""
+    if actual is not None and report.job.state in FINISHED:
+        came = f" (actual: {duration(actual.time_s - predicted.spent_s - actual.end_s)})"
+        ending = f" (actual: {duration(actual.end_s)})"
     yield Text(
-        f"time predicted: {duration(predicted.spent_s)} until the choice and for starting workers, and {ahead} for "
-        f"the remaining {100 * predicted.remaining:.0f} % of the training (whole training: {whole})"
+        f"time predicted: {duration(predicted.spent_s)} until the choice and for starting workers, {ahead}{came} for "
+        f"the remaining {_percent(predicted.remaining)} of the training, which takes {whole} as a whole, and "
+        f"{duration(predicted.end_s)}{ending} for saving the model and ending the processes"
     )
 
 
@@ -339,7 +351,7 @@ def _causes(report: RunReport) -> Iterator[RenderableType]:
     yield Text(
         f"time off by {_share(error.whole_s, actual.time_s)}: {epochs} from epochs "
         f"({quantity(predicted.epochs)} predicted, {quantity(actual.epochs)} needed{hinted}), {step_time} from "
-        f"step time, {other} from the rest (starts, evaluations, changes of configuration)"
+        f"step time, {other} from the rest (starts, evaluations, changes of configuration, the end)"
     )
 
 

@@ -106,4 +106,10 @@ def _actual(running: RunningJob) -> Actual | None:
     manifest = running.parts.supervisor.manifest
     if manifest is None:
         return None
-    return actual_of(running.parts.trainer, manifest.dataset_size, running.parts.workflow.state.chosen)
+    trainer = running.parts.trainer
+    return actual_of(
+        trainer,
+        manifest.dataset_size,
+        running.parts.workflow.state.chosen,
+        end_s=0.0 if running.ending_at_s is None else trainer.elapsed_s - running.ending_at_s,
+    )

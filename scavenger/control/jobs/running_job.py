@@ -51,6 +51,7 @@ class RunningJob:
 
     Attributes:
         model_path: The saved model; None until it is saved.
+        ending_at_s: Running time of the job when training had ended; None before that.
         unsaved: Why the model could not be saved and what was kept instead; empty unless saving failed.
     """
 
@@ -70,6 +71,7 @@ class RunningJob:
         self._alive_at = 0.0
         self._waiting: set[Path] = set()
         self.model_path: Path | None = None
+        self.ending_at_s: float | None = None
         self.unsaved = ""
 
     # ---- the run -------------------------------------------------------------------------------------------
@@ -128,6 +130,7 @@ class RunningJob:
             in_haste: A limit is near, so saving may use only the time reserved for it.
         """
         trainer, supervisor, recorder = self.parts.trainer, self.parts.supervisor, self.parts.recorder
+        self.ending_at_s = trainer.elapsed_s if self.ending_at_s is None else self.ending_at_s
         if not (trainer.step and self._save_wanted) or self.model_path or self._closed:
             return
         path = trainer.journal.path.with_name(MODEL_FILE)

@@ -160,7 +160,8 @@ class Outlook:
         assert now is not None
         pauses = [pause_s for _, pause_s in history.evaluation_s()]
         steps = -(-dataset_size // now.global_batch_size)
-        return steps * history.step_time_s(now) + (statistics.median(pauses) if pauses else 0.0)
+        step_s = history.step_time_s(now) * (history.mean_over_median or 1.0)
+        return steps * step_s + (statistics.median(pauses) if pauses else 0.0)
 
     def _usd_per_s(self) -> float:
         trainer, now = self._trainer, self._trainer.configuration

@@ -74,7 +74,8 @@ def profile(
         The search after each configuration; the caller keeps the newest one.
     """
     plan, count = search.plan, search.plan.count
-    recorder.on_event(PhaseChanged("profiling", f"{count} configurations at most: {plan.reason}"))
+    configurations = "1 configuration" if count == 1 else f"{count} configurations"
+    recorder.on_event(PhaseChanged("profiling", f"{configurations} at most: {plan.reason}"))
 
     def spent() -> bool:
         time_s, usd = trainer.elapsed_s - search.began.time_s, trainer.cost_usd - search.began.cost_usd
@@ -95,7 +96,7 @@ def profile(
             return
         if shortage := _why_no_more(configuration, trainer, used_up=spent()):
             trainer.note(
-                f"profiling ended after {len(search.measurements)} of at most {count} configurations: {shortage}"
+                f"profiling ended after {len(search.measurements)} of at most {configurations}: {shortage}"
             )
             return
         if len(plan.configurations) <= len(search.tried) < count and (reason := enough(search)):

@@ -101,12 +101,15 @@ def profile_of(
     convergence: tuple[ConvergenceRecord, ...],
 ) -> Profile:
     """Collect the data for a fit: measurements, finished runs, and evaluation and setup times of this run."""
+    manifest = trainer.supervisor.manifest
     return Profile(
         measurements=tuple(measurements),
         dataset_size=dataset_size,
         evaluation_s=trainer.history.evaluation_s(),
         setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
         convergence=convergence,
+        validation_size=0 if manifest is None else manifest.validation_size,
+        mean_over_median=trainer.history.mean_over_median,
     )
 
 
@@ -127,7 +130,7 @@ def decide(model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) 
         choice,
         at,
         progress,
-        predicted=predict_run(trainer, choice, progress),
+        predicted=predict_run(trainer, curve, choice, progress),
         estimate=None if terms is None else estimate_of(choice.point, offer, terms),
     )
 

@@ -24,6 +24,9 @@ KEPT_STEPS = 4096
 """Minimum number of steps kept in memory, 0.5 kB each; the journal has all of them. The steps of a window that is being
 measured are kept regardless of their number."""
 
+SLOW_STEP_MAX = 10.0
+"""How many times the median a slow step counts as at most; see `TrainingHistory.mean_over_median`."""
+
 
 @dataclass(frozen=True, slots=True)
 class EarlierAttempts:
@@ -131,6 +134,20 @@ class TrainingHistory:
                 return statistics.median(times_s)
         every = (took for taken in self._step_times_s.values() for took in taken)
         return statistics.median([record.step_time_s for record in self.steps] or every)
+
+    @property
+    def mean_over_median(self) -> float | None:
+        """Mean time of the undisturbed steps of a configuration over their median, over all configurations; at least 1.
+
+        A run takes as long as its steps together, and a few slow ones are not seen in the median. A step counts as at
+        most `SLOW_STEP_MAX` times the median, so that no single one doubles the figure. None before any step.
+        """
+        usual = taken = 0.0
+        for times_s in self._step_times_s.values():
+            middle = statistics.median(times_s)
+            usual += middle * len(times_s)
+            taken += sum(min(took, SLOW_STEP_MAX * middle) for took in times_s)
+        return max(1.0, taken / usual) if usual > 0.0 else None
 
     def evaluation_s(self) -> tuple[tuple[int, float], ...]:
         """Median evaluation time at the end of an epoch, seconds, by number of workers."""

@@ -121,6 +121,9 @@ class Coordinator:
                 self._launched(message.worker)
             case m.Ended():
                 self._ended(message.name, message.death)
+            case m.Working():
+                for name, idle_s in message.idle_s.items():
+                    self._liveness.worked(name, self._clock() - idle_s)
             case m.Resize():
                 self._resize(message)
             case m.Rewind() if self._brief is not None:

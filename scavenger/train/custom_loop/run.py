@@ -430,6 +430,7 @@ class LoopRun:
         rounds = self._rounds
         if rounds is None:
             return
+        self.supervisor.look_at_work(now)
         missing, waited = rounds.missing, self._timer.waited_s(now)
         for worker in self.supervisor.liveness.suspects(
             now, awaited=missing, awaited_for_s=waited, step_time_s=self._timer.step_time_s

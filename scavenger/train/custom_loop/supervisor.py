@@ -17,6 +17,7 @@ from scavenger.train.job_source import JobSource
 from scavenger.train.names import HEARTBEAT_SUFFIX
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import LAST_MESSAGES_S, Processes
+from scavenger.train.supervisor.watching import WorkWatch
 from scavenger.train.transport.messages import Beat, Failed
 
 __all__ = ["LoopSupervisor"]
@@ -39,6 +40,7 @@ class LoopSupervisor:
     def __init__(self, processes: Processes, *, first: int, clock: Callable[[], float]) -> None:
         self._processes, self._first, self._clock = processes, first, clock
         self._registry = ProcessRegistry(processes.engine, clock)
+        self._work = WorkWatch()
         self.liveness = Liveness()
 
     @classmethod
@@ -134,6 +136,7 @@ class LoopSupervisor:
                     yield name, message, frames[1:]
                 elif self._registry[name].status is Status.READY:
                     self.liveness.heard(name, self._clock())
+                    self._work.heard(name, self._clock())
 
     # ---- starting and ending workers -----------------------------------------------------------------------
 
@@ -180,6 +183,11 @@ class LoopSupervisor:
             elif self.counts(ended.name):
                 unexpected.append(ended)
         return unexpected
+
+    def look_at_work(self, now: float) -> None:
+        """Look which of the silent workers work, so that they do not count as lost."""
+        for worker, idle_s in self._work.look(self.engine, self.arrived, now).items():
+            self.liveness.worked(worker, now - idle_s)
 
     def tidy_up(self) -> None:
         """Kill workers that were ordered to end and do not; limit the size of logs."""

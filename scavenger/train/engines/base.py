@@ -88,8 +88,8 @@ class Engine(Protocol):
     A host that is cut off from the leader ends its processes when `poll` has not reached them for minutes. Until
     then they live, and the protocol between the processes must reject their messages.
 
-    **State is updated by `poll`**: for a process on another host, `pid`, `host`, `suspended`, `sample_memory` and
-    the content of `log` are as of the last call.
+    **State is updated by `poll`**: for a process on another host, `pid`, `host`, `suspended`, `idle_s`, `sample_memory`
+    and the content of `log` are as of the last call.
 
     Every method raises `KeyError` for a name that was never launched.
     """
@@ -220,6 +220,14 @@ class Engine(Protocol):
 
     def suspended(self, name: str) -> bool:
         """Return whether the process is stopped by SIGSTOP or the like (state T): alive, silent until continued."""
+        ...
+
+    def idle_s(self, name: str) -> float:
+        """Return the seconds since the process was last seen to use a processor, or to wait for one.
+
+        Ask repeatedly, in intervals below a second: on this machine, what happened between two calls is compared.
+        Infinite for a process that was never seen to, or has ended.
+        """
         ...
 
     def send_line(self, name: str, line: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -11,7 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -21,6 +22,7 @@ import psutil
 from scavenger.errors import CleanupError
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.train.engines import reaper
+from scavenger.train.engines.activity import Activity
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.fork_server import MARK_BYTES
 from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_server_supported, kill_group
@@ -53,6 +55,7 @@ class _Process:
     log: Path
     group: int = 0  # as the reaper knows it
     again: bool = False  # whether it had to be started again
+    activity: Activity = field(default_factory=Activity)
     peak_bytes: int = 0
     ended: bool = False
     killed: bool = False
@@ -310,6 +313,11 @@ class ProcessEngine(Engine):
             return bool(psutil.Process(process.child.pid).status() == psutil.STATUS_STOPPED)
         except psutil.Error:
             return False
+
+    def idle_s(self, name: str) -> float:
+        """See `Engine.idle_s`."""
+        process = self._processes[name]
+        return math.inf if process.ended else process.activity.idle_s(process.child.pid, time.monotonic())
 
     def log(self, name: str) -> Path:
         """See `Engine.log`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from abc import abstractmethod
@@ -30,6 +31,7 @@ class RemoteProcess:
         host: Address of its host; empty until it is placed.
         memory_bytes: Largest resident memory seen.
         suspended: Whether it is stopped (state T).
+        worked_at: When it was last reported to work, monotonic seconds.
         ended: Whether its end is known.
     """
 
@@ -40,6 +42,7 @@ class RemoteProcess:
     host: str = ""
     memory_bytes: int = 0
     suspended: bool = False
+    worked_at: float = -math.inf
     ended: bool = False
 
     @property
@@ -95,6 +98,11 @@ class RemoteEngine(Engine, Generic[P]):
         """See `Engine.suspended`."""
         return self._processes[name].suspended
 
+    def idle_s(self, name: str) -> float:
+        """See `Engine.idle_s`."""
+        process = self._processes[name]
+        return math.inf if process.ended else self._clock() - process.worked_at
+
     def sample_memory(self) -> dict[str, int]:
         """See `Engine.sample_memory`."""
         return {
@@ -127,12 +135,14 @@ class RemoteEngine(Engine, Generic[P]):
         log.touch(FILE_MODE)
         return log
 
-    def _report(self, process: P, log: bytes, memory_bytes: int, *, suspended: bool) -> None:
+    def _report(self, process: P, log: bytes, memory_bytes: int, *, suspended: bool, working: bool) -> None:
         """Record a host's report about a process."""
         if log:
             with process.log.open("ab") as file:
                 file.write(log)
         process.suspended = suspended
+        if working:
+            process.worked_at = self._clock()
         process.memory_bytes = max(process.memory_bytes, memory_bytes)
 
     def _end(self, process: P, status: int, reason: str = "", *, refused: bool = False) -> None:

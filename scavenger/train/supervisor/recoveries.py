@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scavenger.elastic import recovery as r
@@ -139,8 +139,15 @@ class Recoveries:
         """Note that the newest coordinator has sent something."""
         self._liveness.heard(self._registry.coordinator, self._clock())
 
-    def watch(self, now: float) -> None:
-        """Replace the coordinator if it is silent."""
+    def watch(self, now: float, working: Mapping[str, float]) -> None:
+        """Replace the coordinator if it is silent and does not work.
+
+        Args:
+            now: Monotonic seconds.
+            working: Silent processes that worked recently, with the seconds since then.
+        """
+        for name, idle_s in working.items():
+            self._liveness.worked(name, now - idle_s)
         for name in self._liveness.suspects(now):
             self._liveness.forget(name)
             if name == self._registry.coordinator:

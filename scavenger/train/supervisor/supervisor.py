@@ -30,7 +30,7 @@ from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
 from scavenger.train.supervisor.routing import Routing
-from scavenger.train.supervisor.watching import MemoryWatch, NetworkWatch
+from scavenger.train.supervisor.watching import MemoryWatch, NetworkWatch, WorkWatch
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
@@ -113,6 +113,7 @@ class Supervisor:
             processes, self._registry, aggregators=aggregators, turn=self._turn, clock=clock
         )
         self._requested, self._memory, self._network = _Requested(), MemoryWatch(), NetworkWatch()
+        self._work = WorkWatch()
         self.manifest: m.Manifest | None = None
         self.quarantined: tuple[int, ...] = ()
         self.on_wait: Callable[[], None] | None = None
@@ -407,8 +408,10 @@ class Supervisor:
             self._announce(peer)  # its first message may come before its engine reports its host
         match message:
             case m.Beat():
-                self._registry.beat(peer.removesuffix(HEARTBEAT_SUFFIX), message)
-                self._network.heard(peer.removesuffix(HEARTBEAT_SUFFIX))
+                name = peer.removesuffix(HEARTBEAT_SUFFIX)
+                self._registry.beat(name, message)
+                self._network.heard(name)
+                self._work.heard(name, self._clock())
             case (
                 m.StepReport()
                 | m.EpochReport()
@@ -455,6 +458,7 @@ class Supervisor:
         """Handle a message of the coordinator; None for one to another process."""
         self._recoveries.coordinator_alive()
         coordinator = self._registry.coordinator
+        self._work.heard(coordinator, self._clock())
         match message:
             case m.Beat() if self._registry[coordinator].beat is None:
                 self._registry.beat(coordinator, message)
@@ -515,7 +519,11 @@ class Supervisor:
             if now - worker.leaving_s > _QUIT_S:
                 self.engine.kill(worker.name)
         if self._network.is_due(now):
+            beating = self._registry.beating
+            working = self._work.look(self.engine, {*beating, self._registry.coordinator}, now)
+            if working:
+                self._routing.send(m.Working(working))
             # without these heartbeats, the coordinator counts no process as silent
-            if not self._network.in_doubt(self.engine, self._registry.beating, now):
+            if not self._network.in_doubt(self.engine, beating, now):
                 self._routing.send(m.Beat())
-            self._recoveries.watch(now)
+            self._recoveries.watch(now, working)

@@ -1,14 +1,14 @@
-"""What the supervisor watches at intervals: the memory of processes, and the network between it and them."""
+"""What the supervisor watches at intervals: memory and work of processes, and the network between it and them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from scavenger.elastic.liveness import HEARTBEAT_S
+from scavenger.elastic.liveness import HEARTBEAT_S, LATE_S, SILENT_S
 from scavenger.elastic.outage import Outage
 from scavenger.train.engines.base import Engine
 
-__all__ = ["MemoryWatch", "NetworkWatch"]
+__all__ = ["MemoryWatch", "NetworkWatch", "WorkWatch"]
 
 _MEMORY_SAMPLE_S = 0.5
 
@@ -30,6 +30,29 @@ class MemoryWatch:
             self._sampled_at = now
             self.peaks |= engine.sample_memory()
             engine.cap_logs()
+
+
+class WorkWatch:
+    """Looks, once per heartbeat, whether processes that have fallen silent work, so that they are only slow."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, float] = {}
+
+    def heard(self, name: str, now: float) -> None:
+        """Record a message of a process, at monotonic seconds."""
+        self._heard[name] = now
+
+    def look(self, engine: Engine, running: Collection[str], now: float) -> dict[str, float]:
+        """Return the silent processes that worked recently, with the seconds since then.
+
+        Args:
+            engine: Knows when a process was last seen to work.
+            running: Processes to look at; all others are forgotten.
+            now: Monotonic seconds.
+        """
+        self._heard = {name: at for name, at in self._heard.items() if name in running}
+        late = [name for name, at in self._heard.items() if now - at > LATE_S]
+        return {name: idle_s for name in late if (idle_s := engine.idle_s(name)) < SILENT_S}
 
 
 class NetworkWatch:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,10 @@ class Program:
     Args:
         job: The job that the user's module defines.
 
+    Attributes:
+        mixes_samples: Whether the forward pass in training combines the samples of a batch, as `BatchNormalization`
+            does. Then the mean of the gradients of a batch's halves is not the gradient of the batch.
+
     Raises:
         NotSupportedError: If the model trains in a way that cannot be split over workers.
         DataError: If the data cannot be read.
@@ -104,6 +108,10 @@ class Program:
         first = [int(v.numpy()[0]) for v in self._generators]
         self._stream_of = [first.index(seed) for seed in first] + [len(first)]
         self._metrics = [v for metric in model.metrics for v in metric.variables]
+        self.mixes_samples = any(
+            isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+            for layer in model._flatten_layers()
+        )
         check_variables(self._trainable, self._states)
         unsplit = Separability(
             model,
@@ -189,6 +197,31 @@ class Program:
             loss=float(loss),
             half_sqnorm=float(half),
         )
+
+    def with_noise(
+        self,
+        whole: Gradient,
+        weights: Sequence[Array],
+        batch: tuple[Any, ...],
+        *,
+        seed: int,
+        position: int,
+        loss_scale: float = 1.0,
+    ) -> Gradient:
+        """Add the gradient noise to the gradient of a whole batch, for a model that combines samples.
+
+        The gradients of the halves are computed apart, each with its own batch statistics, as on two workers. Their
+        noise is a ratio, mean |g|^2 over |mean g|^2, which is taken over to the gradient of the whole batch.
+
+        Args:
+            whole: What `gradient` returned for the same arguments without `halves`.
+            weights, batch, seed, position, loss_scale: See `gradient`.
+        """
+        apart = self.gradient(
+            weights, batch, seed=seed, position=position, halves=True, loss_scale=loss_scale
+        )
+        mean, own = _sqnorm_of(apart.gradients), _sqnorm_of(whole.gradients)
+        return replace(whole, half_sqnorm=apart.half_sqnorm * own / mean if mean > 0.0 else 0.0)
 
     def evaluate(
         self,
@@ -474,6 +507,11 @@ def _mixed(share: Any, first: Any, second: Any) -> Any:
         return shares[0] * first + shares[1] * second
     values = tf.concat([shares[0] * first.values, shares[1] * second.values], axis=0)
     return _summed(values, tf.concat([first.indices, second.indices], axis=0), first.dense_shape)
+
+
+def _sqnorm_of(gradients: Sequence[Array | Rows]) -> float:
+    given = (g.values if isinstance(g, Rows) else g for g in gradients)
+    return sum(float(np.vdot(values, values)) for values in given)
 
 
 def _architecture(model: Any, train: Source) -> str:

@@ -41,7 +41,7 @@ from scavenger.train.transport.sockets import Dealer, Keys
 from scavenger.train.worker.connections import Connections
 from scavenger.train.worker.memory import InitialWeights, WorkerMemory
 from scavenger.train.worker.orders import Orders
-from scavenger.train.worker.program import Program
+from scavenger.train.worker.program import Gradient, Program
 from scavenger.train.worker.results import Results
 from scavenger.train.worker.samples import Samples
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
@@ -50,6 +50,8 @@ __all__ = ["Worker", "load_program", "seed_worker"]
 
 _WARM_UP_SAMPLES = 4
 _ASK_AGAIN_S = 1.0
+NOISE_EVERY = 8
+"""Of so many steps of a single worker, one is computed a second time for the gradient noise, where that is needed."""
 
 log = logging.getLogger(__name__)
 
@@ -361,13 +363,12 @@ class Worker:
             batch = self._samples.read(epoch, piece.share)
             if not order.cautious:
                 self._samples.read_ahead(view, step + 1, self._config.name)
-            result = self._program.gradient(
+            result = self._gradient(
                 weights,
                 batch,
-                seed=self._config.seed,
+                step=step,
                 position=epoch * len(self._program.train) + piece.share.start,
-                # a single worker estimates the gradient noise from the two halves of its batch
-                halves=view.workers == 1 and samples > 1,
+                alone=view.workers == 1 and samples > 1,
                 loss_scale=order.loss_scale,
             )
             rows = self._memory.write(result, piece.slot)
@@ -389,6 +390,27 @@ class Worker:
         )
         self._known.add_gradient(step, piece, contribution)
         return contribution
+
+    def _gradient(
+        self,
+        weights: list[Any],
+        batch: tuple[Any, ...],
+        *,
+        step: int,
+        position: int,
+        alone: bool,
+        loss_scale: float,
+    ) -> Gradient:
+        """Compute the gradient of a piece; a worker that is `alone` also estimates the gradient noise.
+
+        It takes the two halves of its batch for that, or, if the model combines samples, computes some steps twice.
+        """
+        program, at = self._program, {"seed": self._config.seed, "position": position}
+        apart = alone and program.mixes_samples
+        result = program.gradient(weights, batch, **at, halves=alone and not apart, loss_scale=loss_scale)
+        if apart and step % NOISE_EVERY == 0:
+            result = program.with_noise(result, weights, batch, **at, loss_scale=loss_scale)
+        return result
 
     @property
     def _known(self) -> Results:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -106,6 +107,31 @@ class _Slow:
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.001)
         return X[index], Y[index]
+
+
+class _Holding:
+    """The same samples, one of which is computed for seconds without letting any other thread run."""
+
+    def __init__(self) -> None:
+        self._reads = 0
+
+    def __len__(self) -> int:
+        return 170
+
+    def __getitem__(self, index: int) -> Any:
+        self._reads += 1
+        if self._reads == 1500:
+            usual = sys.getswitchinterval()
+            sys.setswitchinterval(3600.0)
+            until = time.monotonic() + 4.0
+            while time.monotonic() < until:
+                pass
+            sys.setswitchinterval(usual)
+        return X[index], Y[index]
+
+
+def holding() -> KerasJob:
+    return KerasJob(network(keras.optimizers.SGD(0.05, momentum=0.9)), _Holding(), (X[HELD_OUT], Y[HELD_OUT]))
 
 
 def slow() -> KerasJob:

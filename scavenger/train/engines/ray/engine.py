@@ -265,7 +265,9 @@ class RayEngine(RemoteEngine[_Process]):
             process.answer = process.again()
 
     def _note(self, process: _Process, report: Report) -> None:
-        self._report(process, report.log, report.memory_bytes, suspended=report.suspended)
+        self._report(
+            process, report.log, report.memory_bytes, suspended=report.suspended, working=report.working
+        )
         if report.status is not None:
             self._end(process, report.status, report.reason)
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scavenger.train.engines.process import LOG_BYTES_MAX, ProcessEngine
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -39,6 +39,7 @@ class Report:
         memory_bytes: Its resident memory.
         status: Its exit status; None as long as it runs.
         reason: What the host knows beyond the status; may be empty.
+        working: Whether it was seen to use a processor, or to wait for one, since the last report.
     """
 
     log: bytes
@@ -46,6 +47,7 @@ class Report:
     memory_bytes: int
     status: int | None
     reason: str = ""
+    working: bool = False
 
 
 class ProcessActor:
@@ -85,8 +87,10 @@ class ProcessActor:
             with self._lock:
                 report = self._last or self._look()
             changed, self._suspended = report.suspended != self._suspended, report.suspended
-            if report.log or changed or report.status is not None or time.monotonic() > deadline:
+            if report.status is not None:
                 return report
+            if report.log or changed or time.monotonic() > deadline:
+                return replace(report, working=self._engine.idle_s(self._name) < _ANSWER_S)
             time.sleep(_TICK_S)
 
     def stop(self, grace_s: float) -> None:

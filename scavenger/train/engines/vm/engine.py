@@ -267,6 +267,10 @@ class VmEngine(RemoteEngine[_Process]):
         """See `Engine.suspended`."""
         return self._local.suspended(name) if name in self._locals else super().suspended(name)
 
+    def idle_s(self, name: str) -> float:
+        """See `Engine.idle_s`."""
+        return self._local.idle_s(name) if name in self._locals else super().idle_s(name)
+
     def send_line(self, name: str, line: bytes) -> None:
         """See `Engine.send_line`."""
         as_line(line)
@@ -344,7 +348,9 @@ class VmEngine(RemoteEngine[_Process]):
             case m.Placed():
                 process.pid, process.host = event.pid, process.placed_at
             case m.Report():
-                self._report(process, event.log, event.memory_bytes, suspended=event.suspended)
+                self._report(
+                    process, event.log, event.memory_bytes, suspended=event.suspended, working=event.working
+                )
                 if event.status is not None:
                     self._end(process, event.status, event.reason)
             case m.Preemption():

@@ -49,7 +49,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
 """Chunk size of the job's folder: small enough to arrive before the packet would be resent."""
@@ -106,13 +106,15 @@ class Placed(Tagged, frozen=True):
 class Report(Tagged, frozen=True):
     """Changes of a process since its last report; `status` is None as long as it runs.
 
-    `reason`: what the agent knows beyond the status; may be empty.
+    `working`: whether it was seen to use a processor, or to wait for one, since the last report. `reason`: what the
+    agent knows beyond the status; may be empty.
     """
 
     launch: _Count
     log: Annotated[bytes, msgspec.Meta(max_length=LOG_PART_BYTES)] = b""
     suspended: bool = False
     memory_bytes: _Count = 0
+    working: bool = False
     status: _Status | None = None
     reason: _Text = ""
 

@@ -17,7 +17,8 @@ from scavenger.train.transport.messages.values import ProcessConfiguration
 
 __all__ = ["ProcessRunner"]
 
-_MEMORY_S = 0.5
+_SAMPLE_S = 0.5
+"""How often the memory and the work of a process are looked at, seconds."""
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class _Process:
     placed: bool = False
     suspended: bool = False
     memory_bytes: int = 0
-    memory_at: float = float("-inf")
+    sampled_at: float = float("-inf")
     term_at: float = float("inf")
     kill_at: float = float("inf")
     status: int | None = None
@@ -186,12 +187,14 @@ class ProcessRunner:
             self.send(m.Report(launch, status=process.status, reason=self._reason or process.reason))
             del self._processes[launch]
             return
-        suspended, memory = process.suspended, process.memory_bytes
+        suspended, memory, working = process.suspended, process.memory_bytes, False
         if not ended:
-            suspended = process.engine.suspended(process.config.name)
-            if now - process.memory_at >= _MEMORY_S:
-                process.memory_at = now
-                memory = process.engine.sample_memory().get(process.config.name, memory)
-        if log or (suspended, memory) != (process.suspended, process.memory_bytes):
+            name = process.config.name
+            suspended = process.engine.suspended(name)
+            if now - process.sampled_at >= _SAMPLE_S:
+                process.sampled_at = now
+                memory = process.engine.sample_memory().get(name, memory)
+                working = process.engine.idle_s(name) < _SAMPLE_S
+        if log or working or (suspended, memory) != (process.suspended, process.memory_bytes):
             process.suspended, process.memory_bytes = suspended, memory
-            self.send(m.Report(launch, log, suspended, memory))
+            self.send(m.Report(launch, log, suspended, memory, working))

@@ -20,6 +20,7 @@ from scavenger.train.transport.messages.coordination import (
     Rewind,
     RollBack,
     Roster,
+    Working,
 )
 from scavenger.train.transport.messages.data import (
     ApplyPart,
@@ -180,6 +181,7 @@ __all__ = [
     "VerdictGiven",
     "ViewBody",
     "ViewInstalled",
+    "Working",
     "decode",
     "encode",
     "piece_body",

@@ -15,6 +15,7 @@ __all__ = [
     "Rewind",
     "RollBack",
     "Roster",
+    "Working",
 ]
 
 
@@ -134,4 +135,16 @@ class Expel(Tagged, frozen=True):
     fatal: str = ""
 
 
-CoordinationMessage = Brief | Ended | Expel | Launched | Release | Resize | Rewind | RollBack | Roster
+class Working(Tagged, frozen=True):
+    """From the supervisor: processes that send no heartbeats, but work.
+
+    Attributes:
+        idle_s: Seconds since each was last seen to work.
+    """
+
+    idle_s: dict[str, float]
+
+
+CoordinationMessage = (
+    Brief | Ended | Expel | Launched | Release | Resize | Rewind | RollBack | Roster | Working
+)
