@@ -53,7 +53,7 @@ def train(trainer: Trainer, epochs: int) -> None:
 
 def test_nothing_is_told_before_there_is_a_course(tmp_path: Path) -> None:
     trainer, model = running(tmp_path), model_of()
-    train(trainer, 2)
+    train(trainer, 1)
 
     assert Outlook(trainer, GOAL).told(model) is model
 
@@ -78,6 +78,20 @@ def test_epochs_without_a_hint_are_known_after_a_part_of_the_run(tmp_path: Path)
         trainer.elapsed_s + (forecast.epochs - 50) * (EPOCH_STEPS * STEP_S + 0.5)
     )
     assert heard.events.count(Forecasted(forecast, True)) == 1
+
+
+def test_a_bound_tells_roughly_how_long_the_run_may_take(tmp_path: Path) -> None:
+    forecasts = []
+    for index, most in enumerate((30, 400)):
+        goal = GOAL.model_copy(update={"max_epochs": most})
+        trainer = running(tmp_path / str(index))
+        train(trainer, 2)
+        outlook = Outlook(trainer, goal)
+        outlook.told(model_of())
+        forecasts += outlook.forecasts
+    near, far = forecasts
+
+    assert near.epochs < far.epochs < 400 / 3
 
 
 def test_a_hint_that_was_too_low_does_not_end_the_way(tmp_path: Path) -> None:

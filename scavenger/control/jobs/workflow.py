@@ -276,7 +276,7 @@ class JobWorkflow:
             known.library.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
         chosen = self._confirmed(decision)
         if chosen is not None:
-            trainer.progress = lambda: progress_of(trainer, decision.model)
+            trainer.progress = lambda: progress_of(trainer, decision.told)
             reason = "chosen" if prior is None else "known from earlier runs"
             trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
         return decision, chosen
@@ -293,7 +293,7 @@ class JobWorkflow:
             evidence += f": {search.ended_because}"
         self._recorder.on_event(PhaseChanged("fitting", evidence))
         model = self._fit(search.measurements, known, prior=prior)
-        decision = decide(model, self._trainer, known.space, self._job)
+        decision = decide(model, self._trainer, known.space, self._job, told=self.outlook.told(model))
         self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
         return decision
 
@@ -426,8 +426,7 @@ class JobWorkflow:
             model = self._fit(search.measurements, known, prior=None)
         except ConfigurationError:
             return ""  # more measurements may help
-        self.outlook.told(model)  # published only: so few epochs are too little to rule out configurations by
-        return why_measure_no_more(search, model, self._trainer, known.space, self._job)
+        return why_measure_no_more(search, self.outlook.told(model), self._trainer, known.space, self._job)
 
     def _expected_samples(self, known: Known) -> float | None:
         """Expected samples to the target before the models are fitted; None if unknown."""

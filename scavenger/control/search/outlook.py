@@ -23,6 +23,10 @@ KEPT_RATIO = 1.25
 WARNED_AFTER = 5
 """Fewest evaluations before the user is warned: earlier forecasts are mostly the prior."""
 
+BOUND_RATIO, BOUND_LOG_SD = 3.0, 1.0
+"""How many times longer `max_epochs` is than what its user expects, and the standard deviation of ln of it: bounds are
+set with room to spare. By judgement; no data tells."""
+
 WARNED_BELOW = (0.5, 0.1)
 """Probabilities of reaching the target within the limits below which the user is warned, once each."""
 
@@ -35,14 +39,16 @@ class _Course:
         at, values: Of every evaluation with a value.
         epochs: Evaluated epochs, whatever their batch size.
         global_batch_size: The batch size in effect.
-        prior: What the model says of the epochs at it; None if it knows only a bound.
+        known: Whether the model knows more of the epochs than a bound.
+        prior: What it says of the epochs at this batch size.
     """
 
     at: tuple[float, ...]
     values: tuple[float, ...]
     epochs: int
     global_batch_size: int
-    prior: Hint | None
+    known: bool
+    prior: Hint
 
 
 class Outlook:
@@ -84,7 +90,7 @@ class Outlook:
             return model  # values of such a size that their differences overflow
         note = (
             f"{EPOCHS_FROM}the course of {self._goal.metric} over {course.epochs} epochs"
-            f"{'' if course.prior is None else ' and what was known before'}"
+            f"{' and what was known before' if course.known else ''}"
         )
         level = model.statistical.at_level(course.global_batch_size, found.total, found.log_sd, note)
         self._publish(found, course, model.dataset_size)
@@ -107,12 +113,16 @@ class Outlook:
         counts = np.array(list(samples.values()), dtype=np.float64)
         # A sample at another batch size is worth as much more as fewer of them reach the target.
         worth = float(np.sum(counts * needed[0] / needed[1:]) / counts.sum())
+        known = not model.relative_only
         return _Course(
             at=tuple(at * worth for at, _ in rows),
             values=tuple(value for _, value in rows),
             epochs=trainer.history.epochs[-1].epoch + 1,
             global_batch_size=now.global_batch_size,
-            prior=None if model.relative_only else Hint(float(needed[0]), max(float(log_sd[0]), 1e-3)),
+            known=known,
+            prior=Hint(float(needed[0]), max(float(log_sd[0]), 1e-3))
+            if known
+            else Hint(self._goal.max_epochs / BOUND_RATIO, BOUND_LOG_SD),
         )
 
     def _publish(self, found: Forecast, course: _Course, dataset_size: int) -> None:
