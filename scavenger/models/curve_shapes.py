@@ -149,6 +149,9 @@ ANNEAL_RATE, ANNEAL_BETA, ANNEAL_GAMMA = 0.0036, 1.58, 0.67
 ANNEAL_SHARE, ANNEAL_UNIT = 0.38, 1e4
 """Loss that a drop to nothing takes away in the end, relative to what the power leaves after so many steps."""
 
+ANNEAL_SHARES = (ANNEAL_SHARE, 3.0 * ANNEAL_SHARE)
+"""Where the target is in question: in image networks a drop takes away more than in language models."""
+
 POWER_MEAN, POWER_SD = 0.5, 0.15
 """Of the power p, over the runs of the same data."""
 
@@ -165,15 +168,18 @@ class Annealed:
         return np.asarray(-0.5 * ((np.array(self.powers) - POWER_MEAN) / POWER_SD) ** 2)
 
     def nodes(self, schedule: Schedule, seen: FloatArray, ahead: FloatArray) -> Nodes:
-        """Every node at the steps that were seen, and at those to come."""
-        log_prior = self.log_prior
-        bounded = np.ones(len(log_prior), dtype=np.bool_)
-        return Nodes(self.values(schedule, seen), self.values(schedule, ahead), log_prior, bounded)
+        """Every power with every share of `ANNEAL_SHARES`, at the steps that were seen and at those to come."""
 
-    def values(self, schedule: Schedule, steps: FloatArray) -> FloatArray:
-        """Every node at every step, shape `(n, len(steps))`."""
+        def values(steps: FloatArray) -> FloatArray:
+            return np.concatenate([self.values(schedule, steps, share=share) for share in ANNEAL_SHARES])
+
+        log_prior = np.tile(self.log_prior, len(ANNEAL_SHARES))
+        return Nodes(values(seen), values(ahead), log_prior, np.ones(len(log_prior), dtype=np.bool_))
+
+    def values(self, schedule: Schedule, steps: FloatArray, *, share: float = ANNEAL_SHARE) -> FloatArray:
+        """Every power at every step, shape `(n, len(steps))`."""
         power = (schedule.unit * schedule.area(steps) / ANNEAL_UNIT) ** -np.array(self.powers)[:, None]
-        return np.asarray(power - ANNEAL_SHARE * schedule.annealed(steps))
+        return np.asarray(power - share * schedule.annealed(steps))
 
 
 ANNEALED = Annealed()

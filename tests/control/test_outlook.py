@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.job import GoalSpec, JobSpec
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
-from scavenger.domain.report import Forecasted
+from scavenger.domain.report import EpochsForecast, Forecasted
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 
@@ -100,6 +102,37 @@ def test_a_hint_that_was_too_low_does_not_end_the_way(tmp_path: Path) -> None:
 
     assert progress_of(trainer, model) == 1.0
     assert 0.4 < progress_of(trainer, Outlook(trainer, GOAL).told(model)) < 0.9
+
+
+def test_a_drop_of_the_learning_rate_is_foreseen(tmp_path: Path) -> None:
+    dropping = {
+        "class_name": "PiecewiseConstantDecay",
+        "config": {"boundaries": [600], "values": [0.1, 0.01]},
+    }
+    known, unknown = (
+        after_50_epochs(tmp_path / name, rate)
+        for name, rate in (("known", {"module": "keras.optimizers.schedules", **dropping}), ("unknown", 0.1))
+    )
+    low, high = known.epochs_interval
+
+    assert 60.0 < low < 64.0 < high
+    assert unknown.epochs_interval[0] > 64.0
+
+
+def after_50_epochs(folder: Path, learning_rate: object) -> EpochsForecast:
+    """The forecast for a loss that has fallen slowly, and reaches its target after a drop of the rate, at epoch 64."""
+    optimizer = json.dumps({"class_name": "SGD", "config": {"learning_rate": learning_rate}})
+    goal = GoalSpec(metric="val_loss", target=1.0 + 64.0**-0.3 - 0.1, max_epochs=120)
+    metrics = [{"val_loss": 1.0 + epoch**-0.3} for epoch in range(1, 51)]
+    manifest = SimpleNamespace(optimizer=optimizer, tensors=())
+    scripted = Scripted(epoch_steps=EPOCH_STEPS, worker_sqnorm=1.5, metrics=metrics, manifest=manifest)
+    trainer = trainer_of(scripted, folder, goal=goal)
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "chosen")
+    train(trainer, 50)
+    outlook = Outlook(trainer, goal)
+    outlook.told(model_of())
+    return outlook.forecasts[-1]
 
 
 def test_the_same_course_is_forecast_once(tmp_path: Path) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scavenger.control.search.rates import rates_ahead, schedule_of
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.curve import EPOCHS_FROM
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import EpochsForecast, Forecasted
+from scavenger.models.curve_shapes import Schedule
 from scavenger.models.job_model import JobModel
 from scavenger.models.learning_curve import EVALUATIONS_MIN, Forecast, Hint, forecast
 
@@ -37,6 +40,8 @@ class _Course:
 
     Attributes:
         at, values: Of every evaluation with a value.
+        schedule: The learning rates of the whole run; None if they do not change, or are not known.
+        limit: Where the run ends at the latest.
         epochs: Evaluated epochs, whatever their batch size.
         global_batch_size: The batch size in effect.
         known: Whether the model knows more of the epochs than a bound.
@@ -45,6 +50,8 @@ class _Course:
 
     at: tuple[float, ...]
     values: tuple[float, ...]
+    schedule: Schedule | None
+    limit: float
     epochs: int
     global_batch_size: int
     known: bool
@@ -81,10 +88,16 @@ class Outlook:
         course = self._course(model)
         if course is None:
             return model
-        target, limit = self._goal.target, course.at[-1] + self._goal.max_epochs - course.epochs
+        target = self._goal.target
         assert target is not None
         found = forecast(
-            course.at, course.values, target, mode=self._goal.direction, limit=limit, hint=course.prior
+            course.at,
+            course.values,
+            target,
+            mode=self._goal.direction,
+            limit=course.limit,
+            hint=course.prior,
+            schedule=course.schedule,
         )
         if not math.isfinite(found.total):
             return model  # values of such a size that their differences overflow
@@ -102,28 +115,42 @@ class Outlook:
         assert now is not None
         samples, goal = trainer.history.samples_by_batch, trainer.goal
         rows = [
-            (epoch.epoch + 1.0, value)
+            (epoch.epoch + 1, epoch.step, value)
             for epoch in trainer.history.epochs
             if (value := goal.value(epoch)) is not None
         ]
-        if len(rows) < EVALUATIONS_MIN or not samples or any(goal.reached(value) for _, value in rows):
+        if len(rows) < EVALUATIONS_MIN or not samples or any(goal.reached(value) for *_, value in rows):
             return None
         sizes = np.array([now.global_batch_size, *samples], dtype=np.float64)
         needed, log_sd = model.statistical.predict(sizes)
         counts = np.array(list(samples.values()), dtype=np.float64)
         # A sample at another batch size is worth as much more as fewer of them reach the target.
         worth = float(np.sum(counts * needed[0] / needed[1:]) / counts.sum())
-        known = not model.relative_only
+        known, epochs = not model.relative_only, trainer.history.epochs[-1].epoch + 1
+        at = tuple(epoch * worth for epoch, *_ in rows)
+        limit = at[-1] + self._goal.max_epochs - epochs
         return _Course(
-            at=tuple(at * worth for at, _ in rows),
-            values=tuple(value for _, value in rows),
-            epochs=trainer.history.epochs[-1].epoch + 1,
+            at=at,
+            values=tuple(value for *_, value in rows),
+            schedule=self._schedule(at, [step for _, step, _ in rows], limit, model.dataset_size),
+            limit=limit,
+            epochs=epochs,
             global_batch_size=now.global_batch_size,
             known=known,
             prior=Hint(float(needed[0]), max(float(log_sd[0]), 1e-3))
             if known
             else Hint(self._goal.max_epochs / BOUND_RATIO, BOUND_LOG_SD),
         )
+
+    def _schedule(
+        self, at: Sequence[float], steps: Sequence[int], limit: float, dataset_size: int
+    ) -> Schedule | None:
+        manifest, now = self._trainer.supervisor.manifest, self._trainer.configuration
+        rate = None if manifest is None else schedule_of(manifest.optimizer)
+        if rate is None or now is None:
+            return None
+        steps_per_unit = -(-dataset_size // now.global_batch_size)
+        return rates_ahead(rate, at, steps, steps_per_unit=steps_per_unit, limit=limit)
 
     def _publish(self, found: Forecast, course: _Course, dataset_size: int) -> None:
         """Tell observers of the forecast, and warn if the limits come too early."""
