@@ -96,6 +96,19 @@ def test_a_bound_tells_roughly_how_long_the_run_may_take(tmp_path: Path) -> None
     assert near.epochs < far.epochs < 400 / 3
 
 
+def test_before_a_model_is_fitted_the_course_alone_is_followed(tmp_path: Path) -> None:
+    trainer, goal = running(tmp_path), GOAL
+    outlook = Outlook(trainer, goal)
+    train(trainer, 1)
+    assert outlook.alone(SAMPLES, None) is None
+    train(trainer, 40)
+    unknown, expected = outlook.alone(SAMPLES, None), outlook.alone(SAMPLES, float(TRUTH))
+
+    assert unknown == pytest.approx(0.4, abs=0.12)
+    assert expected == unknown  # nothing was evaluated since
+    assert [one.after_epochs for one in outlook.forecasts] == [40]
+
+
 def test_a_hint_that_was_too_low_does_not_end_the_way(tmp_path: Path) -> None:
     trainer, model = running(tmp_path), model_of(hint=20.0)
     train(trainer, 60)

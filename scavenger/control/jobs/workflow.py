@@ -253,6 +253,9 @@ class JobWorkflow:
         search = begun = Search(plan, Spent.by_now(trainer))
         self.state = replace(self.state, search=begun, decision=None, predicted=None)
         if prior is None:
+            expected = self._expected_samples(known)
+            epochs = None if expected is None else expected / known.dataset_size
+            trainer.progress = lambda: self.outlook.alone(known.dataset_size, epochs)
             for search in profile(
                 begun,
                 trainer,
@@ -260,7 +263,7 @@ class JobWorkflow:
                 self._job.profile,
                 known.space,
                 enough=lambda so_far: self._why_enough(so_far, known),
-                samples=self._expected_samples(known),
+                samples=expected,
             ):
                 self.state = replace(self.state, search=search)
         if trainer.finished:

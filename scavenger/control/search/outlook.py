@@ -17,6 +17,7 @@ from scavenger.domain.report import EpochsForecast, Forecasted
 from scavenger.models.curve_shapes import Schedule
 from scavenger.models.job_model import JobModel
 from scavenger.models.learning_curve import EVALUATIONS_MIN, Forecast, Hint, forecast
+from scavenger.models.statistical import HINT_LOG_SD
 
 __all__ = ["Outlook"]
 
@@ -43,9 +44,7 @@ class _Course:
         schedule: The learning rates of the whole run; None if they do not change, or are not known.
         limit: Where the run ends at the latest.
         epochs: Evaluated epochs, whatever their batch size.
-        global_batch_size: The batch size in effect.
-        known: Whether the model knows more of the epochs than a bound.
-        prior: What it says of the epochs at this batch size.
+        prior: What is known of the epochs at the batch size in effect.
     """
 
     at: tuple[float, ...]
@@ -53,9 +52,10 @@ class _Course:
     schedule: Schedule | None
     limit: float
     epochs: int
-    global_batch_size: int
-    known: bool
     prior: Hint
+
+
+_Key = tuple[JobModel | None, int, int]
 
 
 class Outlook:
@@ -67,29 +67,67 @@ class Outlook:
 
     def __init__(self, trainer: Trainer, goal: GoalSpec) -> None:
         self._trainer, self._goal = trainer, goal
-        self._told: tuple[tuple[JobModel, int, int], JobModel] | None = None
+        self._told: tuple[_Key, JobModel] | None = None
+        self._alone: tuple[_Key, Forecast | None] | None = None
         self._warned: set[float] = set()
         self.forecasts: list[EpochsForecast] = []
 
     def told(self, model: JobModel) -> JobModel:
         """The model with the level of its epochs set by the metric's course; itself while that tells nothing."""
-        trainer, now = self._trainer, self._trainer.configuration
-        history = trainer.history
-        if self._goal.target is None or now is None or not (history.epochs and history.samples):
+        key = self._key(model)
+        if key is None:
             return model
-        key = (model, history.epochs[-1].step, now.global_batch_size)
-        if self._told is not None and self._told[0][0] is model and self._told[0][1:] == key[1:]:
-            return self._told[1]
-        told = self._tell(model)
-        self._told = (key, told)
-        return told
+        if self._told is None or self._told[0][0] is not model or self._told[0][1:] != key[1:]:
+            self._told = (key, self._tell(model))
+        return self._told[1]
+
+    def alone(self, dataset_size: int, expected_epochs: float | None) -> float | None:
+        """The share of the way that is behind by the metric's course alone, before a model was fitted; None if unknown.
+
+        Args:
+            expected_epochs: What is known of the epochs; None if nothing.
+        """
+        key = self._key(None)
+        if key is not None and (self._alone is None or self._alone[0] != key):
+            prior = None if expected_epochs is None else Hint(expected_epochs, HINT_LOG_SD)
+            self._alone = (key, self._forecast(self._course(1.0, dataset_size, prior), dataset_size))
+        found = None if self._alone is None else self._alone[1]
+        return None if found is None else found.seen / found.total
+
+    def _key(self, model: JobModel | None) -> _Key | None:
+        """What a forecast depends on; None if there can be none."""
+        history, now = self._trainer.history, self._trainer.configuration
+        if self._goal.target is None or now is None or not (history.epochs and history.samples):
+            return None
+        return model, history.epochs[-1].step, now.global_batch_size
 
     def _tell(self, model: JobModel) -> JobModel:
-        course = self._course(model)
-        if course is None:
+        now, samples = self._trainer.configuration, self._trainer.history.samples_by_batch
+        assert now is not None
+        if not samples:
             return model
+        sizes = np.array([now.global_batch_size, *samples], dtype=np.float64)
+        needed, log_sd = model.statistical.predict(sizes)
+        counts = np.array(list(samples.values()), dtype=np.float64)
+        # A sample at another batch size is worth as much more as fewer of them reach the target.
+        worth = float(np.sum(counts * needed[0] / needed[1:]) / counts.sum())
+        known = None if model.relative_only else Hint(float(needed[0]), max(float(log_sd[0]), 1e-3))
+        course = self._course(worth, model.dataset_size, known)
+        found = self._forecast(course, model.dataset_size)
+        if course is None or found is None:
+            return model
+        note = (
+            f"{EPOCHS_FROM}the course of {self._goal.metric} over {course.epochs} epochs"
+            f"{'' if known is None else ' and what was known before'}"
+        )
+        level = model.statistical.at_level(now.global_batch_size, found.total, found.log_sd, note)
+        return replace(model, statistical=level)
+
+    def _forecast(self, course: _Course | None, dataset_size: int) -> Forecast | None:
+        """Forecast and publish; None if the course is too short."""
         target = self._goal.target
-        assert target is not None
+        if course is None or target is None:
+            return None
         found = forecast(
             course.at,
             course.values,
@@ -100,46 +138,34 @@ class Outlook:
             schedule=course.schedule,
         )
         if not math.isfinite(found.total):
-            return model  # values of such a size that their differences overflow
-        note = (
-            f"{EPOCHS_FROM}the course of {self._goal.metric} over {course.epochs} epochs"
-            f"{' and what was known before' if course.known else ''}"
-        )
-        level = model.statistical.at_level(course.global_batch_size, found.total, found.log_sd, note)
-        self._publish(found, course, model.dataset_size)
-        return replace(model, statistical=level)
+            return None  # values of such a size that their differences overflow
+        self._publish(found, course, dataset_size)
+        return found
 
-    def _course(self, model: JobModel) -> _Course | None:
-        """The course so far; None if it is too short, or has reached the target."""
-        trainer, now = self._trainer, self._trainer.configuration
-        assert now is not None
-        samples, goal = trainer.history.samples_by_batch, trainer.goal
+    def _course(self, worth: float, dataset_size: int, known: Hint | None) -> _Course | None:
+        """The course so far; None if it is too short, or has reached the target.
+
+        Args:
+            worth: Epochs at the batch size in effect for which an epoch so far counts.
+            known: What is known of the epochs; None if only the bound.
+        """
+        history, goal = self._trainer.history, self._trainer.goal
         rows = [
             (epoch.epoch + 1, epoch.step, value)
-            for epoch in trainer.history.epochs
+            for epoch in history.epochs
             if (value := goal.value(epoch)) is not None
         ]
-        if len(rows) < EVALUATIONS_MIN or not samples or any(goal.reached(value) for *_, value in rows):
+        if len(rows) < EVALUATIONS_MIN or any(goal.reached(value) for *_, value in rows):
             return None
-        sizes = np.array([now.global_batch_size, *samples], dtype=np.float64)
-        needed, log_sd = model.statistical.predict(sizes)
-        counts = np.array(list(samples.values()), dtype=np.float64)
-        # A sample at another batch size is worth as much more as fewer of them reach the target.
-        worth = float(np.sum(counts * needed[0] / needed[1:]) / counts.sum())
-        known, epochs = not model.relative_only, trainer.history.epochs[-1].epoch + 1
-        at = tuple(epoch * worth for epoch, *_ in rows)
+        epochs, at = history.epochs[-1].epoch + 1, tuple(epoch * worth for epoch, *_ in rows)
         limit = at[-1] + self._goal.max_epochs - epochs
         return _Course(
             at=at,
             values=tuple(value for *_, value in rows),
-            schedule=self._schedule(at, [step for _, step, _ in rows], limit, model.dataset_size),
+            schedule=self._schedule(at, [step for _, step, _ in rows], limit, dataset_size),
             limit=limit,
             epochs=epochs,
-            global_batch_size=now.global_batch_size,
-            known=known,
-            prior=Hint(float(needed[0]), max(float(log_sd[0]), 1e-3))
-            if known
-            else Hint(self._goal.max_epochs / BOUND_RATIO, BOUND_LOG_SD),
+            prior=known or Hint(self._goal.max_epochs / BOUND_RATIO, BOUND_LOG_SD),
         )
 
     def _schedule(
