@@ -36,6 +36,7 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve
 from scavenger.domain.measurement import Measurement, Profile
 from scavenger.models.cost import scatter_of_interruptions, slowdowns, terms_notes
+from scavenger.models.course import Course
 from scavenger.models.noise import NoiseReading
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
 from scavenger.models.statistical import StatisticalModel, fit_statistical
@@ -143,6 +144,7 @@ class JobModel:
         vms: One entry per VM type that was profiled (or learned of from an earlier model); never empty.
         max_epochs: Number of epochs after which the run ends, target or not.
         notes: Notes for the user: assumptions, and what is not counted.
+        course: The course of the metric in this job's run, or in a similar job's; None if there was none.
     """
 
     dataset_size: Count
@@ -151,6 +153,7 @@ class JobModel:
     evaluation: EvaluationLaw
     max_epochs: Positive
     notes: tuple[str, ...] = ()
+    course: Course | None = None
 
     def __post_init__(self) -> None:
         if not self.vms:
@@ -202,7 +205,8 @@ class JobModel:
             *evaluation_notes,
             NOT_COUNTED,
         )
-        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes)
+        course = None if prior is None else prior.course
+        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes, course)
 
     @property
     def relative_only(self) -> bool:

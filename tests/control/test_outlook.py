@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -146,6 +148,33 @@ def after_50_epochs(folder: Path, learning_rate: object) -> EpochsForecast:
     outlook = Outlook(trainer, goal)
     outlook.told(model_of())
     return outlook.forecasts[-1]
+
+
+def test_the_course_of_an_earlier_run_is_stored_and_followed(tmp_path: Path) -> None:
+    """The first run guesses until epoch 40, the other until epoch 32; they end at epoch 100 and 80."""
+    goal = GOAL.model_copy(update={"target": 1.2})
+    forecasts, course = [], None
+    for name, pace, seen in (("first", 1.0, 100), ("known", 1.25, 20), ("unknown", 1.25, 20)):
+        metrics = [
+            {
+                "val_loss": 1.2
+                + 1.3 * (1.0 - pace * epoch / 100.0) / (1.0 + math.exp(pace * epoch / 4.0 - 10.0))
+            }
+            for epoch in range(1, 101)
+        ]
+        scripted = Scripted(epoch_steps=EPOCH_STEPS, worker_sqnorm=1.5, metrics=metrics)
+        trainer = trainer_of(scripted, tmp_path / name, goal=goal)
+        trainer.start(1)
+        trainer.move(Configuration("local-1", 1, 32), "chosen")
+        train(trainer, seen)
+        outlook = Outlook(trainer, goal)
+        outlook.told(replace(model_of(), course=course if name == "known" else None))
+        forecasts += [one.epochs for one in outlook.forecasts]
+        course = outlook.course() if name == "first" else course
+    known, unknown = forecasts
+
+    assert known == pytest.approx(80.0, rel=0.2)
+    assert abs(known - 80.0) < abs(unknown - 80.0)
 
 
 def test_the_same_course_is_forecast_once(tmp_path: Path) -> None:

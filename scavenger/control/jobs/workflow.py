@@ -396,7 +396,9 @@ class JobWorkflow:
             )
         if search is not None and search.measurements:
             try:
-                model = self._fit(search.measurements, known, prior=None)
+                model = replace(
+                    self._fit(search.measurements, known, prior=None), course=self.outlook.course()
+                )
                 library.keep(model, self._recorder.job_id, measurements=len(search.measurements))
             except ConfigurationError as error:
                 trainer.note(f"no model of this run is stored for later jobs: {error}")

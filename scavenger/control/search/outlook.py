@@ -14,6 +14,7 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.curve import EPOCHS_FROM
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import EpochsForecast, Forecasted
+from scavenger.models.course import Course
 from scavenger.models.curve_shapes import Schedule
 from scavenger.models.job_model import JobModel
 from scavenger.models.learning_curve import EVALUATIONS_MIN, Forecast, Hint, forecast
@@ -94,6 +95,24 @@ class Outlook:
         found = None if self._alone is None else self._alone[1]
         return None if found is None else found.seen / found.total
 
+    def course(self) -> Course | None:
+        """The course of the goal's metric, to be stored; None without a metric or with fewer than two evaluations."""
+        metric, rows = self._goal.metric, self._rows()
+        return (
+            None
+            if metric is None
+            else Course.of(metric, [at for at, *_ in rows], [value for *_, value in rows])
+        )
+
+    def _rows(self) -> list[tuple[int, int, float]]:
+        """Epochs, step and value of every evaluation with a value."""
+        goal = self._trainer.goal
+        return [
+            (epoch.epoch + 1, epoch.step, value)
+            for epoch in self._trainer.history.epochs
+            if (value := goal.value(epoch)) is not None
+        ]
+
     def _key(self, model: JobModel | None) -> _Key | None:
         """What a forecast depends on; None if there can be none."""
         history, now = self._trainer.history, self._trainer.configuration
@@ -113,7 +132,8 @@ class Outlook:
         worth = float(np.sum(counts * needed[0] / needed[1:]) / counts.sum())
         known = None if model.relative_only else Hint(float(needed[0]), max(float(log_sd[0]), 1e-3))
         course = self._course(worth, model.dataset_size, known)
-        found = self._forecast(course, model.dataset_size)
+        earlier = () if model.course is None or model.course.metric != self._goal.metric else (model.course,)
+        found = self._forecast(course, model.dataset_size, earlier)
         if course is None or found is None:
             return model
         note = (
@@ -123,7 +143,9 @@ class Outlook:
         level = model.statistical.at_level(now.global_batch_size, found.total, found.log_sd, note)
         return replace(model, statistical=level)
 
-    def _forecast(self, course: _Course | None, dataset_size: int) -> Forecast | None:
+    def _forecast(
+        self, course: _Course | None, dataset_size: int, earlier: Sequence[Course] = ()
+    ) -> Forecast | None:
         """Forecast and publish; None if the course is too short."""
         target = self._goal.target
         if course is None or target is None:
@@ -136,6 +158,7 @@ class Outlook:
             limit=course.limit,
             hint=course.prior,
             schedule=course.schedule,
+            earlier=[one.earlier() for one in earlier],
         )
         if not math.isfinite(found.total):
             return None  # values of such a size that their differences overflow
@@ -150,11 +173,7 @@ class Outlook:
             known: What is known of the epochs; None if only the bound.
         """
         history, goal = self._trainer.history, self._trainer.goal
-        rows = [
-            (epoch.epoch + 1, epoch.step, value)
-            for epoch in history.epochs
-            if (value := goal.value(epoch)) is not None
-        ]
+        rows = self._rows()
         if len(rows) < EVALUATIONS_MIN or any(goal.reached(value) for *_, value in rows):
             return None
         epochs, at = history.epochs[-1].epoch + 1, tuple(epoch * worth for epoch, *_ in rows)
