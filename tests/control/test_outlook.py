@@ -111,6 +111,27 @@ def test_before_a_model_is_fitted_the_course_alone_is_followed(tmp_path: Path) -
     assert [one.after_epochs for one in outlook.forecasts] == [40]
 
 
+def test_while_a_search_tries_configurations_epochs_take_as_long_as_so_far(tmp_path: Path) -> None:
+    heard = Heard()
+    trainer = running(tmp_path, heard)
+    outlook = Outlook(trainer, GOAL)
+    train(trainer, 10)
+    trainer.move(Configuration("local-1", 1, 64), "profiling")
+    train(trainer, 11)
+    outlook.told(model_of())
+    outlook.searching = True
+    outlook.told(model_of())
+    lasting, trying = (event.forecast for event in heard.events if isinstance(event, Forecasted))
+    first, last = trainer.history.epochs[0].at_s, trainer.history.epochs[-1].at_s
+
+    def epoch_s(forecast: EpochsForecast) -> float:
+        return (forecast.time_s - trainer.elapsed_s) / (forecast.epochs - 11)
+
+    assert trying.epochs == lasting.epochs
+    assert epoch_s(lasting) == pytest.approx(EPOCH_STEPS / 2 * STEP_S + 0.5)
+    assert 0.7 < epoch_s(trying) / ((last - first) / 10) <= 1.0
+
+
 def test_a_hint_that_was_too_low_does_not_end_the_way(tmp_path: Path) -> None:
     trainer, model = running(tmp_path), model_of(hint=20.0)
     train(trainer, 60)

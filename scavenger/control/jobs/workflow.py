@@ -256,6 +256,7 @@ class JobWorkflow:
             expected = self._expected_samples(known)
             epochs = None if expected is None else expected / known.dataset_size
             trainer.progress = lambda: self.outlook.alone(known.dataset_size, epochs)
+            self.outlook.searching = True
             for search in profile(
                 begun,
                 trainer,
@@ -277,6 +278,7 @@ class JobWorkflow:
         )
         if search.measurements:
             known.library.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
+        self.outlook.searching = False
         chosen = self._confirmed(decision)
         if chosen is not None:
             trainer.progress = lambda: progress_of(trainer, decision.told)

@@ -43,6 +43,7 @@ class _Course:
     Attributes:
         at, values: Of every evaluation with a value.
         schedule: The learning rates of the whole run; None if they do not change, or are not known.
+        worth: Epochs at that batch size for which one of those so far counts.
         limit: Where the run ends at the latest.
         epochs: Evaluated epochs, whatever their batch size.
         prior: What is known of the epochs at the batch size in effect.
@@ -51,6 +52,7 @@ class _Course:
     at: tuple[float, ...]
     values: tuple[float, ...]
     schedule: Schedule | None
+    worth: float
     limit: float
     epochs: int
     prior: Hint
@@ -63,6 +65,7 @@ class Outlook:
     """Forecasts the epochs of one job whenever it has evaluated another one.
 
     Attributes:
+        searching: Whether the configuration in effect is only tried.
         forecasts: Forecasts so far that are kept for the report.
     """
 
@@ -71,6 +74,7 @@ class Outlook:
         self._told: tuple[_Key, JobModel] | None = None
         self._alone: tuple[_Key, Forecast | None] | None = None
         self._warned: set[float] = set()
+        self.searching = False
         self.forecasts: list[EpochsForecast] = []
 
     def told(self, model: JobModel) -> JobModel:
@@ -182,6 +186,7 @@ class Outlook:
             at=at,
             values=tuple(value for *_, value in rows),
             schedule=self._schedule(at, [step for _, step, _ in rows], limit, dataset_size),
+            worth=worth,
             limit=limit,
             epochs=epochs,
             prior=known or Hint(self._goal.max_epochs / BOUND_RATIO, BOUND_LOG_SD),
@@ -200,7 +205,7 @@ class Outlook:
     def _publish(self, found: Forecast, course: _Course, dataset_size: int) -> None:
         """Tell observers of the forecast, and warn if the limits come too early."""
         trainer = self._trainer
-        epoch_s, usd_per_s = self._epoch_s(dataset_size), self._usd_per_s()
+        epoch_s, usd_per_s = self._epoch_s(course, dataset_size), self._usd_per_s()
         left_s = (found.total - found.seen) * epoch_s
         limits = trainer.limits
         reach = {f"within {self._goal.max_epochs} epochs": 1.0 - found.never}
@@ -236,10 +241,16 @@ class Outlook:
                 f"{max(1.0, 100.0 * probability):.0f} % probability {limit}"
             )
 
-    def _epoch_s(self, dataset_size: int) -> float:
-        """Time of an epoch with its evaluation at the configuration in effect."""
+    def _epoch_s(self, course: _Course, dataset_size: int) -> float:
+        """Time of an epoch with its evaluation, at the configuration in effect.
+
+        One that a search only tries will not last, so meanwhile epochs take as long as those so far took.
+        """
         now, history = self._trainer.configuration, self._trainer.history
         assert now is not None
+        first, last = history.epochs[0], history.epochs[-1]
+        if self.searching and last.at_s > first.at_s:
+            return (last.at_s - first.at_s) / (last.epoch - first.epoch) / course.worth
         pauses = [pause_s for _, pause_s in history.evaluation_s()]
         steps = -(-dataset_size // now.global_batch_size)
         return steps * history.step_time_s(now) + (statistics.median(pauses) if pauses else 0.0)
