@@ -244,16 +244,17 @@ class Outlook:
     def _epoch_s(self, course: _Course, dataset_size: int) -> float:
         """Time of an epoch with its evaluation, at the configuration in effect.
 
-        One that a search only tries will not last, so meanwhile epochs take as long as those so far took.
+        One that a search only tries will not last, so meanwhile the undisturbed steps of all that were tried count.
         """
         now, history = self._trainer.configuration, self._trainer.history
         assert now is not None
-        first, last = history.epochs[0], history.epochs[-1]
-        if self.searching and last.at_s > first.at_s:
-            return (last.at_s - first.at_s) / (last.epoch - first.epoch) / course.worth
         pauses = [pause_s for _, pause_s in history.evaluation_s()]
-        steps = -(-dataset_size // now.global_batch_size)
-        return steps * history.step_time_s(now) + (statistics.median(pauses) if pauses else 0.0)
+        pause_s = statistics.median(pauses) if pauses else 0.0
+        if self.searching and history.measured:
+            samples = sum(samples for _, samples, _ in history.measured.values())
+            seconds = math.fsum(seconds for *_, seconds in history.measured.values())
+            return (dataset_size / samples * seconds + pause_s) / course.worth
+        return -(-dataset_size // now.global_batch_size) * history.step_time_s(now) + pause_s
 
     def _usd_per_s(self) -> float:
         trainer, now = self._trainer, self._trainer.configuration
