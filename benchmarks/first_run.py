@@ -92,7 +92,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
         figures={"runs": runs, "errors": {str(share): values for share, values in errors.items()}},
         remarks=(
             "no hint, and nothing stored; the forecast is the last before that part of the time, in brackets its error",
-            "a dash: fewer than three epochs were evaluated until then, or no configuration was measured",
+            "a dash: fewer than two epochs were evaluated until then",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Errors of predicted step times, over the whole grid of each example."""
+"""Errors of predicted step times, over the whole grid of each example and of a regression."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _STEPS = 20
 _VISITS_MIN = 2
 """One visit shows no noise, and an error without its noise shows nothing."""
 _AIM = 0.10
+_JOBS = (*EXAMPLES, "friedman")
+"""Beside the examples a regression: its gradients are large for the time that they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
     rows: list[tuple[str, ...]] = []
     figures: dict[str, object] = {}
     verdicts = []
-    for example in EXAMPLES:
+    for example in _JOBS:
         curve = _predict(example, work_dir / f"{example}-search")
         predicted = {point.configuration: point for point in curve}
         measured = _measure(example, work_dir / f"{example}-grid", list(predicted), visits)

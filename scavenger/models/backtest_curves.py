@@ -11,7 +11,7 @@ import numpy as np
 
 from scavenger.domain.curve import BoolArray, FloatArray
 from scavenger.models.backtest import Skipped
-from scavenger.models.curve_shapes import Schedule
+from scavenger.models.curve_shapes import EarlierRun, Schedule
 from scavenger.models.learning_curve import (
     EVALUATIONS_MIN,
     RATIO_MAX,
@@ -126,7 +126,9 @@ def backtest_curves(runs: Iterable[CurveRun], seen: Sequence[float]) -> list[Cur
     for source, workload in sorted(groups):
         of_workload = groups[source, workload]
         for share in seen:
-            judged = [(run, methods) for run in of_workload if (methods := _estimates(run, share))]
+            others = [*of_workload[1:], of_workload[0]]
+            pairs = zip(of_workload, others, strict=True)
+            judged = [(run, methods) for run, other in pairs if (methods := _estimates(run, other, share))]
             dropped = sum(run.dropped for run in of_workload)
             if judged:
                 names = dict.fromkeys(name for _, methods in judged for name in methods)
@@ -153,8 +155,12 @@ def pooled(results: Sequence[CurveResult], method: str) -> CurveErrors | None:
     )
 
 
-def _estimates(run: CurveRun, share: float) -> dict[str, _Estimate]:
-    """What every method says of a run; empty if too little was seen."""
+def _estimates(run: CurveRun, other: CurveRun, share: float) -> dict[str, _Estimate]:
+    """What every method says of a run; empty if too little was seen.
+
+    Args:
+        other: Another run of the workload, or the same where there is no other.
+    """
     target = run.target()
     truth, end = run.reached_at(target), float(run.steps[-1])
     shown = run.steps <= share * truth
@@ -164,14 +170,19 @@ def _estimates(run: CurveRun, share: float) -> dict[str, _Estimate]:
     now = float(steps[-1])
     best = float(values.min() if run.mode == "min" else values.max())
 
-    def own(hint: Hint | None = None, schedule: Schedule | None = None) -> _Estimate:
-        found = forecast(steps, values, target, mode=run.mode, hint=hint, schedule=schedule)
+    def own(
+        hint: Hint | None = None, schedule: Schedule | None = None, earlier: Sequence[EarlierRun] = ()
+    ) -> _Estimate:
+        found = forecast(steps, values, target, mode=run.mode, hint=hint, schedule=schedule, earlier=earlier)
         final = forecast_value(steps, values, end, mode=run.mode, schedule=schedule)
         return _Estimate(found.total, final, (found.low, found.high))
 
     methods = {OWN: own()}
     if run.learning_rates is not None:
         methods["schedule known"] = own(schedule=Schedule(run.steps, run.learning_rates))
+    if other is not run:
+        known = EarlierRun(other.steps, other.values)
+        methods["another run known"] = own(earlier=[known])._replace(final=math.nan)
     wrong = WRONG_HINT * truth
     methods |= {
         "last value": _Estimate(now, best),

@@ -37,6 +37,7 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve
 from scavenger.domain.measurement import Measurement, Profile
 from scavenger.models.cost import scatter_of_interruptions, slowdowns, terms_notes
+from scavenger.models.course import Course
 from scavenger.models.evaluation import EvaluationLaw, fit_evaluation
 from scavenger.models.noise import NoiseReading
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
@@ -135,6 +136,7 @@ class JobModel:
         max_epochs: Number of epochs after which the run ends, target or not.
         notes: Notes for the user: assumptions, and what is not counted.
         mean_over_median: s, at least 1.
+        course: The course of the metric in this job's run, or in a similar job's; None if there was none.
     """
 
     dataset_size: Count
@@ -144,6 +146,7 @@ class JobModel:
     max_epochs: Positive
     notes: tuple[str, ...] = ()
     mean_over_median: Positive = 1.0
+    course: Course | None = None
 
     def __post_init__(self) -> None:
         if not self.vms:
@@ -198,7 +201,8 @@ class JobModel:
             NOT_COUNTED,
         )
         slow = profile.mean_over_median or (1.0 if prior is None else prior.mean_over_median)
-        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes, slow)
+        course = None if prior is None else prior.course
+        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes, slow, course)
 
     @property
     def relative_only(self) -> bool:

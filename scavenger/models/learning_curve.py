@@ -2,7 +2,8 @@
 
 ==========  ====================================================  ==============================================
 s, t        epochs (or steps) at an evaluation; at the last one
-y           best value so far less the target, in units of the    so y(t) = 1, and the target is 0
+z           the metric; ln of it, or of what it lacks to 1        `_scaled`
+y           best z so far less the target's, in units of the      so y(t) = 1, and the target is 0
             gap that is left
 T           when the target is reached; r = T / t > 1
 φ           shape of a curve, one of many nodes                   `curve_shapes`
@@ -29,7 +30,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -37,12 +38,12 @@ import numpy as np
 from scipy.special import logsumexp, ndtri
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.curve_shapes import ANNEALED, SHAPES, Schedule
+from scavenger.models.curve_shapes import ANNEALED, SHAPES, EarlierRun, Nodes, Schedule, join_nodes
 
 __all__ = ["EVALUATIONS_MIN", "Forecast", "Hint", "forecast", "forecast_value"]
 
-EVALUATIONS_MIN = 3
-"""Fewest evaluations that a forecast can be made from."""
+EVALUATIONS_MIN = 2
+"""Fewest evaluations that a forecast can be made from; from so few it is mostly the prior."""
 
 RECENT = 0.35
 """Only evaluations since this share of the run are fitted: what came before tells of warming up, not of the end."""
@@ -56,7 +57,7 @@ DRIFTS = (0.3, 1.0, 3.0, 10.0)
 FREEDOM, FLOOR = 6.0, 0.09
 """Degrees of freedom of the scale before any evaluation, and its value then, in units of the gap."""
 
-TEMPER = 0.5
+TEMPER = 0.6
 """An evaluation counts for so many: shapes are wrong in ways that later evaluations share."""
 
 DOUBT = 0.03
@@ -67,6 +68,9 @@ NEVER = 0.1
 
 SHORT = (0.1, 0.3, 1.0)
 """How far short of the target the asymptotes of such runs lie, in units of the gap."""
+
+SCHEDULED = 4.0
+"""How much more probable the law of a known schedule is than the shapes that know none."""
 
 OUTLIER = 20.0
 """Evaluations further from the target than so many gaps count as if they were there."""
@@ -131,6 +135,7 @@ def forecast(
     limit: float | None = None,
     hint: Hint | None = None,
     schedule: Schedule | None = None,
+    earlier: Sequence[EarlierRun] = (),
 ) -> Forecast:
     """Forecast when the best value so far reaches the target.
 
@@ -140,12 +145,13 @@ def forecast(
         mode: Whether the metric is to become small or large.
         limit: Where the run ends if it has not reached the target.
         schedule: Learning rates of the whole run, over the unit of `at`; None if unknown.
+        earlier: The same metric in finished runs of similar jobs.
 
     Raises:
         ValueError: If fewer than `EVALUATIONS_MIN` values are finite, or one has reached the target.
     """
-    course = _Course.of(at, values, mode)
-    goal = target if mode == "min" else -target
+    scale = _scale(values, target, mode, annealed=schedule is not None)
+    course, goal = _Course.of(at, scale(values)), float(scale(target))
     if course.best[-1] <= goal:
         raise ValueError("the target has been reached")
     now, gap = float(course.at[-1]), float(course.best[-1] - goal)
@@ -153,26 +159,33 @@ def forecast(
     y = np.minimum((y - goal) / gap, OUTLIER)
     ratios = _ratios(now, hint)
     totals = now * (ratios + course.half_step())
-    if schedule is None:
-        shapes, ahead, log_prior = SHAPES.values(x), SHAPES.values(ratios), SHAPES.log_prior
-        bounded = SHAPES.bounded
-    else:
-        shapes = ANNEALED.values(schedule, x * now)
-        ahead, log_prior = ANNEALED.values(schedule, ratios * now), ANNEALED.log_prior
-        bounded = np.ones(len(log_prior), dtype=np.bool_)
-    weights, short = [], []
-    for drift in DRIFTS:
-        products = _Products.of(shapes, y, _covariance(x, counts, drift))
-        weights.append(products.log_weight(products.residual(ahead, 0.0)) + log_prior[:, None])
-        asymptotes = [products.residual(np.zeros((len(ahead), 1)), offset)[bounded] for offset in SHORT]
-        short.append(products.log_weight(np.concatenate(asymptotes, axis=1)) + log_prior[bounded][:, None])
-    log_likelihood = logsumexp(np.concatenate(weights), axis=0)
-    log_short = logsumexp(np.concatenate(short)) - math.log(len(SHORT))
+    families = [(1.0, SHAPES.nodes(x, ratios))]
+    if schedule is not None:
+        families.append((SCHEDULED, ANNEALED.nodes(schedule, x * now, ratios * now)))
+    scaled = (EarlierRun(run.at, scale(run.values)) for run in earlier)
+    families.extend((1.0 / len(earlier), run.nodes(x * now, ratios * now)) for run in scaled)
+    nodes = join_nodes(families)
+    log_likelihood, log_short = _evidence(nodes, x, y, counts)
     prior = _prior(ratios, totals, hint)
     log_mass = np.append(log_likelihood + np.log(prior * (1.0 - NEVER)), log_short + math.log(NEVER))
     mass = np.exp(log_mass - logsumexp(log_mass))
     mass = (1.0 - DOUBT) * mass + DOUBT * np.append(prior * (1.0 - NEVER), NEVER)
     return _summary(now, totals, mass, limit)
+
+
+def _evidence(nodes: Nodes, x: FloatArray, y: FloatArray, counts: FloatArray) -> tuple[FloatArray, float]:
+    """ln of how well the points are explained, by where the target is reached, and by curves that fall short of it."""
+    weights, short = [], []
+    bounded = nodes.bounded
+    for drift in DRIFTS:
+        products = _Products.of(nodes.seen, y, _covariance(x, counts, drift))
+        weights.append(products.log_weight(products.residual(nodes.ahead, 0.0)) + nodes.log_prior[:, None])
+        asymptotes = [products.residual(np.zeros((len(nodes.seen), 1)), offset)[bounded] for offset in SHORT]
+        short.append(
+            products.log_weight(np.concatenate(asymptotes, axis=1)) + nodes.log_prior[bounded][:, None]
+        )
+    log_short = float(logsumexp(np.concatenate(short))) - math.log(len(SHORT))
+    return np.asarray(logsumexp(np.concatenate(weights), axis=0)), log_short
 
 
 def forecast_value(
@@ -192,7 +205,7 @@ def forecast_value(
     Raises:
         ValueError: If fewer than `EVALUATIONS_MIN` values are finite.
     """
-    course = _Course.of(at, values, mode)
+    course = _Course.of(at, values if mode == "min" else -np.asarray(values, dtype=np.float64))
     now = float(course.at[-1])
     x, best, counts = course.points()
     fallen = float(best[0] - best[-1])
@@ -220,21 +233,18 @@ def forecast_value(
 
 
 class _Course(NamedTuple):
-    """Evaluations with a finite value, and the best value so far, the smaller the better."""
+    """Evaluations with a finite value, and the best value so far; smaller ones are better."""
 
     at: FloatArray
     best: FloatArray
 
     @classmethod
-    def of(
-        cls, at: Sequence[float] | FloatArray, values: Sequence[float] | FloatArray, mode: Mode
-    ) -> _Course:
-        where, metric = np.asarray(at, dtype=np.float64), np.asarray(values, dtype=np.float64)
-        known = np.isfinite(metric) & (where > 0.0)
+    def of(cls, at: Sequence[float] | FloatArray, values: Sequence[float] | FloatArray) -> _Course:
+        where, losses = np.asarray(at, dtype=np.float64), np.asarray(values, dtype=np.float64)
+        known = np.isfinite(losses) & (where > 0.0)
         if int(known.sum()) < EVALUATIONS_MIN:
             raise ValueError(f"a forecast needs {EVALUATIONS_MIN} evaluations, not {int(known.sum())}")
-        losses = metric[known] if mode == "min" else -metric[known]
-        return cls(where[known], np.minimum.accumulate(losses))
+        return cls(where[known], np.minimum.accumulate(losses[known]))
 
     def half_step(self) -> float:
         """Half the time between two evaluations, relative to now: the target is only seen to be reached at one."""
@@ -253,6 +263,25 @@ class _Course(NamedTuple):
         logs = np.bincount(group, np.log(at / self.at[-1]), POINTS_MAX)[filled] / counts[filled]
         means = np.bincount(group, best, POINTS_MAX)[filled] / counts[filled]
         return np.exp(logs), means, counts[filled]
+
+
+def _scale(
+    values: Sequence[float] | FloatArray, target: float, mode: Mode, *, annealed: bool
+) -> Callable[[float | Sequence[float] | FloatArray], FloatArray]:
+    """The scale z on which the metric is followed; on it, smaller is better.
+
+    Where everything is positive, ln of a metric that falls, unless the law of a schedule is asked, which is one of the
+    loss itself; and where everything is a share, ln of what one that grows lacks to 1: from 0.98 to 0.99 is as far as
+    from 0.8 to 0.9, as half of the errors are left.
+    """
+    known = np.append(np.asarray(values, dtype=np.float64), target)
+    known = known[np.isfinite(known)]
+    if mode == "min" and not annealed and np.all(known > 0.0):
+        return lambda metric: np.log(np.maximum(metric, np.finfo(np.float64).tiny))
+    if mode == "max" and np.all((known >= 0.0) & (known < 1.0)):
+        return lambda metric: np.log1p(-np.minimum(metric, 1.0 - 1e-9))
+    sign = 1.0 if mode == "min" else -1.0
+    return lambda metric: sign * np.asarray(metric, dtype=np.float64)
 
 
 def _covariance(x: FloatArray, counts: FloatArray, drift: float) -> FloatArray:

@@ -42,6 +42,7 @@ from scavenger.models.types import Finite, NotNegative, Positive
 
 __all__ = [
     "CRITICAL_BATCH_LOG_SD",
+    "HINT_LOG_SD",
     "LAW_LOG_SD",
     "CriticalBatch",
     "EpochLaw",

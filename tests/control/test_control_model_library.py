@@ -16,6 +16,7 @@ from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.errors import ConfigurationError
 from scavenger.models.average import average
+from scavenger.models.course import Course
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
 from scavenger.store import Store
 
@@ -65,6 +66,26 @@ def test_a_job_finds_its_own_model_and_one_with_other_settings_the_nearest(tmp_p
         assert alike.nearest() == (model(), "optimizer")
         assert (strange.same, strange.nearest(), strange.universal()) == (None, None, None)
         assert alike.universal() == average([model(0.2), model()])
+
+
+def test_the_course_of_a_similar_job_comes_with_its_model_and_into_the_next_fit(tmp_path: Path) -> None:
+    course = Course("val_loss", (1.0, 2.0), (0.9, 0.6))
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        leave(store, JOB, replace(model(), course=course))
+        found = ModelLibrary.read(store, OTHER_RATE, write=at_once, warn=unexpected).similar()
+    assert found is not None
+    fitted = JobModel.fit(Profile((), 3200), space=SPACE, epochs_hint=None, max_epochs=100, prior=found[0])
+
+    assert fitted.course == found[0].course == course
+
+
+def test_a_model_stored_without_a_course_can_be_read() -> None:
+    document = model().to_dict()
+    written = document["model"]
+    assert isinstance(written, dict)
+    del written["course"]
+
+    assert JobModel.from_dict(document) == model()
 
 
 def test_a_run_leaves_the_last_of_its_models_alone(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +22,7 @@ from scavenger.domain.job import GoalSpec, JobSpec, ProfileSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import Predicted
 from scavenger.errors import ConfigurationError, Interrupted, LimitReachedError
+from scavenger.models.job_model import JobModel
 from scavenger.search.plan import SearchPlan
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
@@ -189,10 +191,43 @@ JOB = JobSpec.model_validate(
 SAMPLES = 3200
 
 
-def decided(search: Search, trainer: Trainer, **changes: Any) -> Decision:
+def decided(
+    search: Search,
+    trainer: Trainer,
+    tell: Callable[[JobModel], JobModel] = lambda model: model,
+    **changes: Any,
+) -> Decision:
+    job = JobSpec.model_validate({**JOB.written(), **changes})
     measured = profile_of(trainer, search.measurements, dataset_size=SAMPLES, convergence=())
-    model = fit_model(measured, SPACE, JOB.goal, prior=None)
-    return decide(model, trainer, SPACE, JobSpec.model_validate({**JOB.written(), **changes}))
+    model = fit_model(measured, SPACE, job.goal, prior=None)
+    return decide(model, trainer, SPACE, job, told=tell(model))
+
+
+def at_epochs(epochs: float) -> Callable[[JobModel], JobModel]:
+    """The model with the level of its epochs as a forecast sets it."""
+
+    def tell(model: JobModel) -> JobModel:
+        return replace(model, statistical=model.statistical.at_level(32, epochs, 0.5, "from a test"))
+
+    return tell
+
+
+def test_a_forecast_sets_the_level_at_the_choice_and_excludes_not_everything(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6), tmp_path)
+    goal = {"metric": "val_loss", "target": 1.0, "max_epochs": 100}
+    bound = decided(search, trainer, goal=goal)
+    told = decided(search, trainer, at_epochs(25.0), goal=goal)
+    assert bound.predicted is not None
+    assert told.predicted is not None
+    limit = {"deadline": f"{1.5 * bound.predicted.time_s:.3f}s"}
+    too_long = decided(search, trainer, at_epochs(1000.0), goal=goal, constraints=limit)
+
+    assert bound.curve.relative_only
+    assert not told.curve.relative_only
+    assert told.predicted.time_s < 0.6 * bound.predicted.time_s
+    assert told.model.relative_only
+    assert isinstance(too_long.choice, Choice)
+    assert too_long.told is too_long.model
 
 
 def test_limits_are_held_against_the_rest_of_the_way_and_what_is_spent(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +20,7 @@ from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.job import GoalSpec, JobSpec
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
-from scavenger.domain.report import Forecasted
+from scavenger.domain.report import EpochsForecast, Forecasted
 from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 
@@ -53,7 +57,7 @@ def train(trainer: Trainer, epochs: int) -> None:
 
 def test_nothing_is_told_before_there_is_a_course(tmp_path: Path) -> None:
     trainer, model = running(tmp_path), model_of()
-    train(trainer, 2)
+    train(trainer, 1)
 
     assert Outlook(trainer, GOAL).told(model) is model
 
@@ -80,12 +84,118 @@ def test_epochs_without_a_hint_are_known_after_a_part_of_the_run(tmp_path: Path)
     assert heard.events.count(Forecasted(forecast, True)) == 1
 
 
+def test_a_bound_tells_roughly_how_long_the_run_may_take(tmp_path: Path) -> None:
+    forecasts = []
+    for index, most in enumerate((30, 400)):
+        goal = GOAL.model_copy(update={"max_epochs": most})
+        trainer = running(tmp_path / str(index))
+        train(trainer, 2)
+        outlook = Outlook(trainer, goal)
+        outlook.told(model_of())
+        forecasts += outlook.forecasts
+    near, far = forecasts
+
+    assert near.epochs < far.epochs < 400 / 3
+
+
+def test_before_a_model_is_fitted_the_course_alone_is_followed(tmp_path: Path) -> None:
+    trainer, goal = running(tmp_path), GOAL
+    outlook = Outlook(trainer, goal)
+    train(trainer, 1)
+    assert outlook.alone(SAMPLES, None) is None
+    train(trainer, 40)
+    unknown, expected = outlook.alone(SAMPLES, None), outlook.alone(SAMPLES, float(TRUTH))
+
+    assert unknown == pytest.approx(0.4, abs=0.12)
+    assert expected == unknown  # nothing was evaluated since
+    assert [one.after_epochs for one in outlook.forecasts] == [40]
+
+
+def test_while_a_search_tries_configurations_the_steps_of_all_of_them_count(tmp_path: Path) -> None:
+    heard = Heard()
+    trainer = running(tmp_path, heard)
+    outlook = Outlook(trainer, GOAL)
+    train(trainer, 10)
+    trainer.move(Configuration("local-1", 1, 64), "profiling")
+    train(trainer, 11)
+    outlook.told(model_of())
+    outlook.searching = True
+    outlook.told(model_of())
+    lasting, trying = (event.forecast for event in heard.events if isinstance(event, Forecasted))
+
+    def epoch_s(forecast: EpochsForecast) -> float:
+        return (forecast.time_s - trainer.elapsed_s) / (forecast.epochs - 11)
+
+    at_32, at_64 = (SAMPLES / size * STEP_S + 0.5 for size in (32, 64))
+    assert trying.epochs == lasting.epochs
+    assert epoch_s(lasting) == pytest.approx(at_64)
+    assert 1.1 * at_64 < epoch_s(trying) < at_32
+
+
 def test_a_hint_that_was_too_low_does_not_end_the_way(tmp_path: Path) -> None:
     trainer, model = running(tmp_path), model_of(hint=20.0)
     train(trainer, 60)
 
     assert progress_of(trainer, model) == 1.0
     assert 0.4 < progress_of(trainer, Outlook(trainer, GOAL).told(model)) < 0.9
+
+
+def test_a_drop_of_the_learning_rate_is_foreseen(tmp_path: Path) -> None:
+    dropping = {
+        "class_name": "PiecewiseConstantDecay",
+        "config": {"boundaries": [600], "values": [0.1, 0.01]},
+    }
+    known, unknown = (
+        after_50_epochs(tmp_path / name, rate)
+        for name, rate in (("known", {"module": "keras.optimizers.schedules", **dropping}), ("unknown", 0.1))
+    )
+    low, high = known.epochs_interval
+
+    assert 60.0 < low < 64.0 < high
+    assert unknown.epochs_interval[0] > 64.0
+
+
+def after_50_epochs(folder: Path, learning_rate: object) -> EpochsForecast:
+    """The forecast for a loss that has fallen slowly, and reaches its target after a drop of the rate, at epoch 64."""
+    optimizer = json.dumps({"class_name": "SGD", "config": {"learning_rate": learning_rate}})
+    goal = GoalSpec(metric="val_loss", target=1.0 + 64.0**-0.3 - 0.1, max_epochs=120)
+    metrics = [{"val_loss": 1.0 + epoch**-0.3} for epoch in range(1, 51)]
+    manifest = SimpleNamespace(optimizer=optimizer, tensors=())
+    scripted = Scripted(epoch_steps=EPOCH_STEPS, worker_sqnorm=1.5, metrics=metrics, manifest=manifest)
+    trainer = trainer_of(scripted, folder, goal=goal)
+    trainer.start(1)
+    trainer.move(Configuration("local-1", 1, 32), "chosen")
+    train(trainer, 50)
+    outlook = Outlook(trainer, goal)
+    outlook.told(model_of())
+    return outlook.forecasts[-1]
+
+
+def test_the_course_of_an_earlier_run_is_stored_and_followed(tmp_path: Path) -> None:
+    """The first run guesses until epoch 40, the other until epoch 32; they end at epoch 100 and 80."""
+    goal = GOAL.model_copy(update={"target": 1.2})
+    forecasts, course = [], None
+    for name, pace, seen in (("first", 1.0, 100), ("known", 1.25, 20), ("unknown", 1.25, 20)):
+        metrics = [
+            {
+                "val_loss": 1.2
+                + 1.3 * (1.0 - pace * epoch / 100.0) / (1.0 + math.exp(pace * epoch / 4.0 - 10.0))
+            }
+            for epoch in range(1, 101)
+        ]
+        scripted = Scripted(epoch_steps=EPOCH_STEPS, worker_sqnorm=1.5, metrics=metrics)
+        trainer = trainer_of(scripted, tmp_path / name, goal=goal)
+        trainer.start(1)
+        trainer.move(Configuration("local-1", 1, 32), "chosen")
+        train(trainer, seen)
+        outlook = Outlook(trainer, goal)
+        outlook.told(replace(model_of(), course=course if name == "known" else None))
+        forecasts += [one.epochs for one in outlook.forecasts]
+        course = outlook.course() if name == "first" else course
+    known, unknown = forecasts
+
+    assert known == pytest.approx(80.0, rel=0.2)
+    assert abs(known - 80.0) < abs(unknown - 80.0)
 
 
 def test_the_same_course_is_forecast_once(tmp_path: Path) -> None:

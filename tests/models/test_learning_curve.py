@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scavenger.domain.curve import FloatArray
-from scavenger.models.curve_shapes import Schedule
+from scavenger.models.curve_shapes import EarlierRun, Schedule
 from scavenger.models.learning_curve import Forecast, Hint, forecast, forecast_value
 
 EPOCHS = np.arange(1.0, 41.0)
@@ -38,17 +38,29 @@ def test_more_of_the_curve_narrows_the_interval() -> None:
 
 
 def test_a_metric_that_grows_is_the_same_curve_upside_down() -> None:
-    down = forecast(EPOCHS, falling(noise=0.01), 1.2, mode="min")
-    up = forecast(EPOCHS, 5.0 - falling(noise=0.01), 3.8, mode="max")
+    down = forecast(EPOCHS, 0.1 * falling(noise=0.01), 0.12, mode="min")
+    up = forecast(EPOCHS, 1.0 - 0.1 * falling(noise=0.01), 0.88, mode="max")
 
     assert up.total == pytest.approx(down.total)
     assert up.never == pytest.approx(down.never)
 
 
 def test_units_of_epochs_and_metric_do_not_matter() -> None:
-    steps = forecast(100.0 * EPOCHS, 7.0 * falling() + 3.0, 7.0 * 1.2 + 3.0, mode="min")
+    steps = forecast(100.0 * EPOCHS, 7.0 * falling(), 7.0 * 1.2, mode="min")
+    lower = forecast(EPOCHS, falling() - 3.0, 1.2 - 3.0, mode="min")
+    lowest = forecast(EPOCHS, falling() - 30.0, 1.2 - 30.0, mode="min")
 
     assert steps.total == pytest.approx(100.0 * to_100(40).total)
+    assert lower.total == pytest.approx(lowest.total)
+
+
+def test_a_share_is_as_far_from_its_target_as_errors_are_left() -> None:
+    accuracy = 1.0 - np.exp(-EPOCHS / 10.0)  # 0.99 at epoch 46
+    share = forecast(EPOCHS[:10], accuracy[:10], 0.99, mode="max")
+    percent = forecast(EPOCHS[:10], 100.0 * accuracy[:10], 99.0, mode="max")
+
+    assert share.total == pytest.approx(46.0, rel=0.15)
+    assert abs(share.total - 46.0) < 0.5 * abs(percent.total - 46.0)
 
 
 def test_a_hint_counts_less_the_more_of_the_curve_was_seen() -> None:
@@ -88,8 +100,8 @@ def test_evaluations_without_a_value_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ([3.0, 2.0], "needs 3 evaluations"),
-        ([3.0, 2.0, np.nan], "needs 3"),
+        ([3.0], "needs 2 evaluations"),
+        ([3.0, np.nan, np.nan], "needs 2"),
         ([3.0, 1.0, 2.0], "has been reached"),
     ],
 )
@@ -98,11 +110,34 @@ def test_what_cannot_be_forecast_is_refused(values: list[float], complaint: str)
         forecast(np.arange(1.0, len(values) + 1.0), values, 1.2, mode="min")
 
 
-def test_three_evaluations_of_a_metric_that_stands_still_are_enough() -> None:
-    found = forecast([1.0, 2.0, 3.0], [2.0, 2.0, 2.0], 1.0, mode="min", limit=50.0)
+def test_two_evaluations_of_a_metric_that_stands_still_are_enough() -> None:
+    found = forecast([1.0, 2.0], [2.0, 2.0], 1.0, mode="min", limit=50.0)
 
-    assert 3.0 <= found.low <= found.total <= found.high <= 50.0
-    assert forecast_value([1.0, 2.0, 3.0], [2.0, 2.0, 2.0], 10.0, mode="min") == 2.0
+    assert 2.0 <= found.low <= found.total <= found.high <= 50.0
+    assert forecast_value([1.0, 2.0], [2.0, 2.0], 10.0, mode="min") == 2.0
+
+
+def test_an_earlier_run_foretells_a_plateau_and_its_end() -> None:
+    def course(pace: float) -> FloatArray:
+        """Guessing until epoch 15, then better by and by; 0.95 at epoch 40, both over the pace."""
+        done = pace * EPOCHS
+        return 0.9 / (1.0 + np.exp((15.0 - done) / 2.0)) * (1.0 - np.exp(-done / 14.0)) + 0.05
+
+    target = float(course(1.0)[-1])
+    earlier = EarlierRun(EPOCHS, course(1.0))
+    truth = float(EPOCHS[int(np.argmax(course(1.4) >= target))])
+    known, unknown = (
+        forecast(EPOCHS[:14], course(1.4)[:14], target, mode="max", earlier=runs) for runs in ((earlier,), ())
+    )
+
+    assert known.total == pytest.approx(truth, rel=0.15)
+    assert abs(known.total - truth) < 0.5 * abs(unknown.total - truth)
+
+
+def test_an_earlier_run_that_never_fell_tells_nothing() -> None:
+    flat = EarlierRun(EPOCHS, np.full(len(EPOCHS), 3.0))
+
+    assert forecast(EPOCHS, falling(), 1.2, mode="min", earlier=(flat,)) == to_100(40)
 
 
 def test_the_value_in_the_end_is_forecast_too() -> None:

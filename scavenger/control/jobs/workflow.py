@@ -253,6 +253,10 @@ class JobWorkflow:
         search = begun = Search(plan, Spent.by_now(trainer))
         self.state = replace(self.state, search=begun, decision=None, predicted=None)
         if prior is None:
+            expected = self._expected_samples(known)
+            epochs = None if expected is None else expected / known.dataset_size
+            trainer.progress = lambda: self.outlook.alone(known.dataset_size, epochs)
+            self.outlook.searching = True
             for search in profile(
                 begun,
                 trainer,
@@ -260,7 +264,7 @@ class JobWorkflow:
                 self._job.profile,
                 known.space,
                 enough=lambda so_far: self._why_enough(so_far, known),
-                samples=self._expected_samples(known),
+                samples=expected,
             ):
                 self.state = replace(self.state, search=search)
         if trainer.finished:
@@ -274,9 +278,10 @@ class JobWorkflow:
         )
         if search.measurements:
             known.library.keep(decision.model, self._recorder.job_id, measurements=len(search.measurements))
+        self.outlook.searching = False
         chosen = self._confirmed(decision)
         if chosen is not None:
-            trainer.progress = lambda: progress_of(trainer, decision.model)
+            trainer.progress = lambda: progress_of(trainer, decision.told)
             reason = "chosen" if prior is None else "known from earlier runs"
             trainer.move(chosen, reason, meanwhile=chosen.global_batch_size)
         return decision, chosen
@@ -293,7 +298,7 @@ class JobWorkflow:
             evidence += f": {search.ended_because}"
         self._recorder.on_event(PhaseChanged("fitting", evidence))
         model = self._fit(search.measurements, known, prior=prior)
-        decision = decide(model, self._trainer, known.space, self._job)
+        decision = decide(model, self._trainer, known.space, self._job, told=self.outlook.told(model))
         self._recorder.on_event(ChoiceMade(decision.curve, decision.choice))
         return decision
 
@@ -393,7 +398,9 @@ class JobWorkflow:
             )
         if search is not None and search.measurements:
             try:
-                model = self._fit(search.measurements, known, prior=None)
+                model = replace(
+                    self._fit(search.measurements, known, prior=None), course=self.outlook.course()
+                )
                 library.keep(model, self._recorder.job_id, measurements=len(search.measurements))
             except ConfigurationError as error:
                 trainer.note(f"no model of this run is stored for later jobs: {error}")
@@ -426,8 +433,7 @@ class JobWorkflow:
             model = self._fit(search.measurements, known, prior=None)
         except ConfigurationError:
             return ""  # more measurements may help
-        self.outlook.told(model)  # published only: so few epochs are too little to rule out configurations by
-        return why_measure_no_more(search, model, self._trainer, known.space, self._job)
+        return why_measure_no_more(search, self.outlook.told(model), self._trainer, known.space, self._job)
 
     def _expected_samples(self, known: Known) -> float | None:
         """Expected samples to the target before the models are fitted; None if unknown."""

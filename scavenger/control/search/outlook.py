@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scavenger.control.search.rates import rates_ahead, schedule_of
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.curve import EPOCHS_FROM
 from scavenger.domain.job import GoalSpec
 from scavenger.domain.report import EpochsForecast, Forecasted
+from scavenger.models.course import Course
+from scavenger.models.curve_shapes import Schedule
 from scavenger.models.job_model import JobModel
 from scavenger.models.learning_curve import EVALUATIONS_MIN, Forecast, Hint, forecast
+from scavenger.models.statistical import HINT_LOG_SD
 
 __all__ = ["Outlook"]
 
@@ -22,6 +27,10 @@ KEPT_RATIO = 1.25
 
 WARNED_AFTER = 5
 """Fewest evaluations before the user is warned: earlier forecasts are mostly the prior."""
+
+BOUND_RATIO, BOUND_LOG_SD = 3.0, 1.0
+"""How many times longer `max_epochs` is than what its user expects, and the standard deviation of ln of it: bounds are
+set with room to spare. By judgement; no data tells."""
 
 WARNED_BELOW = (0.5, 0.1)
 """Probabilities of reaching the target within the limits below which the user is warned, once each."""
@@ -33,92 +42,170 @@ class _Course:
 
     Attributes:
         at, values: Of every evaluation with a value.
+        schedule: The learning rates of the whole run; None if they do not change, or are not known.
+        worth: Epochs at that batch size for which one of those so far counts.
+        limit: Where the run ends at the latest.
         epochs: Evaluated epochs, whatever their batch size.
-        global_batch_size: The batch size in effect.
-        prior: What the model says of the epochs at it; None if it knows only a bound.
+        prior: What is known of the epochs at the batch size in effect.
     """
 
     at: tuple[float, ...]
     values: tuple[float, ...]
+    schedule: Schedule | None
+    worth: float
+    limit: float
     epochs: int
-    global_batch_size: int
-    prior: Hint | None
+    prior: Hint
+
+
+_Key = tuple[JobModel | None, int, int]
 
 
 class Outlook:
     """Forecasts the epochs of one job whenever it has evaluated another one.
 
     Attributes:
+        searching: Whether the configuration in effect is only tried.
         forecasts: Forecasts so far that are kept for the report.
     """
 
     def __init__(self, trainer: Trainer, goal: GoalSpec) -> None:
         self._trainer, self._goal = trainer, goal
-        self._told: tuple[tuple[JobModel, int, int], JobModel] | None = None
+        self._told: tuple[_Key, JobModel] | None = None
+        self._alone: tuple[_Key, Forecast | None] | None = None
         self._warned: set[float] = set()
+        self.searching = False
         self.forecasts: list[EpochsForecast] = []
 
     def told(self, model: JobModel) -> JobModel:
         """The model with the level of its epochs set by the metric's course; itself while that tells nothing."""
-        trainer, now = self._trainer, self._trainer.configuration
-        history = trainer.history
-        if self._goal.target is None or now is None or not (history.epochs and history.samples):
+        key = self._key(model)
+        if key is None:
             return model
-        key = (model, history.epochs[-1].step, now.global_batch_size)
-        if self._told is not None and self._told[0][0] is model and self._told[0][1:] == key[1:]:
-            return self._told[1]
-        told = self._tell(model)
-        self._told = (key, told)
-        return told
+        if self._told is None or self._told[0][0] is not model or self._told[0][1:] != key[1:]:
+            self._told = (key, self._tell(model))
+        return self._told[1]
 
-    def _tell(self, model: JobModel) -> JobModel:
-        course = self._course(model)
-        if course is None:
-            return model
-        target, limit = self._goal.target, course.at[-1] + self._goal.max_epochs - course.epochs
-        assert target is not None
-        found = forecast(
-            course.at, course.values, target, mode=self._goal.direction, limit=limit, hint=course.prior
-        )
-        if not math.isfinite(found.total):
-            return model  # values of such a size that their differences overflow
-        note = (
-            f"{EPOCHS_FROM}the course of {self._goal.metric} over {course.epochs} epochs"
-            f"{'' if course.prior is None else ' and what was known before'}"
-        )
-        level = model.statistical.at_level(course.global_batch_size, found.total, found.log_sd, note)
-        self._publish(found, course, model.dataset_size)
-        return replace(model, statistical=level)
+    def alone(self, dataset_size: int, expected_epochs: float | None) -> float | None:
+        """The share of the way that is behind by the metric's course alone, before a model was fitted; None if unknown.
 
-    def _course(self, model: JobModel) -> _Course | None:
-        """The course so far; None if it is too short, or has reached the target."""
-        trainer, now = self._trainer, self._trainer.configuration
-        assert now is not None
-        samples, goal = trainer.history.samples_by_batch, trainer.goal
-        rows = [
-            (epoch.epoch + 1.0, value)
-            for epoch in trainer.history.epochs
+        Args:
+            expected_epochs: What is known of the epochs; None if nothing.
+        """
+        key = self._key(None)
+        if key is not None and (self._alone is None or self._alone[0] != key):
+            prior = None if expected_epochs is None else Hint(expected_epochs, HINT_LOG_SD)
+            self._alone = (key, self._forecast(self._course(1.0, dataset_size, prior), dataset_size))
+        found = None if self._alone is None else self._alone[1]
+        return None if found is None else found.seen / found.total
+
+    def course(self) -> Course | None:
+        """The course of the goal's metric, to be stored; None without a metric or with fewer than two evaluations."""
+        metric, rows = self._goal.metric, self._rows()
+        return (
+            None
+            if metric is None
+            else Course.of(metric, [at for at, *_ in rows], [value for *_, value in rows])
+        )
+
+    def _rows(self) -> list[tuple[int, int, float]]:
+        """Epochs, step and value of every evaluation with a value."""
+        goal = self._trainer.goal
+        return [
+            (epoch.epoch + 1, epoch.step, value)
+            for epoch in self._trainer.history.epochs
             if (value := goal.value(epoch)) is not None
         ]
-        if len(rows) < EVALUATIONS_MIN or not samples or any(goal.reached(value) for _, value in rows):
+
+    def _key(self, model: JobModel | None) -> _Key | None:
+        """What a forecast depends on; None if there can be none."""
+        history, now = self._trainer.history, self._trainer.configuration
+        if self._goal.target is None or now is None or not (history.epochs and history.samples):
             return None
+        return model, history.epochs[-1].step, now.global_batch_size
+
+    def _tell(self, model: JobModel) -> JobModel:
+        now, samples = self._trainer.configuration, self._trainer.history.samples_by_batch
+        assert now is not None
+        if not samples:
+            return model
         sizes = np.array([now.global_batch_size, *samples], dtype=np.float64)
         needed, log_sd = model.statistical.predict(sizes)
         counts = np.array(list(samples.values()), dtype=np.float64)
         # A sample at another batch size is worth as much more as fewer of them reach the target.
         worth = float(np.sum(counts * needed[0] / needed[1:]) / counts.sum())
-        return _Course(
-            at=tuple(at * worth for at, _ in rows),
-            values=tuple(value for _, value in rows),
-            epochs=trainer.history.epochs[-1].epoch + 1,
-            global_batch_size=now.global_batch_size,
-            prior=None if model.relative_only else Hint(float(needed[0]), max(float(log_sd[0]), 1e-3)),
+        known = None if model.relative_only else Hint(float(needed[0]), max(float(log_sd[0]), 1e-3))
+        course = self._course(worth, model.dataset_size, known)
+        earlier = () if model.course is None or model.course.metric != self._goal.metric else (model.course,)
+        found = self._forecast(course, model.dataset_size, earlier)
+        if course is None or found is None:
+            return model
+        note = (
+            f"{EPOCHS_FROM}the course of {self._goal.metric} over {course.epochs} epochs"
+            f"{'' if known is None else ' and what was known before'}"
         )
+        level = model.statistical.at_level(now.global_batch_size, found.total, found.log_sd, note)
+        return replace(model, statistical=level)
+
+    def _forecast(
+        self, course: _Course | None, dataset_size: int, earlier: Sequence[Course] = ()
+    ) -> Forecast | None:
+        """Forecast and publish; None if the course is too short."""
+        target = self._goal.target
+        if course is None or target is None:
+            return None
+        found = forecast(
+            course.at,
+            course.values,
+            target,
+            mode=self._goal.direction,
+            limit=course.limit,
+            hint=course.prior,
+            schedule=course.schedule,
+            earlier=[one.earlier() for one in earlier],
+        )
+        if not math.isfinite(found.total):
+            return None  # values of such a size that their differences overflow
+        self._publish(found, course, dataset_size)
+        return found
+
+    def _course(self, worth: float, dataset_size: int, known: Hint | None) -> _Course | None:
+        """The course so far; None if it is too short, or has reached the target.
+
+        Args:
+            worth: Epochs at the batch size in effect for which an epoch so far counts.
+            known: What is known of the epochs; None if only the bound.
+        """
+        history, goal = self._trainer.history, self._trainer.goal
+        rows = self._rows()
+        if len(rows) < EVALUATIONS_MIN or any(goal.reached(value) for *_, value in rows):
+            return None
+        epochs, at = history.epochs[-1].epoch + 1, tuple(epoch * worth for epoch, *_ in rows)
+        limit = at[-1] + self._goal.max_epochs - epochs
+        return _Course(
+            at=at,
+            values=tuple(value for *_, value in rows),
+            schedule=self._schedule(at, [step for _, step, _ in rows], limit, dataset_size),
+            worth=worth,
+            limit=limit,
+            epochs=epochs,
+            prior=known or Hint(self._goal.max_epochs / BOUND_RATIO, BOUND_LOG_SD),
+        )
+
+    def _schedule(
+        self, at: Sequence[float], steps: Sequence[int], limit: float, dataset_size: int
+    ) -> Schedule | None:
+        manifest, now = self._trainer.supervisor.manifest, self._trainer.configuration
+        rate = None if manifest is None else schedule_of(manifest.optimizer)
+        if rate is None or now is None:
+            return None
+        steps_per_unit = -(-dataset_size // now.global_batch_size)
+        return rates_ahead(rate, at, steps, steps_per_unit=steps_per_unit, limit=limit)
 
     def _publish(self, found: Forecast, course: _Course, dataset_size: int) -> None:
         """Tell observers of the forecast, and warn if the limits come too early."""
         trainer = self._trainer
-        epoch_s, usd_per_s = self._epoch_s(dataset_size), self._usd_per_s()
+        epoch_s, usd_per_s = self._epoch_s(course, dataset_size), self._usd_per_s()
         left_s = (found.total - found.seen) * epoch_s
         limits = trainer.limits
         reach = {f"within {self._goal.max_epochs} epochs": 1.0 - found.never}
@@ -154,14 +241,21 @@ class Outlook:
                 f"{max(1.0, 100.0 * probability):.0f} % probability {limit}"
             )
 
-    def _epoch_s(self, dataset_size: int) -> float:
-        """Time of an epoch with its evaluation at the configuration in effect."""
+    def _epoch_s(self, course: _Course, dataset_size: int) -> float:
+        """Time of an epoch with its evaluation, at the configuration in effect.
+
+        One that a search only tries will not last, so meanwhile the undisturbed steps of all that were tried count.
+        """
         now, history = self._trainer.configuration, self._trainer.history
         assert now is not None
         pauses = [pause_s for _, pause_s in history.evaluation_s()]
+        pause_s = statistics.median(pauses) if pauses else 0.0
+        if self.searching and history.measured:
+            samples = sum(samples for _, samples, _ in history.measured.values())
+            seconds = math.fsum(seconds for *_, seconds in history.measured.values())
+            return (dataset_size / samples * seconds + pause_s) / course.worth
         steps = -(-dataset_size // now.global_batch_size)
-        step_s = history.step_time_s(now) * (history.mean_over_median or 1.0)
-        return steps * step_s + (statistics.median(pauses) if pauses else 0.0)
+        return steps * history.step_time_s(now) * (history.mean_over_median or 1.0) + pause_s
 
     def _usd_per_s(self) -> float:
         trainer, now = self._trainer, self._trainer.configuration

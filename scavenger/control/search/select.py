@@ -44,6 +44,8 @@ class Decision:
     """Predictions for every configuration and the choice among them.
 
     Attributes:
+        model: The models as they were fitted.
+        told: The models behind the curve: those, with what the metric's course tells of the epochs.
         at: Time and cost of the job when the choice was made.
         progress: Completed share of the way to the target at that time.
         predicted: Predicted results of the whole run; None if no choice was possible.
@@ -51,6 +53,7 @@ class Decision:
     """
 
     model: JobModel
+    told: JobModel
     curve: TradeoffCurve
     choice: Choice | Infeasible
     at: Spent
@@ -113,19 +116,30 @@ def profile_of(
     )
 
 
-def decide(model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec) -> Decision:
+def decide(
+    model: JobModel, trainer: Trainer, space: SearchSpace, job: JobSpec, *, told: JobModel
+) -> Decision:
     """Predict every configuration and choose one, given the time, cost and progress so far.
 
     Limits are compared with the rest of the way, since completed training is not repeated.
+
+    Args:
+        model: The fitted models.
+        told: The same, with what the metric's course tells of the epochs; they decide, unless nothing meets the limits
+            by them: a forecast from a few evaluations ends no job.
     """
-    progress, at = progress_of(trainer, model), Spent.by_now(trainer)
-    curve, choice = choose_now(model, trainer, space, job)
+    curve, choice = choose_now(told, trainer, space, job)
+    if isinstance(choice, Infeasible) and told is not model:
+        told = model
+        curve, choice = choose_now(told, trainer, space, job)
+    progress, at = progress_of(trainer, told), Spent.by_now(trainer)
     if isinstance(choice, Infeasible):
-        return Decision(model, curve, choice, at, progress)
+        return Decision(model, told, curve, choice, at, progress)
     terms = trainer.terms()
     offer = space.offer(choice.configuration.vm)
     return Decision(
         model,
+        told,
         curve,
         choice,
         at,
