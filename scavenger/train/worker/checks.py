@@ -22,7 +22,7 @@ def check_model(model: Any) -> None:
     """
     if not isinstance(model, keras.Model):
         raise NotSupportedError(f"the job's model is a {type(model).__name__}, not a keras.Model")
-    if not model.compiled or model.optimizer is None or model.loss is None:
+    if not model.compiled or model.optimizer is None:
         raise NotSupportedError("the model is not compiled: call model.compile(optimizer=..., loss=...)")
     if type(model).train_step is not keras.Model.train_step:
         raise NotSupportedError(

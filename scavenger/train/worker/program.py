@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from scavenger.errors import NotSupportedError
 from scavenger.private_files import FILE_MODE, make_private_folder
 from scavenger.sdk.job import KerasJob
 from scavenger.train.aggregation.keras_state import OptimizerState, assign_state
+from scavenger.train.failure import DataError
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.rows import Rows
 from scavenger.train.worker.checks import check_model, check_variables
-from scavenger.train.worker.data import Source, open_source
+from scavenger.train.worker.data import Source, open_source, within_reach
+from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.separability import Separability
 
 __all__ = ["Gradient", "Program"]
@@ -78,6 +81,7 @@ class Program:
         check_model(self.model)
         self.train = open_source(job.train, "train")
         self.validation = None if job.validation is None else open_source(job.validation, "validation")
+        self._validation = None if self.validation is None else Prefetcher(self.validation)
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
         self._prepare(sample)
 
@@ -166,10 +170,14 @@ class Program:
         Random numbers that a model draws in inference depend on the job's seed, the step and the sample positions.
         """
         self.model.reset_metrics()
-        if self.validation is not None and stop > start:
+        if self._validation is not None and stop > start:
             self._load(list(weights))
-            for low in range(start, stop, batch_size):
-                batch = self.validation.batch(np.arange(low, min(low + batch_size, stop)))
+            shares = [np.arange(low, min(low + batch_size, stop)) for low in range(start, stop, batch_size)]
+            for share, following in zip_longest(shares, shares[1:]):
+                low = int(share[0])
+                batch = self._validation.take(low, share)
+                if following is not None:
+                    self._validation.want(int(following[0]), following)
                 self._test(batch, self._streams(seed, low, evaluation=step + 1))
         return [v.numpy() for v in self._metrics]
 
@@ -291,7 +299,13 @@ class Program:
     def _prepare(self, sample: tuple[Any, ...]) -> None:
         """Build the layers and metrics that Keras builds lazily, without changing weights and metrics."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(sample)
+        self._check_targets(x, y)
         predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
+        if self._own_loss and self.model.loss is None and not self.model.losses:
+            raise NotSupportedError(
+                "the model is compiled without a loss, and no layer adds one: call model.compile(optimizer=..., "
+                "loss=...)"
+            )
         if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(predicted)):
             raise NotSupportedError(
                 "the model's output carries a mask, so its loss is a mean over unmasked positions, which "
@@ -308,6 +322,20 @@ class Program:
         self.model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=False)
         self.model.compute_metrics(x, y, predicted, sample_weight=sample_weight)
         self.model.reset_metrics()
+
+    @property
+    def _own_loss(self) -> bool:
+        """Whether Keras computes the loss, and not a method of the user's."""
+        return type(self.model).compute_loss is keras.Model.compute_loss
+
+    def _check_targets(self, x: Any, y: Any) -> None:
+        if y is not None or self.model.loss is None or not self._own_loss:
+            return
+        what = f"a dict with {', '.join(map(repr, list(x)[:4]))}" if isinstance(x, dict) else "one value"
+        raise DataError(
+            f"KerasJob.train: a sample is x alone, {what}, but the model's loss compares its output with y: make it "
+            "a tuple (x, y) or (x, y, sample_weight), whose x and y may be dicts"
+        )
 
     def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
         model = self.model
@@ -332,6 +360,13 @@ class Program:
             validation_size=0 if self.validation is None else len(self.validation),
             sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
             metric_names=names,
+            blocks=self.train.blocks,
+            notes=tuple(
+                f"KerasJob.{name}: {note}"
+                for name, source in (("train", self.train), ("validation", self.validation))
+                if source is not None
+                for note in source.notes
+            ),
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:
@@ -393,9 +428,10 @@ def _architecture(model: Any, train: Source) -> str:
     losses = [_described(loss) for loss in keras.tree.flatten(model.loss)]
     text = json.dumps([type(model).__name__, layers, losses], sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode())
-    for index in range(0, len(train), -(-len(train) // _TARGETS)):
-        for leaf in keras.tree.flatten(train.batch(np.array([index]))[1]):
-            digest.update(leaf.tobytes())
+    reach = within_reach(train)
+    for index in range(0, reach, -(-reach // _TARGETS)):
+        for leaf in keras.tree.flatten(train.batch(np.array([index]))[:2][-1]):  # y, or x alone
+            digest.update(repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes())
     return digest.hexdigest()
 
 

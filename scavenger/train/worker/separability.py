@@ -22,7 +22,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
-from scavenger.train.worker.data import Source
+from scavenger.train.worker.data import Source, within_reach
 
 __all__ = ["Separability"]
 
@@ -69,11 +69,12 @@ class Separability:
             NotSupportedError: If the loss, a metric or a state of a batch does not follow from those of its parts,
                 or the forward pass changes trainable weights.
         """
-        count = min(_SAMPLES, len(self.source))
+        reach = within_reach(self.source)
+        count = min(_SAMPLES, reach)
         if count < 2:
             return
         # from all parts of the data, which may be sorted by class
-        batch = self.source.batch(np.linspace(0, len(self.source) - 1, count).astype(np.int64))
+        batch = self.source.batch(np.linspace(0, reach - 1, count).astype(np.int64))
         begin = [tf.convert_to_tensor(v.value) for v in (*self.trainable, *self.states)]
         try:
             self._compare(batch, begin, count, training=False)

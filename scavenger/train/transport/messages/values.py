@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 
+from scavenger.elastic.order import Blocks
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, Piece, Position, Share, View
 
@@ -133,6 +134,8 @@ class Manifest(Body, frozen=True):
         validation_size: Number of validation samples.
         sample_bytes: Size of a sample, bytes.
         metric_names: Names of metrics that a goal may use.
+        blocks: Blocks of the training data, which determine the order of an epoch; None if there are none.
+        notes: What the user should know of how the data is read.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -144,6 +147,8 @@ class Manifest(Body, frozen=True):
     validation_size: int
     sample_bytes: int
     metric_names: tuple[str, ...]
+    blocks: Blocks | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
