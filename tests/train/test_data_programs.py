@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from driving import assert_same_weights
+from driving import Run, assert_fired, assert_same_weights, plain_keras
 
 from scavenger.elastic.view import Share
 from scavenger.errors import NotSupportedError
@@ -157,3 +158,18 @@ def test_a_model_without_any_loss_is_refused() -> None:
 
     with pytest.raises(NotSupportedError, match="compiled without a loss, and no layer adds one"):
         Program(KerasJob(model, (X, Y)))
+
+
+def test_a_stream_is_trained_on_exactly_once_though_a_worker_dies(tmp_path: Path) -> None:
+    fault = "worker.computed/w1:kill@5"
+    with Run("small:streamed", tmp_path, epochs=3, faults=[fault]) as run:
+        run.begin(2, 20)
+        run.to_the_end()
+        assert_fired(run, fault)
+        got = run.finish()
+
+    assert [note.partition(" is read")[0] for note in run.supervisor.manifest.notes] == [
+        "KerasJob.train: _pairs",
+        "KerasJob.validation: the batches of the data set, of 25, are taken apart: Scavenger makes the batches",
+    ]
+    assert_same_weights(got, plain_keras("streamed", run.steps))
