@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FromGenerator", "ParquetFiles", "TFRecords"]
+__all__ = ["FromGenerator", "ParquetFiles", "TFRecords", "sample_seed", "sample_seed_set"]
+
+_reading = threading.local()
+
+
+def sample_seed() -> int:
+    """The seed of the sample that is being read, for augmentation in a map-style data set.
+
+    It depends on the job's seed, the epoch and the sample's index, and on nothing else: not on the worker, nor on
+    whether the sample is read a second time after a failure. Of validation data, it is the same in every epoch.
+
+    Returns:
+        A number below 2^63; 0 outside of a job.
+    """
+    seed: int = getattr(_reading, "seed", 0)
+    return seed
+
+
+@contextlib.contextmanager
+def sample_seed_set(seed: int, index: int) -> Iterator[None]:
+    """Set `sample_seed` in this thread while a sample is read."""
+    text = f"{seed} {index}".encode()
+    _reading.seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+    try:
+        yield
+    finally:
+        _reading.seed = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,11 @@ import scipy.sparse
 import tensorflow as tf
 
 from scavenger.elastic.order import Blocks
+from scavenger.elastic.view import Share
+from scavenger.sdk import sample_seed
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data import open_source, within_reach
+from scavenger.train.worker.samples import Samples
 
 
 class Items:
@@ -141,6 +144,28 @@ def test_an_error_in_a_thread_is_raised_where_the_batch_is_read() -> None:
     with pytest.raises(LookupError, match="torn page") as caught:
         open_source(Broken(*X), "train").batch(np.array([1, 2, 3]))
     assert "__getitem__" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+def test_a_sample_has_a_seed_of_its_own_in_each_epoch_and_job_and_for_every_worker() -> None:
+    class Augmented(Items):
+        def __getitem__(self, index: int) -> Any:
+            return X[index], sample_seed()
+
+    augmented = Augmented(*X)
+    threaded = Augmented(*X)
+    threaded.workers = 3  # type: ignore[attr-defined]
+
+    def seeds(data: Any, job: int, epoch: int) -> dict[float, int]:
+        samples = Samples(open_source(data, "train"), job)
+        read = [samples.read(epoch, Share(start, start + 2)) for start in (0, 2, 4)]
+        x, y = (np.concatenate(part) for part in zip(*read, strict=True))
+        return dict(zip(x[:, 0].tolist(), y.tolist(), strict=True))
+
+    found = seeds(augmented, 7, 0)
+    assert found == seeds(threaded, 7, 0)
+    others = [found, seeds(augmented, 7, 1), seeds(augmented, 8, 0)]
+    assert len({seed for one in others for seed in one.values()}) == 3 * 6
+    assert sample_seed() == 0
 
 
 def test_large_data_is_ordered_by_blocks_and_small_data_is_not() -> None:

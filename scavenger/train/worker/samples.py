@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,20 @@ __all__ = ["Samples"]
 _STEPS_AHEAD = 2  # a batch that takes longer to read than others delays no step if the next is there already
 
 
+class _Epochs:
+    """The samples of all epochs in one sequence: sample i of epoch e of D samples is e D + i."""
+
+    def __init__(self, source: Source, seed: int) -> None:
+        self._source, self._seed = source, seed
+
+    def batch(self, numbers: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        """Return samples of one epoch."""
+        epochs, indices = np.divmod(numbers, len(self._source))
+        key = f"{self._seed} {epochs[0]}".encode()
+        seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        return self._source.batch(indices, seed)
+
+
 class Samples:
     """Training samples of one worker.
 
@@ -28,7 +43,7 @@ class Samples:
 
     def __init__(self, source: Source, seed: int) -> None:
         self._size, self._seed, self._blocks = len(source), seed, source.blocks
-        self._batches = Prefetcher(source, depth=_STEPS_AHEAD)
+        self._batches = Prefetcher(_Epochs(source, seed), depth=_STEPS_AHEAD)
         self._orders: dict[int, EpochOrder] = {}
         self._quarantined: tuple[int, ...] = ()
 
@@ -55,7 +70,10 @@ class Samples:
         Raises:
             Exception: The exception that the user's data raised.
         """
-        return self._batches.take((epoch, share.start, share.stop), self.indices(epoch, share))
+        return self._batches.take((epoch, share.start, share.stop), self._numbers(epoch, share))
+
+    def _numbers(self, epoch: int, share: Share) -> npt.NDArray[np.int64]:
+        return epoch * self._size + self.indices(epoch, share)
 
     def read_ahead(self, view: View, step: int, worker: str) -> None:
         """Begin to read the shares that a member has in a step and those after it, according to a view."""
@@ -65,8 +83,9 @@ class Samples:
         for number in range(step, step + _STEPS_AHEAD):
             plan = plan_step(view, number, self._size)
             share = plan.shares[rank]
-            if share.samples:
-                self._batches.want((plan.epoch, share.start, share.stop), self.indices(plan.epoch, share))
+            numbers = self._numbers(plan.epoch, share)
+            if len(numbers):
+                self._batches.want((plan.epoch, share.start, share.stop), numbers)
 
     def forget(self) -> None:
         """Drop what was read ahead."""

@@ -63,7 +63,7 @@ class BlockSource:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> Parts:
+    def batch(self, indices: npt.NDArray[np.int64], seed: int = 0) -> Parts:
         where = np.searchsorted(self._ends, indices, side="right")
         # in the order of their first samples; data in sequence would otherwise be read from its beginning again
         needed = list(dict.fromkeys(where.tolist()))

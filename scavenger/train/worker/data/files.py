@@ -85,7 +85,7 @@ class RecordSource:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> Parts:
+    def batch(self, indices: npt.NDArray[np.int64], seed: int = 0) -> Parts:
         import tensorflow as tf
 
         files = np.searchsorted(self._ends, indices, side="right")

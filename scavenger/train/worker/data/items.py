@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.elastic.order import Blocks
+from scavenger.sdk.data import sample_seed_set
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data.source import Parts, blocks_of_large, parts_of, stack, to_array
 
@@ -42,11 +43,36 @@ class Readers:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read") if threads > 1 else None
 
-    def map(self, read: Callable[[int], Parts], what: Iterable[int]) -> list[Parts]:
-        """Read each; returns the results in order, or raises the first error, with its traceback."""
-        return list(map(read, what) if self._pool is None else self._pool.map(read, what))
+    def map(self, read: Callable[[int], Parts], numbers: Sequence[int]) -> list[Parts]:
+        """Read each; returns the results in order, or raises an error of one, with its traceback."""
+        if self.threads == 1 or len(numbers) < 2:
+            return [read(number) for number in numbers]
+        found: dict[int, Parts] = {}
+        errors: list[BaseException] = []
+        waiting = iter(numbers)  # of a sequence, so that threads may share it
+
+        def work() -> None:
+            for number in waiting:
+                try:
+                    found[number] = read(number)
+                except BaseException as error:  # noqa: BLE001 - raised below, whatever user code raised
+                    errors.append(error)
+                if errors:
+                    return
+
+        # not of a pool, whose threads a process that ends would wait for, though they hang in user code
+        threads = [
+            threading.Thread(target=work, name=f"read-{number}", daemon=True)
+            for number in range(min(self.threads, len(numbers)))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return [found[number] for number in numbers]
 
 
 class ArraySource:
@@ -78,7 +104,7 @@ class ArraySource:
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> Parts:
+    def batch(self, indices: npt.NDArray[np.int64], seed: int = 0) -> Parts:
         taken: Parts = keras.tree.map_structure(lambda leaf: leaf[indices], self._parts)
         return taken
 
@@ -115,11 +141,12 @@ class ItemSource:
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> Parts:
-        return stack(self._readers.map(self._read, indices.tolist()))
+    def batch(self, indices: npt.NDArray[np.int64], seed: int = 0) -> Parts:
+        def read(index: int) -> Parts:
+            with sample_seed_set(seed, index):
+                return parts_of(self._items[index], f"sample {index}")
 
-    def _read(self, index: int) -> Parts:
-        return parts_of(self._items[index], f"sample {index}")
+        return stack(self._readers.map(read, indices.tolist()))
 
 
 def _first(items: Any) -> Any:

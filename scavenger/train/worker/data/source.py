@@ -46,11 +46,12 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> Parts:
+    def batch(self, indices: npt.NDArray[np.int64], seed: int = 0) -> Parts:
         """Return the samples, stacked along the first axis. Only one thread calls it at a time.
 
         Args:
             indices: Sample indices, shape `(n,)`.
+            seed: From which `scavenger.sdk.sample_seed` follows, with the index; another one in each epoch.
 
         Raises:
             DataError: If the samples do not fit together, or are not what the data said of itself.
