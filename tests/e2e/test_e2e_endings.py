@@ -197,7 +197,7 @@ def test_training_code_that_crashes_while_it_is_built_is_started_no_oftener_than
 
 
 def test_a_job_that_is_done_while_it_is_profiled_ends_well_and_teaches(make_job: MakeJob) -> None:
-    """Also: batch sizes above the data set are left out, a target that is never reached is told, and how data is read."""
+    """Also: batch sizes above the data set are left out, a missed target is told, and how data is read."""
     goal = {"metric": "val_loss", "target": 0.0001, "max_epochs": 5}
     job = make_job(goal=goal, search={"workers": [1, 2], "batch_size": [32, 6400], "strategy": "full"})
     module = job.folder / "train.py"

@@ -11,9 +11,11 @@ import pytest
 import tensorflow as tf
 
 from scavenger.elastic.order import Blocks, EpochOrder
+from scavenger.elastic.view import Share
 from scavenger.sdk import FromGenerator
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data import Source, open_source
+from scavenger.train.worker.samples import Samples
 
 N = 50
 X, Y = np.arange(2.0 * N).reshape(N, 2).astype("float32"), np.arange(N)
@@ -140,20 +142,23 @@ def test_a_sequence_is_read_once_in_an_epoch_whatever_the_number_of_workers() ->
         assert (len(begun), sorted(given)) == (workers, sorted(list(range(N)) * workers))
 
 
-def test_what_fits_into_one_window_is_read_once_in_a_job() -> None:
+def test_what_fits_into_one_window_is_read_once_in_an_epoch_and_again_in_the_next() -> None:
     begun = []
 
     def counted() -> Iterator[Any]:
         begun.append(1)
-        return samples()
+        for x, y in samples():
+            yield x + 1000 * len(begun), y  # as random augmentation would change it
 
     source = open_source(FromGenerator(counted, N), "train")
-    begun.clear()
-    for epoch in range(3):
-        of_epoch(source, 1, epoch, 12)
-
-    assert len(begun) == 1
     assert source.notes == ()
+    begun.clear()
+    worker = Samples(source, seed=1)
+    read = [[worker.read(epoch, Share(low, low + 10))[0] for low in range(0, N, 10)] for epoch in range(3)]
+
+    assert [int(np.concatenate(epoch).min()) // 1000 for epoch in read] == [1, 2, 3]
+    assert len(begun) == 3
+    worker.close()
 
 
 def test_notes_say_what_is_done_with_batches_and_order() -> None:

@@ -36,7 +36,7 @@ class BlockSource:
     """Samples of blocks, each of which is read at once.
 
     The last blocks read are kept, as many as a window of the epoch's order mixes and some more. So a worker reads a
-    block once in a window, however the order mixes its samples.
+    block once in a window, however the order mixes its samples. Another epoch reads it again, as it may be augmented.
 
     Args:
         read: Reads a block by its number: the block's samples, stacked along the first axis.
@@ -59,11 +59,15 @@ class BlockSource:
         self._starts = self._ends - sizes
         self._readers = Readers(threads)
         self._kept: OrderedDict[int, Parts] = OrderedDict()
+        self._seed = 0
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def batch(self, indices: npt.NDArray[np.int64], seed: int = 0) -> Parts:
+        if seed != self._seed:
+            self._seed = seed
+            self._kept.clear()
         where = np.searchsorted(self._ends, indices, side="right")
         # in the order of their first samples; data in sequence would otherwise be read from its beginning again
         needed = list(dict.fromkeys(where.tolist()))
