@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["FromGenerator", "ParquetFiles", "TFRecords", "sample_seed", "sample_seed_set"]
+__all__ = ["FromGenerator", "ParquetFiles", "Pattern", "TFRecords", "sample_seed", "sample_seed_set"]
+
+Pattern = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _reading = threading.local()
 
@@ -70,13 +73,13 @@ class TFRecords:
     are not verified.
 
     Attributes:
-        pattern: Paths or URLs of files, with wildcards, such as `gs://bucket/train-*.tfrecord`; or several. URLs may
-            be of any protocol that fsspec supports.
+        pattern: A path or URL of files, with wildcards, such as `gs://bucket/train-*.tfrecord`, or several. URLs may be
+            of any protocol that fsspec supports. Paths in the job's folder are best made from `__file__`.
         parse: A function of one serialised record, a string tensor, as `tf.data.Dataset.map` takes it, that returns
             x, (x, y) or (x, y, sample_weight) of one sample.
     """
 
-    pattern: str | Sequence[str]
+    pattern: Pattern
     parse: Callable[[Any], Any]
 
 
@@ -96,7 +99,7 @@ class ParquetFiles:
         shuffle_buffer: Rows of a window, within which an epoch shuffles.
     """
 
-    pattern: str | Sequence[str]
+    pattern: Pattern
     x: str | Sequence[str] | Mapping[str, str]
     y: str | Sequence[str] | Mapping[str, str] | None = None
     sample_weight: str | None = None

@@ -60,7 +60,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_any_record_of_any_file_can_be_read(tmp_path: Path) -> None:
     write(tmp_path / "data")
-    source = open_source(TFRecords(str(tmp_path / "data" / "part-*.tfrecord"), parse), "train")
+    source = open_source(TFRecords(tmp_path / "data" / "part-*.tfrecord", parse), "train")
 
     assert (len(source), source.blocks, source.notes) == (N, None, ())
     order = np.random.default_rng(1).permutation(N)

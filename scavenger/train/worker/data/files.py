@@ -6,7 +6,7 @@ import hashlib
 import os
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from scavenger.elastic.order import Blocks
 from scavenger.private_files import make_private_folder
-from scavenger.sdk.data import ParquetFiles, TFRecords
+from scavenger.sdk.data import ParquetFiles, Pattern, TFRecords
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data.blocks import BlockSource
 from scavenger.train.worker.data.items import cpus
@@ -30,7 +30,7 @@ the format in TensorFlow's documentation of TFRecord."""
 _WINDOW_BYTES = 1 << 28
 
 
-def _find(pattern: str | Sequence[str]) -> tuple[Any, list[str]]:
+def _find(pattern: Pattern) -> tuple[Any, list[str]]:
     """Return the file system and the sorted paths that a pattern matches.
 
     Raises:
@@ -38,7 +38,7 @@ def _find(pattern: str | Sequence[str]) -> tuple[Any, list[str]]:
     """
     import fsspec  # imported late: most jobs need none
 
-    patterns = [pattern] if isinstance(pattern, str) else list(pattern)
+    patterns = [pattern] if isinstance(pattern, (str, os.PathLike)) else list(pattern)
     found: dict[str, None] = {}
     filesystem = None
     for one in patterns:
