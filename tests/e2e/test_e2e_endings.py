@@ -210,7 +210,10 @@ def test_a_job_that_is_done_while_it_is_profiled_ends_well_and_teaches(make_job:
 
     assert (outcome.code, report["job"]["state"]) == (0, "target_missed")
     assert any("are left out: an epoch has 1600 samples" in warning for warning in report["warnings"])
-    assert any("KerasJob.validation: .batch(64) of the data set" in warning for warning in report["warnings"])
+    assert any(
+        "KerasJob.validation: the data set is taken without its final .batch(64)" in warning
+        for warning in report["warnings"]
+    )
     assert any("no choice was made" in warning for warning in report["warnings"])
     assert report["choice"] is None
     assert Path(report["model_path"]).is_file()

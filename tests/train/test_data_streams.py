@@ -167,9 +167,9 @@ def test_notes_say_what_is_done_with_batches_and_order() -> None:
             raise AssertionError
 
     source = open_source(SLICES.shuffle(9).batch(8).prefetch(1), "train")
-    assert source.notes == (".shuffle() and .batch(8) of the data set is left out: Scavenger does it",)
+    assert source.notes == ("the data set is taken without its final .shuffle().batch(8): Scavenger does it",)
     assert open_source(Reshuffled(), "train").notes[1:] == (
-        "on_epoch_end of Reshuffled is not called: Scavenger shuffles its batches itself",
+        "Reshuffled is used without its on_epoch_end: Scavenger shuffles its batches",
     )
     assert open_source(FromGenerator(samples, N, shuffle_buffer=10), "train").notes == (
         "samples is read in sequence, by every worker, and shuffled within windows of 10 samples",

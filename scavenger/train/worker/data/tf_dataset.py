@@ -54,7 +54,7 @@ def open_dataset(given: Any) -> Source:
     size = 0 if batched or not _gives_batches(dataset) else _batch_size(dataset)
     notes: tuple[str, ...] = ()
     if left_out:
-        notes = (f"{' and '.join(left_out)} of the data set is left out: Scavenger does it",)
+        notes = (f"the data set is taken without its final {''.join(left_out)}: Scavenger does it",)
     count = int(dataset.cardinality())
     if not size:
         if _random_access(dataset, count):
