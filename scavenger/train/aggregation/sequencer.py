@@ -304,7 +304,7 @@ class Sequencer:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
         manifest = self._shard.layout.manifest
-        order = EpochOrder(self._seed, piece.scope, manifest.dataset_size, manifest.blocks)
+        order = EpochOrder(self._seed, piece.scope, manifest.dataset_size, m.blocks_of(manifest.blocks))
         samples = tuple(int(index) for index in order.indices(piece.start, piece.stop))
         self._quarantined = tuple(sorted({*self._quarantined, *samples}))
         self._report(m.Quarantined(samples, instruction.reason))

@@ -28,7 +28,7 @@ from scavenger.sdk.job import KerasJob
 from scavenger.train.aggregation.keras_state import OptimizerState, assign_state
 from scavenger.train.failure import DataError
 from scavenger.train.names import partial_model
-from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.messages.values import Manifest, TensorSpec, blocks_body
 from scavenger.train.transport.rows import Rows
 from scavenger.train.worker.checks import check_model, check_variables
 from scavenger.train.worker.data import Source, open_source, within_reach
@@ -360,7 +360,7 @@ class Program:
             validation_size=0 if self.validation is None else len(self.validation),
             sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
             metric_names=names,
-            blocks=self.train.blocks,
+            blocks=blocks_body(self.train.blocks),
             notes=tuple(
                 f"KerasJob.{name}: {note}"
                 for name, source in (("train", self.train), ("validation", self.validation))

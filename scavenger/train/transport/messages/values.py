@@ -12,6 +12,7 @@ from scavenger.elastic.view import Member, Piece, Position, Share, View
 
 __all__ = [
     "AggregatorAddress",
+    "BlocksBody",
     "CheckpointPlan",
     "DeathBody",
     "LogSettings",
@@ -24,6 +25,8 @@ __all__ = [
     "SlotSpec",
     "TensorSpec",
     "ViewBody",
+    "blocks_body",
+    "blocks_of",
     "piece_body",
     "piece_of",
     "view_body",
@@ -121,6 +124,17 @@ class SlotSpec(TensorSpec, frozen=True):
     number: int
 
 
+class BlocksBody(Body, frozen=True):
+    """Blocks of the training data; see `scavenger.elastic.order.Blocks`."""
+
+    runs: tuple[tuple[int, int], ...]
+    mixed: int
+    in_sequence: bool
+
+    def __post_init__(self) -> None:
+        blocks_of(self)  # invalid blocks are rejected on arrival
+
+
 class Manifest(Body, frozen=True):
     """Description of the user's model and data, which must be equal for every worker of a job.
 
@@ -147,7 +161,7 @@ class Manifest(Body, frozen=True):
     validation_size: int
     sample_bytes: int
     metric_names: tuple[str, ...]
-    blocks: Blocks | None = None
+    blocks: BlocksBody | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -234,6 +248,16 @@ class CheckpointPlan(Body, frozen=True):
     url: str
     every_s: float
     every_steps: int
+
+
+def blocks_body(blocks: Blocks | None) -> BlocksBody | None:
+    """Turn blocks, if there are any, into their message value."""
+    return None if blocks is None else BlocksBody(blocks.runs, blocks.mixed, blocks.in_sequence)
+
+
+def blocks_of(body: BlocksBody | None) -> Blocks | None:
+    """Turn a message value back into its blocks."""
+    return None if body is None else Blocks(body.runs, body.mixed, body.in_sequence)
 
 
 def view_body(view: View) -> ViewBody:
