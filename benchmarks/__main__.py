@@ -24,6 +24,7 @@ from benchmarks import (
     planning,
     prediction,
     priors,
+    reading,
     search_overhead,
     sequencing,
     starting,
@@ -57,6 +58,7 @@ _MODULES = (
     search_overhead,
     first_run,
     agents,
+    reading,
 )
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark for benchmark in (*(module.BENCHMARK for module in _MODULES), step.HARD_CASES)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["epoch_order", "random_streams"]
+__all__ = ["Blocks", "EpochOrder", "epoch_order", "random_streams"]
 
 _UINT64 = (1 << 64) - 1
 _HALF_BITS = 24
 _HALF_MASK = (1 << _HALF_BITS) - 1
 _GENERATOR_BITS = 12
 _DRAW_BITS = 12
+_WINDOWS_KEPT = 2  # while one is computed, the next is read ahead
 
 
 def epoch_order(seed: int, epoch: int, dataset_size: int) -> npt.NDArray[np.int64]:
@@ -35,8 +39,122 @@ def epoch_order(seed: int, epoch: int, dataset_size: int) -> npt.NDArray[np.int6
     """
     if dataset_size < 1 or epoch < 0:
         raise ValueError(f"no order for epoch {epoch} of {dataset_size} samples")
+    return _permutation(dataset_size, seed, epoch)
+
+
+def _permutation(size: int, seed: int, epoch: int, stream: int = 0) -> npt.NDArray[np.int64]:
+    """A permutation of `size` numbers; streams of one epoch are 2^192 draws apart."""
     key = np.array([seed & _UINT64, epoch], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key)).permutation(dataset_size)
+    counter = np.array([0, 0, 0, stream], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter)).permutation(size)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Neighbouring samples that are read together, and how far an epoch's order mixes them.
+
+    Attributes:
+        runs: Sizes of the blocks in the order of the data, as pairs (number of blocks, samples of each).
+        mixed: Blocks of a window. An epoch's order mixes all samples of a window, and no others.
+        in_sequence: Whether blocks keep their order, for data that can be read only from its beginning to its end;
+            otherwise the order shuffles them before it makes windows of them.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    mixed: int = 1
+    in_sequence: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mixed < 1 or any(number < 1 or samples < 1 for number, samples in self.runs):
+            raise ValueError(f"blocks need samples, and windows blocks: {self}")
+
+    @classmethod
+    def of(cls, sizes: Iterable[int], *, mixed: int = 1) -> Blocks:
+        """Blocks of given sizes; empty ones are left out."""
+        sizes = (size for size in sizes if size)
+        return cls(tuple((len(tuple(run)), size) for size, run in groupby(sizes)), mixed)
+
+    @classmethod
+    def alike(cls, samples: int, size: int, *, mixed: int = 1, in_sequence: bool = False) -> Blocks:
+        """Blocks of one size, of which the last may be smaller."""
+        number, rest = divmod(samples, size)
+        runs = ((number, size), (1, rest))
+        return cls(tuple(run for run in runs if run[0] and run[1]), mixed, in_sequence)
+
+    @property
+    def samples(self) -> int:
+        return sum(number * samples for number, samples in self.runs)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Samples of each block, shape `(blocks,)`."""
+        numbers, samples = zip(*self.runs, strict=True)
+        return np.repeat(np.array(samples, dtype=np.int64), numbers)
+
+
+class EpochOrder:
+    """The order of the samples in one epoch, from which any stretch can be had without the rest.
+
+    Without blocks it is `epoch_order`. With blocks it shuffles the blocks, cuts their sequence into windows, and
+    shuffles the samples of each window. Either is a pure function of the arguments. With n blocks and windows of w
+    samples it takes O(n + w) memory, and O(w) time for a stretch after O(n) for the first.
+
+    A window is a random choice of blocks. So if the samples of a block are alike, as in data that is sorted by class,
+    the share of a class in a batch of B samples has the variance p (1 - p) (1/B + 1/mixed), instead of
+    p (1 - p) / B in a full permutation.
+
+    Args:
+        seed: Of the job.
+        epoch: 0-based.
+        dataset_size: D, at least 1.
+        blocks: Blocks of the data; None if every sample can be read on its own.
+
+    Raises:
+        ValueError: If `dataset_size` or `epoch` is out of range, or the blocks hold another number of samples.
+    """
+
+    def __init__(self, seed: int, epoch: int, dataset_size: int, blocks: Blocks | None = None) -> None:
+        self._seed, self._epoch, self._blocks = seed, epoch, blocks
+        self._kept: dict[int, npt.NDArray[np.int64]] = {}
+        if blocks is None:
+            self._windows = np.array([0, dataset_size])
+            self._kept[0] = epoch_order(seed, epoch, dataset_size)
+            return
+        if dataset_size < 1 or epoch < 0 or blocks.samples != dataset_size:
+            raise ValueError(f"no order for epoch {epoch} of {dataset_size} samples in {blocks}")
+        sizes = blocks.sizes()
+        number = len(sizes)
+        order = np.arange(number) if blocks.in_sequence else _permutation(number, seed, epoch)
+        self._starts, self._sizes = (np.cumsum(sizes) - sizes)[order], sizes[order]
+        ends = np.cumsum(self._sizes)
+        self._windows = np.concatenate([[0], ends[blocks.mixed - 1 : -1 : blocks.mixed], ends[-1:]])
+
+    def indices(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the samples at positions `start` to `stop` (exclusive) of the order, shape `(stop - start,)`."""
+        if start == stop:
+            return np.empty(0, dtype=np.int64)
+        first, last = np.searchsorted(self._windows, [start, stop - 1], side="right") - 1
+        parts = []
+        for window in range(int(first), int(last) + 1):
+            low, high = int(self._windows[window]), int(self._windows[window + 1])
+            parts.append(self._window(window)[max(start - low, 0) : min(stop, high) - low])
+        while len(self._kept) > max(_WINDOWS_KEPT, last - first + 1):
+            self._kept.pop(next(iter(self._kept)))
+        return np.concatenate(parts)
+
+    def _window(self, window: int) -> npt.NDArray[np.int64]:
+        if window in self._kept:
+            self._kept[window] = self._kept.pop(window)  # the one used last is the last to go
+        else:
+            assert self._blocks is not None
+            blocks = slice(window * self._blocks.mixed, (window + 1) * self._blocks.mixed)
+            samples = np.concatenate(
+                [
+                    np.arange(start, start + size)
+                    for start, size in zip(self._starts[blocks], self._sizes[blocks], strict=True)
+                ]
+            )
+            self._kept[window] = samples[_permutation(len(samples), self._seed, self._epoch, window + 1)]
+        return self._kept[window]
 
 
 def random_streams(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from scavenger.sdk.data import FromGenerator, ParquetFiles, TFRecords, sample_seed
 from scavenger.sdk.job import KerasJob
 
 if TYPE_CHECKING:
@@ -14,7 +15,16 @@ if TYPE_CHECKING:
     from scavenger.sdk.running import RunningJob
     from scavenger.train.custom_loop.start import run_loop
 
-__all__ = ["KerasJob", "RunningJob", "loop", "run_loop"]
+__all__ = [
+    "FromGenerator",
+    "KerasJob",
+    "ParquetFiles",
+    "RunningJob",
+    "TFRecords",
+    "loop",
+    "run_loop",
+    "sample_seed",
+]
 
 _MODULES = {
     "RunningJob": "scavenger.sdk.running",

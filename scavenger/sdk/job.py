@@ -44,10 +44,10 @@ class KerasJob:
 
     Attributes:
         model: A compiled `keras.Model` with a built-in optimizer and the default `train_step`.
-        train: Arrays `(x, y)` or `(x, y, sample_weight)`, where `x` and `y` may be tuples or dicts of arrays with
-            samples along the first axis; or a map-style data set: an object with `__len__` and `__getitem__`,
-            whose items are `(x, y)` or `(x, y, sample_weight)` of one sample. Objects that give whole batches, as
-            `keras.utils.PyDataset` and `tf.data.Dataset`, are refused.
+        train: Arrays `(x, y)`, `(x, y, sample_weight)` or `x`, where `x` and `y` may be tuples or dicts of arrays with
+            samples along the first axis; a map-style data set: an object with `__len__` and `__getitem__`, whose
+            items are the same of one sample; a `keras.utils.PyDataset`, `tf.data.Dataset`, or `FromGenerator`,
+            `TFRecords` or `ParquetFiles` of `scavenger.sdk`. docs/keras.md has the whole table.
         validation: Validation data in the same forms; None for a job whose goal is a training metric.
         class_weight: Weight of each class in training, as in `fit`; a class that is left out has weight 1.
         validation_split: Share of the training data, at its end, that is validation data, as in `fit`.

@@ -197,15 +197,23 @@ def test_training_code_that_crashes_while_it_is_built_is_started_no_oftener_than
 
 
 def test_a_job_that_is_done_while_it_is_profiled_ends_well_and_teaches(make_job: MakeJob) -> None:
-    """Also: batch sizes above the data set are left out, and a target that is never reached is told."""
+    """Also: batch sizes above the data set are left out, a missed target is told, and how data is read."""
     goal = {"metric": "val_loss", "target": 0.0001, "max_epochs": 5}
     job = make_job(goal=goal, search={"workers": [1, 2], "batch_size": [32, 6400], "strategy": "full"})
+    module = job.folder / "train.py"
+    held_out = "tf.data.Dataset.from_tensor_slices((x[1600:], y[1600:])).batch(64)"
+    code = module.read_text().replace("(x[1600:], y[1600:])", held_out)
+    module.write_text("import tensorflow as tf\n" + code)
 
     outcome = job.run()
     report = outcome.report
 
     assert (outcome.code, report["job"]["state"]) == (0, "target_missed")
     assert any("are left out: an epoch has 1600 samples" in warning for warning in report["warnings"])
+    assert any(
+        "KerasJob.validation: the data set is taken without its final .batch(64)" in warning
+        for warning in report["warnings"]
+    )
     assert any("no choice was made" in warning for warning in report["warnings"])
     assert report["choice"] is None
     assert Path(report["model_path"]).is_file()

@@ -10,7 +10,16 @@ import pytest
 
 PUBLIC = {
     "scavenger": ["KerasJob", "RunningJob", "ScavengerError", "__version__"],
-    "scavenger.sdk": ["KerasJob", "RunningJob", "loop", "run_loop"],
+    "scavenger.sdk": [
+        "FromGenerator",
+        "KerasJob",
+        "ParquetFiles",
+        "RunningJob",
+        "TFRecords",
+        "loop",
+        "run_loop",
+        "sample_seed",
+    ],
 }
 COSTLY = ("tensorflow", "keras", "sqlalchemy", "boto3", "google.cloud", "ray", "zmq", "numpy")
 

@@ -14,7 +14,7 @@ import keras
 import msgspec
 import numpy as np
 
-from scavenger.elastic.order import epoch_order
+from scavenger.elastic.order import Blocks, EpochOrder
 from scavenger.train.engines.base import Engine, Exit
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failpoints import VARIABLE
@@ -264,7 +264,7 @@ def job(name: str) -> Program:
         sys.path[:] = path
 
 
-def batches(steps: list[m.StepReport], dataset_size: int) -> list[Any]:
+def batches(steps: list[m.StepReport], dataset_size: int, blocks: Blocks | None = None) -> list[Any]:
     """Which samples each step took, once it is certain that they make up the epochs' orders.
 
     Steps follow each other, and so do their batches; the pieces of each step cover its batch without a gap and
@@ -279,7 +279,7 @@ def batches(steps: list[m.StepReport], dataset_size: int) -> list[Any]:
             assert (start, start < stop) == (at, True)
             at = stop
         assert at == consumed + step.samples
-        found.append(epoch_order(SEED, epoch, dataset_size)[consumed:at])
+        found.append(EpochOrder(SEED, epoch, dataset_size, blocks).indices(consumed, at))
         consumed = at
         if consumed == dataset_size:
             epoch, consumed = epoch + 1, 0
@@ -299,7 +299,7 @@ def plain_program(
     """The program whose model one plain Keras process has trained on the same batches."""
     program = job(name)
     model, size = program.model, len(program.train)
-    for step, indices in zip(steps, batches(steps, size), strict=True):
+    for step, indices in zip(steps, batches(steps, size, program.train.blocks), strict=True):
         model.train_on_batch(*program.train.batch(indices), return_dict=True)
         if step is steps[-1] or steps[step.step].epoch > step.epoch:
             model.reset_metrics()

@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stubs import manifest, stub_supervisor
 
+from scavenger.elastic.order import Blocks
 from scavenger.elastic.quarantine import Cause
 from scavenger.errors import MessageError
 from scavenger.train.aggregation.aggregator import Aggregator
@@ -22,6 +23,7 @@ from scavenger.train.coordinator.coordinator import Coordinator
 from scavenger.train.names import HEARTBEAT_SUFFIX, SUPERVISOR, aggregator_name
 from scavenger.train.supervisor.events import Warned
 from scavenger.train.transport import messages as m
+from scavenger.train.transport.messages.values import blocks_body
 from scavenger.train.transport.sockets import Dealer, HubConnection, Malformed, Router, new_keys
 
 WITHIN_MS = 5000
@@ -120,6 +122,24 @@ def test_a_view_or_death_that_is_none_is_no_message() -> None:
         assert is_message(m.encode(m.Ended("w0", m.DeathBody("w0", "", cause.value, 1))))
     with pytest.raises(ValueError, match="boredom"):
         m.DeathBody("w0", "", "boredom", 1)
+
+
+def test_blocks_arrive_as_they_were_sent_and_blocks_of_nothing_do_not() -> None:
+    blocks = Blocks(((3, 10), (1, 7)), mixed=2, in_sequence=True)
+    sent = m.encode(
+        m.Hello(msgspec.structs.replace(manifest(), blocks=blocks_body(blocks), notes=("a note",)))
+    )
+    hello = m.decode(sent)
+
+    assert isinstance(hello, m.Hello)
+    assert m.blocks_of(hello.manifest.blocks) == blocks
+    assert hello.manifest.notes == ("a note",)
+    fields = msgspec.structs.asdict(manifest())
+    for wrong in ({"runs": [[0, 1]]}, {"runs": [[1, -1]]}, {"mixed": 0}):
+        body = {"runs": [[1, 10]], "mixed": 1, "in_sequence": False, **wrong}
+        assert not is_message(
+            msgspec.msgpack.encode({"type": "Hello", "manifest": {**fields, "blocks": body}})
+        )
 
 
 def test_the_first_is_told_of_and_then_ever_fewer() -> None:

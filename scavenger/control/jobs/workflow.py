@@ -178,7 +178,7 @@ class JobWorkflow:
         assert manifest is not None
         space, notes = fit_to_data(self.state.space, manifest.dataset_size)
         self.state = replace(self.state, space=space)
-        for note in notes:
+        for note in (*manifest.notes, *notes):
             trainer.note(note)
         if self._job.batch_size_unproven:
             trainer.note(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scavenger.elastic import barrier as b
-from scavenger.elastic.order import epoch_order
+from scavenger.elastic.order import EpochOrder
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, StepPlan
 from scavenger.train.aggregation.checkpointing import Checkpointing
@@ -303,8 +303,9 @@ class Sequencer:
     def _quarantine_samples(self, instruction: b.Quarantine) -> None:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
-        order = epoch_order(self._seed, piece.scope, self._shard.layout.manifest.dataset_size)
-        samples = tuple(int(index) for index in order[piece.start : piece.stop])
+        manifest = self._shard.layout.manifest
+        order = EpochOrder(self._seed, piece.scope, manifest.dataset_size, m.blocks_of(manifest.blocks))
+        samples = tuple(int(index) for index in order.indices(piece.start, piece.stop))
         self._quarantined = tuple(sorted({*self._quarantined, *samples}))
         self._report(m.Quarantined(samples, instruction.reason))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 import numpy as np
@@ -13,22 +12,24 @@ from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_
 
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failure import DataError
-from scavenger.train.worker.data import Source, open_source
+from scavenger.train.worker.data import ArraySource, Parts, Source, blocks_of_large, open_source
 
 __all__ = ["open_data"]
 
 
 class _Range:
-    """Consecutive samples of a source."""
+    """Consecutive samples of arrays, which several threads may read."""
 
-    def __init__(self, source: Source, start: int, stop: int) -> None:
+    def __init__(self, source: ArraySource, start: int, stop: int) -> None:
         self._source, self._start, self._length = source, start, stop - start
+        self.blocks = blocks_of_large(self._length)
+        self.notes = source.notes
 
     def __len__(self) -> int:
         return self._length
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
-        return self._source.batch(indices + self._start)
+    def batch(self, indices: npt.NDArray[np.int64], seed: int = 0) -> Parts:
+        return self._source.batch(indices + self._start, seed)
 
 
 class _WeightedByClass:
@@ -36,7 +37,10 @@ class _WeightedByClass:
 
     def __init__(self, source: Source, class_weight: Mapping[int, float]) -> None:
         self._source, self._class_weight = source, dict(class_weight)
+        self.blocks, self.notes = source.blocks, source.notes
         sample = source.batch(np.zeros(1, dtype=np.int64))
+        if len(sample) < 2:
+            raise DataError("class_weight needs the class y of each sample, but a sample is x alone")
         if len(sample) > 2:
             raise DataError(
                 "class_weight and sample weights exclude each other, as in Keras: multiply the sample weights by "
@@ -50,8 +54,8 @@ class _WeightedByClass:
     def __len__(self) -> int:
         return len(self._source)
 
-    def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]:
-        x, y = self._source.batch(indices)
+    def batch(self, indices: npt.NDArray[np.int64], seed: int = 0) -> Parts:
+        x, y = self._source.batch(indices, seed)
         return x, y, class_weight_to_sample_weights(y, self._class_weight)
 
 
@@ -64,13 +68,17 @@ def open_data(job: KerasJob) -> tuple[Source, Source | None]:
     train = open_source(job.train, "train")
     validation = None if job.validation is None else open_source(job.validation, "validation")
     if job.validation_split:
-        # in this order of operations, as Keras rounds it
-        middle = math.floor(len(train) * (1.0 - job.validation_split))
-        if middle in (0, len(train)):
-            raise DataError(
-                f"validation_split={job.validation_split} of {len(train)} samples leaves no sample on one side"
-            )
-        train, validation = _Range(train, 0, middle), _Range(train, middle, len(train))
+        train, validation = _split(train, job.validation_split)
     if job.class_weight is not None:
         train = _WeightedByClass(train, job.class_weight)
     return train, validation
+
+
+def _split(source: Source, share: float) -> tuple[Source, Source]:
+    """Split off the last share of the samples."""
+    if not isinstance(source, ArraySource):
+        raise DataError("validation_split is for arrays, as in Keras: split the data and give validation=")
+    middle = math.floor(len(source) * (1.0 - share))  # in this order of operations, as Keras rounds it
+    if middle in (0, len(source)):
+        raise DataError(f"validation_split={share} of {len(source)} samples leaves no sample on one side")
+    return _Range(source, 0, middle), _Range(source, middle, len(source))

@@ -6,15 +6,16 @@ import threading
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from scavenger.train.worker.data import Source
-
 __all__ = ["Prefetcher"]
+
+
+class _Batches(Protocol):
+    def batch(self, indices: npt.NDArray[np.int64]) -> tuple[Any, ...]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,7 @@ class Prefetcher:
         ValueError: If `depth` is below 1.
     """
 
-    def __init__(self, source: Source, *, depth: int = 2) -> None:
+    def __init__(self, source: _Batches, *, depth: int = 2) -> None:
         if depth < 1:
             raise ValueError(f"a prefetcher needs a depth of at least 1, not {depth}")
         self._source, self._depth = source, depth

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ from scavenger.train.aggregation.keras_state import (
     read_state,
     serialised,
 )
+from scavenger.train.failure import DataError
 from scavenger.train.names import partial_model
-from scavenger.train.transport.messages.values import Manifest, TensorSpec
+from scavenger.train.transport.messages.values import Manifest, TensorSpec, blocks_body
 from scavenger.train.transport.rows import Rows
 from scavenger.train.worker.checks import check_model, check_saving, check_variables, constraint_of
-from scavenger.train.worker.data import Source
+from scavenger.train.worker.data import Source, within_reach
 from scavenger.train.worker.fit_arguments import open_data
+from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.separability import Separability, whole_metrics
 from scavenger.train.worker.steps import Steps, compiled
 
@@ -93,6 +96,7 @@ class Program:
         check_model(self.model)
         self._steps = Steps(self.model)
         self.train, self.validation = open_data(job)
+        self._validation = None if self.validation is None else Prefetcher(self.validation)
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
         self._prepare(sample)
         check_saving(self.model)
@@ -239,14 +243,18 @@ class Program:
         Metrics that are not sums over samples are computed over all samples where `start` is 0, and are 0 elsewhere.
         """
         self.model.reset_metrics()
-        if self.validation is None or stop <= start:
+        if self._validation is None or self.validation is None or stop <= start:
             return [np.zeros(v.shape) for v in self._metrics]
+        source = self._validation
         self._load(list(weights))
 
         def test(start: int, stop: int) -> list[Array]:
-            assert self.validation is not None
-            for low in range(start, stop, batch_size):
-                batch = self.validation.batch(np.arange(low, min(low + batch_size, stop)))
+            shares = [np.arange(low, min(low + batch_size, stop)) for low in range(start, stop, batch_size)]
+            for share, following in zip_longest(shares, shares[1:]):
+                low = int(share[0])
+                batch = source.take(low, share)
+                if following is not None:
+                    source.want(int(following[0]), following)
                 self._test(batch, self._streams(seed, low, evaluation=step + 1))
             return [v.numpy() for v in self._metrics]
 
@@ -374,7 +382,13 @@ class Program:
             self._steps.train(sample, self.model.trainable_variables)  # may build more
             self.model.reset_metrics()
             return
+        self._check_targets(x, y)
         predicted = self.model(x, training=False) if self.model._call_has_training_arg else self.model(x)
+        if self._own_loss and self.model.loss is None and not self.model.losses:
+            raise NotSupportedError(
+                "the model is compiled without a loss, and no layer adds one: call model.compile(optimizer=..., "
+                "loss=...)"
+            )
         if any(getattr(leaf, "_keras_mask", None) is not None for leaf in keras.tree.flatten(predicted)):
             raise NotSupportedError(
                 "the model's output carries a mask, so its loss is a mean over unmasked positions, which "
@@ -427,6 +441,20 @@ class Program:
                     "of a second optimizer): every worker would have another; keep it as a weight of a layer"
                 )
 
+    @property
+    def _own_loss(self) -> bool:
+        """Whether Keras computes the loss, and not a method of the user's."""
+        return type(self.model).compute_loss is keras.Model.compute_loss
+
+    def _check_targets(self, x: Any, y: Any) -> None:
+        if y is not None or self.model.loss is None or not self._own_loss:
+            return
+        what = f"a dict with {', '.join(map(repr, list(x)[:4]))}" if isinstance(x, dict) else "one value"
+        raise DataError(
+            f"KerasJob.train: a sample is x alone, {what}, but the model's loss compares its output with y: make it "
+            "a tuple (x, y) or (x, y, sample_weight), whose x and y may be dicts"
+        )
+
     def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
         model = self.model
         tensors = [
@@ -457,6 +485,13 @@ class Program:
                 if v.constraint is not None and (text := constraint_of(v)) is not None
             ),
             iterations=iterations_of(model.optimizer),
+            blocks=blocks_body(self.train.blocks),
+            notes=tuple(
+                f"KerasJob.{name}: {note}"
+                for name, source in (("train", self.train), ("validation", self.validation))
+                if source is not None
+                for note in source.notes
+            ),
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:
@@ -525,9 +560,10 @@ def _architecture(model: Any, train: Source) -> str:
         losses.append([Rate(model.optimizer)(steps) for steps in _RATES_AT])
     text = json.dumps([type(model).__name__, layers, losses], sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode())
-    for index in range(0, len(train), -(-len(train) // _TARGETS)):
-        for leaf in keras.tree.flatten(train.batch(np.array([index]))[1]):
-            digest.update(leaf.tobytes())
+    reach = within_reach(train)
+    for index in range(0, reach, -(-reach // _TARGETS)):
+        for leaf in keras.tree.flatten(train.batch(np.array([index]))[:2][-1]):  # y, or x alone
+            digest.update(repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes())
     return digest.hexdigest()
 
 

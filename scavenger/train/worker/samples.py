@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.elastic.order import epoch_order
+from scavenger.elastic.order import EpochOrder
 from scavenger.elastic.quarantine import without
 from scavenger.elastic.view import Share, View, plan_step
 from scavenger.train.worker.data import Source
 from scavenger.train.worker.prefetch import Prefetcher
 
 __all__ = ["Samples"]
+
+_STEPS_AHEAD = 2  # a batch that takes longer to read than others delays no step if the next is there already
+
+
+class _Epochs:
+    """The samples of all epochs in one sequence: sample i of epoch e of D samples is e D + i."""
+
+    def __init__(self, source: Source, seed: int) -> None:
+        self._source, self._seed = source, seed
+
+    def batch(self, numbers: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        """Return samples of one epoch."""
+        epochs, indices = np.divmod(numbers, len(self._source))
+        key = f"{self._seed} {epochs[0]}".encode()
+        seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        return self._source.batch(indices, seed)
 
 
 class Samples:
@@ -25,9 +42,9 @@ class Samples:
     """
 
     def __init__(self, source: Source, seed: int) -> None:
-        self._size, self._seed = len(source), seed
-        self._batches = Prefetcher(source)
-        self._order: tuple[int, npt.NDArray[np.int64]] | None = None
+        self._size, self._seed, self._blocks = len(source), seed, source.blocks
+        self._batches = Prefetcher(_Epochs(source, seed), depth=_STEPS_AHEAD)
+        self._orders: dict[int, EpochOrder] = {}
         self._quarantined: tuple[int, ...] = ()
 
     @property
@@ -41,9 +58,11 @@ class Samples:
 
     def indices(self, epoch: int, share: Share) -> npt.NDArray[np.int64]:
         """Return the indices of a share of an epoch's order, without quarantined samples."""
-        if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, epoch_order(self._seed, epoch, self._size))
-        return without(self._order[1][share.start : share.stop], self._quarantined)
+        if epoch not in self._orders:
+            # at the end of an epoch, the next one is read ahead; the order of each takes memory
+            kept = {number: order for number, order in self._orders.items() if abs(number - epoch) == 1}
+            self._orders = kept | {epoch: EpochOrder(self._seed, epoch, self._size, self._blocks)}
+        return without(self._orders[epoch].indices(share.start, share.stop), self._quarantined)
 
     def read(self, epoch: int, share: Share) -> tuple[Any, ...]:
         """Return the batch of a share; waits for it if it was not read ahead.
@@ -51,17 +70,22 @@ class Samples:
         Raises:
             Exception: The exception that the user's data raised.
         """
-        return self._batches.take((epoch, share.start, share.stop), self.indices(epoch, share))
+        return self._batches.take((epoch, share.start, share.stop), self._numbers(epoch, share))
+
+    def _numbers(self, epoch: int, share: Share) -> npt.NDArray[np.int64]:
+        return epoch * self._size + self.indices(epoch, share)
 
     def read_ahead(self, view: View, step: int, worker: str) -> None:
-        """Begin to read the share that a member has in a step according to a view."""
+        """Begin to read the shares that a member has in a step and those after it, according to a view."""
         rank = view.rank(worker)
         if rank is None:
             return
-        plan = plan_step(view, step, self._size)
-        share = plan.shares[rank]
-        if share.samples:
-            self._batches.want((plan.epoch, share.start, share.stop), self.indices(plan.epoch, share))
+        for number in range(step, step + _STEPS_AHEAD):
+            plan = plan_step(view, number, self._size)
+            share = plan.shares[rank]
+            numbers = self._numbers(plan.epoch, share)
+            if len(numbers):
+                self._batches.want((plan.epoch, share.start, share.stop), numbers)
 
     def forget(self) -> None:
         """Drop what was read ahead."""

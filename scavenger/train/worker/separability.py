@@ -23,7 +23,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
-from scavenger.train.worker.data import Source
+from scavenger.train.worker.data import Source, within_reach
 from scavenger.train.worker.steps import Steps
 
 __all__ = ["Separability", "whole_metrics"]
@@ -82,11 +82,12 @@ class Separability:
             NotSupportedError: If the loss, a gradient or a state of a batch does not follow from those of its parts,
                 or the forward pass changes trainable weights.
         """
-        count = min(_SAMPLES, len(self.source))
+        reach = within_reach(self.source)
+        count = min(_SAMPLES, reach)
         if count < 2:
             return frozenset()
         # from all parts of the data, which may be sorted by class
-        batch = self.source.batch(np.linspace(0, len(self.source) - 1, count).astype(np.int64))
+        batch = self.source.batch(np.linspace(0, reach - 1, count).astype(np.int64))
         begin = [tf.convert_to_tensor(v.value) for v in (*self.trainable, *self.states)]
         try:
             if self.inference:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from scavenger.sdk import KerasJob
+from scavenger.sdk import FromGenerator, KerasJob
 
 _RANDOM = np.random.default_rng(42)
 X = _RANDOM.normal(size=(230, 6)).astype("float32")
@@ -136,3 +138,15 @@ def holding() -> KerasJob:
 
 def slow() -> KerasJob:
     return KerasJob(network(keras.optimizers.SGD(0.02, momentum=0.9)), _Slow(), (X[HELD_OUT], Y[HELD_OUT]))
+
+
+def _pairs() -> Iterator[Any]:
+    yield from zip(X[TRAIN], Y[TRAIN], strict=True)
+
+
+def streamed() -> KerasJob:
+    """Training data that can be read only in sequence, in windows, and validation data in batches of 25."""
+    slices = tf.data.Dataset.from_tensor_slices((X[HELD_OUT], Y[HELD_OUT]))
+    held_out = slices.batch(25).map(lambda x, y: (x, y))
+    train = FromGenerator(_pairs, 170, shuffle_buffer=48)
+    return KerasJob(network(keras.optimizers.SGD(0.05, momentum=0.9)), train, held_out)

@@ -6,11 +6,13 @@ import hashlib
 
 import msgspec
 
+from scavenger.elastic.order import Blocks
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, Piece, Position, Share, View
 
 __all__ = [
     "AggregatorAddress",
+    "BlocksBody",
     "CheckpointPlan",
     "DeathBody",
     "LogSettings",
@@ -23,6 +25,8 @@ __all__ = [
     "SlotSpec",
     "TensorSpec",
     "ViewBody",
+    "blocks_body",
+    "blocks_of",
     "piece_body",
     "piece_of",
     "view_body",
@@ -120,6 +124,17 @@ class SlotSpec(TensorSpec, frozen=True):
     number: int
 
 
+class BlocksBody(Body, frozen=True):
+    """Blocks of the training data; see `scavenger.elastic.order.Blocks`."""
+
+    runs: tuple[tuple[int, int], ...]
+    mixed: int
+    in_sequence: bool
+
+    def __post_init__(self) -> None:
+        blocks_of(self)  # invalid blocks are rejected on arrival
+
+
 class Manifest(Body, frozen=True):
     """Description of the user's model and data, which must be equal for every worker of a job.
 
@@ -135,6 +150,8 @@ class Manifest(Body, frozen=True):
         metric_names: Names of metrics that a goal may use.
         constraints: Index of each tensor that has a constraint, with Keras's serialised constraint (JSON).
         iterations: Steps that the optimizer has taken before the job; if any, a worker has its initial state.
+        blocks: Blocks of the training data, which determine the order of an epoch; None if there are none.
+        notes: What the user should know of how the data is read.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -148,6 +165,8 @@ class Manifest(Body, frozen=True):
     metric_names: tuple[str, ...]
     constraints: tuple[tuple[int, str], ...] = ()
     iterations: int = 0
+    blocks: BlocksBody | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
@@ -233,6 +252,16 @@ class CheckpointPlan(Body, frozen=True):
     url: str
     every_s: float
     every_steps: int
+
+
+def blocks_body(blocks: Blocks | None) -> BlocksBody | None:
+    """Turn blocks, if there are any, into their message value."""
+    return None if blocks is None else BlocksBody(blocks.runs, blocks.mixed, blocks.in_sequence)
+
+
+def blocks_of(body: BlocksBody | None) -> Blocks | None:
+    """Turn a message value back into its blocks."""
+    return None if body is None else Blocks(body.runs, body.mixed, body.in_sequence)
 
 
 def view_body(view: View) -> ViewBody:
