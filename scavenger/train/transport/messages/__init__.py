@@ -49,6 +49,7 @@ from scavenger.train.transport.messages.data import (
 from scavenger.train.transport.messages.reports import (
     AggregatorReady,
     Beat,
+    CallbacksRun,
     CheckpointFailed,
     CheckpointReady,
     CheckpointWritten,
@@ -80,6 +81,7 @@ from scavenger.train.transport.messages.requests import (
     Recorded,
     RequestMessage,
     RollCall,
+    RunCallbacks,
     Save,
     VerdictGiven,
 )
@@ -110,6 +112,7 @@ __all__ = [
     "AskView",
     "Beat",
     "Brief",
+    "CallbacksRun",
     "Check",
     "CheckpointFailed",
     "CheckpointPlan",
@@ -164,6 +167,7 @@ __all__ = [
     "RollBack",
     "RollCall",
     "Roster",
+    "RunCallbacks",
     "Save",
     "SavePart",
     "Saved",

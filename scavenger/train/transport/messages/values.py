@@ -120,7 +120,7 @@ class SlotSpec(TensorSpec, frozen=True):
     number: int
 
 
-class Manifest(Body, frozen=True):
+class Manifest(Body, frozen=True, omit_defaults=True):
     """Description of the user's model and data, which must be equal for every worker of a job.
 
     Attributes:
@@ -133,6 +133,7 @@ class Manifest(Body, frozen=True):
         validation_size: Number of validation samples.
         sample_bytes: Size of a sample, bytes.
         metric_names: Names of metrics that a goal may use.
+        callbacks: Classes of the callbacks that run at epoch ends.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -144,11 +145,13 @@ class Manifest(Body, frozen=True):
     validation_size: int
     sample_bytes: int
     metric_names: tuple[str, ...]
+    callbacks: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
         """Hash of the model and its data, 32 hexadecimal digits."""
-        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
+        described = msgspec.structs.replace(self, callbacks=())
+        return hashlib.sha256(msgspec.msgpack.encode(described)).hexdigest()[:32]
 
 
 class AggregatorAddress(Body, frozen=True):
