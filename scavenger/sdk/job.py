@@ -10,8 +10,6 @@ from scavenger.errors import NotSupportedError
 __all__ = ["KerasJob"]
 
 _OF_FIT = {
-    "callbacks": "callbacks are not run: the job file's `goal` ends the training early and keeps the best weights, its "
-    "`checkpoint` saves, and keras.optimizers.schedules change the learning rate",
     "class_weight": "weigh each sample by its class instead: train=(x, y, sample_weight) with "
     "sample_weight = np.array([class_weight[c] for c in y])",
     "sample_weight": "give it with the data: train=(x, y, sample_weight)",
@@ -37,13 +35,17 @@ class KerasJob:
             whose items are `(x, y)` or `(x, y, sample_weight)` of one sample. Objects that give whole batches, as
             `keras.utils.PyDataset` and `tf.data.Dataset`, are refused.
         validation: Validation data in the same forms; None for a job whose goal is a training metric.
+        callbacks: Keras callbacks, as for `fit`; they run once per job when an epoch ends.
     """
 
     model: Any
     train: Any
     validation: Any = None
+    callbacks: Any = None
 
-    def __init__(self, model: Any, train: Any, validation: Any = None, **of_fit: Never) -> None:
+    def __init__(
+        self, model: Any, train: Any, validation: Any = None, *, callbacks: Any = None, **of_fit: Never
+    ) -> None:
         """See the attributes.
 
         Raises:
@@ -54,5 +56,6 @@ class KerasJob:
             if name not in _OF_FIT:
                 raise TypeError(f"KerasJob() got an unexpected keyword argument {name!r}")
             raise NotSupportedError(f"KerasJob({name}=...): {_OF_FIT[name]}")
-        for name, value in (("model", model), ("train", train), ("validation", validation)):
+        given = {"model": model, "train": train, "validation": validation, "callbacks": callbacks}
+        for name, value in given.items():
             object.__setattr__(self, name, value)  # frozen

@@ -15,7 +15,6 @@ MAKE: Any = KerasJob  # a type checker refuses these arguments already
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
-        ("callbacks", "the job file's `goal` ends the training early"),
         (
             "class_weight",
             "train=(x, y, sample_weight) with sample_weight = np.array([class_weight[c] for c in y])",
@@ -45,6 +44,6 @@ def test_a_job_is_a_value() -> None:
     job = KerasJob("model", ("x", "y"))
 
     assert job == KerasJob(model="model", train=("x", "y"), validation=None)
-    assert repr(job) == "KerasJob(model='model', train=('x', 'y'), validation=None)"
+    assert repr(job) == "KerasJob(model='model', train=('x', 'y'), validation=None, callbacks=None)"
     with pytest.raises(AttributeError):
         job.model = "other"  # type: ignore[misc]

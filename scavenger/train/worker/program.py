@@ -28,6 +28,7 @@ from scavenger.train.aggregation.keras_state import OptimizerState, assign_state
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.rows import Rows
+from scavenger.train.worker.callbacks.runner import CallbackRunner
 from scavenger.train.worker.checks import check_model, check_variables
 from scavenger.train.worker.data import Source, open_source
 from scavenger.train.worker.separability import Separability
@@ -67,15 +68,20 @@ class Program:
 
     Args:
         job: The job that the user's module defines.
+        job_dir: The folder of that module, to name the line of a callback that fails.
+
+    Attributes:
+        callbacks: Runs the job's callbacks.
 
     Raises:
-        NotSupportedError: If the model trains in a way that cannot be split over workers.
+        NotSupportedError: If the model trains in a way that cannot be split over workers, or a callback cannot be run.
         DataError: If the data cannot be read.
     """
 
-    def __init__(self, job: KerasJob) -> None:
+    def __init__(self, job: KerasJob, job_dir: str = "") -> None:
         self.model = job.model
         check_model(self.model)
+        self.callbacks = CallbackRunner(self.model, job.callbacks, job_dir=job_dir)
         self.train = open_source(job.train, "train")
         self.validation = None if job.validation is None else open_source(job.validation, "validation")
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
@@ -182,17 +188,21 @@ class Program:
 
     def save(self, weights: Sequence[Array], path: Path, optimizer: OptimizerState) -> None:
         """Write the model with given weights and state of the optimizer atomically as a `.keras` file."""
-        for variable, value in zip(self._trainable + self._states, weights, strict=True):
-            variable.assign(value)
+        self.restore(weights, optimizer)
         make_private_folder(path.parent)
         partial = partial_model(path)
-        assign_state(self.model.optimizer, self._trainable, optimizer)
         try:
             self.model.save(partial)
             partial.chmod(FILE_MODE)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+    def restore(self, weights: Sequence[Array], optimizer: OptimizerState) -> None:
+        """Give the model copies of these weights, and its optimizer this state."""
+        for variable, value in zip(self._trainable + self._states, weights, strict=True):
+            variable.assign(np.array(value))
+        assign_state(self.model.optimizer, self._trainable, optimizer)
 
     @property
     def draws(self) -> bool:
@@ -332,6 +342,7 @@ class Program:
             validation_size=0 if self.validation is None else len(self.validation),
             sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
             metric_names=names,
+            callbacks=self.callbacks.names,
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:
