@@ -38,6 +38,7 @@ def attempt(
     folder: Path,
     *,
     faults: Sequence[str] = (),
+    remote: Sequence[str] = (),
     stop_after: int | None = None,
     before: EarlierAttempts | None = None,
 ) -> Trainer:
@@ -49,7 +50,7 @@ def attempt(
         timeouts=Timeouts(120.0, 60.0),
         restore=m.Restore(str(folder / "saved")) if resumed else None,
         checkpoint=m.CheckpointPlan(str(folder / "saved"), 0.0, 7),
-        engine=lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=()),
+        engine=lambda log_dir, fd: FaultyEngine(log_dir, fd, faults=faults, remote=remote),
     )
     offer = Offer("local", "", "local-1", 1.0, "test", cpus=1, memory_bytes=2**30)
     journal = Journal(folder / "measurements.jsonl", resumed_step=None if before is None else before.step)
@@ -148,7 +149,8 @@ def test_callbacks_of_a_job_do_what_they_do_in_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: tuple[Path, Any, Any]
 ) -> None:
     monkeypatch.setenv("CALLED_FOLDER", str(tmp_path))
-    assert_as_plain(tmp_path, attempt(tmp_path), plain)
+    # w0, which runs them, has the weights and the optimizer's state over the network
+    assert_as_plain(tmp_path, attempt(tmp_path, remote=("w0",)), plain)
 
 
 def test_they_go_on_where_their_worker_dies_in_a_run_and_the_job_is_resumed(

@@ -91,7 +91,7 @@ class Ending:
                 raise ModelNotSavedError(saving.refusal)
 
     def _save(
-        self, writer: str, path: Path, step: int, deadline: float, callbacks: m.RunCallbacks | None
+        self, writer: str, path: Path, step: int, deadline: float, callbacks: m.RunCallbacks | None = None
     ) -> None:
         """Have a worker write the model to `path`, or, if it runs on another host, send the model here."""
         engine, saving = self._processes.engine, self._saving

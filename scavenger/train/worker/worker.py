@@ -277,7 +277,8 @@ class Worker:
         """
         assert self._inbox is not None
         assert self._memory is not None
-        self._inbox.want(step, changed=order is None, optimizers=optimizers)
+        changed = order is None or optimizers is not None  # the weights alone may be here
+        self._inbox.want(step, changed=changed, optimizers=optimizers)
         moved_at, received = -math.inf, self._inbox.received_bytes
         while lacking := self._inbox.lacking:
             if self._inbox.received_bytes != received:

@@ -6,6 +6,7 @@ any other worker can do the next run.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +51,7 @@ class CallbackRunner:
         self._optimizer = model.optimizer
         self._rates = [
             (one._learning_rate, float(np.float32(one._learning_rate.numpy())))
-            for one in parts_of(model.optimizer)
+            for one in _rated(model.optimizer)
             if isinstance(one._learning_rate, keras.Variable)
         ]
         self._state: str | None = None
@@ -238,7 +239,7 @@ class CallbackRunner:
     def _untouchable(self) -> Any:
         """What callbacks must leave as it is, to be compared."""
         model = self._model
-        optimizers = parts_of(model.optimizer)
+        optimizers = _rated(model.optimizer)
         configurations = [one.get_config() for one in (optimizers[1:] or optimizers)]
         for configuration in configurations:
             configuration.pop("learning_rate", None)
@@ -247,8 +248,19 @@ class CallbackRunner:
             [id(one._learning_rate) for one in optimizers],
             [id(variable) for variable in model.trainable_variables],
             json.dumps(configurations, sort_keys=True, default=str),
-            [np.array(weight.numpy()).tobytes() for weight in model.weights] if self.needs_model else (),
+            # digests, since copies of the weights would double them
+            [_digest(weight.numpy()) for weight in model.weights] if self.needs_model else (),
         )
+
+
+def _rated(optimizer: Any) -> list[Any]:
+    """The optimizers whose learning rates count: those inside another one in its place."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return parts_of(optimizer) if inner is None else _rated(inner)
+
+
+def _digest(array: Any) -> bytes:
+    return hashlib.blake2b(np.asarray(array).tobytes()).digest()
 
 
 def _of_these(document: Sequence[Sequence[Any]], names: Sequence[str]) -> list[dict[str, Any]]:
