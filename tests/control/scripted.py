@@ -154,6 +154,11 @@ class Scripted:
     def verdict(self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0) -> None:
         self.verdicts.append((stop, keep_best))
 
+    def run_callbacks(self, request: m.RunCallbacks) -> None:
+        """They all stop training."""
+        answer = m.CallbacksRun(1, request.epoch, request.step, "", 1.0, None, "EarlyStopping", None, ())
+        self.coming.append(answer)
+
     @property
     def existing(self) -> dict[str, int]:
         return dict(Counter(self.vms[name] for name in self.launched.keys() - self.gone.keys()))
