@@ -270,6 +270,7 @@ def test_the_verdict_waits_for_the_callbacks_which_go_on_from_their_last_state()
     _, verdict = job.handle(called(second, state="s1", rate_scale=0.25), now)
     assert verdict == GiveVerdict(0, stop=False, keep_best=False, rate_scale=0.25)
     assert job.handle(report, now) == [verdict]
+    assert kinds(job.handle(begin, now)) == [GiveVerdict]  # late, and ignored by the sequencer
 
 
 def test_a_callback_that_stops_training_ends_the_job_and_may_choose_the_best_weights() -> None:

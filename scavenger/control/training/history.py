@@ -244,8 +244,7 @@ class TrainingHistory:
 
     def callback_run_of(self, epoch: int) -> CallbackRunRecord | None:
         """The run of the callbacks when this epoch had ended; None if there was none."""
-        newest = self.callback_runs[-1] if self.callback_runs else None
-        return newest if newest is not None and newest.epoch == epoch else None
+        return next((run for run in reversed(self.callback_runs) if run.epoch == epoch), None)
 
     def roll_back(self, step: int) -> int:
         """Undo the steps after a step, and the evaluation of an epoch that ended with that step.

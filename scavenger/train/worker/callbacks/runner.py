@@ -88,9 +88,8 @@ class CallbackRunner:
         rate_scale, learning_rate = self._rate_set()
         self._set_rates(1.0)
         if before != self._untouchable():
-            changing = ", ".join(
-                n for n, c in zip(self.names, self._callbacks, strict=True) if needs_model(c)
-            )
+            suspects = [n for n, c in zip(self.names, self._callbacks, strict=True) if needs_model(c)]
+            changing = ", ".join(suspects or self.names)
             raise NotSupportedError(
                 f"a callback ({changing}) has changed the weights, the optimizer or which layers are trainable: "
                 "callbacks of a job may stop it and set the learning rate, and the aggregators alone update weights"
@@ -154,7 +153,7 @@ class CallbackRunner:
         return json.dumps([list(pair) for pair in zip(self.names, states, strict=True)])
 
     def _unkept(self) -> tuple[str, ...]:
-        """Notes on attributes that a worker which takes over has as the user's module builds them; each once."""
+        """Notes on attributes that a worker which takes over has as the user's module builds them."""
         notes = []
         for callback, name, attributes in zip(self._callbacks, self.names, self._attributes, strict=True):
             if attributes.unkept and not type(callback).__module__.startswith("keras."):
