@@ -261,6 +261,9 @@ class LimitsSpec(FrozenModel):
         description="Longest time for one evaluation after an epoch; else by the size of the validation data and the "
         "time that steps take.",
     )
+    callbacks: Duration = Field(
+        default=600.0, description="Longest time for the Keras callbacks when an epoch ends."
+    )
     store: Duration = Field(
         default=600.0,
         description="Longest time that the store may be out of service before the job ends, with a checkpoint.",

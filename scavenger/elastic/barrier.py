@@ -18,6 +18,9 @@ refused or ignored::
                                                                                                      STOPPED
     STOPPED    -                   refused             -                  refused          -         -
 
+Where callbacks decide on the learning rate of the first step, too, the first view leads from IDLE to VERDICT: the job
+reports epoch -1 and begins with its verdict.
+
 `Halt` leads from every phase to STOPPED at once, so that nothing waits for a step which may never be complete:
 the last applied step stays the last. `Tick` repeats the requests that are still unanswered, since a message may have
 been lost; receivers recognise repetitions. `Lead` makes a coordinator the only one whose messages are accepted.
@@ -126,6 +129,7 @@ class Barrier:
             (again), since its verdict is not known.
         number: Number of the newest view that has been in effect.
         suspects: Distinguishes bad data from bad machines; None to disable the quarantine.
+        asks_first: Whether a job at its beginning waits for the verdict on epoch -1 before its first step.
     """
 
     def __init__(
@@ -138,6 +142,7 @@ class Barrier:
         position: Position | None = None,
         number: int = 0,
         suspects: q.Suspects | None = None,
+        asks_first: bool = False,
     ) -> None:
         if dataset_size < 1:
             raise ValueError("a job needs at least one training sample")
@@ -156,7 +161,7 @@ class Barrier:
         self._pieces = Pieces(aggregators)
         self._unapplied: set[int] = set()
         self._lost: set[str] = set()
-        self._suspects = suspects
+        self._suspects, self._asks_first = suspects, asks_first
         self._deaths: dict[str, Death] = {}
         self._summariser: str | None = None
 
@@ -164,6 +169,11 @@ class Barrier:
     def suspicious(self) -> bool:
         """Whether workers have died of samples that are not identified yet."""
         return self._suspects is not None and bool(self._suspects.suspected)
+
+    @property
+    def awaited_epoch(self) -> int | None:
+        """The epoch whose verdict is awaited; None in other phases."""
+        return self._plan.epoch if self.phase is Phase.VERDICT and self._plan is not None else None
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -220,7 +230,7 @@ class Barrier:
         if self.phase is Phase.IDLE:
             if self.position.consumed == 0 and self.step > 0:
                 return self._evaluate_again()
-            return self._begin_step()
+            return self._ask_first() if self._asks_first and self.step == 0 else self._begin_step()
         if self.phase in (Phase.STEP, Phase.EVALUATE):
             return self._reassign()
         if self.phase is Phase.SUMMARISE and self._summariser not in {m.worker for m in self._able()}:
@@ -326,6 +336,12 @@ class Barrier:
         epoch, everything = self.position.epoch - 1, Share(0, self.dataset_size)
         self._plan = StepPlan(self.step, epoch, (everything,), ends_epoch=True)
         return self._install() + self._begin_evaluation()
+
+    def _ask_first(self) -> list[Instruction]:
+        """Report epoch -1, so that training begins with its verdict."""
+        self.phase = Phase.VERDICT
+        self._plan = StepPlan(self.step, -1, (Share(0, 0),), ends_epoch=True)
+        return [*self._install(), Report(self._plan)]
 
     def _install(self) -> list[Instruction]:
         """Put a pending view into effect, and notify the workers that it leaves out."""

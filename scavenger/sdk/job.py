@@ -11,8 +11,6 @@ from scavenger.errors import NotSupportedError
 __all__ = ["KerasJob"]
 
 _OF_FIT = {
-    "callbacks": "callbacks are not run: the job file's `goal` ends the training early and keeps the best weights, its "
-    "`checkpoint` saves, and keras.optimizers.schedules change the learning rate",
     "epochs": "the job file says it, as goal.max_epochs",
     "batch_size": "the job file says it, as search.batch_size",
     "initial_epoch": "epochs count from 0 in every job; leave it out",
@@ -51,6 +49,7 @@ class KerasJob:
         validation: Validation data in the same forms; None for a job whose goal is a training metric.
         class_weight: Weight of each class in training, as in `fit`; a class that is left out has weight 1.
         validation_split: Share of the training data, at its end, that is validation data, as in `fit`.
+        callbacks: Keras callbacks, as for `fit`; they run once per job when an epoch ends.
     """
 
     model: Any
@@ -58,6 +57,7 @@ class KerasJob:
     validation: Any = None
     class_weight: Mapping[int, float] | None = None
     validation_split: float = 0.0
+    callbacks: Any = None
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class KerasJob:
         sample_weight: Any = None,
         validation_data: Any = None,
         validation_split: float = 0.0,
+        callbacks: Any = None,
         **of_fit: Any,
     ) -> None:
         """See the attributes. `sample_weight` may be given here or in `train`; `validation_data` is `validation`.
@@ -94,6 +95,7 @@ class KerasJob:
             ("validation", validation),
             ("class_weight", class_weight),
             ("validation_split", 0.0 if validation is not None else validation_split),  # as Keras does
+            ("callbacks", callbacks),
         ):
             object.__setattr__(self, name, value)  # frozen
 

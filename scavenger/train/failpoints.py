@@ -23,6 +23,7 @@ POINTS = (
     "worker.pushed",
     "worker.pulling",
     "worker.evaluated",
+    "worker.called",
     "aggregator.received",
     "aggregator.applying",
     "aggregator.applied",

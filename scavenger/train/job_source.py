@@ -35,8 +35,10 @@ class Timeouts:
         start_s: Limit for a worker to become ready.
         step_s: Limit for a step to be applied.
         evaluation_s: Limit for an evaluation; None to use `scavenger.elastic.liveness.evaluation_limit_s`.
+        callbacks_s: Limit for the callbacks of an epoch.
     """
 
     start_s: float
     step_s: float
     evaluation_s: float | None = None
+    callbacks_s: float = 600.0

@@ -151,8 +151,13 @@ class Scripted:
             self.gone[worker] = self.now_s
             self.coming.append(Leaving(worker))
 
-    def verdict(self, epoch: int, *, stop: bool, keep_best: bool) -> None:
+    def verdict(self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0) -> None:
         self.verdicts.append((stop, keep_best))
+
+    def run_callbacks(self, request: m.RunCallbacks) -> None:
+        """They all stop training."""
+        answer = m.CallbacksRun(1, request.epoch, request.step, "", 1.0, None, "EarlyStopping", None, ())
+        self.coming.append(answer)
 
     @property
     def existing(self) -> dict[str, int]:

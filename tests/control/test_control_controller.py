@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ from scavenger.control.training.orders import (
     Remove,
     ReportStep,
     Resize,
+    RunCallbacks,
     Situation,
     Swap,
     Switch,
@@ -218,6 +220,111 @@ def test_the_epoch_that_reaches_the_target_ends_training_and_a_repetition_gets_t
     assert verdict == GiveVerdict(0, stop=True, keep_best=True)
     assert job.handle(report, here("w0")) == [verdict]
     assert (job.reached, job.finished) == (True, True)
+
+
+# ---- callbacks ---------------------------------------------------------------------------------------------
+
+
+def called(request: m.RunCallbacks, *, state: str, **more: Any) -> m.CallbacksRun:
+    """The answer of a worker to a request."""
+    fields: dict[str, Any] = {
+        "rate_scale": request.rate_scale,
+        "learning_rate": 0.1,
+        "stopped_by": "",
+        "keep_best": None,
+        "notes": (),
+        **more,
+    }
+    return m.CallbacksRun(7, request.epoch, request.step, state, **fields)
+
+
+def asked(actions: list[Action]) -> m.RunCallbacks:
+    (request,) = [action.request for action in actions if isinstance(action, RunCallbacks)]
+    return request
+
+
+def test_the_verdict_waits_for_the_callbacks_which_go_on_from_their_last_state() -> None:
+    job, now = training("w0", "w1"), here("w0", "w1")
+    begin = m.EpochReport(-1, 0, {}, 0.0, callbacks=True)
+    first = asked(job.handle(begin, now))
+    assert (first.epoch, first.state, first.rate_scale, first.last) == (-1, "", 1.0, False)
+    assert asked(job.handle(begin, now)) == first  # reported again, since nobody has answered
+
+    written, verdict = job.handle(called(first, state="s0", rate_scale=0.5), now)
+    assert isinstance(written, Write)
+    assert written.kind == "callbacks"
+    assert verdict == GiveVerdict(-1, stop=False, keep_best=False, rate_scale=0.5)
+    assert job.handle(called(first, state="other"), now) == []  # another answer
+
+    report = m.EpochReport(0, 1, {"val_loss": 0.4}, 0.5, callbacks=True)
+    actions = job.handle(report, now)
+    assert kinds(actions) == [Write, RunCallbacks, Notify]
+    second = asked(actions)
+    assert (second.epoch, second.metrics, second.state, second.rate_scale) == (
+        0,
+        {"val_loss": 0.4},
+        "s0",
+        0.5,
+    )
+    assert kinds(job.handle(report, now)) == [RunCallbacks]
+    _, verdict = job.handle(called(second, state="s1", rate_scale=0.25), now)
+    assert verdict == GiveVerdict(0, stop=False, keep_best=False, rate_scale=0.25)
+    assert job.handle(report, now) == [verdict]
+    assert kinds(job.handle(begin, now)) == [GiveVerdict]  # late, and ignored by the sequencer
+
+
+def test_a_callback_that_stops_training_ends_the_job_and_may_choose_the_best_weights() -> None:
+    job, now = training("w0", target=0.1), here("w0")
+    request = asked(job.handle(m.EpochReport(0, 1, {"val_loss": 0.4}, 0.5, callbacks=True), now))
+    assert not job.finished
+    actions = job.handle(
+        called(request, state="s", stopped_by="EarlyStopping", keep_best=False, notes=("so",)), now
+    )
+
+    # by the goal's metric, these weights are the best
+    assert GiveVerdict(0, stop=True, keep_best=False) in actions
+    assert Warn("so") in actions
+    assert Warn("stopped by EarlyStopping after epoch 1") in actions
+    assert (job.finished, job.reached, job.stopped_by) == (True, False, "EarlyStopping")
+    assert job.callbacks.keep_best
+
+
+def test_the_last_epoch_ends_the_job_once_its_callbacks_have_run() -> None:
+    job, now = training("w0"), here("w0")
+    request = asked(job.handle(m.EpochReport(EPOCHS - 1, 1, {}, 0.5, callbacks=True), now))
+
+    assert request.last
+    assert not job.finished
+    job.handle(called(request, state="s"), now)
+    assert job.finished
+    assert job.callbacks.last == msgspec.structs.replace(request, state="s")
+
+
+def test_a_rollback_undoes_the_runs_of_callbacks_with_their_epochs() -> None:
+    job, now = training("w0", steps=2), here("w0")
+    for epoch, step_, state in ((-1, 0, "a"), (0, 1, "b"), (1, 2, "c")):
+        report = m.EpochReport(epoch, step_, {}, 0.5, callbacks=True)
+        request = asked(job.handle(report, now))
+        job.handle(called(request, state=state, rate_scale=1.0 + step_), now)
+    open_ = asked(job.handle(m.EpochReport(2, 3, {}, 0.5, callbacks=True), now))
+    job.handle(RolledBack(1, "lost", 1.0), now)
+
+    assert job.handle(called(open_, state="late"), now) == []
+    assert [run.state for run in job.history.callback_runs] == ["a"]
+    # the epoch that ended with the checkpoint's step is evaluated again
+    again = asked(job.handle(m.EpochReport(0, 1, {}, 0.5, callbacks=True), now))
+    assert (again.state, again.rate_scale) == ("a", 1.0)
+    assert job.handle(m.EpochReport(-1, 0, {}, 0.5, callbacks=True), now) == [
+        GiveVerdict(-1, stop=False, keep_best=False, rate_scale=1.0)
+    ]
+
+
+def test_callbacks_without_a_record_begin_anew_with_one_warning() -> None:
+    job, now = training("w0"), here("w0")
+    report = m.EpochReport(0, 1, {}, 0.5, callbacks=True)
+
+    assert kinds(job.handle(report, now)) == [Write, Warn, RunCallbacks, Notify]
+    assert kinds(job.handle(report, now)) == [RunCallbacks]
 
 
 # ---- lost workers ------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from scavenger.models.job_model import JobModel
 from scavenger.models.noise import NoiseReading
 from scavenger.models.statistical import StatisticalModel
 from scavenger.search.plan import SearchPlan
+from scavenger.train.transport import messages as m
 
 SPACE = SearchSpace((offer(),), (1, 2), (32, 64))
 JOB = JobSpec.model_validate(
@@ -337,3 +338,16 @@ def test_measurements_that_nothing_can_be_fitted_to_end_neither_a_search_nor_a_r
     assert workflow._why_enough(workflow.state.search, KNOWN) == ""
     assert workflow._end_of_training(KNOWN) == "target_missed"
     assert "no model of this run is stored" in trainer.warnings[-1]
+
+
+def test_a_job_that_a_callback_stops_below_its_target_succeeds(tmp_path: Path) -> None:
+    workflow, trainer = driven(tmp_path, replace(ROWS[0], compute_s=0.0))
+    scripted = cast(Scripted, trainer.supervisor)
+    scripted.epoch_steps = 1000
+    epoch = len(trainer.history.epochs)
+    scripted.coming.append(m.EpochReport(epoch, trainer.step, {"val_loss": 9.0}, 0.5, callbacks=True))
+    trainer.until(lambda: trainer.finished)
+
+    assert not trainer.reached
+    assert workflow._end_of_training(KNOWN) == "succeeded"
+    assert f"stopped by EarlyStopping after epoch {epoch + 1}" in trainer.warnings

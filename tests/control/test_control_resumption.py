@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import resource
@@ -23,6 +24,7 @@ from scavenger.control.training.history import EarlierAttempts
 from scavenger.control.training.journal import History, Journal, read_history
 from scavenger.control.training.limits import DRAIN_S
 from scavenger.control.training.trainer import Trainer
+from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.job import CheckpointSpec, GoalSpec
 from scavenger.errors import ConfigurationError, LimitReachedError
@@ -75,6 +77,23 @@ def test_epochs_and_samples_up_to_the_checkpoint_are_read_and_what_came_after_it
     assert history.epochs == tuple(first.history.epochs[:2])
     assert history.samples_by_batch == ((32, 25 * 32),)
     assert history.elapsed_s == first.history.steps[-1].at_s  # what was undone took its time all the same
+
+
+def test_the_runs_of_callbacks_are_read_as_the_epochs_are(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    runs = [
+        CallbackRunRecord(
+            epoch, 10 * (epoch + 1), f'[["EarlyStopping", {{"wait": {epoch}}}]]', 0.5**epoch, rate
+        )
+        for epoch, rate in ((-1, None), (0, 0.1), (1, 0.05), (2, 0.025))
+    ]
+    with contextlib.closing(Journal(path, job_id="j")) as journal:
+        for run in runs:
+            journal.add("callbacks", run)
+
+    assert read_history(path, 25).callback_runs == tuple(runs[:3])
+    assert read_history(path, 20).callback_runs == tuple(runs[:2])
+    assert read_history(path, 0).callback_runs == (runs[0],)
 
 
 def test_an_epoch_that_ends_with_the_checkpoint_is_left_out_since_it_is_evaluated_again(

@@ -100,6 +100,30 @@ def test_the_first_view_takes_effect_at_once() -> None:
     assert pieces(follows) == [("w0", 0, 2), ("w1", 2, 4)]
 
 
+def test_a_job_with_callbacks_begins_with_the_verdict_on_the_epoch_before_the_first() -> None:
+    barrier = Barrier(8, asks_first=True)
+    installed, report = barrier.handle(announce(1, 0, 1))
+
+    assert isinstance(installed, Installed)
+    assert isinstance(report, Report)
+    assert (report.plan.epoch, report.plan.step, barrier.awaited_epoch) == (-1, 0, -1)
+    assert barrier.handle(Tick()) == [report]
+    # another view, for a worker that is lost meanwhile, waits for the verdict, too
+    assert barrier.handle(announce(2, 1, lost=("w0",))) == []
+    assert barrier.handle(Verdict(0, stop=False)) == []
+    second, *follows = barrier.handle(Verdict(-1, stop=False))
+    assert isinstance(second, Installed)
+    assert (second.view.first_step, second.view.position) == (1, Position())
+    assert pieces(follows) == [("w1", 0, 4)]
+    assert barrier.awaited_epoch is None
+
+
+def test_a_job_with_callbacks_that_has_steps_behind_it_does_not_begin_again() -> None:
+    barrier = Barrier(8, asks_first=True, step=1, position=Position(0, 4))
+
+    assert orders(barrier.handle(announce(1, 0))) == [("w0", "train")]
+
+
 def test_a_step_is_applied_when_every_aggregator_has_every_piece_and_follows_when_all_have_applied_it() -> (
     None
 ):

@@ -15,7 +15,6 @@ from scavenger.sdk import KerasJob
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("callbacks", ["anything"], "the job file's `goal` ends the training early"),
         ("epochs", 5, "goal.max_epochs"),
         ("batch_size", 32, "search.batch_size"),
         ("initial_epoch", 3, "count from 0"),
@@ -77,7 +76,8 @@ def test_a_job_is_a_value() -> None:
 
     assert job == KerasJob(model="model", train=("x", "y"), validation=None)
     assert repr(job) == (
-        "KerasJob(model='model', train=('x', 'y'), validation=None, class_weight=None, validation_split=0.0)"
+        "KerasJob(model='model', train=('x', 'y'), validation=None, class_weight=None, validation_split=0.0, "
+        "callbacks=None)"
     )
     with pytest.raises(AttributeError):
         job.model = "other"  # type: ignore[misc]

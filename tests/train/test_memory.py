@@ -310,7 +310,7 @@ def test_a_record_that_was_cut_short_leaves_the_one_before(byte: int, value: int
 
         assert found in (JobRecord(6, Position(0, 6), 1), JobRecord(7, Position(0, 7), 1))
         # within what is written, no change goes unnoticed; beyond it, none matters
-        assert (found == block.read_job()) == (byte >= 44)
+        assert (found == block.read_job()) == (byte >= 52)
     finally:
         os.close(fd)
 

@@ -74,5 +74,6 @@ def find_resumption(job: JobRecord, journal: Path) -> Resumption:
         cost_usd=job.cost_usd or 0.0,
         epochs=history.epochs,
         samples_by_batch=history.samples_by_batch,
+        callback_runs=history.callback_runs,
     )
     return Resumption(job_id=job.id, url=url, before=before, chosen=job.chosen, predicted=job.predicted)

@@ -136,10 +136,16 @@ class RunningJob:
         path = trainer.journal.path.with_name(MODEL_FILE)
         recorder.on_event(PhaseChanged("saving", str(path)))
         # where the target was reached, the last epoch is the best one
-        best = trainer.history.best_epoch is not None and not trainer.reached
+        best = (trainer.history.best_epoch is not None or trainer.callbacks.keep_best) and not trainer.reached
         try:
             within_s = trainer.drain_s - CLOSE_S if in_haste else trainer.left_s
-            supervisor.finish(path, best=best, checkpoint=not trainer.finished, within_s=within_s)
+            supervisor.finish(
+                path,
+                best=best,
+                checkpoint=not trainer.finished,
+                within_s=within_s,
+                callbacks=trainer.callbacks.last,
+            )
             self.model_path = path
             trainer.take_last_steps()
             self._report_checkpoint()

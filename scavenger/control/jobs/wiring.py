@@ -50,7 +50,7 @@ def supervisor_of(
     return Supervisor.open(
         JobSource(str(job.train), folder, job.seed, space.offers[0].cpus, job_id),
         work_dir=work_dir,
-        timeouts=Timeouts(job.limits.start, job.limits.step, job.limits.evaluation),
+        timeouts=Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks),
         aggregators=job.elastic.aggregators,
         restore=Restore(checkpoints) if resumed else None,
         checkpoint=CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0),

@@ -404,7 +404,7 @@ class JobWorkflow:
                 library.keep(model, self._recorder.job_id, measurements=len(search.measurements))
             except ConfigurationError as error:
                 trainer.note(f"no model of this run is stored for later jobs: {error}")
-        missed = self._job.goal.target is not None and not trainer.reached
+        missed = self._job.goal.target is not None and not (trainer.reached or trainer.stopped_by)
         return "target_missed" if missed else "succeeded"
 
     # ---- helpers -------------------------------------------------------------------------------------------

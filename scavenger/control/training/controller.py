@@ -8,9 +8,11 @@ carries out its actions in order. The table shows the modes (columns) and events
     event             TRAIN                                   DONE              RECORD
     StepReport        new: written, reported; else -          as TRAIN          as TRAIN
     ViewInstalled     newer: in effect from now on; else -    as TRAIN          as TRAIN
-    EpochReport       new: written, reported, verdict; at     the verdict       -
-                      the goal or last epoch: -> DONE         again
-                      not new: the verdict again
+    EpochReport       new: written, reported; callbacks run,  the verdict       -
+                      or, if there are none, the verdict;     again
+                      not new: as new, but neither written
+                      nor reported
+    CallbacksRun      new: written, the verdict               -                 -
     RolledBack        history undone, warned                  -> TRAIN          as TRAIN
     Quarantined       written, warned                         as TRAIN          as TRAIN
     Checkpoint...     written, reported; failed: warned once  as TRAIN          as TRAIN
@@ -33,7 +35,7 @@ carries out its actions in order. The table shows the modes (columns) and events
     Close             -> RECORD                               -> RECORD         -
 
 A message may be repeated because its answer was lost. A step or view that is not newer than the newest one changes
-nothing, and the report of an answered epoch gets the same answer again.
+nothing, and the report of an answered epoch gets the same answer again. A verdict that ends training leads to DONE.
 
 **Workers are wanted, not counted.** `wanted` is how many workers the job should have. While fewer are alive, the
 missing workers are launched or owed; while more are alive, `Release` removes the newest ones. Launching and releasing
@@ -49,6 +51,7 @@ from typing import Literal
 
 import msgspec
 
+from scavenger.control.training.callback_runs import CallbackRuns
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.history import TrainingHistory
 from scavenger.control.training.losses import GIVE_UP, Losses
@@ -71,6 +74,7 @@ from scavenger.control.training.orders import (
     Remove,
     ReportStep,
     Resize,
+    RunCallbacks,
     Situation,
     Swap,
     Switch,
@@ -136,6 +140,8 @@ class Controller:
         offer: The VM type on which the job runs.
         finished: Whether the goal is reached or no epoch is left.
         reached: Whether the goal is reached.
+        stopped_by: The callback that stopped training; empty if none did.
+        callbacks: The runs of the callbacks.
         at_risk: Workers that the cloud may preempt at an unannounced time.
         checkpoint_step: Step of the newest checkpoint; 0 before the first.
     """
@@ -154,8 +160,10 @@ class Controller:
         self.offer = next(iter(offers.values()))
         self.wanted = 0
         self.finished = self.reached = False
+        self.stopped_by = ""
         self.at_risk: frozenset[str] = frozenset()
         self.checkpoint_step = 0
+        self.callbacks = CallbackRuns(goal, history)
         self._losses = Losses(give_up)
         self._recording_only = self._keeping = False
         self._asked: Resize | None = None
@@ -197,6 +205,8 @@ class Controller:
                 return self._installed(event, now)
             case m.EpochReport():
                 return self._epoch_ended(event, now)
+            case m.CallbacksRun():
+                return self._called_back(event)
             case RolledBack():
                 return self._rolled_back(event)
             case m.Quarantined():
@@ -291,10 +301,9 @@ class Controller:
 
     def _epoch_ended(self, report: m.EpochReport, now: Situation) -> list[Action]:
         epochs = self.history.epochs
-        if epochs and report.epoch <= epochs[-1].epoch:
-            # a repeated report: the answer was lost
-            improved = self.history.best_epoch is epochs[-1]
-            return [GiveVerdict(report.epoch, self.finished, improved)]
+        if report.epoch < 0 or (epochs and report.epoch <= epochs[-1].epoch):
+            # a repeated report: the answer was lost; or the beginning of training
+            return self._judge(report.epoch, report.step, callbacks=report.callbacks)
         record = EpochRecord(
             epoch=report.epoch,
             step=report.step,
@@ -302,18 +311,65 @@ class Controller:
             evaluation_s=report.evaluation_s,
             at_s=now.at_s,
         )
-        improved = self.history.evaluated(record)
-        self.reached = self.goal.reached(self.goal.value(record))
-        self.finished = self.reached or record.epoch + 1 >= self.goal.spec.max_epochs
+        self.history.evaluated(record)
         return [
             Write("epoch", record),
-            GiveVerdict(report.epoch, self.finished, improved),
+            *self._judge(report.epoch, report.step, callbacks=report.callbacks),
             Notify(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target)),
         ]
+
+    def _judge(self, epoch: int, step: int, *, callbacks: bool) -> list[Action]:
+        """Have the callbacks of an epoch run, if they have not yet; then give the verdict."""
+        record = self._newest(epoch)
+        if callbacks and (epoch < 0 or record is not None) and self.history.callback_run_of(epoch) is None:
+            return self._run_callbacks(epoch, step, record)
+        return [self._verdict(epoch, record)]
+
+    def _newest(self, epoch: int) -> EpochRecord | None:
+        """The record of an epoch if it is the newest; None for an older one, whose verdict nobody awaits any more."""
+        newest = self.history.epochs[-1] if self.history.epochs else None
+        return newest if newest is not None and newest.epoch == epoch else None
+
+    def _ends_at(self, record: EpochRecord) -> bool:
+        """Whether training ends with an epoch, whatever callbacks say."""
+        return self.goal.reached(self.goal.value(record)) or record.epoch + 1 >= self.goal.spec.max_epochs
+
+    def _verdict(self, epoch: int, record: EpochRecord | None) -> GiveVerdict:
+        run, keep_best = self.history.callback_run_of(epoch), False
+        if record is not None:
+            self.reached = self.goal.reached(self.goal.value(record))
+            self.stopped_by = "" if run is None else run.stopped_by
+            self.finished = self._ends_at(record) or bool(self.stopped_by)
+            keep_best = self.history.best_epoch is record
+            if run is not None and run.keep_best is not None:
+                keep_best = run.keep_best
+        return GiveVerdict(epoch, record is not None and self.finished, keep_best, self.history.rate_scale)
+
+    def _run_callbacks(self, epoch: int, step: int, record: EpochRecord | None) -> list[Action]:
+        actions: list[Action] = []
+        if self.callbacks.begins_anew(epoch):
+            words = "the record has no state of the callbacks, so they begin anew"
+            actions = self._warn_once(words, words)
+        last = record is not None and self._ends_at(record)
+        return [*actions, RunCallbacks(self.callbacks.request(epoch, step, record, last=last))]
+
+    def _called_back(self, run: m.CallbacksRun) -> list[Action]:
+        record = self.callbacks.take(run)
+        if record is None:
+            return []
+        actions: list[Action] = [Write("callbacks", record)]
+        for note in run.notes:
+            actions += self._warn_once(note, note)
+        actions.append(self._verdict(run.epoch, self._newest(run.epoch)))
+        if run.stopped_by and not self.reached:
+            actions.append(Warn(f"stopped by {run.stopped_by} after epoch {run.epoch + 1}"))
+        return actions
 
     def _rolled_back(self, event: RolledBack) -> list[Action]:
         undone = self.history.roll_back(event.step)
         self.reached = self.finished = False
+        self.stopped_by = ""
+        self.callbacks.forget()
         resumed = {"step": event.step}
         return [
             Write("resumed", resumed),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from scavenger.control.training.goal import Goal
 from scavenger.control.training.sample_counter import SampleCounter
+from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import EpochRecord, StepRecord
 from scavenger.domain.snapshot import Departure
@@ -37,6 +38,7 @@ class EarlierAttempts:
         epoch, consumed: Position in the data: completed epochs, and samples consumed of the next epoch.
         epochs: Evaluated epochs that were not undone.
         samples_by_batch: Samples trained, by global batch size, as far as known.
+        callback_runs: Runs of the callbacks that were not undone.
     """
 
     step: int = 0
@@ -46,6 +48,7 @@ class EarlierAttempts:
     cost_usd: float = 0.0
     epochs: tuple[EpochRecord, ...] = ()
     samples_by_batch: tuple[tuple[int, int], ...] = ()
+    callback_runs: tuple[CallbackRunRecord, ...] = ()
 
 
 class TrainingHistory:
@@ -58,6 +61,7 @@ class TrainingHistory:
     Attributes:
         steps: The newest steps of this attempt, oldest first.
         epochs: Evaluated epochs, including those of earlier attempts.
+        callback_runs: Runs of the callbacks, oldest first, including those of earlier attempts.
         best_epoch: The first epoch with the best value of the goal's metric; None if none has a value.
         measured: Number of undisturbed steps, their samples and their seconds, by configuration.
         noise: Smoothed gradient noise.
@@ -70,6 +74,7 @@ class TrainingHistory:
         self._goal, self.before = goal, before or EarlierAttempts()
         self.steps: list[StepRecord] = []
         self.epochs: list[EpochRecord] = []
+        self.callback_runs = list(self.before.callback_runs)
         self.best_epoch: EpochRecord | None = None
         self._samples = SampleCounter(self.before.samples_by_batch)
         self.measured: dict[Configuration, tuple[int, int, float]] = {}
@@ -249,6 +254,15 @@ class TrainingHistory:
             self._workers_at[epoch.step] = self.steps[-1].workers
         return improved
 
+    @property
+    def rate_scale(self) -> float:
+        """The learning rate that callbacks have set last, over the one that the model was compiled with."""
+        return self.callback_runs[-1].rate_scale if self.callback_runs else 1.0
+
+    def callback_run_of(self, epoch: int) -> CallbackRunRecord | None:
+        """The run of the callbacks when this epoch had ended; None if there was none."""
+        return next((run for run in reversed(self.callback_runs) if run.epoch == epoch), None)
+
     def roll_back(self, step: int) -> int:
         """Undo the steps after a step, and the evaluation of an epoch that ended with that step.
 
@@ -259,6 +273,7 @@ class TrainingHistory:
         del self.steps[bisect.bisect_right(self.steps, step, key=lambda record: record.step) :]
         self._workers_at = {at: workers for at, workers in self._workers_at.items() if at < step}
         standing = [epoch for epoch in self.epochs if epoch.step < step]
+        self.callback_runs = [run for run in self.callback_runs if run.epoch < 0 or run.step < step]
         self.epochs, self.best_epoch = [], None
         for epoch in standing:
             self.evaluated(epoch)

@@ -16,6 +16,7 @@ import msgspec
 
 from scavenger.control.training.sample_counter import SampleCounter
 from scavenger.control.training.segments import compress_segments, lines_of, next_segment
+from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.measurement import EpochRecord
 from scavenger.private_files import make_private_folder, private_opener
 
@@ -183,11 +184,13 @@ class History:
         epochs: Evaluated epochs, except one that ended with the step itself: a job resumed there evaluates it again.
         samples_by_batch: Samples trained, by global batch size.
         elapsed_s: Running time of all attempts when the job last wrote, including undone steps.
+        callback_runs: Runs of the callbacks, as `epochs`.
     """
 
     epochs: tuple[EpochRecord, ...] = ()
     samples_by_batch: tuple[tuple[int, int], ...] = ()
     elapsed_s: float = 0.0
+    callback_runs: tuple[CallbackRunRecord, ...] = ()
 
 
 class _Step(msgspec.Struct, tag_field="kind", tag="step"):
@@ -210,6 +213,20 @@ class _Epoch(msgspec.Struct, tag_field="kind", tag="epoch"):
         return EpochRecord(self.epoch, self.step, metrics, self.evaluation_s, self.at_s)
 
 
+class _CallbackRun(msgspec.Struct, tag_field="kind", tag="callbacks"):
+    epoch: int
+    step: int
+    state: str
+    rate_scale: float
+    learning_rate: float | None
+    stopped_by: str
+    keep_best: bool | None
+
+    def record(self) -> CallbackRunRecord:
+        """Convert to a `CallbackRunRecord`."""
+        return CallbackRunRecord(**msgspec.structs.asdict(self))
+
+
 class _Resumed(msgspec.Struct, tag_field="kind", tag="resumed"):
     step: int
 
@@ -218,9 +235,12 @@ class _Time(msgspec.Struct, tag_field="kind", tag="time"):
     at_s: float
 
 
-def _records(path: Path) -> Iterator[_Step | _Epoch | _Resumed | _Time]:
+_Record = _Step | _Epoch | _CallbackRun | _Resumed | _Time
+
+
+def _records(path: Path) -> Iterator[_Record]:
     """Yield the readable records of a journal line by line, since a long job's journal is large."""
-    decoder = msgspec.json.Decoder(_Step | _Epoch | _Resumed | _Time)
+    decoder: msgspec.json.Decoder[_Record] = msgspec.json.Decoder(_Record)
     with contextlib.suppress(OSError, EOFError):
         for line in lines_of(path):
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # damaged, or of another kind
@@ -234,12 +254,15 @@ def read_history(path: Path, step: int) -> History:
     """
     counter = SampleCounter()
     epochs: dict[int, _Epoch] = {}
+    runs: dict[int, _CallbackRun] = {}
     elapsed_s = 0.0
 
     def undo(after: int) -> None:
         counter.undo(after)
         for number in [number for number, epoch in epochs.items() if epoch.step >= after]:
             del epochs[number]
+        for number in [number for number, run in runs.items() if number >= 0 and run.step >= after]:
+            del runs[number]
 
     for found in _records(path):
         match found:
@@ -249,6 +272,8 @@ def read_history(path: Path, step: int) -> History:
             case _Epoch():
                 epochs[found.epoch] = found
                 elapsed_s = max(elapsed_s, found.at_s)
+            case _CallbackRun():
+                runs[found.epoch] = found
             case _Time():
                 elapsed_s = max(elapsed_s, found.at_s)
             case _Resumed():
@@ -260,4 +285,5 @@ def read_history(path: Path, step: int) -> History:
             sorted((batch, samples) for batch, samples in counter.by_batch.items() if samples)
         ),
         elapsed_s=elapsed_s,
+        callback_runs=tuple(runs[number].record() for number in sorted(runs)),
     )

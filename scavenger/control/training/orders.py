@@ -10,6 +10,7 @@ from scavenger.domain import report
 from scavenger.domain.configuration import Configuration
 from scavenger.domain.measurement import StepRecord
 from scavenger.train.supervisor.events import Event as WorkerEvent
+from scavenger.train.transport import messages as m
 
 __all__ = [
     "Abandon",
@@ -32,6 +33,7 @@ __all__ = [
     "Remove",
     "ReportStep",
     "Resize",
+    "RunCallbacks",
     "Situation",
     "Swap",
     "Switch",
@@ -198,6 +200,14 @@ class GiveVerdict:
     epoch: int
     stop: bool
     keep_best: bool
+    rate_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunCallbacks:
+    """Have a worker run the callbacks of an epoch."""
+
+    request: m.RunCallbacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,4 +259,16 @@ class GiveUp:
     by_code: bool
 
 
-Action = Launch | Resize | Release | GiveVerdict | Write | Notify | ReportStep | Warn | RecordNow | GiveUp
+Action = (
+    Launch
+    | Resize
+    | Release
+    | GiveVerdict
+    | RunCallbacks
+    | Write
+    | Notify
+    | ReportStep
+    | Warn
+    | RecordNow
+    | GiveUp
+)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from scavenger.control.training.callback_runs import CallbackRuns
 from scavenger.control.training.controller import Controller
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.goal import Goal
@@ -35,6 +36,7 @@ from scavenger.control.training.orders import (
     Remove,
     ReportStep,
     Resize,
+    RunCallbacks,
     Situation,
     Swap,
     Switch,
@@ -153,6 +155,16 @@ class Trainer:
     def reached(self) -> bool:
         """Whether the goal is reached."""
         return self._controller.reached
+
+    @property
+    def stopped_by(self) -> str:
+        """The callback that stopped training; empty if none did."""
+        return self._controller.stopped_by
+
+    @property
+    def callbacks(self) -> CallbackRuns:
+        """The runs of the callbacks."""
+        return self._controller.callbacks
 
     @property
     def at_risk(self) -> frozenset[str]:
@@ -428,8 +440,10 @@ class Trainer:
                 self.supervisor.resize(workers, batch, reason, without=without, lr_scale=lr_scale)
             case Release(keep):
                 self.supervisor.release(keep)
-            case GiveVerdict(epoch, stop, keep_best):
-                self.supervisor.verdict(epoch, stop=stop, keep_best=keep_best)
+            case GiveVerdict(epoch, stop, keep_best, rate_scale):
+                self.supervisor.verdict(epoch, stop=stop, keep_best=keep_best, rate_scale=rate_scale)
+            case RunCallbacks(request):
+                self.supervisor.run_callbacks(request)
             case Write(kind, value, audit):
                 journal = self._audit if audit else self.journal
                 if journal is not None:

@@ -285,6 +285,7 @@ class Aggregator:
                 manifest.step,
                 Position(manifest.epoch, manifest.consumed),
                 best_step=int(manifest.state.get("best_step", 0)),
+                rate_scale=float(manifest.state.get("rate_scale", 1.0)),
             )
         if self.index == 0:
             shard.block.write_job(record)
@@ -305,6 +306,7 @@ class Aggregator:
             position=record.position,
             number=max(record.number, message.number),
             suspects=Suspects(samples_max=max(1, manifest.dataset_size // _QUARANTINED_SHARE)),
+            asks_first=bool(manifest.callbacks),
         )
         barrier.token = message.token
         self._sequencer = Sequencer(
@@ -318,6 +320,7 @@ class Aggregator:
             best_step=record.best_step,
             seed=self._config.seed,
             quarantined=tuple(sorted({*message.quarantined, *state.quarantined})),
+            rate_scale=record.rate_scale,
         )
         if state.quarantined:
             self._control.send(

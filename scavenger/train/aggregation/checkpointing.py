@@ -63,7 +63,13 @@ class Checkpointing:
         return self._saving is not None
 
     def look(
-        self, barrier: Barrier, *, best_step: int, quarantined: tuple[int, ...], now: bool = False
+        self,
+        barrier: Barrier,
+        *,
+        best_step: int,
+        quarantined: tuple[int, ...],
+        rate_scale: float,
+        now: bool = False,
     ) -> None:
         """Begin a checkpoint if one is due.
 
@@ -71,6 +77,7 @@ class Checkpointing:
             barrier: State of the job, just after a step was applied.
             best_step: Step after which the weights were best so far; 0 if unknown.
             quarantined: Indices of samples that are left out.
+            rate_scale: The learning rate that callbacks have set, over the one that the model was compiled with.
             now: Write one in any case, unless there is one of this step.
         """
         plan = self._plan
@@ -90,7 +97,11 @@ class Checkpointing:
                 view=barrier.number,
                 parts=(),
                 created_at=datetime.now(UTC),
-                state={"best_step": best_step, "quarantined": list(quarantined)},
+                state={
+                    "best_step": best_step,
+                    "quarantined": list(quarantined),
+                    "rate_scale": rate_scale,
+                },
             )
         )
         self._saved_at, self._saved_step = time.monotonic(), barrier.step

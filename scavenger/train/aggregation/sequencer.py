@@ -36,6 +36,7 @@ class Sequencer:
         best_step: Step after which the weights were best so far; 0 if unknown.
         seed: The job's seed, which determines the sample order of each epoch.
         quarantined: Indices of samples that are left out already.
+        rate_scale: The learning rate that callbacks have set, over the one that the model was compiled with.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Sequencer:
         best_step: int,
         seed: int,
         quarantined: tuple[int, ...],
+        rate_scale: float = 1.0,
     ) -> None:
         self._shard, self._barrier = shard, barrier
         self._seed, self._quarantined = seed, quarantined
@@ -63,7 +65,7 @@ class Sequencer:
         self._workers = WorkerOrders(to_worker)
         self._evaluation = EpochEvaluation(shard.layout.manifest.metrics)
         self._finalisation: Finalisation | None = None
-        self._best_step = best_step
+        self._best_step, self._rate_scale = best_step, rate_scale
         self._failed = False
         self.beat = m.Beat(barrier.step)
         """The current heartbeat message; an immutable value, because another thread reads it."""
@@ -115,8 +117,7 @@ class Sequencer:
                     )
                 )
             case m.VerdictGiven():
-                if message.keep_best and self._barrier.phase is b.Phase.VERDICT:
-                    self._keep_best()
+                self._take_verdict(message)
                 self._handle(b.Verdict(message.epoch, message.stop))
             case m.Finish() if self._finalisation is None:
                 self._handle(b.Halt())
@@ -256,7 +257,7 @@ class Sequencer:
     # ---- steps ---------------------------------------------------------------------------------------------
 
     def _begin_apply(self, instruction: b.Apply) -> None:
-        if self._step.begin_apply(instruction):
+        if self._step.begin_apply(instruction, lr_scale=self._lr_scale):
             self._timer.progressed()
         order, behind = self._step.order, self._step.behind()
         assert order is not None
@@ -288,7 +289,7 @@ class Sequencer:
         self._step.close()
         self._shard.block.write_report(plan.step, m.encode(report))
         self._shard.block.write_job(
-            JobRecord(plan.step, plan.next_position, self._barrier.number, self._best_step)
+            JobRecord(plan.step, plan.next_position, self._barrier.number, self._best_step, self._rate_scale)
         )
         fail_here("aggregator.published")
         self._report(report)
@@ -297,7 +298,7 @@ class Sequencer:
             follows += self._barrier.handle(b.Applied(plan.step, aggregator))
         if plan.ends_epoch:
             self._timer.evaluation_began()
-        self._checkpoints.look(self._barrier, best_step=self._best_step, quarantined=self._quarantined)
+        self._look_for_checkpoint()
         self._carry_out(follows)
 
     def _quarantine_samples(self, instruction: b.Quarantine) -> None:
@@ -338,14 +339,40 @@ class Sequencer:
 
     def _report_epoch(self, plan: StepPlan) -> None:
         evaluation_s = self._timer.evaluation_ended()
-        self._report(m.EpochReport(plan.epoch, plan.step, self._evaluation.metrics, evaluation_s))
+        callbacks = bool(self._shard.layout.manifest.callbacks)
+        self._report(m.EpochReport(plan.epoch, plan.step, self._evaluation.metrics, evaluation_s, callbacks))
         # the message is repeated until it is answered, so only the sums may go
         self._evaluation.forget_sums()
 
     def _write_record(self) -> None:
         barrier = self._barrier
         self._shard.block.write_job(
-            JobRecord(barrier.step, barrier.position, barrier.number, self._best_step)
+            JobRecord(barrier.step, barrier.position, barrier.number, self._best_step, self._rate_scale)
+        )
+
+    def _take_verdict(self, verdict: m.VerdictGiven) -> None:
+        """Take what a verdict says about the weights and the learning rate, before the next step begins."""
+        if self._barrier.awaited_epoch != verdict.epoch:
+            return
+        if verdict.rate_scale != self._rate_scale:
+            self._rate_scale = verdict.rate_scale
+            self._write_record()
+        if verdict.keep_best:
+            self._keep_best()
+
+    @property
+    def _lr_scale(self) -> float:
+        """Factor on the learning rate of the step in progress: that of the view times that of callbacks."""
+        view = self._barrier.view
+        return self._rate_scale if view is None else view.lr_scale * self._rate_scale
+
+    def _look_for_checkpoint(self, *, now: bool = False) -> None:
+        self._checkpoints.look(
+            self._barrier,
+            best_step=self._best_step,
+            quarantined=self._quarantined,
+            rate_scale=self._rate_scale,
+            now=now,
         )
 
     def _keep_best(self) -> None:
@@ -360,9 +387,7 @@ class Sequencer:
     def _finish(self, request: m.Finish) -> None:
         if request.checkpoint:
             # a checkpoint of the state before `finalise`; the copy is made first
-            self._checkpoints.look(
-                self._barrier, best_step=self._best_step, quarantined=self._quarantined, now=True
-            )
+            self._look_for_checkpoint(now=True)
         order = m.Finalise(self._barrier.step, request.best and self._best_step > 0)
         self._finalisation = Finalisation(self._shard, self._others, order, send=self._to_aggregator)
         self._finalisation.carry_out()
@@ -371,5 +396,4 @@ class Sequencer:
     def _report_if_done(self) -> None:
         if self._finalisation is not None and self._finalisation.complete and not self._checkpoints.busy:
             self._finalisation = None
-            view = self._barrier.view
-            self._report(m.Done(self._barrier.step, 1.0 if view is None else view.lr_scale))
+            self._report(m.Done(self._barrier.step, self._lr_scale))

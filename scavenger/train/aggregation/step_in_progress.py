@@ -40,12 +40,12 @@ class StepInProgress:
 
     # ---- applying it ---------------------------------------------------------------------------------------
 
-    def begin_apply(self, instruction: b.Apply) -> bool:
+    def begin_apply(self, instruction: b.Apply, *, lr_scale: float) -> bool:
         """Begin to apply the step; returns False if that was begun before."""
         order = ApplyPart(
             step=instruction.plan.step,
             view=instruction.view.number,
-            lr_scale=instruction.view.lr_scale * self._contributions[instruction.pieces[0].number].rate,
+            lr_scale=lr_scale * self._contributions[instruction.pieces[0].number].rate,
             pieces=tuple(
                 (piece.number, each.samples, piece.slot, each.rows)
                 for piece, each in zip(instruction.pieces, self._of(instruction.pieces), strict=True)

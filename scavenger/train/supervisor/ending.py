@@ -72,8 +72,8 @@ class Ending:
             asking=lambda: self._processes.send(self._aggregators[0], m.Finish(best, checkpoint)),
         )
 
-    def write(self, path: Path, *, deadline: float) -> None:
-        """Have a worker write the model with the finalised weights.
+    def write(self, path: Path, *, deadline: float, callbacks: m.RunCallbacks | None = None) -> None:
+        """Have a worker write the model with the finalised weights, and end the callbacks.
 
         Raises:
             WorkersLostError: If no worker is left to write it.
@@ -86,11 +86,13 @@ class Ending:
             if not able:
                 raise WorkersLostError("no worker is left to write the model")
             assert saving.step is not None
-            self._save(able[0], path, saving.step, deadline)
+            self._save(able[0], path, saving.step, deadline, callbacks)
             if saving.refusal:
                 raise ModelNotSavedError(saving.refusal)
 
-    def _save(self, writer: str, path: Path, step: int, deadline: float) -> None:
+    def _save(
+        self, writer: str, path: Path, step: int, deadline: float, callbacks: m.RunCallbacks | None = None
+    ) -> None:
         """Have a worker write the model to `path`, or, if it runs on another host, send the model here."""
         engine, saving = self._processes.engine, self._saving
         here = engine.host(writer) == engine.leader_host
@@ -98,7 +100,7 @@ class Ending:
             after.callback(partial_model(path).unlink, missing_ok=True)
             if not here:
                 after.enter_context(saving.received(writer, path))
-            self._processes.send(writer, m.Save(str(path) if here else "", step, saving.lr_scale))
+            self._processes.send(writer, m.Save(str(path) if here else "", step, saving.lr_scale, callbacks))
             self._wait(
                 lambda: saving.saved or bool(saving.refusal) or writer not in engine.running,
                 "the model was not written in time",

@@ -24,8 +24,9 @@ from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.failure import error_of
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.names import HEARTBEAT_SUFFIX, aggregator_name
+from scavenger.train.supervisor.callbacks import CallbackRequests
 from scavenger.train.supervisor.ending import Ending
-from scavenger.train.supervisor.events import Event, Leaving, ProcessState, Started, Warned
+from scavenger.train.supervisor.events import Event, Leaving, ProcessState, RolledBack, Started, Warned
 from scavenger.train.supervisor.process_registry import ProcessRegistry
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.recoveries import Checkpoints, Recoveries
@@ -111,6 +112,9 @@ class Supervisor:
         )
         self._ending = Ending(
             processes, self._registry, aggregators=aggregators, turn=self._turn, clock=clock
+        )
+        self._callbacks = CallbackRequests(
+            processes, self._registry, limit_s=timeouts.callbacks_s, warn=self._warn, clock=clock
         )
         self._requested, self._memory, self._network = _Requested(), MemoryWatch(), NetworkWatch()
         self._work = WorkWatch()
@@ -241,12 +245,22 @@ class Supervisor:
             self._requested.command += 1
             self._routing.send(m.Release(self._requested.command, keep))
 
-    def verdict(self, epoch: int, *, stop: bool, keep_best: bool) -> None:
+    def verdict(self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0) -> None:
         """Answer an `EpochReport`; the job waits for the answer."""
-        self._processes.send(self._aggregators[0], m.VerdictGiven(epoch, stop, keep_best))
+        self._processes.send(self._aggregators[0], m.VerdictGiven(epoch, stop, keep_best, rate_scale))
+
+    def run_callbacks(self, request: m.RunCallbacks) -> None:
+        """Have a worker run the callbacks; `CallbacksRun` is its answer, and until then the call is to be repeated."""
+        self._callbacks.ask(request)
 
     def finish(
-        self, path: Path, *, best: bool, checkpoint: bool = False, within_s: float | None = None
+        self,
+        path: Path,
+        *,
+        best: bool,
+        checkpoint: bool = False,
+        within_s: float | None = None,
+        callbacks: m.RunCallbacks | None = None,
     ) -> None:
         """End training with the last applied step, and have a worker write the model; waits until it is written.
 
@@ -255,6 +269,7 @@ class Supervisor:
             best: Write the weights that a verdict last said to keep; the last weights if no verdict did.
             checkpoint: First write a checkpoint, if the job has a checkpoint plan, so that it can be resumed.
             within_s: How long it may take, seconds; None for as long as a worker may take to start.
+            callbacks: The callbacks whose `on_train_end` follows, as of their last run; None for none.
 
         Raises:
             WorkersLostError: If no worker is left to write the model, or an aggregator that holds it is gone.
@@ -263,7 +278,7 @@ class Supervisor:
         """
         deadline = self._clock() + (self._timeouts.start_s if within_s is None else within_s)
         self._ending.finalise(best=best, checkpoint=checkpoint, deadline=deadline)
-        self._ending.write(path.resolve(), deadline=deadline)
+        self._ending.write(path.resolve(), deadline=deadline, callbacks=callbacks)
 
     def keep_state(self, *, best: bool, within_s: float | None = None) -> None:
         """End training with the last applied step, and write a checkpoint of it, if the job has a checkpoint plan.
@@ -367,6 +382,8 @@ class Supervisor:
         for event in events:
             if isinstance(event, m.CheckpointReady):
                 self._checkpoints.unrecorded = event.step
+            elif isinstance(event, RolledBack):
+                self._callbacks.forget()
         return events
 
     def _answer_recorded(self) -> None:
@@ -427,6 +444,10 @@ class Supervisor:
             case m.Quarantined() if sequencing:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
+            case m.CallbacksRun():
+                if self._callbacks.take(peer, message):
+                    self._events.append(message)
+                return False
             case m.Done() | m.Saved() | m.SavedPart() | m.Unsaved():
                 self._ending.take(peer, message)
                 return False
@@ -515,6 +536,7 @@ class Supervisor:
         """Replace a silent coordinator, kill released workers that do not end, and sample memory."""
         now = self._clock()
         self._memory.look(self.engine, now)
+        self._callbacks.watch(now)
         for worker in self._registry.let_go:
             if now - worker.leaving_s > _QUIT_S:
                 self.engine.kill(worker.name)

@@ -261,12 +261,14 @@ class JobRecord:
         position: The position in the data after that step.
         number: The number of the newest view.
         best_step: The step whose weights are kept as the best; 0 for none.
+        rate_scale: The learning rate that callbacks have set, over the one that the model was compiled with.
     """
 
     step: int = 0
     position: Position = field(default_factory=Position)
     number: int = 0
     best_step: int = 0
+    rate_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,7 @@ class PartRecord:
     mean_sqnorm: float = 0.0
 
 
-_JOB = struct.Struct("<QQQQQI")
+_JOB = struct.Struct("<QQQQQdI")
 _PART = struct.Struct("<QQddI")
 _SIGNATURE = struct.Struct("<II")
 _RECORD_BYTES = 64
@@ -387,6 +389,7 @@ class Block:
             record.position.consumed,
             record.number,
             record.best_step,
+            record.rate_scale,
         )
         self._write(0, _JOB, values)
 
@@ -394,8 +397,8 @@ class Block:
         """Read the job's record; None if none was written."""
         if (values := self._read(0, _JOB)) is None:
             return None
-        step, epoch, consumed, number, best = values
-        return JobRecord(step, Position(epoch, consumed), number, best)
+        step, epoch, consumed, number, best, rate_scale = values
+        return JobRecord(step, Position(epoch, consumed), number, best, rate_scale)
 
     def write_part(self, aggregator: int, record: PartRecord) -> None:
         """Write the record of an aggregator's model shard."""

@@ -38,6 +38,7 @@ from scavenger.train.failure import DataError
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec, blocks_body
 from scavenger.train.transport.rows import Rows
+from scavenger.train.worker.callbacks.runner import CallbackRunner
 from scavenger.train.worker.checks import check_model, check_saving, check_variables, constraint_of
 from scavenger.train.worker.data import Source, within_reach
 from scavenger.train.worker.fit_arguments import open_data
@@ -81,20 +82,23 @@ class Program:
 
     Args:
         job: The job that the user's module defines.
+        job_dir: The folder of that module, to name the line of a callback that fails.
 
     Attributes:
+        callbacks: Runs the job's callbacks.
         mixes_samples: Whether the forward pass in training combines the samples of a batch, as `BatchNormalization`
             does. Then the mean of the gradients of a batch's halves is not the gradient of the batch.
 
     Raises:
-        NotSupportedError: If the model trains in a way that cannot be split over workers.
+        NotSupportedError: If the model trains in a way that cannot be split over workers, or a callback cannot be run.
         DataError: If the data cannot be read.
     """
 
-    def __init__(self, job: KerasJob) -> None:
+    def __init__(self, job: KerasJob, job_dir: str = "") -> None:
         self.model = job.model
         check_model(self.model)
         self._steps = Steps(self.model)
+        self.callbacks = CallbackRunner(self.model, job.callbacks, job_dir=job_dir)
         self.train, self.validation = open_data(job)
         self._validation = None if self.validation is None else Prefetcher(self.validation)
         sample = self.train.batch(np.zeros(1, dtype=np.int64))
@@ -279,17 +283,21 @@ class Program:
 
     def save(self, weights: Sequence[Array], path: Path, optimizer: OptimizerState) -> None:
         """Write the model with given weights and state of the optimizer atomically as a `.keras` file."""
-        for variable, value in zip(self.variables, weights, strict=True):
-            variable.assign(value)
+        self.restore(weights, optimizer)
         make_private_folder(path.parent)
         partial = partial_model(path)
-        assign_state(self.model.optimizer, self.model.trainable_variables, self._trainable, optimizer)
         try:
             self.model.save(partial)
             partial.chmod(FILE_MODE)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+    def restore(self, weights: Sequence[Array], optimizer: OptimizerState) -> None:
+        """Give the model copies of these weights, and its optimizer this state."""
+        for variable, value in zip(self.variables, weights, strict=True):
+            variable.assign(np.array(value))
+        assign_state(self.model.optimizer, self.model.trainable_variables, self._trainable, optimizer)
 
     @property
     def draws(self) -> bool:
@@ -492,6 +500,7 @@ class Program:
                 if source is not None
                 for note in source.notes
             ),
+            callbacks=self.callbacks.names,
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:

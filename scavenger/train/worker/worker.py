@@ -82,7 +82,7 @@ def load_program(train: str, job_dir: str, seed: int) -> Program:
         raise TrainingCodeError(
             f"{train} must be, or return, a scavenger.sdk.KerasJob, not {type(job).__name__}"
         )
-    return Program(job)
+    return Program(job, job_dir)
 
 
 def seed_worker(seed: int, name: str) -> None:
@@ -163,6 +163,9 @@ class Worker:
                 self._control.send(
                     m.Present(self._program.manifest, prepared, seeded, self._ready, self._memory_id)
                 )
+            case m.RunCallbacks():
+                with contextlib.suppress(_Superseded):
+                    self._run_callbacks(message)
             case m.Save():
                 self._save(message)
             case m.Quit():
@@ -278,7 +281,8 @@ class Worker:
         """
         assert self._inbox is not None
         assert self._memory is not None
-        self._inbox.want(step, changed=order is None, optimizers=optimizers)
+        changed = order is None or optimizers is not None  # the weights alone may be here
+        self._inbox.want(step, changed=changed, optimizers=optimizers)
         moved_at, received = -math.inf, self._inbox.received_bytes
         while lacking := self._inbox.lacking:
             if self._inbox.received_bytes != received:
@@ -292,7 +296,8 @@ class Worker:
             self._receive_from_aggregators()
             inbox = self._inbox
             for message, _ in self._control.receive():
-                self._from_control(message)
+                if not isinstance(message, m.RunCallbacks):  # it needs weights, too, and is sent again
+                    self._from_control(message)
             if not self._running:
                 raise _QuitRequested
             if order is not None and self._orders.superseded(order):
@@ -313,6 +318,8 @@ class Worker:
                 raise
             self._control.send(m.Unsaved(cause))
             return
+        if message.callbacks is not None:
+            self._program.callbacks.end(message.callbacks)
         self._control.send(m.Saved())
 
     def _write_model(self, message: m.Save) -> None:
@@ -329,6 +336,25 @@ class Worker:
                 with path.open("rb") as file:
                     while data := file.read(CHUNK_BYTES):
                         self._control.send(m.SavedPart(file.tell() - len(data), data))
+
+    def _run_callbacks(self, request: m.RunCallbacks) -> None:
+        """Run the callbacks for the end of an epoch, or repeat the answer.
+
+        Raises:
+            _Superseded: If the job has gone on without them, as after a rollback.
+        """
+        callbacks = self._program.callbacks
+        answer = callbacks.answer_to(request)
+        if answer is None:
+            if callbacks.needs_model:
+                assert self._memory is not None
+                saved = SavedOptimizer(self._fd, self._memory.layout)
+                now = m.Order("callbacks", request.step, self._beat.view, (), (), False)
+                weights = self._weights(request.step, now, saved.memories)
+                self._program.restore(weights, saved.state(request.step, 1.0))
+            answer = callbacks.run(request)
+            fail_here("worker.called")
+        self._control.send(answer)
 
     def _train(self, order: m.Order, view: View) -> None:
         step = order.step + 1

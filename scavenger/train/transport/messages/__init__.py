@@ -50,6 +50,7 @@ from scavenger.train.transport.messages.data import (
 from scavenger.train.transport.messages.reports import (
     AggregatorReady,
     Beat,
+    CallbacksRun,
     CheckpointFailed,
     CheckpointReady,
     CheckpointWritten,
@@ -81,6 +82,7 @@ from scavenger.train.transport.messages.requests import (
     Recorded,
     RequestMessage,
     RollCall,
+    RunCallbacks,
     Save,
     VerdictGiven,
 )
@@ -112,6 +114,7 @@ __all__ = [
     "AskView",
     "Beat",
     "Brief",
+    "CallbacksRun",
     "Check",
     "CheckpointFailed",
     "CheckpointPlan",
@@ -166,6 +169,7 @@ __all__ = [
     "RollBack",
     "RollCall",
     "Roster",
+    "RunCallbacks",
     "Save",
     "SavePart",
     "Saved",

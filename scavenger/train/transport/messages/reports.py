@@ -11,6 +11,7 @@ from scavenger.train.transport.messages.values import AggregatorAddress, Manifes
 __all__ = [
     "AggregatorReady",
     "Beat",
+    "CallbacksRun",
     "CheckpointFailed",
     "CheckpointReady",
     "CheckpointWritten",
@@ -162,12 +163,43 @@ class StepReport(Tagged, frozen=True):
 
 
 class EpochReport(Tagged, frozen=True):
-    """An epoch was evaluated; the sequencer waits for the verdict."""
+    """An epoch was evaluated; the sequencer waits for the verdict.
+
+    A job with callbacks also reports epoch -1, without metrics, before its first step.
+
+    Attributes:
+        callbacks: Whether the job has callbacks, which run before the verdict.
+    """
 
     epoch: int
     step: int
     metrics: dict[str, float]
     evaluation_s: float
+    callbacks: bool = False
+
+
+class CallbacksRun(Tagged, frozen=True):
+    """The answer to `RunCallbacks`.
+
+    Attributes:
+        number, epoch, step: Those of the request.
+        state: State of the callbacks, JSON, from which another process can go on.
+        rate_scale: The learning rate that they have set, over the one that the model was compiled with.
+        learning_rate: The learning rate that they have set; None if the optimizer follows a schedule.
+        stopped_by: The class of the callback that stops training; empty if none does.
+        keep_best: Whether this epoch's weights are those to restore at the end; None if no callback decides that.
+        notes: What the user should know about them.
+    """
+
+    number: int
+    epoch: int
+    step: int
+    state: str
+    rate_scale: float
+    learning_rate: float | None
+    stopped_by: str
+    keep_best: bool | None
+    notes: tuple[str, ...]
 
 
 class ViewInstalled(Tagged, frozen=True):
@@ -240,6 +272,7 @@ class Unsaved(Tagged, frozen=True):
 ReportMessage = (
     AggregatorReady
     | Beat
+    | CallbacksRun
     | CheckpointFailed
     | CheckpointReady
     | CheckpointWritten

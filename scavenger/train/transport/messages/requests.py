@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from scavenger.train.transport.messages.values import (
     AggregatorAddress,
     CheckpointPlan,
@@ -23,6 +25,7 @@ __all__ = [
     "Recorded",
     "RequestMessage",
     "RollCall",
+    "RunCallbacks",
     "Save",
     "VerdictGiven",
 ]
@@ -94,11 +97,51 @@ class Announcement(Tagged, frozen=True):
 
 
 class VerdictGiven(Tagged, frozen=True):
-    """The answer to an `EpochReport`: whether to stop, and whether to keep this epoch's weights as the best so far."""
+    """The answer to an `EpochReport`.
+
+    Attributes:
+        epoch: The epoch; -1 before the first.
+        stop: Whether to stop.
+        keep_best: Whether to keep this epoch's weights as the best so far.
+        rate_scale: The learning rate that callbacks have set, over the one that the model was compiled with.
+    """
 
     epoch: int
     stop: bool
     keep_best: bool
+    rate_scale: float = 1.0
+
+
+class RunCallbacks(Tagged, frozen=True):
+    """To a worker: run the callbacks for an epoch that has ended, and for the beginning of the next.
+
+    Attributes:
+        number: Distinguishes requests; it is repeated with a request that is sent again.
+        epoch: The epoch that has ended; -1 at the beginning of training.
+        step: Its last step, whose weights the callbacks see.
+        metrics: Its metrics by Keras's names.
+        epochs: Number of epochs after which training ends at the latest.
+        last: Whether no epoch follows, whatever the callbacks say.
+        state: State of the callbacks after the run before, as `CallbacksRun` has it; empty before the first.
+        rate_scale: As the run before has set it.
+    """
+
+    number: int
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+    epochs: int
+    last: bool
+    state: str
+    rate_scale: float
+
+    def repeats(self, before: RunCallbacks) -> bool:
+        """Whether this is the same request as another one, whatever their numbers."""
+        # encoded, because a metric may be NaN, which does not equal itself
+        one, other = (
+            msgspec.msgpack.encode(msgspec.structs.replace(each, number=0)) for each in (self, before)
+        )
+        return one == other
 
 
 class Finish(Tagged, frozen=True):
@@ -116,12 +159,14 @@ class Finish(Tagged, frozen=True):
 class Save(Tagged, frozen=True):
     """To a worker: write the model with the weights of `step` to `path`, or send it if `path` is empty.
 
-    `lr_scale` is the factor on the optimizer's learning rate.
+    `lr_scale` is the factor on the optimizer's learning rate. If training ends, `callbacks` is their last run, whose
+    `on_train_end` follows.
     """
 
     path: str
     step: int
     lr_scale: float = 1.0
+    callbacks: RunCallbacks | None = None
 
 
 class Forget(Tagged, frozen=True):
@@ -144,6 +189,7 @@ RequestMessage = (
     | Reconnect
     | Recorded
     | RollCall
+    | RunCallbacks
     | Save
     | VerdictGiven
 )

@@ -135,7 +135,7 @@ class BlocksBody(Body, frozen=True):
         blocks_of(self)  # invalid blocks are rejected on arrival
 
 
-class Manifest(Body, frozen=True):
+class Manifest(Body, frozen=True, omit_defaults=True):
     """Description of the user's model and data, which must be equal for every worker of a job.
 
     Attributes:
@@ -152,6 +152,7 @@ class Manifest(Body, frozen=True):
         iterations: Steps that the optimizer has taken before the job; if any, a worker has its initial state.
         blocks: Blocks of the training data, which determine the order of an epoch; None if there are none.
         notes: What the user should know of how the data is read.
+        callbacks: Classes of the callbacks that run at epoch ends.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -167,11 +168,13 @@ class Manifest(Body, frozen=True):
     iterations: int = 0
     blocks: BlocksBody | None = None
     notes: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:
         """Hash of the model and its data, 32 hexadecimal digits."""
-        return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()[:32]
+        described = msgspec.structs.replace(self, callbacks=())
+        return hashlib.sha256(msgspec.msgpack.encode(described)).hexdigest()[:32]
 
 
 class AggregatorAddress(Body, frozen=True):

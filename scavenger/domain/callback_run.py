@@ -1,0 +1,30 @@
+"""The record of one run of a job's Keras callbacks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CallbackRunRecord"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackRunRecord:
+    """What came of the callbacks when an epoch had ended, and of those that begin the next.
+
+    Attributes:
+        epoch: The epoch, 0-based; -1 for the beginning of training.
+        step: Its last step.
+        state: Their state, JSON, from which the next run goes on in any worker.
+        rate_scale: The learning rate that they have set, over the one that the model was compiled with.
+        learning_rate: The learning rate that they have set; None if the optimizer follows a schedule.
+        stopped_by: The class of the callback that stopped training; empty if none did.
+        keep_best: Whether an EarlyStopping keeps this epoch's weights as the best; None if none keeps any.
+    """
+
+    epoch: int
+    step: int
+    state: str
+    rate_scale: float = 1.0
+    learning_rate: float | None = None
+    stopped_by: str = ""
+    keep_best: bool | None = None
