@@ -20,8 +20,9 @@ from scavenger.train.aggregation.keras_state import OptimizerState
 from scavenger.train.failure import DataError
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.rows import Rows
+from scavenger.train.worker.gradients import Gradient, rows_of
 from scavenger.train.worker.memory import WorkerMemory
-from scavenger.train.worker.program import Gradient, Program, _rows
+from scavenger.train.worker.program import Program
 
 pytestmark = pytest.mark.slow
 
@@ -297,7 +298,7 @@ def test_rows_that_a_table_lacks_have_no_gradient() -> None:
     # a GPU looks zeros up there
     values = tf.reshape(tf.range(10.0), (5, 2))
 
-    rows = _rows(tf.IndexedSlices(values, tf.constant([7, 2, -1, 0, 3], tf.int64), tf.constant([3, 2])))
+    rows = rows_of(tf.IndexedSlices(values, tf.constant([7, 2, -1, 0, 3], tf.int64), tf.constant([3, 2])))
 
     assert rows.indices.tolist() == [0, 2]
     assert rows.values.tolist() == [[6, 7], [2, 3]]

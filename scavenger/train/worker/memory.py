@@ -14,7 +14,8 @@ from scavenger.train.transport.messages.values import Manifest, RowCounts
 from scavenger.train.transport.replication import Outbox, Payload, Send, initial_payload, pack
 from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory
-from scavenger.train.worker.program import Gradient, Program
+from scavenger.train.worker.gradients import Gradient
+from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 __all__ = ["InitialWeights", "WorkerMemory", "packed_optimizers"]

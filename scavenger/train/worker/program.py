@@ -7,10 +7,8 @@ summed by the aggregator.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -30,51 +28,24 @@ from scavenger.train.aggregation.keras_state import (
     Rate,
     assign_state,
     iterations_of,
-    own_rate,
     read_state,
     serialised,
 )
 from scavenger.train.failure import DataError
 from scavenger.train.names import partial_model
 from scavenger.train.transport.messages.values import Manifest, TensorSpec, blocks_body
-from scavenger.train.transport.rows import Rows
 from scavenger.train.worker.callbacks.runner import CallbackRunner
 from scavenger.train.worker.checks import check_model, check_saving, check_variables, constraint_of
-from scavenger.train.worker.data import Source, within_reach
+from scavenger.train.worker.fingerprint import architecture
 from scavenger.train.worker.fit_arguments import open_data
+from scavenger.train.worker.gradients import Gradient, merged, mixed, rows_of, seen, shared, sqnorm, sqnorm_of
 from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.separability import Separability, whole_metrics
 from scavenger.train.worker.steps import Steps, compiled
 
-__all__ = ["Gradient", "Program"]
+__all__ = ["Program"]
 
 Array = npt.NDArray[Any]
-
-_ALIGNMENT = 64  # bytes; TensorFlow's kernels crash on tensors whose memory is not aligned
-_SPARSE_FROM = 1 << 18
-"""Elements of the smallest tensor whose gradient is kept sparse: filling in the zeros of a smaller one takes less time
-than the calls that this avoids."""
-_RATES_AT = (0, 10, 100, 1000, 10_000)  # steps whose learning rates identify a schedule
-_TARGETS = 16  # number of targets that identify a data set: quick to read, rarely equal by chance
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """Results of one share of a step.
-
-    Attributes:
-        gradients: One per trainable tensor: sparse if the model only looks up some of its rows.
-        states: One per other tensor, as the forward pass left it.
-        metrics: One per metric variable, over these samples alone.
-        loss: Mean over these samples.
-        half_sqnorm: Mean of |g|^2 over the two halves of the samples; 0 if the halves were not computed separately.
-    """
-
-    gradients: Sequence[Array | Rows]
-    states: Sequence[Array]
-    metrics: Sequence[Array]
-    loss: float
-    half_sqnorm: float
 
 
 class Program:
@@ -167,7 +138,7 @@ class Program:
         The tensors see every change of the arrays, so the arrays must not change while the tensors are in use. The
         model's variables refer to this memory until other weights are passed.
         """
-        return [_shared(array) for array in arrays]
+        return [shared(array) for array in arrays]
 
     def gradient(
         self,
@@ -199,9 +170,9 @@ class Program:
         function: Callable[..., Any] = self._halves if halves else self._whole
         gradients, states, metrics, loss, half = function(list(weights), batch, *streams)
         return Gradient(
-            gradients=[_rows(g) if isinstance(g, tf.IndexedSlices) else _seen(g) for g in gradients],
-            states=[_seen(s) for s in states],
-            metrics=[_seen(m) for m in metrics],
+            gradients=[rows_of(g) if isinstance(g, tf.IndexedSlices) else seen(g) for g in gradients],
+            states=[seen(s) for s in states],
+            metrics=[seen(m) for m in metrics],
             loss=float(loss),
             half_sqnorm=float(half),
         )
@@ -228,7 +199,7 @@ class Program:
         apart = self.gradient(
             weights, batch, seed=seed, position=position, halves=True, loss_scale=loss_scale
         )
-        mean, own = _sqnorm_of(apart.gradients), _sqnorm_of(whole.gradients)
+        mean, own = sqnorm_of(apart.gradients), sqnorm_of(whole.gradients)
         return replace(whole, half_sqnorm=apart.half_sqnorm * own / mean if mean > 0.0 else 0.0)
 
     def evaluate(
@@ -334,7 +305,7 @@ class Program:
     def _half(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         loss, gradients = self._steps.train(batch, self._trainable)
         return loss, [
-            tf.zeros_like(v.value) if g is None else _merged(g, v)
+            tf.zeros_like(v.value) if g is None else merged(g, v)
             for g, v in zip(gradients, self._trainable, strict=True)
         ]
 
@@ -362,8 +333,8 @@ class Program:
                 after = variable.value
                 value = after + tf.cast(share, after.dtype) * (value - after)
             variable.assign(value)
-        half = share * _sqnorm(first) + (1 - share) * _sqnorm(second)
-        gradients = [_mixed(share, a, b) for a, b in zip(first, second, strict=True)]
+        half = share * sqnorm(first) + (1 - share) * sqnorm(second)
+        gradients = [mixed(share, a, b) for a, b in zip(first, second, strict=True)]
         loss = (
             tf.cast(share, first_loss.dtype) * first_loss
             + tf.cast(1 - share, second_loss.dtype) * second_loss
@@ -481,7 +452,7 @@ class Program:
             tensors=tuple(tensors),
             metrics=tuple(tuple(v.shape) for v in self._metrics),
             optimizer=serialised(model.optimizer),
-            architecture=_architecture(model, self.train),
+            architecture=architecture(model, self.train),
             parameters=sum(int(np.prod(v.shape)) for v in self._trainable),
             dataset_size=len(self.train),
             validation_size=0 if self.validation is None else len(self.validation),
@@ -522,102 +493,3 @@ def _specs(sample: tuple[Any, ...]) -> Any:
     return tf.nest.map_structure(
         lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), tf.as_dtype(leaf.dtype)), sample
     )
-
-
-def _sqnorm(gradients: Sequence[Any]) -> Any:
-    given = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    return tf.add_n([tf.cast(tf.reduce_sum(tf.square(g)), tf.float64) for g in given])
-
-
-def _merged(gradient: Any, variable: Any) -> Any:
-    """Return a gradient with each row once if it is sparse, and dense if its tensor is small."""
-    if not isinstance(gradient, tf.IndexedSlices) or variable.shape.num_elements() < _SPARSE_FROM:
-        return tf.convert_to_tensor(gradient)
-    return _summed(
-        gradient.values, tf.cast(gradient.indices, tf.int64), tf.constant(variable.shape.as_list(), tf.int64)
-    )
-
-
-def _summed(values: Any, indices: Any, shape: Any) -> Any:
-    """Return a sparse gradient whose rows of the same index are added, as TensorFlow does where it makes it dense."""
-    once, owners = tf.unique(indices)
-    return tf.IndexedSlices(tf.math.unsorted_segment_sum(values, owners, tf.size(once)), once, shape)
-
-
-def _mixed(share: Any, first: Any, second: Any) -> Any:
-    """Return the mean of two gradients of the same tensor, in which the first has this share."""
-    shares = tf.cast(share, first.dtype), tf.cast(1 - share, second.dtype)
-    if not isinstance(first, tf.IndexedSlices):
-        return shares[0] * first + shares[1] * second
-    values = tf.concat([shares[0] * first.values, shares[1] * second.values], axis=0)
-    return _summed(values, tf.concat([first.indices, second.indices], axis=0), first.dense_shape)
-
-
-def _sqnorm_of(gradients: Sequence[Array | Rows]) -> float:
-    given = (g.values if isinstance(g, Rows) else g for g in gradients)
-    return sum(float(np.vdot(values, values)) for values in given)
-
-
-def _architecture(model: Any, train: Source) -> str:
-    """SHA-256 of layers (classes, configurations, weight shapes) and loss, without names, and some targets.
-
-    All workers must compute the same digest, which also detects a worker that shuffled its data differently.
-    """
-    layers = [[*_described(layer), [list(v.shape) for v in layer.weights]] for layer in model.layers]
-    losses = [_described(loss) for loss in keras.tree.flatten(model.loss)]
-    if own_rate(model.optimizer):
-        losses.append([Rate(model.optimizer)(steps) for steps in _RATES_AT])
-    text = json.dumps([type(model).__name__, layers, losses], sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode())
-    reach = within_reach(train)
-    for index in range(0, reach, -(-reach // _TARGETS)):
-        for leaf in keras.tree.flatten(train.batch(np.array([index]))[:2][-1]):  # y, or x alone
-            digest.update(repr(leaf.tolist()).encode() if leaf.dtype == object else leaf.tobytes())
-    return digest.hexdigest()
-
-
-def _described(part: Any) -> list[Any]:
-    """Return class and configuration of a layer or loss; its name alone if it has no configuration."""
-    if not hasattr(part, "get_config"):
-        return [getattr(part, "__name__", part), None]
-    try:
-        return [type(part).__name__, _nameless(part.get_config())]
-    except (NotImplementedError, TypeError, ValueError):
-        return [type(part).__name__, None]  # a subclass without a configuration: the class name must suffice
-
-
-def _nameless(value: Any) -> Any:
-    if isinstance(value, dict):
-        drop = ("name", "inbound_nodes", "build_config", "input_layers", "output_layers")
-        return {key: _nameless(item) for key, item in value.items() if key not in drop}
-    if isinstance(value, (list, tuple)):
-        return [_nameless(item) for item in value]
-    return value
-
-
-def _shared(array: Array) -> Any:
-    """Return a tensor that shares the array's memory, or the array if TensorFlow cannot share it."""
-    if array.ctypes.data % _ALIGNMENT or array.size == 0:
-        return array
-    try:
-        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    except (BufferError, TypeError, RuntimeError, ValueError, tf.errors.OpError):
-        return array
-
-
-def _rows(gradient: Any) -> Rows:
-    """Return the rows of a sparse gradient in ascending order."""
-    indices, values = _seen(gradient.indices), _seen(gradient.values)
-    order = np.argsort(indices)
-    # a GPU looks up zeros for an index that the tensor does not have, and such a row has no gradient
-    inside = slice(*np.searchsorted(indices, (0, int(gradient.dense_shape[0])), sorter=order))
-    return Rows(indices[order[inside]], values[order[inside]])
-
-
-def _seen(tensor: Any) -> Array:
-    """Return a tensor's values, without a copy if they are in main memory."""
-    try:
-        return np.from_dlpack(tensor)
-    except (BufferError, TypeError, RuntimeError, ValueError, AttributeError, tf.errors.OpError):
-        value: Array = tensor.numpy()
-        return value

@@ -39,9 +39,10 @@ from scavenger.train.transport.replication import (
 from scavenger.train.transport.shared_memory import OptimizerMemory
 from scavenger.train.transport.sockets import Dealer, Keys
 from scavenger.train.worker.connections import Connections
+from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.memory import InitialWeights, WorkerMemory
 from scavenger.train.worker.orders import Orders
-from scavenger.train.worker.program import Gradient, Program
+from scavenger.train.worker.program import Program
 from scavenger.train.worker.results import Results
 from scavenger.train.worker.samples import Samples
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
