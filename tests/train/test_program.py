@@ -651,6 +651,15 @@ REFUSALS: dict[str, tuple[Callable[[], Any], Any, str]] = {
 }
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_summed_penalty_behind_dropout_is_refused_whatever_the_weights(seed: int) -> None:
+    keras.utils.set_random_seed(seed)
+    model = classifier(LAYERS.Dropout(0.3), LAYERS.Dense(4), Penalty(summed))
+
+    with pytest.raises(NotSupportedError, match="in training, the loss of a batch"):
+        Program(KerasJob(model, (X, Y)))
+
+
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_cannot_be_split_exactly_is_refused_in_one_line(case: str) -> None:
     model, data, complaint = REFUSALS[case]

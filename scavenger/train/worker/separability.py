@@ -112,7 +112,7 @@ class Separability:
         if whole.loss == again.loss == other.loss or np.isnan(whole.loss):
             self._check_parts(whole, [(1, run(0)), (count - 1, run(*everything[1:]))], training=training)
         elif whole.loss == again.loss:
-            self._check_exchange(run, count, training=training)
+            self._check_exchange(run, batch, begin, training=training)
         else:
             self._check_expectation(run, everything, training=training)
 
@@ -217,7 +217,9 @@ class Separability:
 
     # ---- with randomness -----------------------------------------------------------------------------------
 
-    def _check_exchange(self, run: Callable[..., _Outcome], count: int, *, training: bool) -> None:
+    def _check_exchange(
+        self, run: Callable[..., _Outcome], batch: Any, begin: list[Any], *, training: bool
+    ) -> None:
         """Exchange each of two samples for another, in a batch of two and alone.
 
         With per-sample losses `f` at the first and `g` at the second place, `2 L(u, v) = f(u) + g(v)`. So `L(u, v)
@@ -225,6 +227,7 @@ class Separability:
         generators draw row by row, so the first row is drawn alike in batches of any size. Layers that draw in
         another order are compared in expectation.
         """
+        count = len(tf.nest.flatten(batch)[0])
         u, w, v, z = 0, 1, 2 % count, (count - 1 if count > 2 else 0)
         uv, wv, uz, wz = run(u, v), run(w, v), run(u, z), run(w, z)
         scale = max(abs(each.loss) for each in (uv, wv, uz, wz))
@@ -233,6 +236,8 @@ class Separability:
             raise NotSupportedError(_loss_message(training))
         alone_u, alone_w = run(u), run(w)
         if not self._close(2 * moved, alone_u.loss - alone_w.loss, scale):
+            if self._draws_by_rows(batch, begin, (u, v), training=training):
+                raise NotSupportedError(_loss_message(training))
             self._check_expectation(run, tuple(range(count)), training=training)
             return
         for index in range(len(self.metrics)):
@@ -241,6 +246,24 @@ class Separability:
             largest = max(float(np.abs(each).max(initial=0)) for each in (a, b, c, d, e, f))
             if not self._close(a - b, c - d, largest) or not self._close(a - b, e - f, largest):
                 self._unsplit.add(index)
+
+    def _draws_by_rows(self, batch: Any, begin: list[Any], pair: tuple[int, int], *, training: bool) -> bool:
+        """Whether the first of a pair is predicted alike alone and in the pair, so that its draws are the same."""
+
+        def predicted(*samples: int) -> list[Any]:
+            x = keras.utils.unpack_x_y_sample_weight(
+                tf.nest.map_structure(lambda leaf: leaf[list(samples)], batch)
+            )[0]
+            self._restore(begin)
+            self.draw_from(0)
+            model = self.model
+            outputs = model(x, training=training) if model._call_has_training_arg else model(x)
+            return [leaf[0].numpy() for leaf in tf.nest.flatten(outputs)]
+
+        return all(
+            self._close(alone, together, float(np.abs(together).max(initial=0)))
+            for alone, together in zip(predicted(pair[0]), predicted(*pair), strict=True)
+        )
 
     def _check_expectation(
         self, run: Callable[..., _Outcome], samples: tuple[int, ...], *, training: bool
