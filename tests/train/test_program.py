@@ -275,7 +275,7 @@ def test_the_gradient_of_a_large_table_is_that_of_its_rows_bit_for_bit(
 ) -> None:
     program = looked_up(300, twice=twice)
     dense = whole(program, 20, halves=halves)
-    monkeypatch.setattr("scavenger.train.worker.program._SPARSE_FROM", 1200)
+    monkeypatch.setattr("scavenger.train.worker.gradients._SPARSE_FROM", 1200)
     sparse = whole(Program(KerasJob(program.model, (program.train.batch(np.arange(20))))), 20, halves=halves)
 
     rows, *others = sparse.gradients
@@ -287,7 +287,7 @@ def test_the_gradient_of_a_large_table_is_that_of_its_rows_bit_for_bit(
 
 
 def test_a_table_that_is_multiplied_with_too_has_a_dense_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scavenger.train.worker.program._SPARSE_FROM", 1200)
+    monkeypatch.setattr("scavenger.train.worker.gradients._SPARSE_FROM", 1200)
 
     (got,) = whole(looked_up(300, tied=True), 20).gradients
 
