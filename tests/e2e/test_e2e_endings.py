@@ -242,8 +242,8 @@ class _Killer(Observer):
             self._kill("run")
 
     def _kill(self, when: str) -> None:
-        for process in psutil.Process().children():
-            if "scavenger.train.process" in _command(process) and _name(process).startswith("w"):
+        for process in psutil.Process().children(recursive=True):
+            if _name(process).startswith("w"):
                 process.kill()
                 self.killed.append(when)
                 return

@@ -173,6 +173,17 @@ time.sleep(600)
             assert engine.pid("w1")
 
 
+@pytest.mark.slow
+def test_what_workers_import_leaves_them_forkable() -> None:
+    limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    program = (
+        "import scavenger.train.worker_process, sys; from scavenger.train.engines.fork_server import _threads;"
+        "sys.exit(_threads())"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], env={**os.environ, **limits}).returncode == 1
+
+
 def test_logs_may_live_and_end_with_the_engine() -> None:
     with contextlib.closing(ProcessEngine(None, -1, command=command("print('hello')"))) as engine:
         engine.launch(boot("w0"))

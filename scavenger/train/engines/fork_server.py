@@ -65,7 +65,7 @@ class Reap(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The module is imported. Processes can be forked if there is one thread alone."""
+    """The module is imported. Processes can be forked if there is one thread alone, but for those that allow it."""
 
     threads: int
 
@@ -206,6 +206,19 @@ _ENVIRONMENT_FIELD = 49 - 2
 """Place of `env_start`, the 50th field of `/proc/PID/stat`, among those after the name (proc(5))."""
 
 
+_FORKABLE = frozenset({"jemalloc_bg_thd"})
+"""Threads that their library stops and starts again around a fork: jemalloc's, which pyarrow brings along."""
+
+
+def _threads() -> int:
+    """Number of threads of this process that a fork would leave behind in the middle of their work, and its own."""
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            names.append(file.read().strip())
+    return sum(name not in _FORKABLE for name in names)
+
+
 def main() -> int:
     """Import the module, serve, and in a forked process run the function; returns the exit status."""
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -213,7 +226,7 @@ def main() -> int:
     run: Callable[[], int] = getattr(importlib.import_module(module), function)
     gc.collect()
     gc.freeze()  # collections in the forked processes leave the shared pages alone
-    control.send(msgspec.json.encode(Ready(len(os.listdir("/proc/self/task")))))
+    control.send(msgspec.json.encode(Ready(_threads())))
     if _Server(control).run() is None:
         return 0
     return run()

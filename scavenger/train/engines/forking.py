@@ -197,7 +197,7 @@ class ForkServer:
     def give_up(self) -> None:
         """End the server if it still imports, and only killed processes wait for it; safe in a signal handler."""
         if self.alive and not self.ready and all(process.killed for process in self._asked.values()):
-            self.close()
+            kill_group(self.process.pid)  # waiting for it could deadlock with what a signal has interrupted
 
     def reap(self, pid: int) -> None:
         """Release the id of a process that has ended."""
