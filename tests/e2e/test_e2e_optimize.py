@@ -50,7 +50,14 @@ def _finite(value: Any, path: str = "") -> None:
     elif isinstance(value, list):
         for index, item in enumerate(value):
             _finite(item, f"{path}[{index}]")
-    elif path.rpartition(".")[2] not in ("estimate", "infeasible", "noise", "noise_scale", "setup_s"):
+    elif path.rpartition(".")[2] not in (
+        "estimate",
+        "infeasible",
+        "noise",
+        "noise_scale",
+        "progress_share",
+        "setup_s",
+    ):
         assert value is not None, path
         assert not isinstance(value, float) or math.isfinite(value), path
 

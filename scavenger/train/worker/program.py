@@ -402,7 +402,8 @@ class Program:
             return
         tracked = (*self.variables, *self._generators, *self._metrics, global_seed_generator().state)
         known = {v._value.ref() for v in tracked} | {self._steps.loss_scale.ref()}
-        others = [v for v in traced.get_concrete_function().graph.variables if v.ref() not in known]
+        graph = traced.get_concrete_function().graph
+        others = sorted((v for v in graph.variables if v.ref() not in known), key=lambda v: str(v.name))
         of_optimizer = {v._value.ref() for v in self.model.optimizer.variables}
         before = [v.numpy() for v in others]
         if others:
