@@ -151,6 +151,20 @@ time.sleep(600)
         assert [(ended.name, ended.status) for ended in exits(engine)] == [("w0", -9)]
         assert engine.running == ("w1",)
 
+    def test_what_was_killed_before_it_was_forked_never_begins(self, start: Start) -> None:
+        engine = start(SLEEP)
+        assert said(engine) == "up"
+        server = psutil.Process(engine.pid("w0")).parent()
+        server.suspend()
+        engine.launch(boot("w1"))
+        engine.launch(boot("w2"))
+        engine.kill("w1")
+        server.kill()
+
+        assert [(ended.name, ended.status) for ended in exits(engine)] == [("w1", -9)]
+        assert said(engine, "w2") == "up"
+        assert text(engine, "w1") == ""
+
     def test_a_stopped_server_is_continued(self, start: Start) -> None:
         engine = start(SLEEP)
         assert said(engine) == "up"

@@ -76,8 +76,10 @@ class ForkedProcess:
         self.killed = True
         if self.pid:
             kill_group(self.pid)
-        else:
+        elif self.server.alive:
             self.server.give_up()
+        elif self.returncode is None:
+            self.end(-signal.SIGKILL)
 
     def fail(self, error: str) -> None:
         """Note that it could not be started."""
@@ -197,7 +199,7 @@ class ForkServer:
     def give_up(self) -> None:
         """End the server if it still imports, and only killed processes wait for it; safe in a signal handler."""
         if self.alive and not self.ready and all(process.killed for process in self._asked.values()):
-            kill_group(self.process.pid)  # waiting for it could deadlock with what a signal has interrupted
+            self.process.kill()  # without waiting, which could deadlock with what a signal has interrupted
 
     def reap(self, pid: int) -> None:
         """Release the id of a process that has ended."""
@@ -212,8 +214,6 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server, at once. Processes that it has forked live on."""
-        kill_group(self.process.pid)
-        self.process.wait()
         self._lost()
 
     def _lost(self) -> None:
