@@ -92,6 +92,7 @@ class Chaos:
                 name
                 for name in names
                 if name in run.engine.running
+                and run.engine.pid(name)
                 and not run.engine.suspended(name)
                 and (
                     role == "worker" or sum(_same(role, deed.process, name) for deed in recent) < RESTARTS_MAX

@@ -215,6 +215,8 @@ class Run:
         self.until(lambda: bool(self.epochs) and self.epochs[-1].epoch + 1 >= self.epochs_wanted, within_s)
 
     def pid(self, process: str) -> int:
+        """Wait until the process has an id: 0, which it has before, signals the caller's own group."""
+        self.until(lambda: self.engine.pid(process) > 0)
         return self.engine.pid(process)
 
     def kill(self, process: str) -> None:

@@ -20,6 +20,7 @@ from processes import alive, eventually
 from scavenger.train.engines import process as engine_module
 from scavenger.train.engines import reaper
 from scavenger.train.engines.base import Exit
+from scavenger.train.engines.forking import kill_group
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.transport.block_file import create_block
 
@@ -188,6 +189,12 @@ time.sleep(600)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("group", [0, -1])
+def test_no_group_is_killed_that_is_the_callers_own_or_everybodys(group: int) -> None:
+    with pytest.raises(ValueError, match=f"the number {group}"):
+        kill_group(group)
+
+
 def test_what_workers_import_leaves_them_forkable() -> None:
     limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     program = (

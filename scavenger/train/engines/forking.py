@@ -234,6 +234,12 @@ def fork_server_supported() -> bool:
 
 
 def kill_group(group: int) -> None:
-    """Kill a process group, if it still exists."""
+    """Kill a process group, if it still exists.
+
+    Raises:
+        ValueError: If `group` is no process's id: 0 would be the caller's own group.
+    """
+    if group <= 0:
+        raise ValueError(f"no process group has the number {group}")
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
