@@ -125,6 +125,7 @@ class Profile:
         setup_s: Time from the launch of a worker until it is ready to join.
         validation_size: Samples of an evaluation; 0 if there is none.
         mean_over_median: Mean time of a step over the median, see `TrainingHistory.mean_over_median`; None if unknown.
+        run_ratios: Step time in the run over that in its profile, of earlier jobs on such hardware.
     """
 
     measurements: tuple[Measurement, ...]
@@ -134,3 +135,4 @@ class Profile:
     convergence: tuple[ConvergenceRecord, ...] = ()
     validation_size: int = 0
     mean_over_median: float | None = None
+    run_ratios: tuple[float, ...] = ()

@@ -41,6 +41,7 @@ from scavenger.models.course import Course
 from scavenger.models.evaluation import EvaluationLaw, fit_evaluation
 from scavenger.models.noise import NoiseReading
 from scavenger.models.parallel import INTERVAL_Z, ParallelModel, fit_parallel
+from scavenger.models.run_scatter import RUN_LOG_SD, run_log_sd
 from scavenger.models.statistical import StatisticalModel, fit_statistical
 from scavenger.models.step_laws import StepTimes
 from scavenger.models.transfer import transfer
@@ -137,6 +138,7 @@ class JobModel:
         notes: Notes for the user: assumptions, and what is not counted.
         mean_over_median: s, at least 1.
         course: The course of the metric in this job's run, or in a similar job's; None if there was none.
+        run_log_sd: Standard deviation of ln of a run's step times over the profile's, see `run_scatter`.
     """
 
     dataset_size: Count
@@ -147,6 +149,7 @@ class JobModel:
     notes: tuple[str, ...] = ()
     mean_over_median: Positive = 1.0
     course: Course | None = None
+    run_log_sd: NotNegative = RUN_LOG_SD
 
     def __post_init__(self) -> None:
         if not self.vms:
@@ -202,7 +205,17 @@ class JobModel:
         )
         slow = profile.mean_over_median or (1.0 if prior is None else prior.mean_over_median)
         course = None if prior is None else prior.course
-        return cls(profile.dataset_size, statistical, vms, evaluation, float(max_epochs), notes, slow, course)
+        return cls(
+            profile.dataset_size,
+            statistical,
+            vms,
+            evaluation,
+            float(max_epochs),
+            notes,
+            slow,
+            course,
+            run_log_sd(profile.run_ratios),
+        )
 
     @property
     def relative_only(self) -> bool:
@@ -270,7 +283,7 @@ class JobModel:
             steps_per_epoch * self.mean_over_median * step_time_s
             + self.evaluation.evaluation_s(count, contention)
         )
-        log_sd = np.hypot(step_log_sd, epochs_log_sd)
+        log_sd = np.hypot(np.hypot(step_log_sd, self.run_log_sd), epochs_log_sd)
         vms = -(-count // offer.workers_per_vm)
         usd_per_second = vms * offer.price_usd_per_hour / 3600.0
         setup_s = np.zeros(len(count))

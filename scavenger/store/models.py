@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
-from sqlalchemy import select
+from sqlalchemy import and_, select, tuple_
 from sqlalchemy.orm import Session
 
 from scavenger.domain.fingerprint import Fingerprint
@@ -22,7 +22,7 @@ from scavenger.store.base import (
 )
 from scavenger.store.documents import check_model, dump, export_document, model_id, parse_document
 from scavenger.store.records import ModelRecord, Origin
-from scavenger.store.schema import ConvergenceRow, FingerprintRow, ModelRow
+from scavenger.store.schema import ConvergenceRow, FingerprintRow, JobRow, MeasurementRow, ModelRow
 
 __all__ = ["Models"]
 
@@ -195,6 +195,26 @@ class Models(Part):
             return tuple(
                 ConvergenceRecord(row.global_batch_size, row.epochs) for row in session.scalars(query)
             )
+
+    def run_ratios(self, fingerprint: Fingerprint, *, limit: int = 30) -> tuple[float, ...]:
+        """Step time in the run over that in its profile, of the latest jobs on this hardware, newest first.
+
+        Jobs whose chosen configuration was not profiled, or that ended before they had a step there, have none.
+        """
+        at = (MeasurementRow.vm, MeasurementRow.workers, MeasurementRow.global_batch_size)
+        chosen = (JobRow.chosen_vm, JobRow.chosen_workers, JobRow.chosen_global_batch_size)
+        query = (
+            select(JobRow.actual, MeasurementRow.step_time_s)
+            .join(JobRow.fingerprint)
+            .join(MeasurementRow, and_(MeasurementRow.job_id == JobRow.id, tuple_(*at) == tuple_(*chosen)))
+            .where(*_equal(fingerprint, ("vm", "hardware")), JobRow.actual.is_not(None))
+            .order_by(JobRow.created_at.desc(), JobRow.id)
+            .limit(limit)
+        )
+        with self._database.reading() as session:
+            rows = [(actual or {}, profiled_s) for actual, profiled_s in session.execute(query)]
+        taken = [(actual.get("step_time_s"), profiled_s) for actual, profiled_s in rows]
+        return tuple(float(took_s) / profiled_s for took_s, profiled_s in taken if took_s)
 
 
 def _equal(fingerprint: Fingerprint, names: Collection[str]) -> list[Any]:

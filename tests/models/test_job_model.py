@@ -18,6 +18,8 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.measurement import ConvergenceRecord, Measurement, Profile
 from scavenger.models.average import average
 from scavenger.models.job_model import JobModel, MemoryLaw
+from scavenger.models.parallel import INTERVAL_Z
+from scavenger.models.run_scatter import RUN_LOG_SD, run_log_sd
 
 WORKERS = np.array([c.workers for c in SPACE.configurations()])
 BATCH = np.array([c.global_batch_size for c in SPACE.configurations()])
@@ -51,6 +53,28 @@ def test_slow_steps_lengthen_the_run_and_not_the_usual_step() -> None:
     unmeasured = dataclasses.replace(profile(), mean_over_median=None)
     assert fit(unmeasured, prior=slow).mean_over_median == 1.2
     assert fit(unmeasured).mean_over_median == 1.0
+
+
+def test_intervals_include_how_step_times_of_earlier_runs_differed_from_their_profiles() -> None:
+    steady, unsteady = (
+        fit(dataclasses.replace(profile(), run_ratios=ratios)) for ratios in ((1.0,) * 30, (0.8, 1.25) * 15)
+    )
+    widths = []
+    for model in (steady, fit(), unsteady):
+        at = model.predict(CLOUD, np.array([2]), np.array([300]))
+        widths.append(math.log(at.time_high_s[0] / at.time_low_s[0]))
+        assert at.time_s[0] == fit().predict(CLOUD, np.array([2]), np.array([300])).time_s[0]
+    assert widths == sorted(widths)
+    assert widths[2] >= 2 * INTERVAL_Z * 0.2
+    assert JobModel.from_dict(unsteady.to_dict()) == unsteady
+
+
+def test_the_scatter_of_runs_is_learned_and_one_odd_run_does_not_decide_it() -> None:
+    assert run_log_sd(()) == pytest.approx(RUN_LOG_SD)
+    assert run_log_sd([math.exp(0.2), math.exp(-0.2)] * 50) == pytest.approx(0.2, rel=0.02)
+    assert run_log_sd([1.0] * 98) == pytest.approx(RUN_LOG_SD * math.sqrt(0.02))
+    assert run_log_sd([0.0, math.inf, math.nan, -1.0]) == pytest.approx(RUN_LOG_SD)
+    assert RUN_LOG_SD < run_log_sd([1.3]) < 0.3
 
 
 def test_an_evaluation_that_was_not_measured_is_a_third_of_training_on_as_many_samples() -> None:

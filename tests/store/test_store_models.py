@@ -14,7 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from sqlalchemy import create_engine, text
 from store_values import ELSEWHERE, FINGERPRINT, MODEL, Clock, documents, fingerprints, save
 
-from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.domain.configuration import Configuration
+from scavenger.domain.fingerprint import Fingerprint
+from scavenger.domain.measurement import ConvergenceRecord, Measurement
+from scavenger.domain.report import Actual
 from scavenger.errors import ConfigurationError, StoreError
 from scavenger.store import Store
 from scavenger.store.database import Database
@@ -251,3 +254,33 @@ class TestConvergence:
         assert store.convergence(FINGERPRINT) == (ConvergenceRecord(64, 8.0),)
         with pytest.raises(ConfigurationError, match="no job none"):
             store.add_convergence(FINGERPRINT, ConvergenceRecord(64, 7.5), "none")
+
+
+class TestRunRatios:
+    def job(
+        self,
+        store: Store,
+        actual_s: float | None,
+        *,
+        profiled: bool = True,
+        fingerprint: Fingerprint = FINGERPRINT,
+    ) -> None:
+        job = store.create_job("digits", spec={}, job_file="job.yaml")
+        chosen, other = Configuration("vm", 2, 64), Configuration("vm", 1, 64)
+        store.add_measurements(job.id, [Measurement(other, 20, 0.4, 0.0, 0.3, 0.1, None, None, 0)])
+        if profiled:
+            store.add_measurements(job.id, [Measurement(chosen, 20, 0.2, 0.0, 0.1, 0.1, None, None, 0)])
+        store.update_job(job.id, fingerprint=fingerprint, chosen=chosen)
+        if actual_s is not None:
+            store.update_job(job.id, actual=Actual(60.0, 0.1, actual_s, 5.0))
+
+    def test_jobs_that_ran_on_a_profiled_configuration_of_such_hardware(self, store: Store) -> None:
+        self.job(store, 0.22)
+        self.job(store, 0.3, fingerprint=replace(FINGERPRINT, architecture="cd" * 32, goal="loss<=0.1"))
+        self.job(store, 0.9, profiled=False)
+        self.job(store, 0.9, fingerprint=ELSEWHERE)
+        self.job(store, None)
+
+        assert sorted(store.run_ratios(FINGERPRINT)) == pytest.approx([1.1, 1.5])
+        assert len(store.run_ratios(FINGERPRINT, limit=1)) == 1
+        assert store.run_ratios(ELSEWHERE) == pytest.approx([4.5])

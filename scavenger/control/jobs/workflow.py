@@ -423,6 +423,7 @@ class JobWorkflow:
             measurements,
             dataset_size=known.dataset_size,
             convergence=known.library.convergence,
+            run_ratios=known.library.run_ratios,
         )
         prior = known.similar if prior is None else prior
         return fit_model(measured, known.space, self._job.goal, prior=prior, noise=noise)

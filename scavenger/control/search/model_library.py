@@ -34,6 +34,7 @@ class ModelLibrary:
     Attributes:
         same: The newest model of the same job on the same hardware; None if there is none.
         convergence: Finished runs of the same job to the same goal, on any hardware, oldest first.
+        run_ratios: Step time in the run over that in its profile, of the latest jobs of any kind on this hardware.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ModelLibrary:
         self._refused: set[str] = set()
         self.same: JobModel | None = None
         self.convergence: tuple[ConvergenceRecord, ...] = ()
+        self.run_ratios: tuple[float, ...] = ()
 
     @classmethod
     def read(
@@ -63,6 +65,7 @@ class ModelLibrary:
         library = cls(store, fingerprint, write=write, warn=warn)
         library.same = next(iter(library._loaded(store.find_models(fingerprint))), None)
         library.convergence = store.convergence(fingerprint)
+        library.run_ratios = store.run_ratios(fingerprint)
         return library
 
     def nearest(self) -> tuple[JobModel, str] | None:

@@ -102,8 +102,9 @@ def profile_of(
     *,
     dataset_size: int,
     convergence: tuple[ConvergenceRecord, ...],
+    run_ratios: tuple[float, ...] = (),
 ) -> Profile:
-    """Collect the data for a fit: measurements, finished runs, and evaluation and setup times of this run."""
+    """Collect the data for a fit: measurements, earlier runs, and evaluation and setup times of this run."""
     manifest = trainer.supervisor.manifest
     return Profile(
         measurements=tuple(measurements),
@@ -113,6 +114,7 @@ def profile_of(
         convergence=convergence,
         validation_size=0 if manifest is None else manifest.validation_size,
         mean_over_median=trainer.history.mean_over_median,
+        run_ratios=run_ratios,
     )
 
 
