@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Half of the suite's time is spent waiting for processes, so two run at once; a file's tests share what they set up.
 TEST_JOBS ?= 2
-PARALLEL := --numprocesses $(TEST_JOBS) --dist loadfile
+PARALLEL := --numprocesses $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 

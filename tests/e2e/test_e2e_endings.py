@@ -398,7 +398,9 @@ def test_a_store_that_is_held_during_the_run_is_waited_for_while_training_goes_o
 
     holder = sqlite3.connect(job.store.removeprefix("sqlite:///").partition("?")[0], isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    wait_for(lambda: _said(process, "the job continues for at most"))
+    (journal,) = job.folder.glob(".scavenger/*/measurements.jsonl")
+    before = _steps_in(journal)
+    wait_for(lambda: _steps_in(journal) >= before + 100, process)
     holder.execute("ROLLBACK")
     holder.close()
     outcome = ended(process)
@@ -422,6 +424,10 @@ def _run(job: Job, store: Store, *, confirm: Any = None, observer: Observer | No
         confirm=confirm,
     )
     return run.run()
+
+
+def _steps_in(journal: Path) -> int:
+    return sum(1 for line in journal.read_text().splitlines() if '"kind":"step"' in line)
 
 
 def _command(process: psutil.Process) -> str:

@@ -79,7 +79,7 @@ def test_a_job_is_scaled_migrated_watched_and_stopped_from_other_processes(make_
 def test_a_killed_command_is_resumed_from_its_last_checkpoint_with_each_sample_once(
     make_job: MakeJob, mark: str
 ) -> None:
-    epochs = 20
+    epochs = 10
     job = make_job(
         goal={"metric": "val_loss", "target": 0.0001, "max_epochs": epochs, "epochs_hint": 10},
         checkpoint={"path": "./saved", "every_steps": 35},
