@@ -30,7 +30,7 @@ class Store(Jobs, Progress, Operations, Models, Intents):
     """Jobs, their operations and measurements, fitted models, finished runs and VMs, in one SQL database.
 
     Threads may share a store, and processes a database; a forked process must open its own. Every method call
-    is one transaction.
+    is one transaction, or a part of that of `together`.
     """
 
     @classmethod
@@ -86,6 +86,10 @@ class Store(Jobs, Progress, Operations, Models, Intents):
     def hurried(self) -> AbstractContextManager[None]:
         """Within the block, writes wait only briefly for other writers, for callers that must not be delayed."""
         return self._database.hurried()
+
+    def together(self) -> AbstractContextManager[None]:
+        """Within the block, what this thread writes is one transaction, of which a call that fails leaves nothing."""
+        return self._database.together()
 
     def close(self) -> None:
         """Close every connection; the store cannot be used afterwards."""

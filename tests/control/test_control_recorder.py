@@ -394,6 +394,27 @@ def test_forecasts_that_are_kept_are_events_of_the_job(tmp_path: Path) -> None:
     assert event.data["epochs"] == 26.2
 
 
+def test_a_heartbeat_is_recorded_while_other_writes_wait_and_only_one_waits_itself(tmp_path: Path) -> None:
+    path, trainer = tmp_path / "s.db", trainer_of(Scripted(), tmp_path)
+    with Store.open(f"sqlite:///{path}?timeout=0.01") as store:
+        entry = store.create_job("tiny", spec=JOB.written(), job_file=tmp_path / "job.yaml")
+        with Recorder(store, entry, Heard()) as recorder:
+            before = store.job(recorder.job_id).heartbeat_at
+            with _Held(path):
+                recorder.on_event(Noted("info", "waits"))
+                recorder.tick(trainer)
+                waiting = recorder._writes.pending
+                assert waiting >= 3
+                recorder.tick(trainer)
+                assert recorder._writes.pending == waiting
+            settled(recorder)
+            assert store.job(recorder.job_id).heartbeat_at > before
+            recorder.tick(trainer)
+            assert recorder._writes.pending
+            settled(recorder)
+            recorder.finish(report(recorder.job_id))
+
+
 def step(number: int, *, workers: int = 2, at_s: float) -> StepDone:
     record = StepRecord(number, 1, 2, workers, 64, 64, 0.1, 0.05, 0.05, 0.5, 1.0, 1.0, 2, False, at_s)
     return StepDone(record, 0.5, 0.0)

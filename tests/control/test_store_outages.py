@@ -15,6 +15,7 @@ from postgresql_server import running_server
 from scripted import Heard, Scripted, trainer_of
 
 from scavenger.control.training.recorder import Recorder
+from scavenger.control.training.writes import TOGETHER_MAX
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, ReportedJob, RunReport, SearchOutcome
 from scavenger.store import Store
@@ -131,7 +132,7 @@ def test_a_store_that_may_not_grow_is_told_and_caught_up_with_once_it_may(tmp_pa
             before = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
             try:
-                for number in range(50):
+                for number in range(4 * TOGETHER_MAX):
                     recorder.on_event(Noted("info", f"{number} {'x' * 1500}"))
                 wait_for(lambda: recorder._writes.outage)
             finally:
@@ -139,5 +140,6 @@ def test_a_store_that_may_not_grow_is_told_and_caught_up_with_once_it_may(tmp_pa
             recorder.tick(trainer)
             recorder.finish(succeeded(recorder.job_id))
 
-        assert [e.message.split()[0] for e in store.events(recorder.job_id)] == [str(n) for n in range(50)]
+        told = store.events(recorder.job_id, limit=1000)
+        assert [e.message.split()[0] for e in told] == [str(n) for n in range(4 * TOGETHER_MAX)]
         assert str(path) in recorder.warnings[0]

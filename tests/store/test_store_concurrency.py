@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from store_values import start_python
 
+from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 
 pytestmark = pytest.mark.slow
 
 WRITER = """
 import sys, time
+from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 with Store.open(sys.argv[1]) as store:
     job = store.create_job(sys.argv[2], spec={}, job_file="job.yaml")
@@ -99,3 +101,28 @@ def test_what_was_confirmed_before_a_kill_is_there_after_it(sqlite_url: str, tmp
         assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert check.execute("PRAGMA foreign_key_check").fetchall() == []
         check.close()
+
+
+def test_what_one_thread_writes_together_is_one_transaction_without_the_calls_that_failed(url: str) -> None:
+    with Store.open(url) as store, Store.open(url) as other:
+        job = store.create_job("digits", spec={}, job_file="job.yaml")
+        with store.together():
+            store.add_event(job.id, "note", "first")
+            with pytest.raises(ConfigurationError, match="no job none"):
+                store.add_event("none", "note", "lost")
+            store.update_job(job.id, phase="running")
+            assert [event.message for event in store.events(job.id)] == ["first"]
+            assert other.events(job.id) == ()
+            store.add_event(job.id, "note", "second")
+        assert [event.message for event in other.events(job.id)] == ["first", "second"]
+        assert other.job(job.id).phase == "running"
+
+        def stopped() -> None:
+            with store.together():
+                store.add_event(job.id, "note", "never")
+                raise RuntimeError("stopped")
+
+        with pytest.raises(RuntimeError, match="stopped"):
+            stopped()
+        store.add_event(job.id, "note", "third")
+        assert [event.message for event in other.events(job.id)] == ["first", "second", "third"]

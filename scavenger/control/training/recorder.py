@@ -87,7 +87,8 @@ class Recorder(Observer):
         self._tracker = ProgressTracker()
         if record.predicted is not None:
             self._tracker.predict(record.predicted)
-        self._writes = Writes(clock)
+        self._writes = Writes(store.together, clock)
+        self._ticking = False
         self._reported: Outage | None = None
         self._ended = self._gave_up = False
         self.warnings: list[str] = []
@@ -160,14 +161,19 @@ class Recorder(Observer):
         self._writes.check()
         self._hold_patience()
         reached: dict[str, Any] = {"step": trainer.step} if trainer.step else {}
-        if self._writes.pending:
+        if self._ticking:  # what the last one queued still waits
             if self._copy is not None:
                 self._copy.update({"cost_usd": trainer.cost_usd, **reached})
             return
+        self._ticking = True
         self.keep(lambda: self._store.heartbeat(self.job_id))
         self.update(cost_usd=trainer.cost_usd, **reached)
         self._record_progress(self._tracker.due(self._clock()))
         self._record_processes()
+        self.keep(self._ticked)
+
+    def _ticked(self) -> None:
+        self._ticking = False
 
     def on_event(self, event: Event) -> None:
         """See `Observer.on_event`."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import islice
 
 from scavenger.errors import ConfigurationError, StoreBusyError, StoreReadOnlyError, StoreUnavailableError
 
@@ -17,7 +19,9 @@ EVENTS_WAITING_MAX = 1_000
 FIRST_RETRY_S, LAST_RETRY_S = 0.25, 10.0
 """Shortest and longest pause between two tries; doubled after each."""
 STUCK_S = 30.0
-"""A write that takes this long counts as an outage of the store."""
+"""A transaction that takes this long counts as an outage of the store."""
+TOGETHER_MAX = 50
+"""Maximum number of writes in one transaction."""
 
 _HEALED_BY_TIME = (
     StoreBusyError,
@@ -45,15 +49,23 @@ class Outage:
 class Writes:
     """A queue of writes with the thread that executes them.
 
-    A write that fails temporarily is retried, with growing pauses, before any later one, so that the store always holds
-    a prefix of the requested writes. If the server fails between a commit and its answer, a write is executed twice.
+    Writes that wait are executed in one transaction, so that a slow disk does not hold up the later ones. If one fails
+    temporarily, all of them are retried, with growing pauses, before any later one, so that the store always holds
+    a prefix of the requested writes. If the server fails between a commit and its answer, writes are executed twice.
+
+    Args:
+        together: Makes one transaction of the writes within its block.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        together: Callable[[], AbstractContextManager[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._together, self._clock = together, clock
         self._changed = threading.Condition()
         self._queue: deque[tuple[Callable[[], object], bool]] = deque()
-        self._events = 0
+        self._events = self._taken = 0
         self._thread: threading.Thread | None = None
         self._ending = self._hurried = False
         self._began: float | None = None
@@ -80,7 +92,7 @@ class Writes:
 
     @property
     def pending(self) -> int:
-        """Number of queued writes, including the one in progress."""
+        """Number of queued writes, including those in progress."""
         return len(self._queue)
 
     @property
@@ -117,11 +129,11 @@ class Writes:
 
     def _serve(self) -> None:
         pause_s = FIRST_RETRY_S
-        while (first := self._next()) is not None:
+        while writes := self._next():
             failure: BaseException | None = None
             refusal, contended = "", False
             try:
-                first[0]()
+                failure = self._execute(writes)
             except _HEALED_BY_TIME as error:
                 refusal, contended = str(error), isinstance(error, StoreBusyError)
             except BaseException as error:  # noqa: BLE001 - raised again on the job's thread
@@ -137,26 +149,41 @@ class Writes:
                     self._hurried = False
                     continue
                 self._refused, self._failure, pause_s = None, failure or self._failure, FIRST_RETRY_S
-                if self._queue and self._queue[0] is first:
+                for _ in writes:
                     self._drop(0)
+                self._taken = 0
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[Callable[[], object], bool] | None:
-        """Wait for the first queued write; returns None when the thread must end."""
+    def _execute(self, writes: Sequence[Callable[[], object]]) -> BaseException | None:
+        """Execute writes in one transaction; returns the error of the first that failed permanently, if any did."""
+        failure: BaseException | None = None
+        with self._together():
+            for write in writes:
+                try:
+                    write()
+                except _HEALED_BY_TIME:
+                    raise
+                except BaseException as error:  # noqa: BLE001 - raised again on the job's thread
+                    failure = failure or error
+        return failure
+
+    def _next(self) -> tuple[Callable[[], object], ...]:
+        """Wait for queued writes; returns none when the thread must end."""
         with self._changed:
             self._changed.wait_for(lambda: self._ending or bool(self._queue))
             if self._ending:
-                return None
+                return ()
             self._began = self._clock()
-            return self._queue[0]
+            self._taken = min(len(self._queue), TOGETHER_MAX)
+            return tuple(write for write, _ in islice(self._queue, self._taken))
 
     def _drop(self, index: int) -> None:
         self._events -= self._queue[index][1]
         del self._queue[index]
 
     def _forget_oldest_event(self) -> None:
-        """Drop the oldest queued event, except the write in progress."""
+        """Drop the oldest queued event that is not in progress."""
         for index, (_, event) in enumerate(self._queue):
-            if event and index:
+            if event and index >= max(self._taken, 1):
                 self._drop(index)
                 return
