@@ -279,10 +279,11 @@ def time_error(predicted: Predicted, actual: Actual) -> TimeError | None:
     figures = (ahead_s, came_s, epochs, came_epochs, predicted.step_time_s, actual.step_time_s)
     if not all(math.isfinite(figure) and figure > 0.0 for figure in figures):
         return None
-    ratio = math.log(ahead_s / came_s)
+    # Differences of logarithms, since a ratio of figures that are far apart has none.
+    ratio = math.log(ahead_s) - math.log(came_s)
     mean_s = came_s if abs(ratio) < 1e-9 else (ahead_s - came_s) / ratio
-    epochs_s = mean_s * math.log(epochs / came_epochs)
-    step_time_s = mean_s * math.log(predicted.step_time_s / actual.step_time_s)
+    epochs_s = mean_s * (math.log(epochs) - math.log(came_epochs))
+    step_time_s = mean_s * (math.log(predicted.step_time_s) - math.log(actual.step_time_s))
     whole_s = predicted.time_s - actual.time_s
     return TimeError(whole_s, epochs_s, step_time_s, whole_s - epochs_s - step_time_s)
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 from cli_samples import make_choice, make_curve, make_infeasible_report, make_report
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from nested import with_arrays
 
@@ -149,6 +149,14 @@ def reports(draw: st.DrawFn, figures: st.SearchStrategy[float] = FIGURES) -> Run
     )
 
 
+FAR_APART = RunReport(
+    ReportedJob("", "", "succeeded"),
+    SearchOutcome("", "", (), 0.0, 0.0),
+    predicted=Predicted(1e-238, (0.0, 0.0), 0.0, (0.0, 0.0), 1e-300, 1.0),
+    result=TrainingResult(actual=Actual(1e85, 0.0, 1e300, 1.0), steps=1),
+)
+
+
 def through_json(report: RunReport) -> dict[str, Any]:
     document = json.loads(json.dumps(report_document(report), allow_nan=False))
     assert isinstance(document, dict)
@@ -172,6 +180,7 @@ def test_a_report_survives_the_way_through_json_with_all_that_it_holds(report: R
 
 @settings(max_examples=50)
 @given(reports(ANY_FIGURES))
+@example(FAR_APART)
 def test_whatever_the_figures_a_document_is_plain_json_and_means_the_same_when_read(
     report: RunReport,
 ) -> None:

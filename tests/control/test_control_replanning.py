@@ -317,7 +317,7 @@ def driven(folder: Path, *measured: Measurement) -> tuple[JobWorkflow, Trainer]:
     return workflow, trainer
 
 
-KNOWN = Known(SPACE, SAMPLES, cast(ModelLibrary, SimpleNamespace(convergence=())))
+KNOWN = Known(SPACE, SAMPLES, cast(ModelLibrary, SimpleNamespace(convergence=(), run_ratios=())))
 
 
 def test_what_the_search_measured_counts_once_when_models_are_fitted_again(tmp_path: Path) -> None:
