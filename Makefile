@@ -19,7 +19,7 @@ demo: install  ## train a small network at the knee of its time-cost curve, on t
 test: install-dev  ## the whole test suite
 	$(BIN)/python -m pytest $(PARALLEL)
 
-quick: install-dev  ## the tests that start no processes and train nothing; minutes
+quick: install-dev  ## the tests that train nothing, start no processes and compute no longer than a few seconds
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
 check: install-dev  ## lint, format, types and import layers

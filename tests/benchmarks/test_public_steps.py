@@ -33,6 +33,7 @@ def test_the_prior_in_use_makes_the_public_step_times_more_probable_than_the_fir
     assert in_use > first + 15.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("per_node", "points", "aim"),
     [(1, "extremes", 8.0), (8, "extremes", 8.0), (1, 6, 7.0), (4, 6, 8.5), (8, 6, 4.0)],

@@ -163,6 +163,7 @@ def through_json(report: RunReport) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(reports())
 def test_a_report_survives_the_way_through_json_with_all_that_it_holds(report: RunReport) -> None:
@@ -256,6 +257,7 @@ def test_what_is_no_report_is_refused_by_name(broken: dict[str, object]) -> None
         report_from_document(broken)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_points_become_a_document_within_seconds() -> None:
     small = make_curve(range(1, 11), range(128, 138))
     curve = with_arrays(small, lambda column: np.tile(column, 1000))

@@ -99,6 +99,7 @@ def test_every_state_can_be_asked_for() -> None:
     assert {state.value for state in StateName} == set(get_args(JobState))
 
 
+@pytest.mark.slow
 def test_jobs_are_deleted_after_a_yes_and_only_named_by_a_dry_run(scavenger: Run, store_url: str) -> None:
     kept, gone = (make_job(store_url, name, state="succeeded") for name in ("digits", "text"))
 

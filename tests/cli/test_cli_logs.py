@@ -95,6 +95,7 @@ def test_a_job_that_wrote_nothing_says_so(scavenger: Run, store_url: str) -> Non
     assert ".scavenger" in err
 
 
+@pytest.mark.slow
 def test_following_shows_all_that_comes_and_ends_with_the_job(
     folder: Path, store_url: str, tmp_path: Path
 ) -> None:
@@ -164,6 +165,7 @@ class TestATail:
             log.write(b"y" * (LINE_BYTES_MAX + 1))
         assert [len(line) for line in tail.more()] == [LINE_BYTES_MAX + 1]
 
+    @pytest.mark.slow
     def test_of_a_long_log_begins_with_a_whole_line(self, tmp_path: Path) -> None:
         path = tmp_path / "w.log"
         path.write_bytes(b"0123456789abcdef\n" * (READ_BYTES_MAX // 8))

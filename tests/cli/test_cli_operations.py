@@ -366,6 +366,7 @@ class TestResume:
             assert store.job(failed).owner.is_same_account(this_process())
         assert scavenger("status", failed, "-o", "json")[1].count('"eve"') == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "owner", [(None, None), ("root", 0), ("eve", os.getuid())], ids=["unrecorded", "root", "same number"]
     )

@@ -16,6 +16,8 @@ from scavenger_cli.ui.outlet import TEXTS_WAITING_MAX, Outlet
 
 from scavenger.domain.report import Noted
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def full_pipe() -> Iterator[tuple[TextIO, int]]:

@@ -97,6 +97,7 @@ def test_the_svg_is_well_formed_text_with_title_description_and_the_readers_colo
     assert svg == svg_of(curve, make_choice(curve))
 
 
+@pytest.mark.slow
 def test_hostile_names_stay_text_in_svg_and_html() -> None:
     curve = make_curve(vms=(HOSTILE, "other"))
     for text in (svg_of(curve, make_choice(curve), HOSTILE), page_of(curve, HOSTILE)):
@@ -147,6 +148,7 @@ def test_over_every_point_the_page_says_k_b_vm_time_cost_their_intervals_and_why
     assert sum("why: the bend of the front" in text.replace("<br>", " ") for text in hovers) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["svg", "html"])
 def test_predicted_and_actual_of_the_run_the_deadline_and_the_budget_are_shown(form: str) -> None:
     curve = CURVES[20]
@@ -194,6 +196,7 @@ def test_an_axis_is_in_the_longest_unit_of_which_no_time_is_a_fraction(
     assert time_unit(np.array(times_s))[1] == unit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 9])
 @pytest.mark.parametrize("vms", [("local-1",), ("a-machine-with-a-long-name", "another-one-of-that-kind")])
 def test_the_legend_is_never_wider_than_the_picture(count: int, vms: tuple[str, ...]) -> None:

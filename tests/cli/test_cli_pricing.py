@@ -56,6 +56,7 @@ def test_memory_is_taken_from_the_jobs_own_measurements(job: str, scavenger: Run
     assert "e2 in gcp/us-central1" in notes[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["vm", "size", "both"])
 def test_every_form_can_be_had(job: str, scavenger: Run, kind: str, tmp_path: Path) -> None:
     panels = 2 if kind == "both" else 1

@@ -120,6 +120,7 @@ def test_a_held_store_holds_a_running_job_up_for_no_time_at_all(tmp_path: Path) 
         assert [event.message for event in store.events(recorder.job_id)] == ["waits"]
 
 
+@pytest.mark.slow
 def test_a_store_that_stays_out_of_service_ends_the_job_once_and_keeps_what_came_before(
     tmp_path: Path,
 ) -> None:
@@ -208,6 +209,7 @@ def _refused() -> None:
     raise TransientError("no")
 
 
+@pytest.mark.slow
 def test_very_many_events_that_wait_lose_the_oldest_and_no_other_write(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with Store.open(f"sqlite:///{path}?timeout=0.01") as store:

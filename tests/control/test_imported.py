@@ -156,6 +156,7 @@ def test_bad_rows_are_left_out_and_a_workload_without_good_ones_is_refused(tmp_p
         read_sources((steps,), ImportOptions(PRICE, dataset_size=100))
 
 
+@pytest.mark.slow
 def test_of_very_many_measured_places_even_parts_are_fitted_to_and_predicted(tmp_path: Path) -> None:
     steps, runs = tmp_path / "steps.csv", tmp_path / "runs.csv"
     places = [(k, b) for k in range(1, 41) for b in range(1, 41)]

@@ -67,6 +67,7 @@ def test_a_resumed_job_undoes_steps_of_earlier_files_too(tmp_path: Path) -> None
     assert dict(read_history(path, 45).samples_by_batch) == {BATCH: 450}
 
 
+@pytest.mark.slow
 @given(bytes_max=st.integers(200, 5000), resumed=st.integers(0, 40))
 def test_where_files_end_makes_no_difference(
     tmp_path_factory: pytest.TempPathFactory, bytes_max: int, resumed: int

@@ -20,6 +20,8 @@ from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Noted, ReportedJob, RunReport, SearchOutcome
 from scavenger.store import Store
 
+pytestmark = pytest.mark.slow
+
 JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}})
 OUTAGE_S = float(os.environ.get("SCAVENGER_TEST_OUTAGE_S", "3"))
 """How long the server is away; a minute is worth a try."""

@@ -420,6 +420,7 @@ class Job:
         assert self.recovery.held == tuple(range(len(self.own)))
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=8913)  # a takeover in mid roll-back, with only some of the parts heard of
 @settings(max_examples=500)

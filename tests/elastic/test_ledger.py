@@ -115,6 +115,7 @@ class DropsAfterThreeTries(Ledger):
         return super()._requeue(shard)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken",
     [

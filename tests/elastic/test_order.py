@@ -87,6 +87,7 @@ def test_there_is_no_order_of_other_samples_than_those_in_the_blocks() -> None:
         Blocks(((1, 0),))
 
 
+@pytest.mark.slow
 def test_a_thousand_million_samples_take_little_memory_and_time() -> None:
     samples = 10**9
     blocks = Blocks.alike(samples, 1024, mixed=1024)

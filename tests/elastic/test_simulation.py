@@ -23,6 +23,7 @@ def complains(seed: int, mutant: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_every_sample_is_applied_once_and_nothing_hangs_whatever_happens_when() -> None:
     losses = recoveries = views = steps = 0
     for seed in range(SEEDS):

@@ -107,6 +107,7 @@ def test_no_two_random_streams_of_a_job_come_near_each_other() -> None:
     assert all(0 <= first < 2**31 - 2 and second + 4095 < 2**31 - 2 for first, second in begins)
 
 
+@pytest.mark.slow
 def test_random_streams_are_a_permutation_and_not_a_hash() -> None:
     """In 2^17 draws of 30 bits, a hash would have 8 equal pairs; both numbers together must have none."""
     begins = np.concatenate([random_streams(3, at, 64) for at in range(2**11)])

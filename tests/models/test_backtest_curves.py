@@ -66,6 +66,7 @@ def at(results: list[CurveResult], seen: float, method: str = OWN) -> CurveError
     return found
 
 
+@pytest.mark.slow
 def test_real_runs_are_forecast_better_than_by_simple_methods(results: list[CurveResult]) -> None:
     medians = [float(np.median(at(results, seen).total)) for seen in (0.25, 0.5, 0.75)]
 

@@ -297,6 +297,7 @@ def test_doubt_grows_where_synchronisation_decides() -> None:
     assert small > 1.3 * large
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(ROWS, st.floats(-6, 6))
 def test_times_in_another_unit_are_the_same_times(rows, log_scale: float) -> None:  # type: ignore[no-untyped-def]
@@ -358,6 +359,7 @@ def test_doubt_never_shrinks_beyond_what_was_profiled(seen) -> None:  # type: ig
     assert np.all(np.diff(deviation) > 0.0)
 
 
+@pytest.mark.slow
 def test_predicting_a_million_configurations_costs_ten_times_a_hundred_thousand() -> None:
     model = fit_parallel(times(((1, 64), (1, 1024), (2, 1024), (2, 64), (8, 1024), (8, 64))), law="overlap")
     workers = np.repeat(np.arange(1, 1001), 1000)
@@ -393,6 +395,7 @@ def test_what_two_configurations_have_in_common_cancels_out_of_their_ratio() -> 
     assert model.ratio_log_sd(workers, batch, ones, here)[there] < math.hypot(own[here], own[there])
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(ROWS, st.floats(0, 1e3))
 def test_step_times_are_positive_and_finite_for_any_sane_profile(rows, spread: float) -> None:  # type: ignore[no-untyped-def]

@@ -173,6 +173,7 @@ def test_no_run_crosses_its_budget_or_deadline(
     assert len(cluster.history) < 40  # limits and schedule do not pull against each other
 
 
+@pytest.mark.slow
 def test_a_budget_that_a_smaller_cluster_meets_is_met_by_a_smaller_cluster() -> None:
     curve = saturating(100.0, 0.05)
     cost = {k: 7e5 / curve(k) * k / 3600.0 for k in range(1, 9)}

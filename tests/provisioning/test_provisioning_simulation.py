@@ -25,6 +25,7 @@ def complaint(seed: int, mutant: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_no_vm_is_left_nor_doubled_and_no_stranger_touched_whatever_happens_when() -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEEDS):

@@ -111,6 +111,7 @@ def test_partial_begins_with_the_smallest_and_repeats_nothing() -> None:
     assert {c.workers for c in tried} >= {1, 8}
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES, st.integers(1, 9))
 def test_partial_ends_after_its_points_or_when_everything_is_measured(
     workers: tuple[int, ...], batches: tuple[int, ...], points: int
@@ -157,6 +158,7 @@ def test_full_and_extremes_are_followed_in_their_order() -> None:
     assert tuple(tried) == found.configurations
 
 
+@pytest.mark.slow
 def test_of_a_huge_space_even_parts_are_weighed_with_its_ends() -> None:
     space = SearchSpace((CLOUD,), tuple(range(1, 51)), tuple(range(50, 2050)))
     found = searched(space, 6)

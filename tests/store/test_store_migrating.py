@@ -44,6 +44,7 @@ class TestMigrating:
         scripts = ScriptDirectory(str(migrate_module.migrations_path()))
         assert scripts.get_current_head() == REVISION
 
+    @pytest.mark.slow
     def test_an_up_to_date_store_is_opened_without_alembic(self, sqlite_url: str) -> None:
         Store.open(sqlite_url).close()
         code = (
@@ -57,6 +58,7 @@ class TestMigrating:
             run_python("import sys, scavenger.store.records; print('sqlalchemy' in sys.modules)") == "False\n"
         )
 
+    @pytest.mark.slow
     def test_of_many_who_open_an_empty_store_one_migrates_and_all_get_it(self, url: str) -> None:
         code = (
             "import sys; from scavenger.store import Store\n"

@@ -70,6 +70,7 @@ def test_samples_are_messages(protocol: str) -> None:
     assert all(DECODERS[protocol](sample) is not None for sample in SAMPLES[protocol])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", DECODERS)
 def test_bytes_are_a_message_or_a_message_error(protocol: str) -> None:
     refused = 0

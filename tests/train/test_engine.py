@@ -24,6 +24,8 @@ from scavenger.train.engines.forking import kill_group
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.transport.block_file import create_block
 
+pytestmark = pytest.mark.slow
+
 
 class TestProcessEngine(EngineConformance):
     ends_within_s = 5.0

@@ -26,6 +26,8 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.messages.values import blocks_body
 from scavenger.train.transport.sockets import Dealer, HubConnection, Malformed, Router, new_keys
 
+pytestmark = pytest.mark.slow
+
 WITHIN_MS = 5000
 PEERS = (
     "w0",

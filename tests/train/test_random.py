@@ -16,6 +16,8 @@ from scavenger.sdk import KerasJob
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.worker import seed_worker
 
+pytestmark = pytest.mark.slow
+
 LAYERS = keras.layers
 SAMPLES, WIDTH, DRAWS = 64, 4000, 3
 SEED = 11

@@ -139,6 +139,7 @@ class Host:
         context.destroy(linger=0)
 
 
+@pytest.mark.slow
 def test_a_slow_gradient_and_its_weights_cross_the_network_once_a_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

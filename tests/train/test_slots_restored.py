@@ -24,6 +24,8 @@ from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.shared_memory import Layout
 
+pytestmark = pytest.mark.slow
+
 _O = keras.optimizers
 TWINS = {"block/kernel": (8, 4), "block/bias": (4,), "head/kernel": (8, 4), "head/bias": (4,), "odd": (3, 5)}
 """Layers alike in name and shape: what belongs to one fits the other."""

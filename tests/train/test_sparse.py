@@ -22,6 +22,8 @@ from scavenger.train.transport.messages.values import Manifest, RowCounts, Tenso
 from scavenger.train.transport.rows import Rows
 from scavenger.train.transport.shared_memory import Layout
 
+pytestmark = pytest.mark.slow
+
 Array = np.typing.NDArray[Any]
 _SHAPES = ((150, 3), (80,), (5, 2), (9, 4, 7))
 """Two tables, a tensor that is small, and one whose rows are too long for spans."""
