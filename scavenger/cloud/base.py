@@ -24,7 +24,10 @@ from typing import Protocol
 from scavenger.domain.configuration import Offer
 from scavenger.domain.vm import Quota, VmRequest, VmSeen
 
-__all__ = ["Cloud", "Provider"]
+__all__ = ["CONSOLE_CHARACTERS", "Cloud", "Provider"]
+
+CONSOLE_CHARACTERS = 32_000
+"""Longest console output that a provider returns: its end, which shows what went wrong last."""
 
 
 class Cloud(Protocol):
@@ -93,6 +96,16 @@ class Provider(Protocol):
         """List every VM with this owner's tag in all zones of the region, running or recently ended.
 
         Raises:
+            CredentialsError, ThrottledError, CloudUnavailableError: See the module.
+        """
+
+    def console(self, instance_id: str, zone: str) -> str:
+        """Read the end of what a VM has written to its serial console; empty if the cloud has nothing of it yet.
+
+        It may lag by minutes (EC2), and can be read for a while after the VM has ended if the cloud keeps it.
+
+        Raises:
+            GoneError: If the cloud keeps no console of such a VM.
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.
         """
 

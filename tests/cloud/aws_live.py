@@ -51,6 +51,10 @@ class LiveAws(AwsServer):
         """The machine that an instance is."""
         return self._vms[instance_id]
 
+    def console_text(self, instance_id: str) -> str:
+        """See `AwsServer.console_text`."""
+        return self._vms[instance_id].console()
+
     def interrupt(self, instance_id: str, *, in_s: float | None = None) -> None:
         """See `Instances.interrupt`; at its end the VM is killed."""
         with self._lock:

@@ -6,6 +6,7 @@
 - States in time: pending, running, shutting-down, terminated, forgotten; VMs that are not found at first.
 - The time limit of a VM: its user data is read as cloud-init would read it, and shutting down ends or stops the VM as
   it was launched to.
+- The console of a VM, stored or, on Nitro types, as it is; launches that are accepted and fail right after.
 - Service Quotas' list and Canonical's image aliases.
 - Faults: calls refused or denied, answers lost, calls never answered.
 """
@@ -83,6 +84,9 @@ class AwsServer(Instances):
         hung: The next call is not looked at before this is set.
         calls: How often each action was asked for.
         faults_fired: How many calls met a fault.
+        late_failures: Codes and messages of launches that are accepted next, and whose VM ends before it is up.
+        is_nitro: Whether a VM's console can be read as it is.
+        consoles: What VMs have written, by instance id.
     """
 
     def __init__(self) -> None:
@@ -107,6 +111,9 @@ class AwsServer(Instances):
             self.hung: threading.Event | None = None
             self.denied: set[str] = set()
             self.groups_unlisted = 0
+            self.late_failures: list[tuple[str, str]] = []
+            self.is_nitro = True
+            self.consoles: dict[str, str] = {}
             self.empty_zones: set[str] = set()
             self.vcpus_max: int | None = None
             self.hidden_s = 0.0
@@ -199,6 +206,8 @@ class AwsServer(Instances):
             self.faults_fired += 1
             empty = b"<DescribeSecurityGroupsResponse><securityGroupInfo/></DescribeSecurityGroupsResponse>"
             raise Answer("200 OK", empty)
+        if action == "GetConsoleOutput":
+            raise self._console_output(form)
         if action == "DescribeSpotPriceHistory":
             raise self._spot_price_history(form)
         if action in ("DescribeInstances", "TerminateInstances"):
@@ -258,12 +267,36 @@ class AwsServer(Instances):
             answer = answer.replace(address.encode(), str(instance.private_ip).encode())
             if key[1]:
                 self._tokens[key] = Token(parameters, answer, instance.id)
+            if self.late_failures:
+                self.faults_fired += 1
+                self._shut_down(instance.id, *self.late_failures.pop(0))
         self._settle()
         born = f"<launchTime>{self.now():%Y-%m-%dT%H:%M:%S.000Z}</launchTime>".encode()
         answer = re.sub(rb"<launchTime>[^<]*</launchTime>", born, answer)
         if key[1]:
             self._tokens[key].answer = answer
         return status, [(k, v) for k, v in headers if k.lower() != "content-length"], answer
+
+    def console_text(self, instance_id: str) -> str:
+        """What a VM has written so far."""
+        return self.consoles.get(instance_id, "")
+
+    def _console_output(self, form: dict[str, str]) -> Answer:
+        instance_id = form["InstanceId"]
+        if instance_id not in self._known():
+            return _error("InvalidInstanceID.NotFound", f"The instance ID '{instance_id}' does not exist")
+        if form.get("Latest") == "true" and not self.is_nitro:
+            return _error(
+                "UnsupportedOperation",
+                "This instance type does not support retrieving the latest console logs.",
+            )
+        text = self.console_text(instance_id)[-65_536:]
+        output = f"<output>{base64.b64encode(text.encode()).decode()}</output>" if text else ""
+        return Answer(
+            "200 OK",
+            f"<GetConsoleOutputResponse><requestId>0</requestId><instanceId>{instance_id}</instanceId>"
+            f"<timestamp>{self.now():%Y-%m-%dT%H:%M:%S.000Z}</timestamp>{output}</GetConsoleOutputResponse>".encode(),
+        )
 
     def _room(self, form: dict[str, str], vm: str, zone: str, *, spot: bool) -> int:
         """How many VMs there is room for, or the reason that there is none."""

@@ -98,6 +98,9 @@ class AwsWorld:
     def delete_by_hand(self, instance_id: str) -> None:
         self.server.end_by_hand(instance_id)
 
+    def write_console(self, instance_id: str, text: str) -> None:
+        self.server.consoles[instance_id] = text
+
     def add_foreign(self, zone: str) -> str:
         answer = self.client.run_instances(
             ImageId="ami-1e749f67",

@@ -16,7 +16,7 @@ from uuid import NAMESPACE_URL, uuid5
 import pytest
 from nested import built, changed
 
-from scavenger.cloud.base import Provider
+from scavenger.cloud.base import CONSOLE_CHARACTERS, Provider
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import (
     CloudError,
@@ -98,6 +98,9 @@ class World(Protocol):
     def delete_by_hand(self, instance_id: str) -> None:
         """Somebody ends the VM at the cloud's console."""
 
+    def write_console(self, instance_id: str, text: str) -> None:
+        """The VM writes this to its console."""
+
     def add_foreign(self, zone: str) -> str:
         """Somebody else's VM in the same account, without our tags; its id."""
 
@@ -153,6 +156,7 @@ def operations(world: World, seen: VmSeen) -> dict[str, Callable[[], object]]:
         "describe": lambda: provider.describe(seen.instance_id, seen.zone),
         "terminate": lambda: provider.terminate(seen.instance_id, seen.zone),
         "list_owned": lambda: provider.list_owned(OWNER),
+        "console": lambda: provider.console(seen.instance_id, seen.zone),
         "remove_leftovers": lambda: provider.remove_leftovers(OWNER),
     }
 
@@ -316,6 +320,24 @@ class ProviderConformance:
             world.provider.launch(request)
 
         assert alive(world) == []
+
+    # Its console
+
+    def test_the_end_of_a_console_can_be_read_and_nothing_is_no_error(self, world: World) -> None:
+        seen = world.provider.launch(make_request(world))
+        world.advance(LONG_S)
+
+        assert world.provider.console(seen.instance_id, seen.zone) == ""
+        world.write_console(seen.instance_id, "x" * CONSOLE_CHARACTERS + "\nscavenger: booting\n")
+        text = world.provider.console(seen.instance_id, seen.zone)
+
+        assert text.endswith("x\nscavenger: booting\n")
+        assert len(text) == CONSOLE_CHARACTERS
+
+    def test_a_vm_that_there_never_was_has_no_console(self, world: World) -> None:
+        with pytest.raises(GoneError) as caught:
+            world.provider.console(world.instance_unknown, world.provider.zones(world.vm)[0])
+        assert_for_a_person(caught.value)
 
     # Faults of a launch
 

@@ -21,6 +21,7 @@ from typing import Literal, TypeVar
 from conformance import Fact
 from nested import changed
 
+from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.domain.vm import Quota, VmRequest, VmSeen
 from scavenger.errors import (
     CloudError,
@@ -35,7 +36,9 @@ from scavenger.errors import (
 
 __all__ = ["Call", "FakeProvider", "Fault"]
 
-Operation = Literal["zones", "launch", "describe", "terminate", "list_owned", "quotas", "remove_leftovers"]
+Operation = Literal[
+    "zones", "launch", "describe", "terminate", "list_owned", "console", "quotas", "remove_leftovers"
+]
 Call = tuple[str, ...]
 """An operation and what it was asked for: the token, the instance id, the owner or the type."""
 
@@ -73,6 +76,7 @@ class FakeProvider:
         now_s: The cloud's time.
         calls: All that was asked, in order.
         faults_fired: How many calls met a fault.
+        consoles: What VMs have written to their consoles, by instance id.
     """
 
     name: str = "fake"
@@ -86,6 +90,7 @@ class FakeProvider:
     now_s: float = 0.0
     calls: list[Call] = field(default_factory=list)
     faults_fired: int = 0
+    consoles: dict[str, str] = field(default_factory=dict)
     vm: str = "small"
     vm_unknown: str = "vast"
     instance_unknown: str = "fake-999999"
@@ -145,6 +150,14 @@ class FakeProvider:
                 and not self._forgotten(vm)
             ),
         )
+
+    def console(self, instance_id: str, zone: str) -> str:
+        """See `Provider.console`: what `consoles` has of the VM."""
+        fault = self._enter("console", instance_id)
+        vm = self._vms.get(instance_id)
+        if vm is None or self._forgotten(vm):
+            raise GoneError(f"{self.region} has no VM {instance_id}")
+        return self._leave(fault, self.consoles.get(instance_id, "")[-CONSOLE_CHARACTERS:])
 
     def quotas(self) -> tuple[Quota, ...]:
         """See `Provider.quotas`: the one limit that `limit` sets."""
@@ -208,6 +221,10 @@ class FakeProvider:
     def delete_by_hand(self, instance_id: str) -> None:
         """See `World`."""
         self._end(instance_id, "deleted by hand")
+
+    def write_console(self, instance_id: str, text: str) -> None:
+        """See `World`."""
+        self.consoles[instance_id] = text
 
     def add_foreign(self, zone: str) -> str:
         """See `World`."""

@@ -64,6 +64,10 @@ class _LiveProject(Project):
         )
         machine.address = vm.address
 
+    def console(self, machine: Machine) -> str:
+        """See `Project.console`."""
+        return self.vms[machine.id].console()
+
     def _powered_off(self, machine: Machine) -> None:
         with self.lock:
             if self.clock() < machine.ends_at:

@@ -79,6 +79,7 @@ class ComputeServer:
             "compute.instances.insert": self._insert,
             "compute.instances.get": self._get,
             "compute.instances.delete": self._delete,
+            "compute.instances.getSerialPortOutput": self._serial_port,
             "compute.instances.aggregatedList": self._list_instances,
             "compute.zoneOperations.get": self._operation,
             "compute.zoneOperations.list": self._operations,
@@ -189,6 +190,20 @@ class ComputeServer:
     def _get(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
         machine = self.project.find(parameters["zone"], parameters["instance"])
         return self.project.show_machine(machine)
+
+    def _serial_port(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        machine = self.project.find(parameters["zone"], parameters["instance"])
+        text = self.project.console(machine).encode()[-(1 << 20) :]
+        start = int(parameters.get("start", "0"))
+        start = max(0, len(text) + start) if start < 0 else start
+        place = f"{ROOT}/projects/{PROJECT}/zones/{machine.zone}/instances/{machine.name}"
+        return {
+            "kind": "compute#serialPortOutput",
+            "selfLink": f"{place}/serialPort",
+            "contents": text[start:].decode(errors="replace"),
+            "start": str(start),
+            "next": str(len(text)),
+        }
 
     def _delete(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
         project = self.project

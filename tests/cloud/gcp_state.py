@@ -102,6 +102,7 @@ class Project:
         vms_max: Of the region; told at once, or by the operation where `quota_late`.
         hidden_s: How long lists miss what is new.
         breaks: The codes that the next operations of an insert end with.
+        consoles: What VMs have written, by their numbers.
     """
 
     starts_after_s: ClassVar[float] = 1.0
@@ -119,6 +120,7 @@ class Project:
     leaves_disk: bool = False
     machines: dict[int, Machine] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
+    consoles: dict[int, str] = field(default_factory=dict)
     disks: dict[str, tuple[str, dict[str, str]]] = field(default_factory=dict)
     _requests: dict[str, tuple[str, float]] = field(default_factory=dict)
     _ids: Iterator[int] = field(default_factory=lambda: iter(range(7_100_000_000_000_000_001, 2**63)))
@@ -151,6 +153,10 @@ class Project:
             "notFound",
             f"The resource 'projects/{PROJECT}/zones/{zone}/instances/{instance}' was not found",
         )
+
+    def console(self, machine: Machine) -> str:
+        """What a VM has written to its first serial port."""
+        return self.consoles.get(machine.id, "")
 
     def insert(self, zone: str, body: dict[str, Any], request_id: str) -> Operation:
         if known := self._known(request_id):

@@ -59,6 +59,9 @@ class GcpWorld:
         machine = self.server.project.machines[int(instance_id)]
         self.server.project.delete(machine.zone, instance_id)
 
+    def write_console(self, instance_id: str, text: str) -> None:
+        self.server.project.consoles[int(instance_id)] = text
+
     def add_foreign(self, zone: str) -> str:
         machine = Machine(99, "somebodys-vm", zone, {"machineType": "x/e2-standard-2"}, self.clock())
         self.server.project.machines[machine.id] = machine

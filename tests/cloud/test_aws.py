@@ -319,3 +319,20 @@ def test_a_spot_vm_hears_of_its_interruption_two_minutes_ahead(aws: AwsWorld) ->
     assert aws.provider.describe(seen.instance_id, seen.zone).state == "running"
     aws.advance(121.0)
     assert aws.provider.describe(seen.instance_id, seen.zone).state == "stopping"
+
+
+def test_the_stored_console_is_read_where_there_is_no_other(aws: AwsWorld) -> None:
+    seen = aws.provider.launch(make_request(aws))
+    aws.write_console(seen.instance_id, "Kernel panic")
+    aws.server.is_nitro = False
+
+    assert aws.provider.console(seen.instance_id, seen.zone) == "Kernel panic"
+
+
+def test_why_ec2_ended_a_vm_that_it_had_accepted_is_told_in_its_words(aws: AwsWorld) -> None:
+    aws.server.late_failures = [("Client.VolumeLimitExceeded", "Volume limit exceeded")]
+    seen = aws.provider.launch(make_request(aws))
+    aws.advance(60.0)
+    now = aws.provider.describe(seen.instance_id, seen.zone)
+
+    assert (now.state, now.reason) == ("gone", "Client.VolumeLimitExceeded: Volume limit exceeded")

@@ -161,6 +161,9 @@ class SimulatedCloud:
     def quotas(self) -> tuple[Quota, ...]:
         return ()
 
+    def console(self, instance_id: str, zone: str) -> str:
+        return ""
+
     def remove_leftovers(self, owner: str) -> tuple[str, ...]:
         return ()
 

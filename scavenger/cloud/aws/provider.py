@@ -29,6 +29,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from scavenger.cloud.aws.errors import error_code, translated
 from scavenger.cloud.aws.shared_resources import SharedResources
 from scavenger.cloud.aws.values import OWNER_TAG, TOKEN_TAG, quotas_of, tags_of, vm_seen
+from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.boot.user_data import user_data
 from scavenger.domain.vm import Quota, VmRequest, VmSeen
 from scavenger.errors import (
@@ -189,6 +190,15 @@ class AwsProvider:
     def list_owned(self, owner: str) -> tuple[VmSeen, ...]:
         """See `Provider.list_owned`; ended VMs are shown for about an hour."""
         return tuple(seen for seen in self._tagged(OWNER_TAG, owner) if seen.tags.owner == owner)
+
+    def console(self, instance_id: str, zone: str) -> str:
+        """See `Provider.console`: as it is now on Nitro types, and as of the last change of state on older ones."""
+        read = partial(self._ec2.get_console_output, InstanceId=instance_id)
+        try:
+            answer = self._read(partial(read, Latest=True))
+        except ConfigurationError:  # UnsupportedOperation: a type on which only the stored output can be read
+            answer = self._read(read)
+        return str(answer.get("Output") or "")[-CONSOLE_CHARACTERS:]
 
     def quotas(self) -> tuple[Quota, ...]:
         """See `Provider.quotas`: vCPUs by VM family, on demand and spot; empty where Service Quotas is denied."""

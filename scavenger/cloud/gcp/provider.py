@@ -28,6 +28,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.cloud import compute_v1
 
 from scavenger import __version__
+from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.gcp.errors import is_missing, is_taken, of_operation, translated_errors
 from scavenger.cloud.gcp.names import custom_type, instance_name, owner_filter, request_id, tags_of
 from scavenger.cloud.gcp.vm import GcpSettings, instance_of, seen_of, time_of
@@ -189,6 +190,17 @@ class GcpProvider:
                 )
                 for instance in scope.instances
             )
+
+    def console(self, instance_id: str, zone: str) -> str:
+        """See `Provider.console`: live, and gone with the VM when that is deleted."""
+        with self._told(f"reading the console of VM {instance_id}", zone):
+            output = self._instances.get_serial_port_output(
+                request=compute_v1.GetSerialPortOutputInstanceRequest(
+                    project=self._project, zone=zone, instance=instance_id, port=1, start=-CONSOLE_CHARACTERS
+                ),
+                **self._limits(self._deadline()),
+            )
+        return str(output.contents)
 
     def quotas(self) -> tuple[Quota, ...]:
         """See `Provider.quotas`: the region's; those of the whole project are reported when they are reached."""

@@ -76,6 +76,10 @@ class BootingProvider(Provider):
         """See `Provider.list_owned`."""
         return self._provider.list_owned(owner)
 
+    def console(self, instance_id: str, zone: str) -> str:
+        """See `Provider.console`."""
+        return self._provider.console(instance_id, zone)
+
     def quotas(self) -> tuple[Quota, ...]:
         """See `Provider.quotas`."""
         return self._provider.quotas()
