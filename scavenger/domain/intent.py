@@ -106,6 +106,7 @@ class FleetSpec:
         drain_s: Time that the job needs to save its state; reserved for each VM in addition to the time to end it.
         boot_key: Key from which the single-use join keys of the VMs are derived, hexadecimal. Every process that
             launches VMs in the region needs it, so it is stored as long as the job wants VMs.
+        register_s: Time within which a VM has to join, else it is ended; never more than the reconciler's own limit.
         attempt: Incremented when the job is resumed: VMs that died and budget that ran out in an earlier attempt
             then no longer count.
 
@@ -124,6 +125,7 @@ class FleetSpec:
     drain_s: float = 60.0
     boot_key: str = field(default="", repr=False)
     attempt: int = 1
+    register_s: float = 600.0
 
     def options_of(self, slot: VmSlot) -> tuple[PlacementOption, ...]:
         """Placement options for the VM of a slot."""
@@ -144,6 +146,8 @@ class FleetSpec:
             raise ValueError(f"{len(numbers)} VMs are wanted, and at most {self.vms_max} allowed")
         if math.isnan(self.budget_usd) or self.budget_usd < 0:
             raise ValueError(f"no budget: {self.budget_usd}")
+        if not self.register_s > 0:
+            raise ValueError(f"a VM cannot join within {self.register_s} s")
         if not (self.template.run_max_s > 0 and self.drain_s >= 0):
             raise ValueError(f"a VM that runs {self.template.run_max_s} s and is drained in {self.drain_s} s")
 
@@ -176,6 +180,7 @@ class VmTimes:
     Attributes:
         created_at, last_ack_at: Of its intent, and of its latest heartbeat, by Scavenger's clock; for display only:
             no decision depends on them.
+        joined_at: Of its first heartbeat, by Scavenger's clock; tells the usual boot time to later jobs.
         launched_at, ended_at: Start and end of the VM, by the cloud's clock.
     """
 
@@ -183,6 +188,7 @@ class VmTimes:
     launched_at: datetime | None = None
     ended_at: datetime | None = None
     last_ack_at: datetime | None = None
+    joined_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

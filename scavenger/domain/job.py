@@ -250,7 +250,7 @@ KERAS_BATCH_SIZE = 32
 
 
 class LimitsSpec(FrozenModel):
-    """Time after which a silent process counts as hung, and longest outage of the store."""
+    """Time after which a silent process counts as hung, and longest waits for VMs and for the store."""
 
     start: Duration = Field(
         default=180.0, description="Longest time for a worker to start and build the model."
@@ -263,6 +263,11 @@ class LimitsSpec(FrozenModel):
     )
     callbacks: Duration = Field(
         default=600.0, description="Longest time for the Keras callbacks when an epoch ends."
+    )
+    vms: Duration = Field(
+        default=3600.0,
+        description="Longest wait for VMs while none is to be had, before the job goes on without them or, if it has "
+        "none, ends.",
     )
     store: Duration = Field(
         default=600.0,

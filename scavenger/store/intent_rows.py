@@ -164,6 +164,7 @@ def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
         "drain_s": spec.drain_s,
         "boot_key": spec.boot_key,
         "attempt": spec.attempt,
+        "register_s": spec.register_s,
         **asdict(spec.template),
     }
 

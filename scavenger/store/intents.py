@@ -293,11 +293,16 @@ class Intents(Part):
 
     def acknowledge_vm(self, intent_id: str) -> bool:
         """Record that the job has received a heartbeat of an intent's VM; False if it has ended, or never existed."""
+        now = self._clock()
         with self._database.writing() as session:
             done = session.execute(
                 update(IntentRow)
                 .where(IntentRow.id == intent_id, IntentRow.state != "GONE")
-                .values(acks=IntentRow.acks + 1, last_ack_at=self._clock())
+                .values(
+                    acks=IntentRow.acks + 1,
+                    last_ack_at=now,
+                    joined_at=func.coalesce(IntentRow.joined_at, now),
+                )
             )
             return bool(cast(Any, done).rowcount)
 

@@ -58,7 +58,7 @@ __all__ = [
     "ProcessRow",
 ]
 
-REVISION = "0004"
+REVISION = "0005"
 """The newest migration."""
 
 VERSION_TABLE = "scavenger_version"
@@ -352,6 +352,7 @@ class IntentRow(Base):
     reason: Mapped[str]
     created_at: Mapped[datetime]
     last_ack_at: Mapped[datetime | None]
+    joined_at: Mapped[datetime | None]
 
 
 class MeasurementRow(Base):

@@ -354,6 +354,16 @@ def test_a_worker_that_dies_before_it_is_ready_has_read_no_samples_whatever_it_d
     assert launched(job.handle(Look(), here("w0"))) == 1
 
 
+def test_samples_were_computed_by_others_only_where_there_are_others() -> None:
+    for others, said in (
+        ((), "w1 was lost; it is replaced"),
+        (("w0",), "computed by the others, and it is replaced"),
+    ):
+        actions = training("w0", "w1").handle(Lost("w1", "was lost"), here(*others))
+        (warning,) = [action.message for action in actions if isinstance(action, Warn)]
+        assert warning.endswith(said)
+
+
 def test_while_workers_die_as_they_start_no_more_start_than_may_still_die() -> None:
     job = training("w0", "w1", "w2", "w3")
     for worker in ("w1", "w2"):

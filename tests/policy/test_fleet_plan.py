@@ -115,6 +115,11 @@ class TestPlan:
             VmSlot(4, options=(BIG,)),
         )
 
+    def test_the_first_vm_alone_is_that_of_the_aggregators(self) -> None:
+        (first,) = slots_of(INPUTS, TWO, one_first=True)
+
+        assert first.number == AGGREGATOR_SLOT
+
     def test_nothing_is_wanted_for_nothing(self) -> None:
         assert slots_of(INPUTS, planned(seen(workers={}, aggregators=0))) == ()
 
@@ -191,6 +196,21 @@ class TestShortage:
     @pytest.mark.parametrize("kind", ["unaffordable", "credentials", "no_placement", "loop"])
     def test_with_no_worker_and_no_vm_to_come_the_job_ends(self, kind: str) -> None:
         assert self.read(kind, works=False) == Shortage(kind, "so it is")
+
+    def test_vms_that_fail_alike_end_a_job_without_workers_whatever_is_on_its_way(self) -> None:
+        assert self.read("boot", (intent(2, "PLAN"), None), works=False) == Shortage("boot", "so it is")
+        assert self.read("boot", waiting=2) == Refusal({"small": 2}, "so it is")
+
+    def test_what_is_sold_out_for_too_long_ends_a_job_that_has_nothing_and_no_other(self) -> None:
+        def read(sold_out_s: float, *workers: tuple[Intent, AgentSeen | None]) -> Shortage | Refusal | None:
+            vms = ((intent(AGGREGATOR_SLOT), BUSY), *workers)
+            count = len(workers)
+            what = seen(*vms, workers={"small": 1 + count}, waiting={"small": 1}, sold_out_s=sold_out_s)
+            return read_shortage(INPUTS, TWO, what, {"sold_out": "so it is"})
+
+        assert read(INPUTS.wait_max_s - 1.0) is None
+        assert read(INPUTS.wait_max_s) == Shortage("sold_out", "so it is")
+        assert read(INPUTS.wait_max_s, (intent(1), BUSY)) == Refusal({"small": 1}, "so it is")
 
     def test_while_a_worker_runs_those_in_excess_are_refused(self) -> None:
         assert self.read("loop", waiting=2) == Refusal({"small": 2}, "so it is")

@@ -174,13 +174,37 @@ class TestCreating:
         scene.memory.wait(("park", *B.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
         (alarm,) = scene.look()
         assert alarm == Alarm(
-            "sold_out", "job", "sold out, to be tried again later: small (spot) in a, small in b"
+            "sold_out",
+            "job",
+            "sold out, to be tried again later: small (spot) in a, small in b; what may help: other VM types "
+            "(resources.any_of), or another region (infra)",
         )
         later = scene.look(after_s=2 * CONFIG.waits.sold_out.base_s)
         assert only(later, Create)
         assert only(later, Alarm) == [alarm], "it holds until a launch succeeds, however slow the looks are"
         scene.memory.done(("park", *B.key))
         assert not only(scene.look(), Alarm)
+
+    def test_what_may_help_against_a_stock_out_is_what_was_not_tried(self) -> None:
+        scene = Scene(fleets=(replace(WANTED, options=(A,)),))
+        scene.memory.wait(("park", *A.key), CONFIG.waits.sold_out, scene.now_s, Random(0))
+
+        (alarm,) = only(scene.look(), Alarm)
+
+        assert alarm.message.endswith(
+            "what may help: other VM types (resources.any_of), on-demand VMs (spot: auto), other zones (infra without "
+            "a zone), or another region (infra)"
+        )
+
+    def test_a_job_may_know_that_its_vms_join_sooner_than_the_reconciler_expects(self) -> None:
+        scene = Scene(intent("t0", "UP"), fleets=(replace(WANTED, slots=(VmSlot(0),), register_s=100.0),))
+        assert not only(scene.look(), Drain)
+
+        actions = scene.look(after_s=101.0)
+
+        assert [(one.ending, one.reason) for one in only(actions, Drain)] == [
+            ("never_joined", "it was up for 100 s and did not join")
+        ]
 
     def test_a_quota_bars_its_type_in_every_zone_until_a_vm_of_it_ends(self) -> None:
         both = (A, replace(A, zone="b"))

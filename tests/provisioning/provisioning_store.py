@@ -193,7 +193,9 @@ class MemoryStore:
         row = self.rows.get(intent_id)
         if row is None or row.state == "GONE":
             return False
-        self.rows[intent_id] = changed(row, acks=row.acks + 1, last_ack_at=self._now())
+        self.rows[intent_id] = changed(
+            row, acks=row.acks + 1, last_ack_at=self._now(), joined_at=row.times.joined_at or self._now()
+        )
         return True
 
     def intents(self, job_id: str | None = None, *, living: bool = False) -> tuple[Intent, ...]:

@@ -1,8 +1,9 @@
 """The script that makes a VM join its coordinator: cloud-init runs it once, as root, after the first boot.
 
-The script writes the join file, installs Scavenger if the image lacks it, and starts the agent as a service. A VM
-powers off if this fails, if its time limit is not set, or when its agent has ended. So the service is never
-restarted: its coordinator replaces a failed agent with a new VM.
+The script writes the join file, installs Scavenger if the image lacks it, and starts the agent as a service. Meanwhile
+it tries whether the VM reaches its coordinator at all. A VM powers off if one of these fails, if its time limit is not
+set, or when its agent has ended. So the service is never restarted: its coordinator replaces a failed agent with a new
+VM. What the script does is on the VM's console, in the words of `scavenger.domain.boot`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 
 from scavenger import __version__
 from scavenger.cloud.boot.user_data import LIMIT_TIMER
+from scavenger.domain import boot
 from scavenger.errors import ConfigurationError
 
 __all__ = ["PACKAGE_VARIABLE", "Join", "boot_script", "package_of"]
@@ -32,15 +34,40 @@ set -eu
 umask 077
 PATH=$PATH:/opt/scavenger/bin
 end() {
-    echo "scavenger: $1; this VM ends" >&2
+    echo "@MARK@$1; this VM ends" >&2
     systemctl poweroff
     exit 1
 }
-systemctl is-active --quiet @LIMIT@ || end 'its time limit is not set'
+systemctl is-active --quiet @LIMIT@ || end '@UNLIMITED@'
 if systemctl is-active --quiet @UNIT@; then
     exit 0
 fi
+echo '@MARK@@BOOTING@'
 mkdir -p /run/scavenger
+cat > /run/scavenger/reach.py <<'END'
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()
+except OSError as error:
+    print("@MARK@@UNANSWERED@ at %s:%s: %s" % (sys.argv[1], sys.argv[2], error))
+    sys.exit(3)
+END
+reach() {
+    tries=0
+    while [ "$tries" -lt 12 ]; do
+        status=0
+        python3 /run/scavenger/reach.py @HOST@ @PORT@ || status=$?
+        case $status in
+            0) echo '@MARK@@REACHED@'; return ;;
+            3) ;;
+            *) return ;;
+        esac
+        tries=$((tries + 1))
+        sleep 5
+    done
+    end '@UNANSWERED@ for a minute or more'
+}
+reach &
 cat > /run/scavenger/join.json <<'END'
 @JOIN@
 END
@@ -59,11 +86,11 @@ installed() {
             -r /run/scavenger/requirements.txt && [ -x /opt/scavenger/bin/scavenger-vm ]
 }
 if ! command -v scavenger-vm > /dev/null; then
-    echo "scavenger: installing "@NAME@
+    echo "@MARK@@INSTALLING@ "@NAME@
     pause_s=5
     until installed; do
-        [ "$pause_s" -le 80 ] || end 'Scavenger cannot be installed'
-        echo "scavenger: trying again in $pause_s s"
+        [ "$pause_s" -le 80 ] || end '@UNINSTALLED@'
+        echo "@MARK@trying again in $pause_s s"
         sleep "$pause_s"
         pause_s=$((pause_s * 2))
     done
@@ -83,8 +110,10 @@ TimeoutStopSec=20
 END
 systemctl daemon-reload
 systemctl start --no-block @UNIT@
-echo 'scavenger: the agent was started'
+echo '@MARK@the agent was started'
 """
+# reach: in the background, so that it costs no time; a status other than 0 and 3 is that of an image without Python,
+# whose agent finds out by itself.
 # OOMPolicy: a training process that exhausts the memory must not end the agent, which reports the failure.
 
 
@@ -126,7 +155,17 @@ def boot_script(join: Join, package: str) -> str:
             f"{PACKAGE_VARIABLE} holds a password or token, which everything on a VM could read; "
             "use a URL that needs none"
         )
+    host, _, port = join.endpoint.removeprefix("tcp://").rpartition(":")
     values = {
+        "@MARK@": boot.MARK,
+        "@BOOTING@": boot.BOOTING,
+        "@REACHED@": boot.REACHED,
+        "@UNANSWERED@": boot.NO_ANSWER,
+        "@INSTALLING@": boot.INSTALLING,
+        "@UNINSTALLED@": boot.NOT_INSTALLED,
+        "@UNLIMITED@": boot.NO_TIME_LIMIT,
+        "@HOST@": shlex.quote(host),
+        "@PORT@": shlex.quote(port),
         "@LIMIT@": LIMIT_TIMER,
         "@UNIT@": _UNIT,
         "@JOIN@": json.dumps(asdict(join)),

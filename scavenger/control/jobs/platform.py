@@ -274,7 +274,14 @@ class RentedVms:
         for message in (*cloud_resources.offered.notes, *left_out):
             inform(message)
         fleet = cloud_resources.fleet(
-            store, record, folder=folder, outputs=outputs, before_usd=before_usd, note=warn, clock=clock
+            store,
+            record,
+            folder=folder,
+            outputs=outputs,
+            before_usd=before_usd,
+            note=warn,
+            inform=inform,
+            clock=clock,
         )
         return _VmResources(space, cloud_resources, fleet)
 

@@ -17,7 +17,7 @@ from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.store import Store
 from scavenger.train.engines.vm.values import one_time_keys
 
-__all__ = ["BootingProvider", "boot_document"]
+__all__ = ["BootingProvider", "boot_document", "boot_way"]
 
 
 class _Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +30,18 @@ class _Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def boot_document(endpoint: str, server_key: str, provider: str, package: str) -> str:
     """The user data of a job's intents: how its VMs reach its coordinator, and what they install."""
     return msgspec.json.encode(_Boot(endpoint, server_key, provider, package)).decode()
+
+
+def boot_way(user_data: str) -> tuple[str, str]:
+    """What has to work for VMs with these user data to join: the coordinator's host and the package.
+
+    Ports and keys are left out, since each run may have others. Empty for user data that are no boot document.
+    """
+    try:
+        boot = msgspec.json.decode(user_data, type=_Boot)
+    except msgspec.DecodeError:
+        return "", ""
+    return boot.endpoint.rpartition(":")[0], boot.package
 
 
 class BootingProvider(Provider):

@@ -195,6 +195,7 @@ class CloudResources:
         outputs: Path,
         before_usd: float,
         note: Callable[[str], None],
+        inform: Callable[[str], None],
         clock: Callable[[], float],
     ) -> Fleet:
         """Create the fleet of the job's VMs; no VM is launched yet.
@@ -203,6 +204,7 @@ class CloudResources:
             folder: Folder of the training module, which is copied to the VMs.
             outputs: Folder of the jobs' outputs, which is not copied.
             before_usd: Known cost of earlier attempts, US dollars.
+            note, inform: Show warnings and progress to the user.
 
         Raises:
             ConfigurationError: If a VM type is not available in the zone, or no address for VMs is set.
@@ -240,6 +242,7 @@ class CloudResources:
             ),
             offers=offers,
             threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
+            wait_max_s=job.limits.vms,
             before_usd=before_usd,
             disk_usd_per_hour=self.cloud.terms(
                 self.offered, disk_gib=DISK_GIB, setup_s=0.0
@@ -250,7 +253,7 @@ class CloudResources:
             host, folder, port=port, boot_key=new_boot_key(), leave_out=(outputs,), clock=clock
         )
         hosts.start()
-        return Fleet(store, provider, hosts, inputs, note=note, clock=clock)
+        return Fleet(store, provider, hosts, inputs, note=note, inform=inform, clock=clock)
 
     def _options(self, offer: Offer, zones: tuple[str, ...]) -> tuple[PlacementOption, ...]:
         """Placement options in the order to try: with `spot: auto`, on-demand options follow the spot options."""

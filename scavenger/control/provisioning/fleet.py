@@ -15,15 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from scavenger.cloud.base import Provider
+from scavenger.control.provisioning.boot_watch import BootWatch
 from scavenger.control.provisioning.booting import BootingProvider, boot_document
 from scavenger.control.provisioning.clean_up import LIMIT_S
 from scavenger.control.provisioning.fleet_agents import FleetAgents
+from scavenger.control.provisioning.fleet_boots import FleetBoots, failure_line
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.control.provisioning.fleet_notes import FleetNotes
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
-from scavenger.domain.intent import Intent
+from scavenger.domain.intent import Intent, VmSlot
 from scavenger.errors import (
     CleanupError,
     CredentialsError,
@@ -34,6 +36,7 @@ from scavenger.errors import (
     StoreUnavailableError,
     TransientError,
 )
+from scavenger.policy.provisioning.boots import in_words, register_limit_s
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.fleet_plan import (
     FleetInputs,
@@ -54,6 +57,10 @@ from scavenger.train.engines.vm.engine import VmEngine
 __all__ = ["Fleet", "new_boot_key"]
 
 LOOK_S = 1.0
+PLACE_MAX_S = 900.0
+"""Longest wait of a process for a VM."""
+PLACE_MARGIN_S = 60.0
+"""By which a process waits longer than VMs may be sold out, so that this is the reason that is reported."""
 _ERRORS: Mapping[str, type[ScavengerError]] = {
     "unaffordable": LimitReachedError,
     "credentials": CredentialsError,
@@ -70,7 +77,8 @@ class Fleet:
         provider: The cloud, in the job's region.
         hosts: The server at which agents join; already started, and closed by `close`.
         inputs: Specification of the VMs and their limits.
-        note: Shows a line to the user.
+        note: Shows a warning to the user.
+        inform: Shows progress to the user.
         config: Time limits and intervals of the provisioning; None for the defaults.
         clock: Monotonic clock, seconds.
 
@@ -87,6 +95,7 @@ class Fleet:
         inputs: FleetInputs,
         *,
         note: Callable[[str], None],
+        inform: Callable[[str], None] = lambda line: None,
         config: ProvisioningConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -102,9 +111,10 @@ class Fleet:
         self.drain_s = inputs.spec.drain_s
         self.meter = VmCostMeter(inputs, clock=clock)
         self._agents = FleetAgents(store, hosts, inputs)
-        self._notes = FleetNotes(note, inputs.offers)
+        self._notes = FleetNotes(note, inputs.offers, inform=inform)
         self._plan = FleetPlan()
-        self._wanted: tuple[FleetPlan, float] | None = None
+        self._wanted: tuple[tuple[VmSlot, ...], float] | None = None
+        self._boots: FleetBoots | None = None
         self._engine: VmEngine | None = None
         self._reconciler: ReconcilerThread | None = None
         self._intents: tuple[Intent, ...] = ()
@@ -123,7 +133,20 @@ class Fleet:
             template=replace(self._inputs.spec.template, user_data=boot),
             boot_key=server.boot_key.hex(),
         )
-        self._engine = VmEngine(log_dir, self._agent_server, command=command)
+        place_max_s = max(PLACE_MAX_S, self._inputs.wait_max_s + PLACE_MARGIN_S)
+        self._engine = VmEngine(log_dir, self._agent_server, command=command, place_max_s=place_max_s)
+        self._boots = FleetBoots(
+            replace(self._inputs, spec=self._spec),
+            BootWatch(self._provider),
+            self._store.intents(),
+            endpoint=server.endpoint,
+            note=self._notes.note,
+            inform=self._notes.inform,
+            folder=log_dir,
+        )
+        self._boots.start()
+        limit_s = register_limit_s(self._boots.usual, self._config.vm.register_s)
+        self._spec = replace(self._spec, register_s=limit_s)
         # replace the specification of an earlier attempt that was killed
         self._store.want_vms(self._spec)
         self._start_reconciler()
@@ -160,6 +183,7 @@ class Fleet:
             self._notes.show_alarms(self._agent_server.alarms())
 
     def _look(self, engine: VmEngine, now: float) -> None:
+        assert self._boots is not None
         self._agents.look(now)
         self._intents = self._store.intents(self._inputs.spec.job_id)
         self._looked_at = now
@@ -172,15 +196,21 @@ class Fleet:
         self._notes.show_alarms(self._agent_server.alarms())
         self._notes.show_fallbacks(self._intents)
         here = (self._provider.name, self._provider.region)
-        shortages = self._store.shortages(self._inputs.spec.job_id, *here)
+        shortages = dict(self._store.shortages(self._inputs.spec.job_id, *here))
+        if "sold_out" in shortages:
+            shortages["sold_out"] += f"; waiting for at most {in_words(self._inputs.wait_max_s)} (limits.vms)"
         self._notes.show_shortages(shortages)
-        self._act_on(read_shortage(self._inputs, self._plan, self._seen(engine, now), shortages), engine)
-        plan = plan_fleet(self._inputs, self._plan, self._seen(engine, now))
-        if (plan, self.drain_s) != self._wanted:
-            self._want(plan)
-        self._plan = plan
+        seen = self._seen(engine, now, self._notes.sold_out_s(shortages, now))
+        self._boots.look(self._intents, seen.agents, len(slots_of(self._inputs, self._plan)), now)
+        if (failure := self._boots.failure) is not None:
+            shortages["boot"] = failure_line(failure)
+        self._act_on(read_shortage(self._inputs, self._plan, seen, shortages), engine)
+        self._plan = plan_fleet(self._inputs, self._plan, self._seen(engine, now))
+        slots = slots_of(self._inputs, self._plan, one_first=self._boots.one_first)
+        if (slots, self.drain_s) != self._wanted:
+            self._want(slots)
 
-    def _seen(self, engine: VmEngine, now: float) -> FleetSeen:
+    def _seen(self, engine: VmEngine, now: float, sold_out_s: float = 0.0) -> FleetSeen:
         needs = engine.needs()
         return FleetSeen(
             intents=self._intents,
@@ -188,6 +218,7 @@ class Fleet:
             workers=needs.workers,
             aggregators=needs.aggregators,
             waiting={offer.vm: engine.waiting(offer.vm) for offer in self._inputs.offers},
+            sold_out_s=sold_out_s,
             in_doubt=self._agent_server.in_doubt,
         )
 
@@ -195,16 +226,19 @@ class Fleet:
         match verdict:
             case Shortage("budget", reason):
                 raise LimitReachedError(f"stopped at ${self.meter.spent_usd():.4f}: {reason}")
+            case Shortage("boot", reason) if self._boots is not None and self._boots.failure is not None:
+                raise self._boots.error(self._boots.failure)
+            case Shortage("sold_out", reason):
+                raise TransientError(f"no VM was to be had for {in_words(self._inputs.wait_max_s)}: {reason}")
             case Shortage(kind, reason):
                 raise _ERRORS[kind](reason)
             case Refusal(workers, reason):
                 for vm, count in workers.items():
                     engine.refuse_waiting(vm, count, reason)
 
-    def _want(self, plan: FleetPlan) -> None:
-        slots = slots_of(self._inputs, plan)
+    def _want(self, slots: tuple[VmSlot, ...]) -> None:
         self._store.want_vms(replace(self._spec, slots=slots, drain_s=self.drain_s))
-        self._wanted = (plan, self.drain_s)
+        self._wanted = (slots, self.drain_s)
         if self._reconciler is not None:
             self._reconciler.wake()
 
@@ -248,6 +282,8 @@ class Fleet:
         if self._is_clean:
             return
         until = self._clock() + (max(LIMIT_S, 1.5 * self._config.settle_s) if limit_s is None else limit_s)
+        if self._boots is not None:
+            self._boots.stop()
         self._agent_server.close()  # agents that receive this power off their VMs
         self._request_no_vms(until)
         while not self._all_are_gone():

@@ -20,12 +20,21 @@ class FleetNotes:
     """Passes alarms and shortages on to the user of one job.
 
     Args:
-        note: Shows a line to the user.
+        note: Shows a warning to the user.
+        inform: Shows progress to the user.
         offers: The VM types of the job.
     """
 
-    def __init__(self, note: Callable[[str], None], offers: Iterable[Offer]) -> None:
-        self.note, self._offers = note, {offer.vm: offer for offer in offers}
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        offers: Iterable[Offer],
+        *,
+        inform: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.note, self.inform = note, inform
+        self._offers = {offer.vm: offer for offer in offers}
+        self._sold_out_since: float | None = None
         self._alarms: deque[Alarm | str] = deque()
         self._shown: dict[str, str] = {}
         self._fallen_back: set[str] = set()
@@ -52,6 +61,14 @@ class FleetNotes:
                 self._shown[kind] = message
                 if kind != "budget":
                     self.note(message)
+
+    def sold_out_s(self, shortages: Mapping[str, str], now: float) -> float:
+        """For how long VMs have been sold out without a break, as of `now`, monotonic seconds."""
+        if "sold_out" not in shortages:
+            self._sold_out_since = None
+        elif self._sold_out_since is None:
+            self._sold_out_since = now
+        return 0.0 if self._sold_out_since is None else now - self._sold_out_since
 
     def show_fallbacks(self, intents: Iterable[Intent]) -> None:
         """Show, once per VM type, that an on-demand VM replaces an unavailable spot VM, with its price."""

@@ -92,7 +92,7 @@ class Losses:
             failure += " before it could train"
         if not self.too_many:
             self._owed.append(now.vm)
-            others = "its samples were computed by the others, and " if event.ready else ""
+            others = "its samples were computed by the others, and " if event.ready and now.training else ""
             return [Warn(f"{failure}; {others}it is replaced")], None
         if alive := len(now.vms):
             return [

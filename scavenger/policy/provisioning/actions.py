@@ -114,6 +114,7 @@ class Renew:
 
 
 AlarmKind = Literal[
+    "boot",
     "budget",
     "unaffordable",
     "loop",
@@ -134,8 +135,9 @@ class Alarm:
     """A condition that the user should know of; reported once for as long as it lasts.
 
     Attributes:
-        kind: Of a job: `budget`: its VMs are ended now; `unaffordable`, `loop`, `no_placement`, `credentials`: it gets
-            no more; `sold_out`: for now it gets none. The others are of VMs, placement options and the cloud.
+        kind: Of a job: `boot`: its VMs fail alike as they boot, which its fleet finds; `budget`: its VMs are ended
+            now; `unaffordable`, `loop`, `no_placement`, `credentials`: it gets no more; `sold_out`: for now it gets
+            none. The others are of VMs, placement options and the cloud.
         about: The job's id, VM's id or placement option concerned; distinguishes alarms of one kind.
     """
 

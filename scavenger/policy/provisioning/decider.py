@@ -215,6 +215,7 @@ class Decider:
             if self._memory.age_s("intent", intent.id) < waited_s:
                 return None
             return "unanswered", f"its launch was not answered for {waited_s:g} s"
+        waited_s = min(waited_s, spec.register_s)
         if not intent.acks and self._memory.age_s("intent", intent.id) >= waited_s:
             return "never_joined", f"it was up for {waited_s:g} s and did not join"
         if intent.acks and not self._many_silent and self._is_silent(intent):
@@ -363,8 +364,13 @@ class Decider:
             return Alarm(
                 "no_placement", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}"
             )
-        options = ", ".join(str(option) for option, bar in zip(wanted, barred, strict=True) if not bar)
-        return Alarm("sold_out", job_id, f"sold out, to be tried again later: {options}")
+        left = [option for option, bar in zip(wanted, barred, strict=True) if not bar]
+        options = ", ".join(str(option) for option in left)
+        return Alarm(
+            "sold_out",
+            job_id,
+            f"sold out, to be tried again later: {options}; what may help: {_instead(left)}",
+        )
 
     # ---- what a person should know -------------------------------------------------------------------------
 
@@ -396,3 +402,13 @@ class Decider:
 
     def _has_living(self, job_id: str) -> bool:
         return any(intent.job_id == job_id for intent in self._situation.intents)
+
+
+def _instead(options: Sequence[PlacementOption]) -> str:
+    """What a user can change in the job file to get VMs when all of these are sold out."""
+    ways = ["other VM types (resources.any_of)"]
+    if all(option.spot for option in options):
+        ways.append("on-demand VMs (spot: auto)")
+    if len({option.zone for option in options}) == 1:
+        ways.append("other zones (infra without a zone)")
+    return f"{', '.join(ways)}, or another region (infra)"

@@ -21,7 +21,8 @@ The verdict on the reconciler's report about the plan is the first row that fits
 said                                                verdict
 ==================================================  ==========================================================
 `budget`                                            the job ends: what is left pays for the end of its VMs
-nothing that lasts (`sold_out` passes)              none: the job waits, and trains with what it has
+nothing that lasts (`sold_out` for `wait_max_s`)    none: the job waits, and trains with what it has
+`boot`: VMs fail alike, workers wait, none runs     the job ends, whatever else is on its way
 lasting, workers wait, aggregators get no VM        the job ends
 lasting, workers wait, none runs and no VM comes    the job ends
 lasting, more workers wait than VMs are coming      the workers in excess are refused
@@ -62,7 +63,7 @@ __all__ = [
 SILENT_S = 45.0
 """Silence after which a VM is replaced, unless the network is in doubt: its work is already lost."""
 
-_LASTING: tuple[AlarmKind, ...] = ("unaffordable", "credentials", "no_placement", "loop")
+_LASTING: tuple[AlarmKind, ...] = ("boot", "unaffordable", "credentials", "no_placement", "loop")
 """Shortages that do not end by waiting, in the order in which they are reported as the reason."""
 
 
@@ -77,6 +78,7 @@ class FleetInputs:
         aggregators: Placement options of the aggregators' VM.
         offers: Offers of the workers' VM types.
         threads: Processors of each VM type, including the aggregators'.
+        wait_max_s: Longest wait for VMs while none of a type is to be had.
         before_usd: Known cost of earlier attempts.
         disk_usd_per_hour: Price of a VM's boot disk; 0 if unknown.
     """
@@ -87,6 +89,7 @@ class FleetInputs:
     aggregators: tuple[PlacementOption, ...]
     offers: tuple[Offer, ...]
     threads: Mapping[str, int]
+    wait_max_s: float = 3600.0
     before_usd: float = 0.0
     disk_usd_per_hour: float = 0.0
 
@@ -133,6 +136,7 @@ class FleetSeen:
         workers: Number of workers that run or wait, by VM type.
         aggregators: Number of aggregators that run or wait.
         waiting: Number of workers that wait for a VM, by VM type.
+        sold_out_s: How long VMs have been sold out without a break.
         in_doubt: Whether the network is in doubt, so that a VM's silence is no evidence of its failure.
     """
 
@@ -141,6 +145,7 @@ class FleetSeen:
     workers: Mapping[str, int]
     aggregators: int
     waiting: Mapping[str, int] = field(default_factory=dict)
+    sold_out_s: float = 0.0
     in_doubt: bool = False
 
     def is_silent(self, intent_id: str) -> bool:
@@ -199,8 +204,17 @@ def plan_fleet(inputs: FleetInputs, before: FleetPlan, seen: FleetSeen) -> Fleet
     )
 
 
-def slots_of(inputs: FleetInputs, plan: FleetPlan) -> tuple[VmSlot, ...]:
-    """Convert a plan to the slots that the store keeps; aggregators come first, since workers need them."""
+def slots_of(inputs: FleetInputs, plan: FleetPlan, *, one_first: bool = False) -> tuple[VmSlot, ...]:
+    """Convert a plan to the slots that the store keeps; aggregators come first, since workers need them.
+
+    Args:
+        one_first: Whether the first one alone is to be rented yet.
+    """
+    found = _all_slots(inputs, plan)
+    return found[:1] if one_first else found
+
+
+def _all_slots(inputs: FleetInputs, plan: FleetPlan) -> tuple[VmSlot, ...]:
     workers = tuple(VmSlot(slot.number, options=inputs.options_of(slot.vm)) for slot in plan.slots)
     if not plan.aggregators:
         return workers
@@ -277,13 +291,18 @@ def read_shortage(
     """
     if "budget" in said:
         return Shortage("budget", said["budget"])
-    kind = next((kind for kind in _LASTING if kind in said), None)
+    lasting = (*_LASTING, "sold_out") if seen.sold_out_s >= inputs.wait_max_s else _LASTING
+    kind = next((kind for kind in lasting if kind in said), None)
     waiting = {offer.vm: seen.waiting.get(offer.vm, 0) for offer in inputs.offers}
     if kind is None or not any(waiting.values()):
         return None
     room, working = _room_coming(inputs, plan, seen)
     idle_without_aggregators = _needs(inputs, plan, seen)[AGGREGATORS] > 0 and not room[AGGREGATORS]
-    if idle_without_aggregators or not (working or any(room[vm] for vm in waiting)):
+    if (
+        idle_without_aggregators
+        or (kind == "boot" and not working)
+        or not (working or any(room[vm] for vm in waiting))
+    ):
         return Shortage(kind, said[kind])
     excess = {vm: count - room[vm] for vm, count in waiting.items() if count > room[vm]}
     return Refusal(excess, said[kind]) if excess else None

@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 import zmq
 
+from scavenger.domain.boot import NO_ANSWER, REFUSED
 from scavenger.errors import ConfigurationError
 from scavenger.train.checkpoints.remote_folder import VARIABLE
 from scavenger.train.engines.vm import messages as m
@@ -34,6 +35,8 @@ __all__ = ["Agent", "Ticket", "read_ticket"]
 
 POWEROFF_S = 300.0
 """Silence of the leader after which the VM ends: the leader will not come back, or has replaced the VM."""
+JOIN_S = 180.0
+"""Time without an answer after which a VM that has not joined ends: nobody can use it, and its user pays for it."""
 _TICK_MS = 50
 _PAUSE_S = 5.0
 """Longest time between two polls; after a longer pause of the VM, silence is not held against the leader."""
@@ -100,6 +103,7 @@ class Agent:
         show: Called with lines for users.
         silent_s: Silence of the leader after which processes end.
         poweroff_s: Silence of the leader after which the VM ends.
+        join_s: Time without an answer after which the VM ends if it has not joined.
         clock: Returns monotonic seconds.
     """
 
@@ -111,10 +115,11 @@ class Agent:
         show: Callable[[str], None] = lambda line: print(line, flush=True),
         silent_s: float = LEADER_SILENT_S,
         poweroff_s: float = POWEROFF_S,
+        join_s: float = JOIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ticket, self._show, self._clock = ticket, show, clock
-        self._silent_s, self._poweroff_s = silent_s, poweroff_s
+        self._silent_s, self._poweroff_s, self._join_s = silent_s, poweroff_s, join_s
         self._directory = Path(tempfile.mkdtemp(prefix="scavenger-vm-", dir=folder))
         self._leader = LeaderConnection(
             ticket.endpoint, ticket.server_key, ticket.secret, show=show, now=clock()
@@ -177,6 +182,9 @@ class Agent:
         self._leader.send_due(now)
         if self._leader.joined:
             self._watch_leader(now)
+        elif now - self._leader.heard_at > self._join_s:
+            self._show(f"{NO_ANSWER} at {self._ticket.endpoint} for {self._join_s:.0f} s: this VM ends")
+            self._power_off(1)
         if self._ends_at is not None:
             reported = not self._runner.busy and (
                 self._leader.channel.backlog == 0 or not self._leader.joined
@@ -207,7 +215,7 @@ class Agent:
                     self._leader.channel.put(m.Hello(address_towards(self._ticket.endpoint)))
                     self._show(f"joined {self._ticket.endpoint}")
                 case m.Refused() if not self._leader.joined:
-                    self._show(f"refused: {message.reason}")
+                    self._show(f"{REFUSED}: {message.reason}")
                     self._power_off(1)
                 case m.Packet() if self._leader.joined:
                     self._stopped = False

@@ -1,0 +1,39 @@
+"""How far a VM is on its way to its job, and the lines on its console by which the coordinator learns it.
+
+A VM that cannot reach its coordinator cannot report anything to it. Its console can be read through the cloud, so what
+the boot script and the agent do is written there, in lines that contain these words.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+__all__ = [
+    "BOOTING",
+    "BOOT_PHASES",
+    "INSTALLING",
+    "MARK",
+    "NOT_INSTALLED",
+    "NO_ANSWER",
+    "NO_TIME_LIMIT",
+    "REACHED",
+    "REFUSED",
+    "BootPhase",
+]
+
+BootPhase = Literal["asked", "running", "booting", "installing", "joined"]
+"""`asked`: requested from the cloud; `running`: the cloud has started it; `booting`: its boot script runs;
+`installing`: it installs Scavenger; `joined`: its agent has been admitted."""
+
+BOOT_PHASES: tuple[BootPhase, ...] = get_args(BootPhase)
+
+MARK = "scavenger: "
+"""Beginning of the boot script's lines; cloud-init and the journal may write something before it."""
+
+BOOTING = "booting"
+REACHED = "reaches its coordinator"
+NO_ANSWER = "no answer from its coordinator"
+INSTALLING = "installing"
+NOT_INSTALLED = "Scavenger cannot be installed"
+NO_TIME_LIMIT = "its time limit is not set"
+REFUSED = "the coordinator refuses it"
