@@ -24,6 +24,7 @@ from scavenger_cli.options import (
     DatasetSizeOption,
     DeadlineOption,
     DryRunOption,
+    InfraOption,
     JobFile,
     JobKey,
     ListedJobKey,
@@ -291,13 +292,13 @@ costing.register(app)
 
 
 @app.command()
-def doctor(store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
-    """Check that this machine has everything a job needs."""
+def doctor(infra: InfraOption = None, store: StoreOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Check that this machine has everything a job needs, and with --infra also a cloud."""
 
     def command() -> int:
         from scavenger_cli.commands.doctor import show
 
-        return show(store_url=store, as_json=output is Output.JSON)
+        return show(store_url=store, as_json=output is Output.JSON, infra=infra)
 
     finish(output, command)
 

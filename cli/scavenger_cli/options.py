@@ -22,6 +22,7 @@ __all__ = [
     "DatasetSizeOption",
     "DeadlineOption",
     "DryRunOption",
+    "InfraOption",
     "JobFile",
     "JobKey",
     "ListedJobKey",
@@ -119,6 +120,12 @@ StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store", metavar="URL", help="Database. Default: $SCAVENGER_STORE, else a file in your home."
+    ),
+]
+InfraOption = Annotated[
+    str | None,
+    typer.Option(
+        "--infra", metavar="CLOUD/REGION", help="Also check what jobs there need, such as aws/us-east-1."
     ),
 ]
 StateOption = Annotated[

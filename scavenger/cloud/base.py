@@ -24,7 +24,7 @@ from typing import Protocol
 from scavenger.domain.configuration import Offer
 from scavenger.domain.vm import Quota, VmRequest, VmSeen
 
-__all__ = ["CONSOLE_CHARACTERS", "Cloud", "Provider"]
+__all__ = ["CONSOLE_CHARACTERS", "Cloud", "Inspection", "Provider"]
 
 CONSOLE_CHARACTERS = 32_000
 """Longest console output that a provider returns: its end, which shows what went wrong last."""
@@ -121,4 +121,31 @@ class Provider(Protocol):
 
         Raises:
             CredentialsError, ThrottledError, CloudUnavailableError: See the module.
+        """
+
+
+class Inspection(Protocol):
+    """Checks whether VMs could be launched in one region of an account, without launching any.
+
+    All raise `CredentialsError`, `ThrottledError` or `CloudUnavailableError` if the cloud does not tell.
+    """
+
+    def identity(self) -> str:
+        """Whom the credentials belong to."""
+
+    def denied(self, request: VmRequest) -> tuple[str, ...]:
+        """The permissions that are missing to launch, watch and end such a VM; empty if there is none."""
+
+    def image(self, request: VmRequest) -> str:
+        """The image from which such a VM would boot.
+
+        Raises:
+            ConfigurationError: If there is no such image.
+        """
+
+    def network(self, request: VmRequest) -> str:
+        """The network in which such a VM would be.
+
+        Raises:
+            ConfigurationError: If there is none.
         """

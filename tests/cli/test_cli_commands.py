@@ -432,6 +432,16 @@ def test_the_doctor_names_what_a_dead_job_left_on_this_machine_alone(
     assert (leftovers["status"], str(os.getpid()) in leftovers["fix"]) == (status, status == "warn")
 
 
+def test_the_doctor_refuses_a_cloud_that_there_is_not_and_has_nothing_more_to_say_of_this_machine(
+    scavenger: Run,
+) -> None:
+    code, _, err = scavenger("doctor", "--infra", "aws/virginia")
+    assert (code, "aws/us-east-1 or aws/us-east-1a" in err) == (2, True)
+
+    code, out, _ = scavenger("doctor", "--infra", "local")
+    assert (code, " address: " in out) == (0, False)
+
+
 def test_the_doctor_imports_no_training_framework(scavenger: Run) -> None:
     before = set(sys.modules)
     scavenger("doctor")

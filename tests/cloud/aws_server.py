@@ -6,6 +6,7 @@
 - States in time: pending, running, shutting-down, terminated, forgotten; VMs that are not found at first.
 - The time limit of a VM: its user data is read as cloud-init would read it, and shutting down ends or stops the VM as
   it was launched to.
+- Dry runs, which tell whether a call would be permitted; permissions for identities are not refused by name.
 - The console of a VM, stored or, on Nitro types, as it is; launches that are accepted and fail right after.
 - Service Quotas' list and Canonical's image aliases.
 - Faults: calls refused or denied, answers lost, calls never answered.
@@ -194,6 +195,10 @@ class AwsServer(Instances):
     def _serve(
         self, action: str, form: dict[str, Any], environ: dict[str, Any], body: bytes
     ) -> tuple[str, list[tuple[str, str]], bytes]:
+        if form.get("DryRun") == "true":
+            self._check_launch(form) if action == "RunInstances" else None
+            words = "Request would have succeeded, but DryRun flag is set."
+            raise _error("DryRunOperation", words, "412 Precondition Failed")
         if action == "RunInstances":
             return self._run(form, environ)
         if action == "ListServiceQuotas":
@@ -246,12 +251,7 @@ class AwsServer(Instances):
             if token.parameters != parameters:
                 raise _error("IdempotentParameterMismatch", "Arguments on this idempotent request differ")
             raise Answer("200 OK", self._replay(token))
-        if vm not in VCPUS:
-            raise _error("InvalidParameterValue", f"Invalid value '{vm}' for InstanceType.")
-        if "MaxCount" not in form or "MinCount" not in form:
-            raise _error("MissingParameter", "The request must contain the parameter MinCount and MaxCount")
-        if len(base64.b64decode(form.get("UserData", ""))) > 16_384:
-            raise _error("InvalidParameterValue", "User data is limited to 16384 bytes")
+        self._check_launch(form)
         spot = form.get("InstanceMarketOptions.MarketType") == "spot"
         count = self._room(form, vm, zone, spot=spot)
         body = urlencode({**form, "MinCount": str(count), "MaxCount": str(count)}).encode()
@@ -276,6 +276,15 @@ class AwsServer(Instances):
         if key[1]:
             self._tokens[key].answer = answer
         return status, [(k, v) for k, v in headers if k.lower() != "content-length"], answer
+
+    def _check_launch(self, form: dict[str, str]) -> None:
+        vm = form.get("InstanceType", "")
+        if vm not in VCPUS:
+            raise _error("InvalidParameterValue", f"Invalid value '{vm}' for InstanceType.")
+        if "MaxCount" not in form or "MinCount" not in form:
+            raise _error("MissingParameter", "The request must contain the parameter MinCount and MaxCount")
+        if len(base64.b64decode(form.get("UserData", ""))) > 16_384:
+            raise _error("InvalidParameterValue", "User data is limited to 16384 bytes")
 
     def console_text(self, instance_id: str) -> str:
         """What a VM has written so far."""

@@ -18,6 +18,8 @@ from gcp_state import PROJECT, ROOT, TYPES, ZONES, Project, shape
 __all__ = ["ComputeServer", "Faults"]
 
 _PREFIX = "compute."
+IMAGES = {"ubuntu-os-cloud": ("ubuntu-2404-noble-amd64-v20260101", "ubuntu-2404-lts-amd64-v20260201")}
+"""Public images, by their projects."""
 _HTTP_TIMEOUT_S = 30.0
 
 
@@ -68,6 +70,8 @@ class ComputeServer:
         faults_of_ours: Answers that Google could not have given; must stay empty.
         unreachable: Zones that nothing can be said of.
         endless: Whether a list always has another page.
+        forbidden: Permissions that the caller lacks, where it asks for its permissions.
+        subnetworks: Names of the region's subnetworks, with their networks.
         on_call: Called at each call.
     """
 
@@ -83,6 +87,9 @@ class ComputeServer:
             "compute.instances.aggregatedList": self._list_instances,
             "compute.zoneOperations.get": self._operation,
             "compute.zoneOperations.list": self._operations,
+            "compute.images.get": self._image,
+            "compute.images.getFromFamily": self._image,
+            "compute.subnetworks.list": self._subnetworks,
             "compute.machineTypes.get": self._machine_type,
             "compute.machineTypes.list": self._machine_types,
             "compute.zones.list": self._zones,
@@ -110,6 +117,8 @@ class ComputeServer:
         self.faults_of_ours: list[str] = []
         self.unreachable: set[str] = set()
         self.endless = False
+        self.forbidden: set[str] = set()
+        self.subnetworks = {"default": "default"}
         self.on_call: Callable[[], object] = lambda: None
 
     def _new_project(self, clock: Callable[[], float]) -> Project:
@@ -140,6 +149,8 @@ class ComputeServer:
 
     def _done(self, verb: str, target: str, body: bytes) -> dict[str, Any]:
         parts = urlsplit(target)
+        if parts.path.endswith(":testIamPermissions") and verb == "POST":
+            return self._tested(parts.path, body)
         method, path = self._discovery.route(verb, parts.path)
         with self.project.lock:
             fault = self.faults.next(method["id"])
@@ -151,7 +162,7 @@ class ComputeServer:
         _fail(fault, self.faults.fired)
         query = parse_qs(parts.query, keep_blank_values=True)
         parameters = self._discovery.check_parameters(method, query) | path
-        if parameters["project"] != PROJECT:
+        if parameters["project"] not in (PROJECT, *IMAGES):
             raise RefusedError(
                 404, "notFound", f"The resource 'projects/{parameters['project']}' was not found"
             )
@@ -256,6 +267,40 @@ class ComputeServer:
         ]
         found.sort(key=lambda each: each["name"], reverse=True)
         return self._listed(parameters, found)
+
+    def _image(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        project, family = parameters["project"], parameters.get("family", "")
+        name = parameters.get("image", "")
+        found = [one for one in IMAGES.get(project, ()) if one == name or (family and one.startswith(family))]
+        if not found:
+            kind = f"family/{family}" if family else name
+            place = f"projects/{project}/global/images/{kind}"
+            raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
+        return {"kind": "compute#image", "name": found[-1], "family": family, "status": "READY"}
+
+    def _subnetworks(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
+        region = parameters["region"]
+        place = f"{ROOT}/projects/{PROJECT}"
+        found = [
+            {
+                "kind": "compute#subnetwork",
+                "name": name,
+                "network": f"{place}/global/networks/{network}",
+                "region": f"{place}/regions/{region}",
+            }
+            for name, network in self.subnetworks.items()
+        ]
+        return self._listed(parameters, found)
+
+    def _tested(self, path: str, body: bytes) -> dict[str, Any]:
+        """`testIamPermissions` of the Resource Manager: those of the permissions asked for that the caller has."""
+        if self.faults.denied:
+            raise RefusedError(403, "forbidden", "The caller does not have permission")
+        if path != f"/v1/projects/{PROJECT}:testIamPermissions":
+            raise RefusedError(403, "forbidden", "The caller does not have permission")
+        asked = json.loads(body)["permissions"]
+        granted = [one for one in asked if one not in self.forbidden]
+        return {"permissions": granted} if granted else {}
 
     def _machine_type(self, parameters: dict[str, str], _: Any) -> dict[str, Any]:
         return _machine_type(parameters["machineType"], parameters["zone"])

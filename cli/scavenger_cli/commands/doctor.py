@@ -6,23 +6,24 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from scavenger import __version__
-from scavenger.errors import ScavengerError
+from scavenger.domain.check import Check
+from scavenger.domain.forms import Infra
+from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger_cli.ui import console
 from scavenger_cli.ui.formatting import clean, plural, size
 
 if TYPE_CHECKING:
     from scavenger.store import Store
 
-__all__ = ["Check", "check_all", "show"]
+__all__ = ["check_all", "show"]
 
 PYTHON_LEAST = (3, 11)
 WORKER_MEMORY_BYTES = 600 * 2**20
@@ -34,19 +35,18 @@ _EXTRAS = (  # optional packages that this version uses
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the doctor: what was checked, what was found, and the fix for a problem."""
+def check_all(store_url: str | None, infra: str | None = None) -> Iterator[Check]:
+    """Run all checks. They start nothing and change nothing, except that an old store's schema is migrated.
 
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    found: str
-    fix: str = ""
+    Args:
+        store_url: The store; None for the default.
+        infra: Where jobs are to run, as in a job file, which is checked too; None for this machine.
 
-
-def check_all(store_url: str | None) -> list[Check]:
-    """Run all checks. They start nothing and change nothing, except that an old store's schema is migrated."""
-    return [
+    Raises:
+        ConfigurationError: If `infra` is malformed.
+    """
+    place = None if infra is None else _infra(infra)
+    yield from (
         _python(),
         *_training(),
         _cores(),
@@ -54,7 +54,18 @@ def check_all(store_url: str | None) -> list[Check]:
         _shared_memory(),
         *_store(store_url),
         *_extras(),
-    ]
+    )
+    if place is not None and place.provider != "local":
+        from scavenger.control.provisioning.inspection import inspect_infra
+
+        yield from inspect_infra(place, os.environ)
+
+
+def _infra(text: str) -> Infra:
+    try:
+        return Infra.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"--infra {error}") from None
 
 
 def _python() -> Check:
@@ -205,13 +216,17 @@ def _extras() -> Iterable[Check]:
         yield Check(f"extra {extra}", "ok", found)
 
 
-def show(*, store_url: str | None, as_json: bool) -> int:
-    """Print the checks.
+def show(*, store_url: str | None, as_json: bool, infra: str | None = None) -> int:
+    """Print the checks, each as soon as it is made: those of a cloud take seconds.
 
     Returns:
         1 if a check failed, else 0.
     """
-    checks = check_all(store_url)
+    checks = []
+    for check in check_all(store_url, infra):
+        checks.append(check)
+        if not as_json:
+            _emit(check)
     failed = any(check.status == "fail" for check in checks)
     if as_json:
         console.emit_json(
@@ -222,11 +237,12 @@ def show(*, store_url: str | None, as_json: bool) -> int:
                 "checks": console.plain(checks),
             }
         )
-    else:
-        styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-        for check in checks:
-            fix = f" - fix: {clean(check.fix)}" if check.fix else ""
-            line = f" {clean(check.name)}: {clean(check.found)}{fix}"
-            mark = (f"{check.status:<4}", styles[check.status])
-            console.emit(Text.assemble(mark, line, no_wrap=True, overflow="ignore"))
     return 1 if failed else 0
+
+
+def _emit(check: Check) -> None:
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    fix = f" - fix: {clean(check.fix)}" if check.fix else ""
+    line = f" {clean(check.name)}: {clean(check.found)}{fix}"
+    mark = (f"{check.status:<4}", styles[check.status])
+    console.emit(Text.assemble(mark, line, no_wrap=True, overflow="ignore"))

@@ -143,7 +143,7 @@ class AwsProvider:
         A token that was used with other parameters (as happens to a repeat after the default image has moved on) gives
         the VM of its first launch too. `CloudUnavailableError` where that VM is not listed yet.
         """
-        parameters = self._parameters(request)
+        parameters = self.parameters(request)
         for _ in range(2):
             try:
                 answer = self._ec2.run_instances(
@@ -222,7 +222,13 @@ class AwsProvider:
 
     # A launch
 
-    def _parameters(self, request: VmRequest) -> dict[str, Any]:
+    def parameters(self, request: VmRequest) -> dict[str, Any]:
+        """The parameters of a launch, without its security group.
+
+        Raises:
+            ConfigurationError: If there is no such VM type or image.
+            CredentialsError, ThrottledError, CloudUnavailableError: See `Provider`.
+        """
         self._learn_types({request.vm})
         image, root_device = self._image(request)
         tags = tags_of(request)

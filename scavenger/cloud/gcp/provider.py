@@ -69,6 +69,9 @@ class GcpProvider:
         clock, sleep: Seconds; a clock that is never set back.
         call_timeout_s: How long to wait for a connection, and for each piece of an answer.
         operation_timeout_s: How long a launch, or a list of many pages, may take in all.
+
+    Attributes:
+        endpoint: Where to ask in Google's place; empty for Google.
     """
 
     name = "gcp"
@@ -87,9 +90,9 @@ class GcpProvider:
         operation_timeout_s: float = 300.0,
     ) -> None:
         self.region = region
-        self._project = project
-        self._settings = settings or GcpSettings()
-        self._endpoint = environment.get(ENDPOINT_VARIABLE, "")
+        self.project = project
+        self.settings = settings or GcpSettings()
+        self.endpoint = environment.get(ENDPOINT_VARIABLE, "")
         self._clock, self._sleep = clock, sleep
         self._call_timeout_s, self._operation_timeout_s = call_timeout_s, operation_timeout_s
 
@@ -100,7 +103,7 @@ class GcpProvider:
         found = []
         with self._told(f"looking for {vm}", self.region, refused=ConfigurationError):
             zones = self._zones.list(
-                request=compute_v1.ListZonesRequest(project=self._project, max_results=_PAGE),
+                request=compute_v1.ListZonesRequest(project=self.project, max_results=_PAGE),
                 **self._limits(deadline),
             )
             names = [
@@ -113,7 +116,7 @@ class GcpProvider:
                 try:
                     kind = self._machine_types.get(
                         request=compute_v1.GetMachineTypeRequest(
-                            project=self._project, zone=zone, machine_type=vm
+                            project=self.project, zone=zone, machine_type=vm
                         ),
                         **self._limits(deadline),
                     )
@@ -131,7 +134,7 @@ class GcpProvider:
 
     def launch(self, request: VmRequest) -> VmSeen:
         """See `Provider.launch`: returns once the insert is done, so that stock and quota have been asked."""
-        body = instance_of(request, self._settings)
+        body = instance_of(request, self.settings)
         deadline = self._deadline()
         doing = f"starting a {request.vm}"
         inserts = self._inserts(body.name, request.zone, deadline)
@@ -141,7 +144,7 @@ class GcpProvider:
                 try:
                     operation = self._instances.insert_unary(
                         request=compute_v1.InsertInstanceRequest(
-                            project=self._project,
+                            project=self.project,
                             zone=request.zone,
                             instance_resource=body,
                             request_id=request_id(request.tags.token, len(inserts)),
@@ -173,7 +176,7 @@ class GcpProvider:
             with self._told(f"ending VM {instance_id}", zone):
                 self._instances.delete_unary(
                     request=compute_v1.DeleteInstanceRequest(
-                        project=self._project, zone=zone, instance=instance_id
+                        project=self.project, zone=zone, instance=instance_id
                     ),
                     **self._limits(self._deadline()),
                 )
@@ -196,7 +199,7 @@ class GcpProvider:
         with self._told(f"reading the console of VM {instance_id}", zone):
             output = self._instances.get_serial_port_output(
                 request=compute_v1.GetSerialPortOutputInstanceRequest(
-                    project=self._project, zone=zone, instance=instance_id, port=1, start=-CONSOLE_CHARACTERS
+                    project=self.project, zone=zone, instance=instance_id, port=1, start=-CONSOLE_CHARACTERS
                 ),
                 **self._limits(self._deadline()),
             )
@@ -206,7 +209,7 @@ class GcpProvider:
         """See `Provider.quotas`: the region's; those of the whole project are reported when they are reached."""
         with self._told("reading the quotas", self.region):
             region = self._regions.get(
-                request=compute_v1.GetRegionRequest(project=self._project, region=self.region),
+                request=compute_v1.GetRegionRequest(project=self.project, region=self.region),
                 **self._limits(self._deadline()),
             )
             return tuple(
@@ -231,7 +234,7 @@ class GcpProvider:
                     continue
                 try:
                     self._disks.delete_unary(
-                        request=compute_v1.DeleteDiskRequest(project=self._project, zone=zone, disk=name),
+                        request=compute_v1.DeleteDiskRequest(project=self.project, zone=zone, disk=name),
                         **self._limits(deadline),
                     )
                 except NotFound as error:
@@ -253,7 +256,7 @@ class GcpProvider:
         with self._told("looking for earlier launches", zone, refused=ConfigurationError):
             listed = self._zone_operations.list(
                 request=compute_v1.ListZoneOperationsRequest(
-                    project=self._project,
+                    project=self.project,
                     zone=zone,
                     filter=f'targetLink eq ".*/instances/{name}"',
                     max_results=_PAGE,
@@ -284,7 +287,7 @@ class GcpProvider:
                 with self._told("following the start of a VM", zone):
                     operation = self._zone_operations.get(
                         request=compute_v1.GetZoneOperationRequest(
-                            project=self._project, zone=zone, operation=operation.name
+                            project=self.project, zone=zone, operation=operation.name
                         ),
                         timeout=self._call_timeout_s,
                         retry=None,
@@ -305,9 +308,7 @@ class GcpProvider:
         with self._told(f"looking at VM {instance}", zone):
             return seen_of(
                 self._instances.get(
-                    request=compute_v1.GetInstanceRequest(
-                        project=self._project, zone=zone, instance=instance
-                    ),
+                    request=compute_v1.GetInstanceRequest(project=self.project, zone=zone, instance=instance),
                     **self._limits(deadline),
                 ),
                 zone,
@@ -317,7 +318,7 @@ class GcpProvider:
         """The region's zones and what of the owner's is there, page by page."""
         deadline = self._deadline()
         listed = client.aggregated_list(
-            request=kind(project=self._project, filter=owner_filter(owner), max_results=_PAGE),
+            request=kind(project=self.project, filter=owner_filter(owner), max_results=_PAGE),
             **self._limits(deadline),
         )
         for page in self._pages(listed, deadline):
@@ -352,43 +353,44 @@ class GcpProvider:
         return translated_errors(doing, region=self.region, location=location, refused=refused)
 
     @cached_property
-    def _options(self) -> dict[str, Any]:
+    def client_options(self) -> dict[str, Any]:
+        """The arguments of every client, with the credentials."""
         options: dict[str, Any] = {
             "transport": "rest",
             "client_info": ClientInfo(  # type: ignore[no-untyped-call]
                 user_agent=f"scavenger/{__version__}"
             ),
         }
-        if self._endpoint:
+        if self.endpoint:
             return options | {
                 "credentials": AnonymousCredentials(),  # type: ignore[no-untyped-call]
-                "client_options": ClientOptions(api_endpoint=self._endpoint),
+                "client_options": ClientOptions(api_endpoint=self.endpoint),
             }
         return options | {"credentials": google.auth.default(scopes=[_SCOPE])[0]}
 
     @cached_property
     def _instances(self) -> compute_v1.InstancesClient:
-        return compute_v1.InstancesClient(**self._options)
+        return compute_v1.InstancesClient(**self.client_options)
 
     @cached_property
     def _zone_operations(self) -> compute_v1.ZoneOperationsClient:
-        return compute_v1.ZoneOperationsClient(**self._options)
+        return compute_v1.ZoneOperationsClient(**self.client_options)
 
     @cached_property
     def _machine_types(self) -> compute_v1.MachineTypesClient:
-        return compute_v1.MachineTypesClient(**self._options)
+        return compute_v1.MachineTypesClient(**self.client_options)
 
     @cached_property
     def _zones(self) -> compute_v1.ZonesClient:
-        return compute_v1.ZonesClient(**self._options)
+        return compute_v1.ZonesClient(**self.client_options)
 
     @cached_property
     def _regions(self) -> compute_v1.RegionsClient:
-        return compute_v1.RegionsClient(**self._options)
+        return compute_v1.RegionsClient(**self.client_options)
 
     @cached_property
     def _disks(self) -> compute_v1.DisksClient:
-        return compute_v1.DisksClient(**self._options)
+        return compute_v1.DisksClient(**self.client_options)
 
 
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)

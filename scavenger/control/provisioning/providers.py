@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from scavenger.cloud.base import Provider
+from scavenger.cloud.base import Inspection, Provider
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = ["PROVIDERS", "open_provider"]
+__all__ = ["INSPECTIONS", "PROVIDERS", "open_provider"]
 
 GCP_PROJECT = "GOOGLE_CLOUD_PROJECT"
 """Environment variable with the project's id, as for Google's own tools."""
@@ -30,6 +31,21 @@ def _gcp(region: str, environment: Mapping[str, str]) -> Provider:
 
 
 PROVIDERS: dict[str, Callable[[str, Mapping[str, str]], Provider]] = {"aws": _aws, "gcp": _gcp}
+
+
+def _inspect_aws(provider: Any) -> Inspection:
+    from scavenger.cloud.aws.inspection import AwsInspection
+
+    return AwsInspection(provider)
+
+
+def _inspect_gcp(provider: Any) -> Inspection:
+    from scavenger.cloud.gcp.inspection import GcpInspection
+
+    return GcpInspection(provider)
+
+
+INSPECTIONS: dict[str, Callable[[Any], Inspection]] = {"aws": _inspect_aws, "gcp": _inspect_gcp}
 
 
 def open_provider(name: str, region: str, environment: Mapping[str, str] = os.environ) -> Provider:

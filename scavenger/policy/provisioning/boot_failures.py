@@ -6,8 +6,8 @@ The first row that fits:
 sign                                        cause
 ==========================================  =============================================================
 the coordinator refuses the agent           the VM has another version of Scavenger
-Scavenger cannot be installed               no such package, no way to the index, or no space on the disk
 no answer from the coordinator              address, port or firewall
+Scavenger cannot be installed               no such package, no way to the index, or no space on the disk
 no time limit, kernel panic, no space       the image or its disk
 a code of the cloud                         `VolumeLimitExceeded` and others
 nothing on the console                      the image does not boot, or has no cloud-init
@@ -94,8 +94,8 @@ def diagnose(reason: str, console: str, *, endpoint: str, image: str = "", packa
     """
     return (
         _of_agent(console)
-        or _of_installation(console, package)
         or _of_network(console, endpoint)
+        or _of_installation(console, package)
         or _of_image(console, image)
         or _of_cloud(reason)
         or _of_silence(reason, console, image)

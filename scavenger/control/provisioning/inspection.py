@@ -1,0 +1,185 @@
+"""Checks everything that a job on a cloud's VMs needs, before it needs it; starts nothing and pays for nothing."""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from uuid import uuid4
+
+from scavenger.cloud.base import Inspection, Provider
+from scavenger.cloud.boot.boot import PACKAGE_VARIABLE, package_of
+from scavenger.cloud.quotas import vms_left
+from scavenger.control.provisioning.cloud_resources import (
+    ADDRESS_VARIABLE,
+    DISK_GIB,
+    IMAGE_VARIABLE,
+    address_of,
+)
+from scavenger.control.provisioning.offers import CatalogCloud
+from scavenger.control.provisioning.providers import INSPECTIONS, open_provider
+from scavenger.domain.check import Check
+from scavenger.domain.configuration import Offer
+from scavenger.domain.forms import Infra
+from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags
+from scavenger.errors import (
+    CloudUnavailableError,
+    ConfigurationError,
+    NotSupportedError,
+    ScavengerError,
+    ThrottledError,
+)
+
+__all__ = ["inspect_infra"]
+
+_CONSOLE = ("ec2:GetConsoleOutput", "compute.instances.getSerialPortOutput")
+"""Permissions without which jobs run, but do not tell why a VM failed."""
+_PIP_MAX_S = 60.0
+_DOCS = "docs/clouds.md lists what is needed"
+
+
+def inspect_infra(infra: Infra, environment: Mapping[str, str]) -> Iterator[Check]:
+    """Check credentials, permissions, VM type, image, network, quotas, the coordinator's address and the package.
+
+    Args:
+        infra: As in a job file; for this machine and for clouds that are not supported there is nothing to check.
+        environment: Environment variables, which may set the address, the image and the package.
+    """
+    yield from _cloud_checks(infra, environment)
+    yield _address(environment)
+    yield _package(environment)
+
+
+def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Check]:
+    try:
+        provider = open_provider(infra.provider, infra.region, environment)
+        inspection = INSPECTIONS[infra.provider](provider)
+    except NotSupportedError as error:
+        yield Check("cloud", "fail", str(error))
+        return
+    except ScavengerError as error:
+        yield _failure("credentials", error)
+        return
+    credentials = _checked("credentials", inspection.identity)
+    yield credentials
+    if credentials.status != "ok":
+        return
+    try:
+        offer = CatalogCloud(infra.provider, infra.region, environment=environment).offers(workers_max=1)[0]
+    except ConfigurationError as error:
+        yield Check("VM type", "fail", str(error))
+        return
+    zones = _checked(
+        "VM type", lambda: f"{offer.vm} in {', '.join(provider.zones(offer.vm))}", "name another region"
+    )
+    yield zones
+    if zones.status != "ok":
+        return
+    zone = infra.zone or provider.zones(offer.vm)[0]
+    request = _request(offer.vm, zone, environment)
+    yield _permissions(inspection, request)
+    yield _checked("image", lambda: inspection.image(request), f"name another one in {IMAGE_VARIABLE}")
+    yield _checked("network", lambda: inspection.network(request), "see docs/clouds.md")
+    yield _quotas(provider, offer)
+
+
+def _request(vm: str, zone: str, environment: Mapping[str, str]) -> VmRequest:
+    template = LaunchTemplate(3600.0, image=environment.get(IMAGE_VARIABLE, ""), disk_gib=DISK_GIB)
+    return VmRequest(VmTags("scavenger-doctor", str(uuid4()), "doctor", 0, 0), vm, zone, False, template)
+
+
+def _checked(name: str, find: Callable[[], str], fix: str = "") -> Check:
+    try:
+        return Check(name, "ok", find())
+    except ScavengerError as error:
+        return _failure(name, error, fix)
+
+
+def _failure(name: str, error: ScavengerError, fix: str = "") -> Check:
+    """A check that failed, or is not known because the cloud did not answer."""
+    if isinstance(error, ThrottledError | CloudUnavailableError):
+        return Check(name, "warn", str(error), "try again later")
+    return Check(name, "fail", str(error), fix)
+
+
+def _permissions(inspection: Inspection, request: VmRequest) -> Check:
+    try:
+        denied = inspection.denied(request)
+    except ConfigurationError as error:
+        return Check("permissions", "warn", f"not checked: {error}")
+    except ScavengerError as error:
+        return Check("permissions", "warn", f"not checked: {error}", _DOCS)
+    if not denied:
+        return Check("permissions", "ok", "all that jobs need")
+    if set(denied) <= set(_CONSOLE):
+        found = f"no {', '.join(denied)}: jobs cannot tell why a VM failed"
+        return Check("permissions", "warn", found, "allow it")
+    return Check("permissions", "fail", f"no {', '.join(denied)}", f"allow them; {_DOCS}")
+
+
+def _quotas(provider: Provider, offer: Offer) -> Check:
+    try:
+        quotas = provider.quotas()
+    except ScavengerError as error:
+        return Check("quotas", "warn", f"not known: {error}")
+    found = vms_left(provider.name, quotas, offer.vm, offer.cpus, spot=False)
+    if found is None:
+        return Check("quotas", "warn", "not known: the account may not read them", _DOCS)
+    count, quota = found
+    about = f"room for {count} VMs {offer.vm} ({quota.name}: {quota.used:g} of {quota.limit:g} used)"
+    if count < 2:  # the aggregators' VM and one worker
+        return Check("quotas", "fail", about, "a job needs two VMs: end others, or ask the cloud for more")
+    return Check("quotas", "ok", about)
+
+
+def _address(environment: Mapping[str, str]) -> Check:
+    try:
+        address, port = address_of(environment)
+    except ConfigurationError as error:
+        return Check("address", "fail", str(error), f"set {ADDRESS_VARIABLE}")
+    ports = f"ports {port} and {port + 1}" if port else "any two free ports"
+    found = f"VMs join at {address}, {ports}"
+    if ipaddress.ip_address(address).is_loopback:
+        return Check("address", "warn", found, "VMs cannot reach a loopback address")
+    if ipaddress.ip_address(address).is_private:
+        found += "; it is private, so VMs must be in the same network"
+    return Check("address", "ok", found)
+
+
+def _package(environment: Mapping[str, str]) -> Check:
+    """Whether pip can get what VMs install; asks the index that this machine is set up for."""
+    requirement = package_of(environment)
+    with tempfile.TemporaryDirectory(prefix="scavenger-doctor-") as folder:
+        command = [
+            "download",
+            "--quiet",
+            "--no-deps",
+            "--disable-pip-version-check",
+            "--dest",
+            folder,
+            requirement,
+        ]
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", *command],
+                capture_output=True,
+                text=True,
+                timeout=_PIP_MAX_S,
+                stdin=subprocess.DEVNULL,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Check("package", "warn", f"{requirement}: not checked: {error}")
+    if done.returncode == 0:
+        return Check("package", "ok", requirement)
+    if "No module named pip" in done.stderr:
+        return Check("package", "warn", f"{requirement}: not checked, since there is no pip here")
+    words = [line for line in done.stderr.splitlines() if line.strip()]
+    why = words[-1].removeprefix("ERROR: ") if words else f"pip ended with status {done.returncode}"
+    return Check(
+        "package",
+        "fail",
+        f"{requirement}: {why}",
+        f"name another one in {PACKAGE_VARIABLE}, or an image that has it",
+    )
