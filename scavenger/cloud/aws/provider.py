@@ -7,9 +7,9 @@ In addition to VMs, it creates a security group per owner, whose members reach e
 and a key pair where a public key is given.
 
 Needs the permissions `ec2:Describe*` for instances, instance types and their offerings, images, subnets, security
-groups, key pairs and volumes; `ec2:RunInstances`, `TerminateInstances`, `CreateTags`, `CreateSecurityGroup`,
-`AuthorizeSecurityGroupIngress`, `DeleteSecurityGroup`, `ImportKeyPair`, `DeleteKeyPair`, `DeleteVolume`;
-`ssm:GetParameter`; and, for quotas, `servicequotas:ListServiceQuotas`.
+groups, key pairs and volumes; `ec2:RunInstances`, `TerminateInstances`, `GetConsoleOutput`, `CreateTags`,
+`CreateSecurityGroup`, `AuthorizeSecurityGroupIngress`, `DeleteSecurityGroup`, `ImportKeyPair`, `DeleteKeyPair`,
+`DeleteVolume`; `ssm:GetParameter`; and, for quotas, `servicequotas:ListServiceQuotas`.
 """
 
 from __future__ import annotations
