@@ -235,6 +235,26 @@ class TestStates:
         assert bench.one(intent.id) == changed(intent, created_at=AT, charged_at=AT)
 
 
+def test_when_a_vm_joined_is_when_it_was_first_heard(url: str) -> None:
+    now = [AT]
+    for kind in ("memory", "database"):
+        now[0] = AT
+        if kind == "memory":
+            bench = Bench(MemoryStore(lambda: now[0]), "job")
+        else:
+            store = DatabaseStore.open(url, clock=lambda: now[0])
+            bench = Bench(store, store.create_job("digits", spec={}, job_file="job.yaml").id)
+        key = bench.written()
+        assert bench.one(key).times.joined_at is None
+        for seconds in (40, 50):
+            now[0] = AT + timedelta(seconds=seconds)
+            bench.store.acknowledge_vm(key)
+
+        assert bench.one(key).times.joined_at == AT + timedelta(seconds=40)
+        assert bench.one(key).times.last_ack_at == AT + timedelta(seconds=50)
+    store.close()
+
+
 class TestMoney:
     def test_the_clouds_own_times_replace_what_was_counted_at_the_mean_price(self, bench: Bench) -> None:
         key = bench.written()
@@ -403,7 +423,7 @@ class TestDatabase:
             (PlacementOption("small", "a", True, 0.36),),
             (("a", "b"),),
         )
-        assert json.loads(json.dumps(fleet_spec_document(spec))) == wanted
+        assert json.loads(json.dumps(fleet_spec_document(spec))) == {**wanted, "register_s": 600.0}
 
         intent = built(Intent, provider="p", region="r", price_usd_per_hour=0.36, reserved_usd=0.1, **request)
         row = row_of(changed(intent, labels=(("a", "b"),)), AT)

@@ -210,7 +210,7 @@ class FleetBoots:
         if evident:
             self._note(f"{self._named(vm)} {failure.words}; {failure.fix}{self._shown_console(vm)}")
             return
-        about = "" if failure.cause == "unknown" else f" and {failure.words}; {failure.fix}"
+        about = "" if failure.cause in ("unknown", "unread") else f" and {failure.words}; {failure.fix}"
         self._note(
             f"{self._named(vm)} has not joined after {in_words(vm.age_s)}, usually it takes {self.usual}: "
             f"it is {phase_of(vm)}{about}{self._shown_console(vm)}"
@@ -218,13 +218,19 @@ class FleetBoots:
 
     def _diagnosed(self, vm: BootSeen, reason: str) -> BootFailure:
         template = vm.intent.request.template
-        return diagnose(
+        found = diagnose(
             reason,
             vm.evidence.console,
             endpoint=self._endpoint,
             image=template.image,
             package=self._inputs.package,
         )
+        if found.cause == "silent" and self._watch.denied and not vm.evidence.console:
+            why = f" ({reason})" if reason else ""
+            return BootFailure(
+                "unread", f"has not joined{why}", "allow consoles to be read to know why", "transient"
+            )
+        return found
 
     def _named(self, vm: BootSeen) -> str:
         request = vm.intent.request
