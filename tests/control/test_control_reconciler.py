@@ -336,3 +336,18 @@ def test_a_place_that_the_cloud_refuses_is_named_and_left(bench: Bench) -> None:
     bench.want(image="another")
     bench.pass_(10)
     assert len(bench.alive()) == 1
+
+
+def test_the_zones_of_a_type_are_tried_one_after_another_without_a_pause(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for zone in bench.cloud.places:
+        bench.cloud.stock_out(zone)
+    stop = Event()
+    monkeypatch.setattr(stop, "wait", lambda timeout: stop.set())  # at the first pause, it is over
+    bench.service.run(stop, lambda error: None)
+
+    options = {one.option.key for one in bench.store.intents(bench.job_id)}
+    assert options == {option.key for option in bench.spec.options}
+    assert "sold_out" in bench.kinds()
+    assert bench.alive() == []

@@ -246,6 +246,7 @@ def test_two_vms_that_fail_alike_end_the_job_with_cause_and_fix(
         scene.end(vm, reason)
         scene.look()
         assert len(scene.notes) == count + 1
+        assert ("for the reason above" in scene.notes[count]) == (count == 1)
 
     assert scene.boots.failure is not None
     raised = scene.boots.error(scene.boots.failure)

@@ -176,7 +176,7 @@ class TestCreating:
         assert alarm == Alarm(
             "sold_out",
             "job",
-            "sold out, to be tried again later: small (spot) in a, small in b; what may help: other VM types "
+            "sold out, to be tried again later: small (spot) in a; small in b; what may help: other VM types "
             "(resources.any_of), or another region (infra)",
         )
         later = scene.look(after_s=2 * CONFIG.waits.sold_out.base_s)

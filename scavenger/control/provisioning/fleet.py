@@ -197,9 +197,7 @@ class Fleet:
         self._notes.show_fallbacks(self._intents)
         here = (self._provider.name, self._provider.region)
         shortages = dict(self._store.shortages(self._inputs.spec.job_id, *here))
-        if "sold_out" in shortages:
-            shortages["sold_out"] += f"; waiting for at most {in_words(self._inputs.wait_max_s)} (limits.vms)"
-        self._notes.show_shortages(shortages)
+        self._notes.show_shortages(shortages, in_words(self._inputs.wait_max_s))
         seen = self._seen(engine, now, self._notes.sold_out_s(shortages, now))
         self._boots.look(self._intents, seen.agents, len(slots_of(self._inputs, self._plan)), now)
         if (failure := self._boots.failure) is not None:

@@ -191,8 +191,9 @@ class FleetBoots:
 
     def _note_failure(self, vm: BootSeen, known: _Vm) -> None:
         known.failure = failure = self._diagnosed(vm, vm.evidence.reason or vm.intent.reason)
+        is_known = failure.cause in (known.warned_of, *(one.cause for one in self._failures))
         self._failures.append(failure)
-        if known.warned_of == failure.cause:
+        if is_known:
             self._note(f"{self._named(vm)} has ended and not joined, for the reason above")
             return
         self._note(f"{self._named(vm)} {failure.words}; {failure.fix}{self._shown_console(vm)}")

@@ -54,13 +54,19 @@ class FleetNotes:
             elif alarm.kind in ("quota", "refused") and set(alarm.about.split()) & self._offers.keys():
                 self.note(alarm.message)
 
-    def show_shortages(self, shortages: Mapping[str, str]) -> None:
-        """Show new or changed shortages; a reached budget is not shown, since it ends the job."""
+    def show_shortages(self, shortages: Mapping[str, str], wait_max: str) -> None:
+        """Show new or changed shortages; a reached budget is not shown, since it ends the job.
+
+        Args:
+            shortages: Messages by kind.
+            wait_max: Longest wait for what is sold out, in words.
+        """
         for kind, message in shortages.items():
             if self._shown.get(kind) != message:
                 self._shown[kind] = message
                 if kind != "budget":
-                    self.note(message)
+                    waiting = f"; waiting for at most {wait_max} (limits.vms)" if kind == "sold_out" else ""
+                    self.note(f"{message}{waiting}")
 
     def sold_out_s(self, shortages: Mapping[str, str], now: float) -> float:
         """For how long VMs have been sold out without a break, as of `now`, monotonic seconds."""

@@ -111,6 +111,7 @@ class Reconciler:
         self._other: tuple[Lease | None, float] = (None, 0.0)
         self._reported: dict[tuple[str, str], float] = {}
         self._standing: dict[str, tuple[int, dict[str, str]]] = {}
+        self._sold_out = False
 
     @property
     def acts(self) -> bool:
@@ -140,8 +141,10 @@ class Reconciler:
         while not stop.is_set():
             if wake is not stop:
                 wake.clear()
+            self._sold_out = False
             self._attempt(self.look, failed)
-            wake.wait(self._config.look.interval_s * (0.75 + 0.5 * self._rng.random()))
+            if not self._sold_out:  # else the next placement option is tried at once
+                wake.wait(self._config.look.interval_s * (0.75 + 0.5 * self._rng.random()))
         self._attempt(self.release, failed)
 
     def _attempt(self, action: Callable[[], object], failed: Callable[[Exception], None]) -> None:
@@ -365,6 +368,7 @@ class Reconciler:
         match error:
             case StockOutError():
                 memory.wait(("park", *option.key), self._config.waits.sold_out, now_s, self._rng)
+                self._sold_out = True
                 return "stock_out", words
             case QuotaError():
                 words = f"quota {error.quota} in {error.region} is used up: {words}"

@@ -365,11 +365,10 @@ class Decider:
                 "no_placement", job_id, f"no more VMs can be had: {'; '.join(dict.fromkeys(barred))}"
             )
         left = [option for option, bar in zip(wanted, barred, strict=True) if not bar]
-        options = ", ".join(str(option) for option in left)
         return Alarm(
             "sold_out",
             job_id,
-            f"sold out, to be tried again later: {options}; what may help: {_instead(left)}",
+            f"sold out, to be tried again later: {_in_zones(left)}; what may help: {_instead(left)}",
         )
 
     # ---- what a person should know -------------------------------------------------------------------------
@@ -402,6 +401,14 @@ class Decider:
 
     def _has_living(self, job_id: str) -> bool:
         return any(intent.job_id == job_id for intent in self._situation.intents)
+
+
+def _in_zones(options: Sequence[PlacementOption]) -> str:
+    """Placement options in a few words: the zones of each VM type."""
+    zones: dict[str, list[str]] = {}
+    for option in options:
+        zones.setdefault(f"{option.vm}{' (spot)' if option.spot else ''}", []).append(option.zone)
+    return "; ".join(f"{kind} in {', '.join(names)}" for kind, names in zones.items())
 
 
 def _instead(options: Sequence[PlacementOption]) -> str:
