@@ -2,10 +2,10 @@
 
     python examples/clouds/prove.py aws|gcp [--lose-worker] [--job FILE] [--region REGION ...]
 
-Runs `scavenger optimize` on `examples/digits/aws.yaml` or `gcp.yaml`, whose budget is $0.50, with what its comments
-say set. Then the cloud's own client, and no code of Scavenger's, lists what bears this installation's tag in the
-job's region and every other that is named: VMs, disks, security groups and keys. Ends with 0 if the job succeeded and
-nothing is left.
+Runs `scavenger doctor` for the job's region, then `scavenger optimize` on `examples/digits/aws.yaml` or `gcp.yaml`,
+whose budget is $0.50, with what its comments say set. Then the cloud's own client, and no code of Scavenger's, lists
+what bears this installation's tag in the job's region and every other that is named: VMs, disks, security groups and
+keys. Ends with 0 if the job succeeded and nothing is left.
 
 `--lose-worker` deletes one worker's VM by the cloud's API while the job runs, which looks to the job like a failure: a
 true interruption cannot be ordered (on AWS the Fault Injection Service sends one, on Google Cloud
@@ -140,6 +140,18 @@ def _left(clouds: Sequence[Aws | Gcp]) -> list[str]:
         time.sleep(POLL_S)
 
 
+def _boots() -> str:
+    """The boot times of the newest job's VMs, in seconds."""
+    with Store.open() as store:
+        intents = store.intents()
+    times = [one.times for one in intents if one.job_id == intents[-1].job_id]
+    return ", ".join(
+        f"{(one.joined_at - one.created_at).total_seconds():.0f} s"
+        for one in times
+        if one.joined_at is not None and one.created_at is not None
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -154,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     regions = dict.fromkeys([load_job(job_file).infra.region, *asked.region])
     clouds = [CLOUDS[asked.cloud](owner, region) for region in regions]
 
+    examined = subprocess.run(_scavenger("doctor", "--infra", str(load_job(job_file).infra))).returncode
     job = subprocess.Popen(_scavenger("optimize", str(job_file), "--yes"))
     lost = True
     try:
@@ -167,7 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subprocess.run(_scavenger("cost", "-o", "json"), stdout=subprocess.PIPE, check=True).stdout
     )
 
-    print(f"prove: the job ended with {code}")
+    print(f"prove: the doctor ended with {examined}, the job with {code}")
+    print(f"prove: from the request of a VM until it had joined: {_boots() or 'none has joined'}")
     print(f"prove: paid by the ledger: ${paid['jobs'][0]['actual_usd'] or 0.0:.4f}")
     for line in found:
         print(f"prove: LEFT in {line}")
