@@ -18,6 +18,8 @@ __all__ = [
     "NO_TIME_LIMIT",
     "REACHED",
     "REFUSED",
+    "RETRYING",
+    "STARTED",
     "BootPhase",
 ]
 
@@ -34,6 +36,8 @@ BOOTING = "booting"
 REACHED = "reaches its coordinator"
 NO_ANSWER = "no answer from its coordinator"
 INSTALLING = "installing"
+RETRYING = "trying again in"
 NOT_INSTALLED = "Scavenger cannot be installed"
+STARTED = "the agent was started"
 NO_TIME_LIMIT = "its time limit is not set"
 REFUSED = "the coordinator refuses it"

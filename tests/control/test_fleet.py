@@ -60,14 +60,18 @@ CONFIG = ProvisioningConfig(
 
 @dataclass(slots=True)
 class AgentCloud(FakeProvider):
-    """Its VMs are agents; those of `mute` tokens never come up."""
+    """Its VMs are agents, unless they are `broken` and end before they join."""
 
     folder: Path = Path()
+    broken: str = ""
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     tickets: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def launch(self, request: VmRequest) -> VmSeen:
         seen = FakeProvider.launch(self, request)
+        if self.broken:
+            self._end(seen.instance_id, self.broken)
+            return seen
         if request.tags.token not in self.agents:
             found = re.search(r"^\{.*\}$", request.template.user_data, re.MULTILINE)
             assert found is not None
@@ -102,6 +106,7 @@ class Scene:
     cloud: AgentCloud
     folder: Path
     notes: list[str] = field(default_factory=list)
+    progress: list[str] = field(default_factory=list)
     fleets: list[Fleet] = field(default_factory=list)
     engines: list[Engine] = field(default_factory=list)
     count: int = 0
@@ -118,6 +123,7 @@ class Scene:
         before_usd: float = 0.0,
         attempt: int = 1,
         spot: bool = False,
+        wait_max_s: float = 3600.0,
     ) -> Fleet:
         number, self.count = self.count, self.count + 1
         code = self.folder / f"code-{number}"
@@ -144,10 +150,12 @@ class Scene:
             offers=(offer,),
             threads={"small": 2},
             before_usd=before_usd,
+            wait_max_s=wait_max_s,
         )
         hosts = AgentServer("127.0.0.1", code)
         hosts.start()
-        fleet = Fleet(self.store, self.cloud, hosts, spec, note=self.notes.append, config=CONFIG)
+        show = {"note": self.notes.append, "inform": self.progress.append}
+        fleet = Fleet(self.store, self.cloud, hosts, spec, **show, config=CONFIG)
         self.fleets.append(fleet)
         self.engines.append(fleet.engine(self.folder / f"logs-{number}", -1, command=WORK))
         return fleet
@@ -311,6 +319,40 @@ def test_what_is_sold_out_is_waited_for(scene: Scene) -> None:
     scene.until(lambda: any("sold out" in note for note in scene.notes))
     scene.cloud.stock_out("fake-1b", on=False)
     scene.placed("w0")
+
+
+def test_one_vm_is_rented_first_where_none_has_joined_and_all_at_once_where_one_has(scene: Scene) -> None:
+    scene.fleet(scene.job())
+    scene.launch("aggregator-0", "w0", "w1")
+    scene.until(lambda: bool(scene.alive()))
+    assert len(scene.store.intents()) == 1
+    scene.placed("aggregator-0", "w0", "w1")
+
+    assert [one.slot for one in scene.store.intents()] == [0, 1, 2]
+    assert any("so the other 2 are rented" in line for line in scene.progress)
+    assert all(one.times.joined_at is not None for one in scene.store.intents())
+
+
+def test_two_vms_that_fail_alike_end_the_job_and_no_third_is_paid_for(scene: Scene) -> None:
+    scene.cloud.broken = "Client.VolumeLimitExceeded: Volume limit exceeded"
+    scene.fleet(scene.job())
+    scene.launch("aggregator-0", "w0", "w1", "w2")
+    with pytest.raises(QuotaError, match="total size of disks"):
+        scene.until(lambda: False)
+
+    assert len(scene.cloud.truth()) == 2
+
+
+def test_what_is_sold_out_for_longer_than_the_job_waits_ends_it(scene: Scene) -> None:
+    for zone in scene.cloud.places:
+        scene.cloud.stock_out(zone)
+    scene.fleet(scene.job(), wait_max_s=1.0)
+    scene.launch("w0")
+    with pytest.raises(TransientError, match="no VM was to be had for 1 s: sold out"):
+        scene.until(lambda: False)
+
+    assert any("what may help" in note and "(limits.vms)" in note for note in scene.notes)
+    assert scene.alive() == []
 
 
 def test_one_that_acts_for_the_region_starts_the_vms_of_others_which_join_their_own_leader(

@@ -72,7 +72,7 @@ class Scene:
     wanted: int = 3
 
     def __post_init__(self) -> None:
-        self.watch = BootWatch(self.cloud)
+        self.watch = BootWatch(self.cloud, interval_s=5.0)
         self.boots = FleetBoots(
             INPUTS,
             self.watch,

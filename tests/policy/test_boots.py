@@ -188,6 +188,14 @@ class TestFailures:
         assert failure.fix
         assert "\n" not in failure.words + failure.fix
 
+    def test_an_installation_that_fails_again_and_again_is_a_failure_before_it_is_given_up(self) -> None:
+        console = "scavenger: installing x\n"
+        for tries in range(1, 4):
+            console += f"ERROR: no x\nscavenger: trying again in {5 * tries} s\n"
+            assert (diagnose("", console, endpoint=ENDPOINT).cause == "package") == (tries == 3)
+        console += "scavenger: the agent was started\n"
+        assert diagnose("", console, endpoint=ENDPOINT).cause == "unknown"
+
     def test_one_that_reached_its_coordinator_later_did_not_fail_for_the_network(self) -> None:
         console = (
             "scavenger: no answer from its coordinator at x: timed out\nscavenger: reaches its coordinator\n"

@@ -54,7 +54,7 @@ except OSError as error:
 END
 reach() {
     tries=0
-    while [ "$tries" -lt 12 ]; do
+    while [ "$tries" -lt 8 ]; do
         status=0
         python3 /run/scavenger/reach.py @HOST@ @PORT@ || status=$?
         case $status in
@@ -65,7 +65,7 @@ reach() {
         tries=$((tries + 1))
         sleep 5
     done
-    end '@UNANSWERED@ for a minute or more'
+    end '@UNANSWERED@ at the last of 8 tries'
 }
 reach &
 cat > /run/scavenger/join.json <<'END'
@@ -90,7 +90,7 @@ if ! command -v scavenger-vm > /dev/null; then
     pause_s=5
     until installed; do
         [ "$pause_s" -le 80 ] || end '@UNINSTALLED@'
-        echo "@MARK@trying again in $pause_s s"
+        echo "@MARK@@RETRYING@ $pause_s s"
         sleep "$pause_s"
         pause_s=$((pause_s * 2))
     done
@@ -110,7 +110,7 @@ TimeoutStopSec=20
 END
 systemctl daemon-reload
 systemctl start --no-block @UNIT@
-echo '@MARK@the agent was started'
+echo '@MARK@@STARTED@'
 """
 # reach: in the background, so that it costs no time; a status other than 0 and 3 is that of an image without Python,
 # whose agent finds out by itself.
@@ -162,7 +162,9 @@ def boot_script(join: Join, package: str) -> str:
         "@REACHED@": boot.REACHED,
         "@UNANSWERED@": boot.NO_ANSWER,
         "@INSTALLING@": boot.INSTALLING,
+        "@RETRYING@": boot.RETRYING,
         "@UNINSTALLED@": boot.NOT_INSTALLED,
+        "@STARTED@": boot.STARTED,
         "@UNLIMITED@": boot.NO_TIME_LIMIT,
         "@HOST@": shlex.quote(host),
         "@PORT@": shlex.quote(port),

@@ -38,7 +38,7 @@ class BootWatch:
         interval_s: Time between two rounds.
     """
 
-    def __init__(self, provider: Provider, *, interval_s: float = 5.0) -> None:
+    def __init__(self, provider: Provider, *, interval_s: float) -> None:
         self._provider, self._interval_s = provider, interval_s
         self._watched: tuple[Watched, ...] = ()
         self._evidence: dict[str, BootEvidence] = {}

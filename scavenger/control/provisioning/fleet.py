@@ -137,7 +137,7 @@ class Fleet:
         self._engine = VmEngine(log_dir, self._agent_server, command=command, place_max_s=place_max_s)
         self._boots = FleetBoots(
             replace(self._inputs, spec=self._spec),
-            BootWatch(self._provider),
+            BootWatch(self._provider, interval_s=self._config.look.interval_s),
             self._store.intents(),
             endpoint=server.endpoint,
             note=self._notes.note,

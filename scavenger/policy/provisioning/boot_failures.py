@@ -21,7 +21,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scavenger.domain.boot import MARK, NO_ANSWER, NO_TIME_LIMIT, NOT_INSTALLED, REACHED, REFUSED
+from scavenger.domain.boot import (
+    MARK,
+    NO_ANSWER,
+    NO_TIME_LIMIT,
+    NOT_INSTALLED,
+    REACHED,
+    REFUSED,
+    RETRYING,
+    STARTED,
+)
 
 __all__ = ["REPEATED", "BootFailure", "diagnose", "last_words", "repeated"]
 
@@ -31,6 +40,7 @@ FailureKind = Literal["configuration", "quota", "transient"]
 REPEATED = 2
 """Failures by the same cause after which another VM would fail too."""
 
+_HICCUPS = 3
 _LINE_CHARACTERS = 160
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PREFIX = re.compile(r"^\s*(\[\s*\d+\.\d+\])?\s*(\w[\w.-]*\[\d+\]:)?\s*")
@@ -138,7 +148,7 @@ def _of_agent(console: str) -> BootFailure | None:
 
 
 def _of_installation(console: str, package: str) -> BootFailure | None:
-    if NOT_INSTALLED not in console:
+    if NOT_INSTALLED not in console and not _fails_again(console):
         return None
     line = _line_with(console, "ERROR:", "E: ", "error:") or _line_with(console, NOT_INSTALLED)
     words = f"could not install {package or 'Scavenger'}: {line}"
@@ -152,6 +162,11 @@ def _of_installation(console: str, package: str) -> BootFailure | None:
     return BootFailure(
         "package", words, "check SCAVENGER_PACKAGE, or take an image that contains scavenger-vm"
     )
+
+
+def _fails_again(console: str) -> bool:
+    """Whether an installation that goes on has failed thrice, so that it is no hiccup of the index."""
+    return console.count(f"{MARK}{RETRYING}") >= _HICCUPS and f"{MARK}{STARTED}" not in console
 
 
 def _of_network(console: str, endpoint: str) -> BootFailure | None:
