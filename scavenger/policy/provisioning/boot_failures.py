@@ -150,8 +150,8 @@ def _of_agent(console: str) -> BootFailure | None:
 def _of_installation(console: str, package: str) -> BootFailure | None:
     if NOT_INSTALLED not in console and not _fails_again(console):
         return None
-    line = _line_with(console, "ERROR:", "E: ", "error:") or _line_with(console, NOT_INSTALLED)
-    words = f"could not install {package or 'Scavenger'}: {line}"
+    line = _line_with(console, "ERROR:", "E: ", "error:")
+    words = f"could not install {package or 'Scavenger'}{f': {line}' if line else ''}"
     if _line_with(console, "No space left on device"):
         return BootFailure("disk", words, "take a larger disk or a smaller package")
     if _line_with(
