@@ -130,9 +130,11 @@ def heard(leader: socket.socket) -> list[Any]:
     import json
 
     leader.settimeout(10)
-    connection, _ = leader.accept()
-    with connection, connection.makefile() as told:
-        return list(json.loads(told.read()))
+    while True:
+        connection, _ = leader.accept()
+        with connection, connection.makefile() as told:
+            if text := told.read():  # the boot script only tries whether it can connect
+                return list(json.loads(text))
 
 
 @needs_machines
