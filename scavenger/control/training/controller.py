@@ -12,6 +12,8 @@ carries out its actions in order. The table shows the modes (columns) and events
                       or, if there are none, the verdict;     again
                       not new: as new, but neither written
                       nor reported
+    BatchReport       callbacks run, or, if they have for     -                 -
+                      this step, the verdict again
     CallbacksRun      new: written, the verdict               -                 -
     RolledBack        history undone, warned                  -> TRAIN          as TRAIN
     Quarantined       written, warned                         as TRAIN          as TRAIN
@@ -82,6 +84,7 @@ from scavenger.control.training.orders import (
     Write,
 )
 from scavenger.control.training.view_in_effect import ViewInEffect
+from scavenger.domain.callback_run import CallbackRunRecord
 from scavenger.domain.configuration import Configuration, Offer
 from scavenger.domain.measurement import EpochRecord
 from scavenger.domain.report import EpochEnded, Noted, WorkerChanged
@@ -205,6 +208,8 @@ class Controller:
                 return self._installed(event, now)
             case m.EpochReport():
                 return self._epoch_ended(event, now)
+            case m.BatchReport() if not self.finished:
+                return self._batch_ended(event)
             case m.CallbacksRun():
                 return self._called_back(event)
             case RolledBack():
@@ -303,7 +308,7 @@ class Controller:
         epochs = self.history.epochs
         if report.epoch < 0 or (epochs and report.epoch <= epochs[-1].epoch):
             # a repeated report: the answer was lost; or the beginning of training
-            return self._judge(report.epoch, report.step, callbacks=report.callbacks)
+            return self._judge(report)
         record = EpochRecord(
             epoch=report.epoch,
             step=report.step,
@@ -314,16 +319,31 @@ class Controller:
         self.history.evaluated(record)
         return [
             Write("epoch", record),
-            *self._judge(report.epoch, report.step, callbacks=report.callbacks),
+            *self._judge(report),
             Notify(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target)),
         ]
 
-    def _judge(self, epoch: int, step: int, *, callbacks: bool) -> list[Action]:
+    def _judge(self, report: m.EpochReport) -> list[Action]:
         """Have the callbacks of an epoch run, if they have not yet; then give the verdict."""
+        epoch, step, every = report.epoch, report.step, report.batch_hooks
         record = self._newest(epoch)
-        if callbacks and (epoch < 0 or record is not None) and self.history.callback_run_of(epoch) is None:
-            return self._run_callbacks(epoch, step, record)
-        return [self._verdict(epoch, record)]
+        awaited = report.callbacks and (epoch < 0 or record is not None)
+        if not awaited or self.history.callback_run_of(epoch) is not None:
+            return [self._verdict(epoch, record)]
+        last = record is not None and (self._ends_at(record) or self.callbacks.stopping(epoch) is not None)
+        lost = self._warn_of_lost_state(epoch, step, every=every)
+        return [*lost, RunCallbacks(self.callbacks.request(epoch, step, record, last=last, every=every))]
+
+    def _batch_ended(self, report: m.BatchReport) -> list[Action]:
+        """Have the callbacks run after a step, if they have not yet; then give the verdict."""
+        if (run := self.callbacks.run_within(report)) is not None:
+            return [self._verdict_within(run)]
+        lost = self._warn_of_lost_state(report.epoch, report.step, every=True)
+        request = self.callbacks.request_within(report)
+        return [] if request is None else [*lost, RunCallbacks(request)]
+
+    def _verdict_within(self, run: CallbackRunRecord) -> GiveVerdict:
+        return GiveVerdict(run.epoch, bool(run.stopped_by), False, run.rate_scale, run.step)
 
     def _newest(self, epoch: int) -> EpochRecord | None:
         """The record of an epoch if it is the newest; None for an older one, whose verdict nobody awaits any more."""
@@ -338,20 +358,17 @@ class Controller:
         run, keep_best = self.history.callback_run_of(epoch), False
         if record is not None:
             self.reached = self.goal.reached(self.goal.value(record))
-            self.stopped_by = "" if run is None else run.stopped_by
+            stopping = self.callbacks.stopping(epoch)
+            self.stopped_by = "" if stopping is None else stopping.stopped_by
             self.finished = self._ends_at(record) or bool(self.stopped_by)
             keep_best = self.history.best_epoch is record
             if run is not None and run.keep_best is not None:
                 keep_best = run.keep_best
         return GiveVerdict(epoch, record is not None and self.finished, keep_best, self.history.rate_scale)
 
-    def _run_callbacks(self, epoch: int, step: int, record: EpochRecord | None) -> list[Action]:
-        actions: list[Action] = []
-        if self.callbacks.begins_anew(epoch):
-            words = "the record has no state of the callbacks, so they begin anew"
-            actions = self._warn_once(words, words)
-        last = record is not None and self._ends_at(record)
-        return [*actions, RunCallbacks(self.callbacks.request(epoch, step, record, last=last))]
+    def _warn_of_lost_state(self, epoch: int, step: int, *, every: bool) -> list[Action]:
+        words = "the record has no state of the callbacks, so they begin anew"
+        return self._warn_once(words, words) if self.callbacks.begins_anew(epoch, step, every=every) else []
 
     def _called_back(self, run: m.CallbacksRun) -> list[Action]:
         record = self.callbacks.take(run)
@@ -360,9 +377,14 @@ class Controller:
         actions: list[Action] = [Write("callbacks", record)]
         for note in run.notes:
             actions += self._warn_once(note, note)
-        actions.append(self._verdict(run.epoch, self._newest(run.epoch)))
-        if run.stopped_by and not self.reached:
-            actions.append(Warn(f"stopped by {run.stopped_by} after epoch {run.epoch + 1}"))
+        within = record.batch is not None
+        verdict = (
+            self._verdict_within(record) if within else self._verdict(run.epoch, self._newest(run.epoch))
+        )
+        actions.append(verdict)
+        if record is self.callbacks.stopping(run.epoch) and not self.reached:
+            at = f"at step {run.step}, in" if within else "after"
+            actions.append(Warn(f"stopped by {run.stopped_by} {at} epoch {run.epoch + 1}"))
         return actions
 
     def _rolled_back(self, event: RolledBack) -> list[Action]:
@@ -391,6 +413,7 @@ class Controller:
 
     def _checkpointed(self, event: m.CheckpointWritten) -> list[Action]:
         self.checkpoint_step = event.step
+        self.callbacks.checkpointed(event.step)
         size = event.bytes / 1e6
         words = f"checkpoint of step {event.step}: {size:.1f} MB in {event.written_s:.1f} s"
         return [

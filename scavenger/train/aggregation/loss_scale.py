@@ -102,7 +102,8 @@ class ScaledUpdate:
     ) -> Norms:
         """Apply one step, or skip it if a gradient is not finite; see `Update.apply`.
 
-        The inner optimizer counts only the steps that are not skipped. The norms of a skipped step are 0 and finite.
+        The inner optimizer counts only the steps that are not skipped. The norms of a skipped step are 0 and finite,
+        unless the scale has become 0 by halving: then no later step could be applied, and this one is not finite.
         Every row is written, as in a skipped step, so `differing` is left as it is.
         """
         own = len(_SLOTS)
@@ -122,7 +123,7 @@ class ScaledUpdate:
                 np.copyto(target, value)
             new_counter[...] = 0
             np.multiply(scale, np.float32(0.5), out=new_scale)
-            return Norms(0.0, 0.0, True)
+            return Norms(0.0, 0.0, bool(new_scale > 0.0))
         new_iterations[...] = iterations + 1
         grows = int(counter) == self._scaling.dynamic_growth_steps - 1
         new_counter[...] = 0 if grows else counter + 1

@@ -207,6 +207,11 @@ class ModelShard:
         """Return the shard's weights, and the optimizer's state if it is requested, as a payload."""
         return weights_payload(self.block, self.index, pull, self._optimizer if pull.optimizer else None)
 
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the optimizer scales the loss dynamically, and so skips steps that are not finite."""
+        return isinstance(self._update, ScaledUpdate)
+
     def loss_scale(self, step: int) -> float:
         """Return the factor on the loss whose gradients belong to the step after `step`; 1 without loss scaling."""
         slots = self._optimizer.slots(step)
