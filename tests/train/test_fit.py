@@ -18,6 +18,7 @@ from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
 from scavenger.train.aggregation.keras_state import serialised
 from scavenger.train.aggregation.loss_scale import make_update
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.failure import DataError
 from scavenger.train.transport.messages.values import TensorSpec
 from scavenger.train.worker.program import Program
@@ -200,7 +201,8 @@ def test_a_scale_that_has_shrunk_to_nothing_is_not_finite() -> None:
     slots, finite = update.initial_slots(weights), []
     for step in range(1, 4):
         after = [np.zeros_like(slot) for slot in slots]
-        norms = update.apply([(1, bad)], weights, slots, [np.zeros(2, "float32")], after, step=step)
+        states = ShardState(weights, slots), ShardState([np.zeros(2, "float32")], after)
+        norms = update.apply([(1, bad)], *states, step=step)
         finite.append(norms.finite)
         slots = after
 

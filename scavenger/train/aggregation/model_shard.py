@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scavenger.errors import ScavengerError
 from scavenger.train.aggregation.constraints import read_constraint
 from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Norms
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.failpoints import fail_here
@@ -123,10 +124,8 @@ class ModelShard:
         norms = (
             self._update.apply(
                 [(samples, self._gradients(slot, rows)) for samples, slot, rows in counted],
-                self._weights[(step - 1) % 2],
-                self._optimizer.slots(step - 1),
-                self._weights[step % 2],
-                self._optimizer.slots(step),
+                self._state(step - 1),
+                self._state(step),
                 step=step + self.layout.manifest.iterations,
                 lr_scale=order.lr_scale,
                 differing=self._differing,
@@ -148,6 +147,9 @@ class ModelShard:
             norms.mean_sqnorm,
             time.perf_counter() - started,
         )
+
+    def _state(self, step: int) -> ShardState:
+        return ShardState(self._weights[step % 2], self._optimizer.slots(step))
 
     def _carry_over(self, step: int) -> None:
         for target, value in zip(

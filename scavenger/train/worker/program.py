@@ -103,8 +103,7 @@ class Program:
             inference=self.validation is not None or not self._steps.own_train,
         ).check()
         self._whole_metrics, self._left_out = whole_metrics(model, self._metrics, unsplit)
-        passes = passes_of(job, len(self.train))
-        self.manifest = self._manifest(sample, passes)
+        self.manifest = self._manifest(sample, passes_of(job, len(self.train)))
 
         specs = _specs(sample)
         state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
@@ -244,14 +243,12 @@ class Program:
         """Return the learning rate after `step` that a schedule of the user's gives; 1 if there is none."""
         return self._rate(step + self.manifest.iterations)
 
-    def summarise(
-        self, training: Sequence[Array], validation: Sequence[Array] | None = None
-    ) -> dict[str, float]:
+    def summarise(self, training: Sequence[Array], validation: Sequence[Array] = ()) -> dict[str, float]:
         """Compute metrics, by Keras's names, from the sums of their variables over workers and steps."""
         results = {
             name: value for name, value in self._result(training).items() if name not in self._left_out
         }
-        if self.validation is not None and validation is not None:
+        if self.validation is not None and validation:
             results |= {f"val_{name}": value for name, value in self._result(validation).items()}
         return results
 
