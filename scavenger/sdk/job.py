@@ -125,7 +125,7 @@ def _check_epochs(shuffle: Any, steps_per_epoch: int | None, batch_size: int | N
             "KerasJob(steps_per_epoch=...): the job chooses its batch size, so give batch_size=, too: an epoch is then "
             "so many steps of that size, and goal.max_epochs says how many epochs"
         )
-    if min(steps_per_epoch or 1, batch_size or 1) < 1:
+    if steps_per_epoch is not None and batch_size is not None and min(steps_per_epoch, batch_size) < 1:
         raise ValueError("steps_per_epoch and batch_size must be at least 1")
 
 
