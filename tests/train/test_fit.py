@@ -127,11 +127,11 @@ def test_epochs_of_some_steps_in_the_order_of_the_data_go_on_through_it_as_in_fi
 
 
 def test_steps_that_keras_cuts_short_at_the_end_of_the_data_are_refused() -> None:
-    job = KerasJob(classifier(), (X, Y), steps_per_epoch=2, batch_size=7)
-    with pytest.raises(NotSupportedError, match="epochs of 14 samples do not divide the 36 samples"):
+    job = KerasJob(classifier(), (X, Y), steps_per_epoch=4, batch_size=7)
+    with pytest.raises(NotSupportedError, match="epochs of 28 samples do not divide the 36 samples"):
         Program(job)
     with pytest.warns(UserWarning, match="ran out of data"):
-        classifier().fit(X, Y, steps_per_epoch=2, batch_size=7, epochs=3, verbose=0)
+        classifier().fit(X, Y, steps_per_epoch=4, batch_size=7, epochs=3, verbose=0)
 
 
 def test_a_data_set_that_shuffles_itself_contradicts_an_order_of_its_own() -> None:

@@ -63,9 +63,9 @@ def test_any_number_of_workers_and_aggregators_gives_the_weights_and_metrics_of_
 
 def test_a_loss_that_is_not_finite_skips_its_step_where_the_loss_is_scaled(tmp_path: Path) -> None:
     with Run("small:overflowing", tmp_path) as run:
-        run.begin(1, 40)
+        run.begin(2, 40)
         run.train(11)
-        run.supervisor.resize(2, 40, "both")
+        run.supervisor.resize(1, 40, "one alone")
         run.train(11)
         run.finish()
 
