@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.figures import Benchmark, Result, Spread
 from scavenger.train.aggregation.kernels import Array
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Update
 from scavenger.train.transport.messages.values import TensorSpec
 
@@ -107,7 +108,8 @@ def _measure(case: _Case, repetitions: int) -> tuple[Spread, int, Spread]:
 
     def step(number: int) -> None:
         old, new = (number - 1) % 2, number % 2
-        update.apply(contributions, weights[old], slots[old], weights[new], slots[new], step=number)
+        before, after = (ShardState(weights[turn], slots[turn]) for turn in (old, new))
+        update.apply(contributions, before, after, step=number)
 
     arrays = case.workers + 2 * (1 + len(update.slots) // len(tensors))
 

@@ -22,15 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.figures import replace_section
+from benchmarks.keras_training import SEED, STEPS, in_pieces
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
-from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.failure import DataError
-from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.messages.data import ApplyPart
-from scavenger.train.worker.memory import WorkerMemory
 from scavenger.train.worker.program import Program
-from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 __all__ = [
     "LAYERS",
@@ -39,7 +35,6 @@ __all__ = [
     "Case",
     "Verdict",
     "exported",
-    "in_pieces",
     "stateful_layers",
     "verdict_of",
 ]
@@ -47,9 +42,7 @@ __all__ = [
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "keras.md"
 SECTION = "keras_support"
 
-_SEED = 3
 _SAMPLES = 16
-_STEPS = 4
 _PIECES = ((0, 9), (9, 16))
 _TOLERANCE = {"float32": 2e-4, "float64": 1e-6}
 """Tolerance relative to the largest value of a tensor: some numbers of Keras, as the learning rate, are float32."""
@@ -303,7 +296,7 @@ def verdict_of(case: Case) -> Verdict:
 
 
 def _program(case: Case) -> Program:
-    keras.utils.set_random_seed(_SEED)
+    keras.utils.set_random_seed(SEED)
     targets = np.random.default_rng(5).normal(size=(_SAMPLES, 1))
     return Program(KerasJob(case.build(), (case.x, targets)))
 
@@ -312,8 +305,8 @@ def _plainly(case: Case) -> Program:
     """The model after Keras's own steps, whose random layers begin each where ours do."""
     program = _program(case)
     model, batch = program.model, program.train.batch(np.arange(_SAMPLES))
-    for step in range(_STEPS):
-        program.draw_from(_SEED, step * _SAMPLES)
+    for step in range(STEPS):
+        program.draw_from(SEED, step * _SAMPLES)
         model.train_on_batch(*batch)
     model.optimizer.finalize_variable_values(model.trainable_variables)
     return program
@@ -325,55 +318,10 @@ def _goes_on(loaded: Any, peer: Program, case: Case) -> bool:
     states = [[v.numpy() for v in model.optimizer.variables] for model in models]
     batch = peer.train.batch(np.arange(_SAMPLES))
     for model in models:
-        for _ in range(_STEPS):
+        for _ in range(STEPS):
             model.train_on_batch(*batch)
     one, other = models
     return _equal(states[0], states[1], case) and _equal(one.get_weights(), other.get_weights(), case)
-
-
-def in_pieces(
-    program: Program, pieces: Sequence[tuple[int, int]], path: Path | None = None, *, steps: int = _STEPS
-) -> list[Array]:
-    """Weights and states after steps as workers and two aggregators take them, in one process; also saved to `path`.
-
-    Args:
-        program: The model and data.
-        pieces: First sample and end of each worker's part of a step; together the samples of every step.
-        path: Where the model is saved at the end, if anywhere.
-        steps: Number of steps.
-    """
-    fd = create_block()
-    try:
-        memory = WorkerMemory(fd, program.manifest, 2, program)
-        layout, block = memory.layout, memory.block
-        parts = [ModelShard(fd, layout, index) for index in range(2)]
-        for target, value in zip(block.tensors(layout.state_at(0)), program.initial_state(), strict=True):
-            target[...] = value
-        if (earlier := program.initial_slots()) is not None:
-            SavedOptimizer(fd, layout).write_initial(earlier)
-        for part in parts:
-            part.begin()
-        for step in range(1, steps + 1):
-            weights = [array.copy() for array in block.tensors(layout.state_at(step - 1))]
-            orders = []
-            for slot, (start, stop) in enumerate(pieces):
-                batch = program.train.batch(np.arange(start, stop))
-                at = (step - 1) * pieces[-1][1] + start
-                scale = parts[0].loss_scale(step - 1)
-                result = program.gradient(
-                    weights, batch, seed=_SEED, position=at, halves=False, loss_scale=scale
-                )
-                orders.append((slot, stop - start, slot, memory.write(result, slot)))
-            for part in parts:
-                part.apply(ApplyPart(step, 1, program.rate(step - 1), tuple(orders)))
-        for part in parts:
-            part.finalise(steps, best=False)
-        final = [array.copy() for array in block.tensors(layout.state_at(steps))]
-        if path is not None:
-            program.save(final, path, SavedOptimizer(fd, layout).state(steps, 1.0))
-        return final
-    finally:
-        os.close(fd)
 
 
 def _equal(got: Sequence[Array], expected: Sequence[Array], case: Case) -> bool:

@@ -9,16 +9,17 @@ __all__ = ["CallbackRunRecord"]
 
 @dataclass(frozen=True, slots=True)
 class CallbackRunRecord:
-    """What came of the callbacks when an epoch had ended, and of those that begin the next.
+    """What came of the callbacks when an epoch or a step had ended, and of those that begin the next.
 
     Attributes:
         epoch: The epoch, 0-based; -1 for the beginning of training.
-        step: Its last step.
+        step: The last step.
         state: Their state, JSON, from which the next run goes on in any worker.
         rate_scale: The learning rate that they have set, over the one that the model was compiled with.
         learning_rate: The learning rate that they have set; None if the optimizer follows a schedule.
         stopped_by: The class of the callback that stopped training; empty if none did.
         keep_best: Whether an EarlyStopping keeps this epoch's weights as the best; None if none keeps any.
+        batch: Number of the step within the epoch, from 0; None at the end of the epoch.
     """
 
     epoch: int
@@ -28,3 +29,4 @@ class CallbackRunRecord:
     learning_rate: float | None = None
     stopped_by: str = ""
     keep_best: bool | None = None
+    batch: int | None = None

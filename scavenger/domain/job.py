@@ -262,7 +262,8 @@ class LimitsSpec(FrozenModel):
         "time that steps take.",
     )
     callbacks: Duration = Field(
-        default=600.0, description="Longest time for the Keras callbacks when an epoch ends."
+        default=600.0,
+        description="Longest time for one run of the Keras callbacks, when an epoch or a step ends.",
     )
     vms: Duration = Field(
         default=3600.0,

@@ -9,8 +9,9 @@ refused or ignored::
     STEP       lost: reassign      last piece: APPLY   -                  refused          -         -
                else: pending
     APPLY      pending             refused             last aggregator:   refused          -         -
-                                                       STEP, or EVALUATE
-                                                       at epoch's end
+                                                       STEP or VERDICT;
+                                                       EVALUATE at
+                                                       epoch's end
     EVALUATE   lost: reassign      refused             -                  last piece:      -         -
                else: pending                                              SUMMARISE
     SUMMARISE  lost: ask another   refused             -                  refused          VERDICT   -
@@ -19,7 +20,8 @@ refused or ignored::
     STOPPED    -                   refused             -                  refused          -         -
 
 Where callbacks decide on the learning rate of the first step, too, the first view leads from IDLE to VERDICT: the job
-reports epoch -1 and begins with its verdict.
+reports epoch -1 and begins with its verdict. Where they decide on every step, a step within an epoch leads from APPLY
+to VERDICT; a verdict that stops training there leads to EVALUATE, since the epoch ends with that step.
 
 `Halt` leads from every phase to STOPPED at once, so that nothing waits for a step which may never be complete:
 the last applied step stays the last. `Tick` repeats the requests that are still unanswered, since a message may have
@@ -130,6 +132,7 @@ class Barrier:
         number: Number of the newest view that has been in effect.
         suspects: Distinguishes bad data from bad machines; None to disable the quarantine.
         asks_first: Whether a job at its beginning waits for the verdict on epoch -1 before its first step.
+        asks_each: Whether every step is followed by a verdict before the next begins.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class Barrier:
         number: int = 0,
         suspects: q.Suspects | None = None,
         asks_first: bool = False,
+        asks_each: bool = False,
     ) -> None:
         if dataset_size < 1:
             raise ValueError("a job needs at least one training sample")
@@ -161,7 +165,7 @@ class Barrier:
         self._pieces = Pieces(aggregators)
         self._unapplied: set[int] = set()
         self._lost: set[str] = set()
-        self._suspects, self._asks_first = suspects, asks_first
+        self._suspects, self._asks_first, self._asks_each = suspects, asks_first, asks_each
         self._deaths: dict[str, Death] = {}
         self._summariser: str | None = None
 
@@ -170,10 +174,11 @@ class Barrier:
         """Whether workers have died of samples that are not identified yet."""
         return self._suspects is not None and bool(self._suspects.suspected)
 
-    @property
-    def awaited_epoch(self) -> int | None:
-        """The epoch whose verdict is awaited; None in other phases."""
-        return self._plan.epoch if self.phase is Phase.VERDICT and self._plan is not None else None
+    def awaits(self, verdict: Verdict) -> bool:
+        """Whether this is the verdict that is awaited."""
+        if self.phase is not Phase.VERDICT or self._plan is None or verdict.epoch != self._plan.epoch:
+            return False
+        return verdict.step == (None if self._plan.ends_epoch else self._plan.step)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -230,7 +235,9 @@ class Barrier:
         if self.phase is Phase.IDLE:
             if self.position.consumed == 0 and self.step > 0:
                 return self._evaluate_again()
-            return self._ask_first() if self._asks_first and self.step == 0 else self._begin_step()
+            if self.step > 0:
+                return self._ask_again() if self._asks_each else self._begin_step()
+            return self._ask_first() if self._asks_first else self._begin_step()
         if self.phase in (Phase.STEP, Phase.EVALUATE):
             return self._reassign()
         if self.phase is Phase.SUMMARISE and self._summariser not in {m.worker for m in self._able()}:
@@ -264,7 +271,7 @@ class Barrier:
         self.position = self._plan.next_position
         if self._plan.ends_epoch:
             return self._begin_evaluation()
-        return self._begin_step()
+        return self._ask() if self._asks_each else self._begin_step()
 
     def _evaluated(self, event: Evaluated) -> list[Instruction]:
         if refusal := self._refusal(event, Phase.EVALUATE, self.step):
@@ -281,14 +288,19 @@ class Barrier:
             or event.view != self.view.number
         ):
             return [Refuse(event.worker, f"metrics of step {event.step} are not awaited")]
-        assert self._plan is not None
-        self.phase = Phase.VERDICT
-        return [Report(self._plan)]
+        return self._ask()
 
     def _verdict(self, event: Verdict) -> list[Instruction]:
-        if self.phase is not Phase.VERDICT or self._plan is None or event.epoch != self._plan.epoch:
+        if not self.awaits(event):
             return []
-        return self._stop() if event.stop else self._begin_step()
+        if not event.stop:
+            return self._begin_step()
+        assert self._plan is not None
+        if self._plan.ends_epoch:
+            return self._stop()
+        # the rest of the epoch is left out
+        self._plan = replace(self._plan, ends_epoch=True)
+        return self._begin_evaluation()
 
     def _repeat(self) -> list[Instruction]:
         match self.phase:
@@ -337,11 +349,22 @@ class Barrier:
         self._plan = StepPlan(self.step, epoch, (everything,), ends_epoch=True)
         return self._install() + self._begin_evaluation()
 
+    def _ask(self) -> list[Instruction]:
+        """Report the epoch, or the step, and wait for the verdict."""
+        assert self._plan is not None
+        self.phase = Phase.VERDICT
+        return [Report(self._plan)]
+
     def _ask_first(self) -> list[Instruction]:
         """Report epoch -1, so that training begins with its verdict."""
-        self.phase = Phase.VERDICT
         self._plan = StepPlan(self.step, -1, (Share(0, 0),), ends_epoch=True)
-        return [*self._install(), Report(self._plan)]
+        return self._install() + self._ask()
+
+    def _ask_again(self) -> list[Instruction]:
+        """Report the last step if the job was resumed within an epoch, since its verdict is not known."""
+        epoch, consumed = self.position.epoch, self.position.consumed
+        self._plan = StepPlan(self.step, epoch, (Share(0, consumed),), ends_epoch=False)
+        return self._install() + self._ask()
 
     def _install(self) -> list[Instruction]:
         """Put a pending view into effect, and notify the workers that it leaves out."""

@@ -10,7 +10,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Blocks", "EpochOrder", "epoch_order", "random_streams"]
+__all__ = ["Blocks", "EpochOrder", "Passes", "epoch_order", "random_streams"]
 
 _UINT64 = (1 << 64) - 1
 _HALF_BITS = 24
@@ -91,6 +91,19 @@ class Blocks:
         return np.repeat(np.array(samples, dtype=np.int64), numbers)
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How epochs go through the data.
+
+    Attributes:
+        epochs: Epochs of one pass over the data: each takes its share of the pass's order, after the one before.
+        shuffle: Whether each pass has an order of its own; otherwise it is that of the data.
+    """
+
+    epochs: int = 1
+    shuffle: bool = True
+
+
 class EpochOrder:
     """The order of the samples in one epoch, from which any stretch can be had without the rest.
 
@@ -105,31 +118,49 @@ class EpochOrder:
     Args:
         seed: Of the job.
         epoch: 0-based.
-        dataset_size: D, at least 1.
+        dataset_size: Samples of an epoch, at least 1.
         blocks: Blocks of the data; None if every sample can be read on its own.
+        passes: How the epochs go through the data.
 
     Raises:
         ValueError: If `dataset_size` or `epoch` is out of range, or the blocks hold another number of samples.
     """
 
-    def __init__(self, seed: int, epoch: int, dataset_size: int, blocks: Blocks | None = None) -> None:
-        self._seed, self._epoch, self._blocks = seed, epoch, blocks
+    def __init__(
+        self,
+        seed: int,
+        epoch: int,
+        dataset_size: int,
+        blocks: Blocks | None = None,
+        passes: Passes | None = None,
+    ) -> None:
+        passes = passes or Passes()
+        if dataset_size < 1 or epoch < 0:
+            raise ValueError(f"no order for epoch {epoch} of {dataset_size} samples")
+        number, part = divmod(epoch, passes.epochs)
+        self._begin, samples = part * dataset_size, passes.epochs * dataset_size
+        if blocks is not None and blocks.samples != samples:
+            raise ValueError(f"no order of {samples} samples in {blocks}")
+        self._shuffle, self._seed, self._epoch, self._blocks = passes.shuffle, seed, number, blocks
         self._kept: dict[int, npt.NDArray[np.int64]] = {}
-        if blocks is None:
-            self._windows = np.array([0, dataset_size])
-            self._kept[0] = epoch_order(seed, epoch, dataset_size)
+        if not passes.shuffle:
             return
-        if dataset_size < 1 or epoch < 0 or blocks.samples != dataset_size:
-            raise ValueError(f"no order for epoch {epoch} of {dataset_size} samples in {blocks}")
+        if blocks is None:
+            self._windows = np.array([0, samples])
+            self._kept[0] = epoch_order(seed, number, samples)
+            return
         sizes = blocks.sizes()
-        number = len(sizes)
-        order = np.arange(number) if blocks.in_sequence else _permutation(number, seed, epoch)
+        count = len(sizes)
+        order = np.arange(count) if blocks.in_sequence else _permutation(count, seed, number)
         self._starts, self._sizes = (np.cumsum(sizes) - sizes)[order], sizes[order]
         ends = np.cumsum(self._sizes)
         self._windows = np.concatenate([[0], ends[blocks.mixed - 1 : -1 : blocks.mixed], ends[-1:]])
 
     def indices(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the samples at positions `start` to `stop` (exclusive) of the order, shape `(stop - start,)`."""
+        start, stop = start + self._begin, stop + self._begin
+        if not self._shuffle:
+            return np.arange(start, stop)
         if start == stop:
             return np.empty(0, dtype=np.int64)
         first, last = np.searchsorted(self._windows, [start, stop - 1], side="right") - 1

@@ -112,10 +112,15 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision on the epoch's metrics: continue or stop."""
+    """The decision on the epoch's metrics, or on a step within the epoch: continue or stop.
+
+    Attributes:
+        step: The step within the epoch; None at the end of the epoch.
+    """
 
     epoch: int
     stop: bool
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Report the epoch's metrics, and wait for the verdict."""
+    """Report the epoch's metrics, or a step that does not end its epoch, and wait for the verdict."""
 
     plan: StepPlan
 

@@ -151,7 +151,9 @@ class Scripted:
             self.gone[worker] = self.now_s
             self.coming.append(Leaving(worker))
 
-    def verdict(self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0) -> None:
+    def verdict(
+        self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0, step: int | None = None
+    ) -> None:
         self.verdicts.append((stop, keep_best))
 
     def run_callbacks(self, request: m.RunCallbacks) -> None:

@@ -166,6 +166,7 @@ ROWS: list[tuple[Event, Situation, Mapping[Mode, list[type]]]] = [
         here("w0", "w1"),
         {Mode.TRAIN: [Write, GiveVerdict, Notify], Mode.DONE: [GiveVerdict]},
     ),
+    (m.BatchReport(0, 1, ()), here("w0", "w1"), {Mode.TRAIN: [Warn, RunCallbacks]}),
     (Started("w2", 1.0), here("w0", "w1", "w2"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
     (Leaving("w1"), here("w0"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
     (Recovered("aggregator", "died", 1.0), here("w0"), {Mode.TRAIN: [Notify], Mode.DONE: [Notify]}),
@@ -317,6 +318,68 @@ def test_a_rollback_undoes_the_runs_of_callbacks_with_their_epochs() -> None:
     assert job.handle(m.EpochReport(-1, 0, {}, 0.5, callbacks=True), now) == [
         GiveVerdict(-1, stop=False, keep_best=False, rate_scale=1.0)
     ]
+
+
+def test_with_hooks_of_batches_every_step_waits_for_its_run() -> None:
+    job, now = training("w0", steps=4), here("w0")
+    first = asked(job.handle(m.EpochReport(-1, 0, {}, 0.0, callbacks=True, batch_hooks=True), now))
+    job.handle(called(first, state="s0"), now)
+
+    report = m.BatchReport(0, 1, (b"12345678",))
+    request = asked(job.handle(report, now))
+    assert (request.batch, request.ends_epoch, request.sums, request.state) == (0, False, report.sums, "s0")
+    assert asked(job.handle(report, now)) == request
+    written, verdict = job.handle(called(request, state="s1", rate_scale=0.5, ends_epoch=False), now)
+    assert isinstance(written, Write)
+    assert written.value.batch == 0
+    assert verdict == GiveVerdict(0, stop=False, keep_best=False, rate_scale=0.5, step=1)
+    assert job.handle(report, now) == [verdict]
+
+    request = asked(job.handle(m.BatchReport(0, 2, ()), now))
+    assert (request.batch, request.state, request.rate_scale) == (1, "s1", 0.5)
+    job.handle(called(request, state="s2", ends_epoch=False), now)
+    assert job.handle(report, now) == []  # late
+    # the last step of an epoch has its run at the epoch's end
+    end = asked(job.handle(m.EpochReport(0, 3, {}, 0.5, callbacks=True, batch_hooks=True), now))
+    assert (end.batch, end.ends_epoch, end.state) == (2, True, "s2")
+    job.handle(called(end, state="s3"), now)
+    assert asked(job.handle(m.BatchReport(1, 4, ()), now)).batch == 0
+
+
+def test_a_hook_of_batches_that_stops_training_ends_the_epoch_with_its_step() -> None:
+    job, now = training("w0", steps=2), here("w0")
+    job.handle(called(asked(job.handle(m.EpochReport(-1, 0, {}, 0.0, True, True), now)), state="a"), now)
+    request = asked(job.handle(m.BatchReport(0, 1, ()), now))
+    actions = job.handle(called(request, state="b", stopped_by="Timer", ends_epoch=False), now)
+
+    assert GiveVerdict(0, stop=True, keep_best=False, step=1) in actions
+    assert Warn("stopped by Timer at step 1, in epoch 1") in actions
+    assert not job.finished
+    end = asked(job.handle(m.EpochReport(0, 1, {}, 0.5, True, True), now))
+    assert (end.batch, end.last, end.state) == (None, True, "b")
+    actions = job.handle(called(end, state="c", stopped_by="EarlyStopping"), now)
+    assert GiveVerdict(0, stop=True, keep_best=False) in actions
+    assert not [action for action in actions if isinstance(action, Warn)]
+    assert (job.finished, job.stopped_by) == (True, "Timer")
+
+
+def test_a_rollback_goes_on_from_the_run_before_its_step() -> None:
+    job, now = training("w0", steps=5), here("w0")
+    job.handle(called(asked(job.handle(m.EpochReport(-1, 0, {}, 0.0, True, True), now)), state="s0"), now)
+    for step_ in range(1, 5):
+        request = asked(job.handle(m.BatchReport(0, step_, ()), now))
+        job.handle(called(request, state=f"s{step_}", ends_epoch=False), now)
+    job.handle(m.CheckpointWritten(3, 0, 1.0, 1), now)
+    assert [run.step for run in job.history.callback_runs] == [0, 2, 3, 4]
+
+    job.handle(RolledBack(3, "lost", 1.0), now)
+    again = asked(job.handle(m.BatchReport(0, 3, ()), now))
+    assert (again.state, again.batch) == ("s2", 2)
+    # from an older checkpoint, the state is no longer known
+    job.handle(RolledBack(2, "lost", 1.0), now)
+    actions = job.handle(m.BatchReport(0, 2, ()), now)
+    assert kinds(actions) == [Warn, RunCallbacks]
+    assert asked(actions).state == ""
 
 
 def test_callbacks_without_a_record_begin_anew_with_one_warning() -> None:

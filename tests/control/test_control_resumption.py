@@ -96,6 +96,22 @@ def test_the_runs_of_callbacks_are_read_as_the_epochs_are(tmp_path: Path) -> Non
     assert read_history(path, 0).callback_runs == (runs[0],)
 
 
+def test_of_the_runs_within_epochs_the_one_before_the_checkpoint_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "measurements.jsonl"
+    ends = [CallbackRunRecord(epoch, 3 * (epoch + 1), f"end {epoch}") for epoch in (-1, 0)]
+    within = [
+        CallbackRunRecord(epoch, 3 * epoch + batch + 1, f"{attempt} {epoch} {batch}", batch=batch)
+        for attempt, epoch, batch in ((1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1), (2, 1, 1))
+    ]
+    with contextlib.closing(Journal(path, job_id="j")) as journal:
+        for run in (ends[0], *within[:2], ends[1], *within[2:]):
+            journal.add("callbacks", run)
+
+    assert read_history(path, 6).callback_runs == (*ends, within[-1])
+    assert read_history(path, 4).callback_runs == tuple(ends)
+    assert read_history(path, 3).callback_runs == (ends[0], within[1])
+
+
 def test_an_epoch_that_ends_with_the_checkpoint_is_left_out_since_it_is_evaluated_again(
     tmp_path: Path,
 ) -> None:

@@ -235,7 +235,7 @@ class Aggregator(Process):
                     world.check_evaluated(instruction)
                     world.send(self, summariser, lambda t, v=view.number, s=plan.step: t.summarise(v, s))  # type: ignore[misc]
                 case b.Report(plan=plan):
-                    world.report(self, plan.epoch)
+                    world.report(self, plan)
                 case b.Installed(view=view):
                     self.moved_at = world.now
                     world.install(self, self.barrier, view)

@@ -27,7 +27,7 @@ from scavenger.elastic import barrier as b
 from scavenger.elastic.barrier import Barrier
 from scavenger.elastic.liveness import Liveness
 from scavenger.elastic.membership import Membership
-from scavenger.elastic.view import Position, View
+from scavenger.elastic.view import Position, StepPlan, View
 
 __all__ = ["ViolationError", "World"]
 
@@ -78,6 +78,7 @@ class World:
         membership: The same.
         disorder: Whether messages may be doubled and overtake each other; drawn where None.
         without: A rule, one of `RULES`, that is to be left out.
+        asks_each: Whether every step waits for a verdict.
     """
 
     def __init__(
@@ -88,7 +89,9 @@ class World:
         membership: type[Membership] = Membership,
         disorder: bool | None = None,
         without: str = "",
+        asks_each: bool = False,
     ) -> None:
+        self._asks_each = asks_each
         self.random = random.Random(seed)
         draw = self.random
         self._barrier, self._membership = barrier, membership
@@ -152,6 +155,7 @@ class World:
             step=step,
             position=position,
             number=number,
+            asks_each=self._asks_each,
         )
 
     def new_membership(self, token: int) -> Membership:
@@ -377,8 +381,19 @@ class World:
                 for slot in [slot for slot, written in slots.items() if written.worker == name]:
                     del slots[slot]
 
-    def report(self, sequencer: Process, epoch: int) -> None:
-        """The epoch's metrics are known, and the supervisor gives its verdict."""
+    def report(self, sequencer: Process, plan: StepPlan) -> None:
+        """The epoch's metrics are known, or a step within it is applied, and the supervisor gives its verdict."""
+        epoch = plan.epoch
+        if not plan.ends_epoch:
+            if (plan.step, epoch) != (self.steps, self.position.epoch):
+                raise ViolationError(f"step {plan.step} is reported at step {self.steps}, {self.position}")
+            verdict = b.Verdict(epoch, stop=False, step=plan.step)
+            self.send(
+                sequencer,
+                self._supervisor,
+                lambda s: self.send(s, sequencer, lambda to: to.hear(verdict)),
+            )
+            return
         if epoch != self.position.epoch - 1 or epoch not in (self.reported, self.reported + 1):
             raise ViolationError(f"epoch {epoch} is reported at {self.position}, after {self.reported}")
 

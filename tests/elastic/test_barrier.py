@@ -106,7 +106,8 @@ def test_a_job_with_callbacks_begins_with_the_verdict_on_the_epoch_before_the_fi
 
     assert isinstance(installed, Installed)
     assert isinstance(report, Report)
-    assert (report.plan.epoch, report.plan.step, barrier.awaited_epoch) == (-1, 0, -1)
+    assert (report.plan.epoch, report.plan.step) == (-1, 0)
+    assert barrier.awaits(Verdict(-1, stop=False))
     assert barrier.handle(Tick()) == [report]
     # another view, for a worker that is lost meanwhile, waits for the verdict, too
     assert barrier.handle(announce(2, 1, lost=("w0",))) == []
@@ -115,13 +116,53 @@ def test_a_job_with_callbacks_begins_with_the_verdict_on_the_epoch_before_the_fi
     assert isinstance(second, Installed)
     assert (second.view.first_step, second.view.position) == (1, Position())
     assert pieces(follows) == [("w1", 0, 4)]
-    assert barrier.awaited_epoch is None
+    assert not barrier.awaits(Verdict(-1, stop=False))
 
 
 def test_a_job_with_callbacks_that_has_steps_behind_it_does_not_begin_again() -> None:
     barrier = Barrier(8, asks_first=True, step=1, position=Position(0, 4))
 
     assert orders(barrier.handle(announce(1, 0))) == [("w0", "train")]
+
+
+def test_where_callbacks_run_at_every_step_the_next_one_waits_for_the_verdict() -> None:
+    barrier = Barrier(8, asks_each=True)
+    barrier.handle(announce(1, 0))
+    do(barrier, "w0")
+    (report,) = barrier.handle(Applied(1))
+
+    assert isinstance(report, Report)
+    assert (report.plan.epoch, report.plan.step, report.plan.ends_epoch) == (0, 1, False)
+    assert barrier.handle(Tick()) == [report]
+    # neither the verdict on the epoch nor that on another step
+    assert barrier.handle(Verdict(0, stop=True)) == barrier.handle(Verdict(0, stop=True, step=2)) == []
+    assert orders(barrier.handle(Verdict(0, stop=False, step=1))) == [("w0", "train")]
+    assert barrier.handle(Verdict(0, stop=True, step=1)) == []  # late
+
+
+def test_a_verdict_that_stops_within_an_epoch_ends_it_with_that_step() -> None:
+    barrier = Barrier(8, 3, asks_each=True)
+    barrier.handle(announce(1, 0))
+    do(barrier, "w0")
+    barrier.handle(Applied(1))
+
+    assert pieces(barrier.handle(Verdict(0, stop=True, step=1))) == [("w0", 0, 3)]
+    (total,) = barrier.handle(Evaluated("w0", 1, 1, awaited(barrier)["w0"][0]))
+    assert isinstance(total, Sum)
+    (report,) = barrier.handle(Summed("w0", 1, 1))
+    assert isinstance(report, Report)
+    assert (report.plan.epoch, report.plan.step, report.plan.ends_epoch) == (0, 1, True)
+    assert orders(barrier.handle(Verdict(0, stop=True))) == [("w0", "stop")]
+
+
+def test_a_job_resumed_within_an_epoch_asks_again_about_its_last_step() -> None:
+    barrier = Barrier(8, asks_first=True, asks_each=True, step=1, position=Position(0, 4))
+    installed, report = barrier.handle(announce(1, 0))
+
+    assert isinstance(installed, Installed)
+    assert isinstance(report, Report)
+    assert (report.plan.epoch, report.plan.step, report.plan.ends_epoch) == (0, 1, False)
+    assert pieces(barrier.handle(Verdict(0, stop=False, step=1))) == [("w0", 4, 8)]
 
 
 def test_a_step_is_applied_when_every_aggregator_has_every_piece_and_follows_when_all_have_applied_it() -> (

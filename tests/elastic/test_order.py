@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.elastic.order import Blocks, EpochOrder, epoch_order
+from scavenger.elastic.order import Blocks, EpochOrder, Passes, epoch_order
 
 _RUNS = st.lists(st.tuples(st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=6).map(tuple)
 _BLOCKS = st.builds(Blocks, _RUNS, st.integers(1, 7), st.booleans())
@@ -67,6 +67,26 @@ def test_every_epoch_seed_and_window_is_shuffled_in_its_own_way() -> None:
 
 def test_without_blocks_it_is_the_full_permutation() -> None:
     np.testing.assert_array_equal(EpochOrder(3, 1, 50).indices(10, 20), epoch_order(3, 1, 50)[10:20])
+
+
+@pytest.mark.parametrize("blocks", [None, Blocks.alike(60, 7, mixed=2)])
+def test_epochs_that_are_parts_of_a_pass_make_up_its_order(blocks: Blocks | None) -> None:
+    passes = Passes(epochs=3)
+    epochs = [EpochOrder(5, epoch, 20, blocks, passes).indices(0, 20) for epoch in range(6)]
+
+    for number in (0, 1):
+        whole = EpochOrder(5, number, 60, blocks).indices(0, 60)
+        np.testing.assert_array_equal(np.concatenate(epochs[3 * number : 3 * number + 3]), whole)
+    np.testing.assert_array_equal(EpochOrder(5, 4, 20, blocks, passes).indices(5, 9), epochs[4][5:9])
+
+
+@pytest.mark.parametrize("blocks", [None, Blocks.alike(60, 7, mixed=2)])
+def test_without_shuffling_the_order_is_that_of_the_data(blocks: Blocks | None) -> None:
+    for epoch in (0, 1, 2):
+        order = EpochOrder(5, epoch, 30, blocks, Passes(epochs=2, shuffle=False))
+        begin = epoch % 2 * 30
+        np.testing.assert_array_equal(order.indices(0, 30), np.arange(begin, begin + 30))
+        np.testing.assert_array_equal(order.indices(4, 9), np.arange(begin + 4, begin + 9))
 
 
 def test_blocks_of_given_sizes_have_their_sizes() -> None:

@@ -55,6 +55,16 @@ def test_in_order_nothing_that_is_old_ever_comes() -> None:
         World(seed, disorder=False, without="refuses the old").run()
 
 
+def test_the_same_holds_where_every_step_waits_for_a_verdict() -> None:
+    steps = 0
+    for seed in range(SEEDS // 5):
+        world = World(seed, asks_each=True)
+        world.run()
+        steps += world.steps
+
+    assert steps > 8 * SEEDS // 5
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_simulation_catches_a_broken_protocol(name: str) -> None:
     """For the reason that it should, on a few hundred schedules or on one that is known."""

@@ -18,8 +18,7 @@ from scavenger.sdk import KerasJob
         ("epochs", 5, "goal.max_epochs"),
         ("batch_size", 32, "search.batch_size"),
         ("initial_epoch", 3, "count from 0"),
-        ("shuffle", False, "follows from the job's seed"),
-        ("steps_per_epoch", 10, "one pass over the data"),
+        ("steps_per_epoch", 10, "give batch_size=, too"),
         ("validation_batch_size", 32, "leave it out"),
         ("validation_freq", 2, "after every epoch"),
         ("validation_steps", 3, "give less of them"),
@@ -59,11 +58,20 @@ def test_sample_weights_and_validation_data_have_keras_names_too() -> None:
         ({"sample_weight": "w", "train": ("x", "y", "v")}, r"goes with train=\(x, y\)"),
         ({"validation": "v", "validation_data": "v"}, "the same argument"),
         ({"validation_split": 1.0}, "from 0 to below 1"),
+        ({"steps_per_epoch": 0, "batch_size": 5}, "at least 1"),
     ],
 )
 def test_arguments_that_exclude_each_other_are_refused(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         KerasJob(**{"model": "model", "train": ("x", "y"), **arguments})
+
+
+def test_the_order_and_the_length_of_an_epoch_have_keras_names() -> None:
+    job = KerasJob("model", ("x", "y"), shuffle=False, steps_per_epoch=10, batch_size=32)
+
+    assert (job.shuffle, job.steps_per_epoch, job.batch_size) == (False, 10, 32)
+    with pytest.raises(NotSupportedError, match=r"KerasJob\(shuffle='batch'\)"):
+        KerasJob("model", ("x", "y"), shuffle="batch")
 
 
 def test_any_other_argument_is_refused_as_python_does() -> None:
@@ -77,7 +85,7 @@ def test_a_job_is_a_value() -> None:
     assert job == KerasJob(model="model", train=("x", "y"), validation=None)
     assert repr(job) == (
         "KerasJob(model='model', train=('x', 'y'), validation=None, class_weight=None, validation_split=0.0, "
-        "callbacks=None)"
+        "callbacks=None, shuffle=True, steps_per_epoch=None, batch_size=None)"
     )
     with pytest.raises(AttributeError):
         job.model = "other"  # type: ignore[misc]

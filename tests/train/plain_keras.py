@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.keras_projects import by_fit, by_job, furthest
+from benchmarks.keras_training import by_fit, by_job, furthest
 from scavenger.train.worker.program import Program
 
 __all__ = ["assert_as_fit", "assert_close", "by_fit", "by_job"]

@@ -122,7 +122,7 @@ def test_a_run_that_takes_too_long_ends_the_job() -> None:
     world.ask()
     world.requests.watch(LIMIT_S)
     with pytest.raises(
-        TrainingHungError, match=r"the callbacks of epoch 1 .* 10 s \(limits.callbacks\).* w0.log"
+        TrainingHungError, match=r"the callbacks of epoch 1, step 5, .* 10 s \(limits.callbacks\).* w0.log"
     ):
         world.requests.watch(LIMIT_S + 1.0)
 

@@ -173,6 +173,144 @@ def test_another_worker_at_each_epoch_goes_on_exactly(
     assert outcome.files() == expected.files()
 
 
+# ---- hooks of batches --------------------------------------------------------------------------------------
+
+STEPS = 3
+
+
+class Cycle(callbacks.Callback):
+    """A learning rate of its own for every batch, as in schedules with one cycle; stops after some batches."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last, self.trained = last, 0
+        self.seen: list[tuple[str, int, float]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(("epoch", epoch, 0.0))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.model.optimizer.learning_rate = 0.1 / (1 + self.trained)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.trained += 1
+        self.seen.append(("batch", batch, logs["loss"]))
+        if self.trained == self.last:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(("end", epoch, logs["val_loss"]))
+
+
+def _logs(step: int) -> dict[str, float]:
+    return {"loss": 1.0 / (1 + step)}
+
+
+def _epoch_logs(step: int) -> dict[str, float]:
+    return _logs(step) | {"val_loss": float(step)}
+
+
+def plainly_by_batches(callback: Any, epochs: int) -> list[float]:
+    """Rates of the steps, with the callback called as `fit` calls it."""
+    MODEL.optimizer.learning_rate, MODEL.stop_training, rates = 0.1, False, []
+    called = callbacks.CallbackList([callback], model=MODEL, epochs=epochs)
+    called.on_train_begin()
+    for epoch in range(epochs):
+        called.on_epoch_begin(epoch)
+        for batch in range(STEPS):
+            called.on_train_batch_begin(batch)
+            rates.append(float(MODEL.optimizer.learning_rate.numpy()))
+            called.on_train_batch_end(batch, _logs(len(rates) - 1))
+            if MODEL.stop_training:
+                break
+        called.on_epoch_end(epoch, _epoch_logs(len(rates) - 1))
+        if MODEL.stop_training:
+            break
+    called.on_train_end()
+    return rates
+
+
+def moving_by_batches(make: Callable[[], Any], epochs: int) -> tuple[Any, list[float]]:
+    """The callback and the rates of the steps, with another worker for every run."""
+    answer, made, rates, step = None, None, [], 0
+
+    def run(epoch: int, logs: dict[str, float], last: bool = False, **more: Any) -> CallbacksRun:
+        nonlocal made
+        MODEL.optimizer.learning_rate = 0.1
+        made = make()
+        state, scale = ("", 1.0) if answer is None else (answer.state, answer.rate_scale)
+        request = RunCallbacks(1, epoch, step, logs, epochs, last, state, scale, **more)
+        runner = CallbackRunner(MODEL, [made])
+        return runner.run(request, logs)
+
+    answer = run(-1, {})
+    for epoch in range(epochs):
+        for batch in range(STEPS):
+            rates.append(float(np.float32(float(np.float32(0.1)) * answer.rate_scale)))
+            step += 1
+            if batch + 1 < STEPS:
+                answer = run(epoch, _logs(step - 1), batch=batch, ends_epoch=False)
+            if answer.stopped_by:
+                run(epoch, _epoch_logs(step - 1), last=True)
+                return made, rates
+        answer = run(epoch, _epoch_logs(step - 1), last=epoch + 1 == epochs, batch=STEPS - 1)
+        if answer.stopped_by:
+            break
+    return made, rates
+
+
+@pytest.mark.parametrize("last", [2, 3, 5, 100])
+def test_another_worker_at_each_batch_goes_on_exactly(last: int) -> None:
+    expected = Cycle(last)
+    rates = plainly_by_batches(expected, 3)
+    made, found = moving_by_batches(lambda: Cycle(last), 3)
+
+    np.testing.assert_allclose(found, rates, rtol=1e-6)
+    assert len(found) == len(rates)
+    assert (made.trained, [tuple(entry) for entry in made.seen]) == (expected.trained, expected.seen)
+
+
+def test_a_checkpoint_at_every_other_batch_is_written_as_in_keras(tmp_path: Path) -> None:
+    names = []
+    for folder in (tmp_path / "plain", tmp_path / "moving"):
+        folder.mkdir()
+
+        def make(folder: Path = folder) -> Any:
+            path = folder / "{epoch}-{batch}.weights.h5"
+            return callbacks.ModelCheckpoint(path, save_freq=2, save_weights_only=True)
+
+        if folder.name == "plain":
+            plainly_by_batches(make(), 2)
+        else:
+            moving_by_batches(make, 2)
+        names.append(sorted(path.name for path in folder.iterdir()))
+
+    assert names[0] == names[1] == ["1-2.weights.h5", "2-1.weights.h5", "2-3.weights.h5"]
+
+
+def test_only_callbacks_with_hooks_of_batches_run_at_batches_and_a_note_says_what_it_costs() -> None:
+    quiet = begin(callbacks.History())
+    assert not quiet.batch_hooks
+
+    runner = CallbackRunner(model(), [Counting(), callbacks.LambdaCallback(on_train_batch_end=_nothing)])
+    answer = runner.run(RunCallbacks(1, -1, 0, {}, EPOCHS, False, "", 1.0))
+
+    assert runner.batch_hooks
+    assert [note for note in answer.notes if "the callbacks LambdaCallback have hooks of batches" in note]
+
+
+def _nothing(batch: int, logs: Any) -> None: ...
+
+
+def test_stopping_before_a_batch_is_refused_since_keras_would_train_it() -> None:
+    class Early(callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.model.stop_training = True
+
+    with pytest.raises(NotSupportedError, match="do it in on_train_batch_end"):
+        begin(Early())
+
+
 # ---- the state of attributes -------------------------------------------------------------------------------
 
 _SCALARS = (
@@ -255,16 +393,14 @@ def test_callbacks_whose_work_the_job_does_are_left_out_with_a_note(tmp_path: Pa
     assert "scavenger resume" in notes[0]
 
 
-class AtBatches(callbacks.Callback):
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None: ...
+class AtTestBatches(callbacks.Callback):
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: AtBatches(), "AtBatches.on_train_batch_end is not called"),
-        (lambda: callbacks.LambdaCallback(on_train_batch_begin=print), "use on_epoch_end"),
-        (lambda: callbacks.ModelCheckpoint("a.keras", save_freq=10), "save_freq=10"),
+        (lambda: AtTestBatches(), "AtTestBatches.on_test_batch_end is not called"),
         (lambda: callbacks.TensorBoard(update_freq=5), "update_freq=5"),
         (lambda: callbacks.SwapEMAWeights(), "SwapEMAWeights"),
         (lambda: [callbacks.EarlyStopping(restore_best_weights=True) for _ in range(2)], "only one"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ EPOCHS, BATCH = 40, 40
 
 def attempt(
     folder: Path,
+    job: str = "called:called",
     *,
     faults: Sequence[str] = (),
     remote: Sequence[str] = (),
@@ -45,7 +47,7 @@ def attempt(
     """Train with two workers, to the end or to a step after which all processes end at once."""
     resumed = before is not None
     supervisor = Supervisor.open(
-        JobSource("called:called", JOBS, SEED, threads=1),
+        JobSource(job, JOBS, SEED, threads=1),
         work_dir=folder,
         timeouts=Timeouts(120.0, 60.0),
         restore=m.Restore(str(folder / "saved")) if resumed else None,
@@ -81,13 +83,17 @@ def attempt(
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any, Any]]:
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     """The folder, model and history of Keras's `fit` on the batches of the job."""
-    folder = tmp_path_factory.mktemp("plain")
+    return by_fit("called:called", "callbacks", tmp_path_factory.mktemp("plain"))
+
+
+def by_fit(job: str, callbacks: str, folder: Path) -> tuple[Path, Any, Any]:
+    """Train with `fit` and the job's callbacks, which a function of its module makes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", list(sys.path))
         patch.setenv("CALLED_FOLDER", str(folder))
-        program = load_program("called:called", str(JOBS), SEED)
+        program = load_program(job, str(JOBS), SEED)
         import called
 
         x, y = program.train.batch(np.arange(len(program.train)))
@@ -103,10 +109,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Any,
             steps_per_epoch=-(-len(x) // BATCH),
             epochs=EPOCHS,
             validation_data=(called.X[called.HELD_OUT], called.Y[called.HELD_OUT]),
-            callbacks=called.callbacks(folder),
+            callbacks=getattr(called, callbacks)(folder),
             verbose=0,
         )
-        yield folder, program.model, history
+        return folder, program.model, history
 
 
 def assert_as_plain(folder: Path, trainer: Trainer, plain: tuple[Path, Any, Any]) -> None:
@@ -160,15 +166,44 @@ def test_they_go_on_where_their_worker_dies_in_a_run_and_the_job_is_resumed(
     first = attempt(tmp_path, faults=("worker.called/w0:kill@4",), stop_after=21)
     assert any("w0" in str(departure.worker) for departure in first.history.departures)
 
-    checkpoint = CheckpointStore(str(tmp_path / "saved")).latest(finite=True)
+    assert_as_plain(tmp_path, attempt(tmp_path, before=before_of(tmp_path)), plain)
+
+
+def before_of(folder: Path) -> EarlierAttempts:
+    """What the attempts in a folder have come to by the newest checkpoint."""
+    checkpoint = CheckpointStore(str(folder / "saved")).latest(finite=True)
     assert checkpoint is not None
     step = checkpoint.manifest.step
-    history = read_history(tmp_path / "measurements.jsonl", step)
-    before = EarlierAttempts(
+    history = read_history(folder / "measurements.jsonl", step)
+    return EarlierAttempts(
         step=step,
         epoch=checkpoint.manifest.epoch,
         consumed=checkpoint.manifest.consumed,
         epochs=history.epochs,
         callback_runs=history.callback_runs,
     )
-    assert_as_plain(tmp_path, attempt(tmp_path, before=before), plain)
+
+
+def test_hooks_of_batches_do_what_they_do_in_fit_whoever_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CALLED_FOLDER", str(tmp_path))
+    # the sequencer dies before it has reported a step, and the worker before it has answered
+    faults = ("aggregator.published/aggregator-0:kill@4", "worker.called/w0:kill@9")
+    trainer = attempt(tmp_path, "called:cycled", faults=faults)
+    assert any("w0" in str(departure.worker) for departure in trainer.history.departures)
+
+    expected = tmp_path / "plain"
+    expected.mkdir()
+    _, model, history = by_fit("called:cycled", "by_batches", expected)
+    assert trainer.warnings[-1] == "stopped by Cycle at step 13, in epoch 3"
+    assert [record.epoch for record in trainer.history.epochs] == history.epoch
+    rows, plainly = (np.array(json.loads((at / "rows.json").read_text())) for at in (tmp_path, expected))
+    np.testing.assert_allclose(rows, plainly, rtol=1e-4, atol=1e-6)
+    names = sorted(path.name for path in expected.glob("*.keras"))
+    assert names
+    for name in names:
+        saved, told = (keras.models.load_model(at / name) for at in (tmp_path, expected))
+        assert_same_weights(saved.get_weights(), told.get_weights())
+    final = keras.models.load_model(tmp_path / "model.keras")
+    assert_same_weights(final.get_weights(), model.get_weights())

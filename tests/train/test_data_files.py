@@ -171,7 +171,7 @@ def test_rows_are_read_by_row_groups_and_each_once(tmp_path: Path) -> None:
     source = open_source(write_parquet(tmp_path / "data", shuffle_buffer=8), "train")
 
     assert source.blocks == Blocks(((1, 4), (1, 1), (3, 4), (1, 1)), mixed=2)
-    assert source.notes == ("row groups of about 3 rows are shuffled, and the rows of 2 at a time",)
+    assert source.notes == ("shuffling mixes the rows of 2 row groups at a time, of about 3 rows each",)
     order = EpochOrder(1, 0, N, source.blocks).indices(0, N)
     x, y = source.batch(order)
     assert sorted(y.tolist()) == Y.tolist()

@@ -169,10 +169,10 @@ def test_notes_say_what_is_done_with_batches_and_order() -> None:
     source = open_source(SLICES.shuffle(9).batch(8).prefetch(1), "train")
     assert source.notes == ("the data set is taken without its final .shuffle().batch(8): Scavenger does it",)
     assert open_source(Reshuffled(), "train").notes[1:] == (
-        "Reshuffled is used without its on_epoch_end: Scavenger shuffles its batches",
+        "Reshuffled is used without its on_epoch_end: Scavenger orders its batches",
     )
     assert open_source(FromGenerator(samples, N, shuffle_buffer=10), "train").notes == (
-        "samples is read in sequence, by every worker, and shuffled within windows of 10 samples",
+        "samples is read in sequence, by every worker; shuffling is within windows of 10 samples",
     )
     assert open_source(SLICES.batch(8).map(double), "train").notes == (
         "the batches of the data set, of 8, are taken apart: Scavenger makes the batches",

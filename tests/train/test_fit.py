@@ -13,10 +13,16 @@ import pytest
 import tensorflow as tf
 from plain_keras import assert_as_fit, assert_close, by_fit, by_job
 
+from scavenger.elastic.view import Share
 from scavenger.errors import NotSupportedError
 from scavenger.sdk import KerasJob
+from scavenger.train.aggregation.keras_state import serialised
+from scavenger.train.aggregation.loss_scale import make_update
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.failure import DataError
+from scavenger.train.transport.messages.values import TensorSpec
 from scavenger.train.worker.program import Program
+from scavenger.train.worker.samples import Samples
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +98,48 @@ def test_class_weights_do_not_go_with_sample_weights_or_several_outputs() -> Non
         Program(KerasJob(classifier(), (X, {"a": Y, "b": Y}), class_weight={0: 2.0}))
 
 
+class BatchesInOrder(keras.utils.PyDataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> Any:
+        return X[4 * index : 4 * index + 4], Y[4 * index : 4 * index + 4]
+
+
+@pytest.mark.parametrize("given", [(X, Y), BatchesInOrder()], ids=["arrays", "PyDataset"])
+def test_epochs_of_some_steps_in_the_order_of_the_data_go_on_through_it_as_in_fit(given: Any) -> None:
+    arguments: dict[str, Any] = {"shuffle": False, "steps_per_epoch": 3, "batch_size": 4}
+    program = Program(KerasJob(classifier(), given, **arguments))
+    plain = classifier()
+    plain.set_weights(program.model.get_weights())
+    own = given if isinstance(given, tuple) else (given,)
+    if not isinstance(given, tuple):
+        del arguments["batch_size"]  # the data has it
+    plain.fit(*own, epochs=5, verbose=0, **arguments)
+
+    assert program.manifest.dataset_size == 12
+    samples = Samples(program.train, 1, program.manifest.passes)
+    for epoch in range(5):
+        for low in range(0, 12, 4):
+            program.model.train_on_batch(*samples.read(epoch, Share(low, low + 4)))
+    samples.close()
+    assert_close(program.model.get_weights(), plain.get_weights())
+
+
+def test_steps_that_keras_cuts_short_at_the_end_of_the_data_are_refused() -> None:
+    job = KerasJob(classifier(), (X, Y), steps_per_epoch=4, batch_size=7)
+    with pytest.raises(NotSupportedError, match="epochs of 28 samples do not divide the 36 samples"):
+        Program(job)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        classifier().fit(X, Y, steps_per_epoch=4, batch_size=7, epochs=3, verbose=0)
+
+
+def test_a_data_set_that_shuffles_itself_contradicts_an_order_of_its_own() -> None:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(9).batch(4)
+    with pytest.raises(DataError, match=r"shuffle=False, but the data set shuffles itself"):
+        Program(KerasJob(classifier(), data, shuffle=False))
+
+
 # ---- half precision ----------------------------------------------------------------------------------------
 
 
@@ -142,6 +190,23 @@ def test_loss_scaling_skips_and_scales_as_in_keras(
     assert_close(
         [v.numpy() for v in saved.variables], [v.numpy() for v in plain.optimizer.variables], tolerance
     )
+
+
+def test_a_scale_that_has_shrunk_to_nothing_is_not_finite() -> None:
+    """No later step could be applied, so the job ends there."""
+    optimizer = OPTIMIZERS.LossScaleOptimizer(OPTIMIZERS.SGD(0.1), 2.0**-147)
+    spec = TensorSpec("w", (2,), "float32", "trainable")
+    update = make_update([spec], serialised(optimizer))
+    weights, bad = [np.ones(2, "float32")], [np.full(2, np.nan, "float32")]
+    slots, finite = update.initial_slots(weights), []
+    for step in range(1, 4):
+        after = [np.zeros_like(slot) for slot in slots]
+        states = ShardState(weights, slots), ShardState([np.zeros(2, "float32")], after)
+        norms = update.apply([(1, bad)], *states, step=step)
+        finite.append(norms.finite)
+        slots = after
+
+    assert finite == [True, True, False]
 
 
 def test_compile_scales_the_loss_of_a_mixed_model() -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scavenger.train.aggregation import mean_gradient, update
 from scavenger.train.aggregation.mean_gradient import Contribution
 from scavenger.train.aggregation.model_shard import ModelShard
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Update
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages import ApplyPart
@@ -195,7 +196,8 @@ class Reference:
             self._weights[number] = [np.empty_like(array) for array in weights]
             self._slots[number] = [np.empty_like(array) for array in slots]
             mine = [(samples, [gradients[i] for i in part]) for samples, gradients in counted]
-            one.apply(mine, weights, slots, self._weights[number], self._slots[number], step=step)
+            after = ShardState(self._weights[number], self._slots[number])
+            one.apply(mine, ShardState(weights, slots), after, step=step)
 
     @property
     def state(self) -> list[Array]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
-from driving import Run, assert_goes_on, assert_same_weights, job, plain_keras, replayed
+from driving import Run, assert_goes_on, assert_same_weights, job, plain_keras, plain_program, replayed
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +59,26 @@ def test_any_number_of_workers_and_aggregators_gives_the_weights_and_metrics_of_
     # the noise of K gradients lies in [1, K], that of the two halves of a batch in [1, 2] but for rounding
     assert all(gamma >= 0.999 for gamma in noise)
     assert np.median(noise) <= max(workers, 2)
+
+
+def test_a_loss_that_is_not_finite_skips_its_step_where_the_loss_is_scaled(tmp_path: Path) -> None:
+    with Run("small:overflowing", tmp_path) as run:
+        run.begin(2, 40)
+        run.train(11)
+        run.supervisor.resize(1, 40, "one alone")
+        run.train(11)
+        run.finish()
+
+    for workers in (1, 2):
+        losses = [step.loss for step in run.steps if step.workers == workers]
+        assert 0 < sum(map(math.isnan, losses)) < len(losses) / 2
+    expected = plain_program("overflowing", run.steps).model
+    got = keras.models.load_model(tmp_path / "model.keras")
+    assert_same_weights(got.get_weights(), expected.get_weights())
+    # the scale, the steps since it changed, and those that were not skipped
+    states = [{v.path: v.numpy() for v in model.optimizer.variables} for model in (got, expected)]
+    assert_same_weights(list(states[0].values()), list(states[1].values()))
+    assert int(got.optimizer.iterations) == sum(not math.isnan(step.loss) for step in run.steps)
 
 
 def test_views_deaths_and_standstills_change_nothing_but_the_time(tmp_path: Path) -> None:

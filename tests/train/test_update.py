@@ -21,6 +21,7 @@ from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.kernels import Array, read_rule
 from scavenger.train.aggregation.mean_gradient import sqnorm
 from scavenger.train.aggregation.schedules import read_learning_rate
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Norms, Update
 from scavenger.train.transport.messages.values import TensorSpec
 
@@ -116,7 +117,8 @@ def one_step(
     **options: float,
 ) -> tuple[list[Array], list[Array], Norms]:
     new_weights, new_slots = ([np.full_like(array, 77) for array in state] for state in (weights, slots))
-    norms = update.apply(contributions, weights, slots, new_weights, new_slots, step=step, **options)
+    before, after = ShardState(weights, slots), ShardState(new_weights, new_slots)
+    norms = update.apply(contributions, before, after, step=step, **options)
     return new_weights, new_slots, norms
 
 
@@ -434,16 +436,18 @@ def test_what_is_no_optimizer_of_keras_is_refused_in_one_line(config: str) -> No
 
 def test_a_step_without_samples_or_number_or_room_is_refused() -> None:
     update = Update(tensors(shapes={"a": (4, 4)}), serialised(_O.SGD(0.1)))
-    old, gradient, new = ([np.zeros((4, 4), "float32")] for _ in range(3))
+    a, gradient, b = ([np.zeros((4, 4), "float32")] for _ in range(3))
+    old, new = ShardState(a, []), ShardState(b, [])
 
     with pytest.raises(ValueError, match="no contribution has samples"):
-        update.apply([(0, gradient)], old, [], new, [], step=1)
+        update.apply([(0, gradient)], old, new, step=1)
     with pytest.raises(ValueError, match="count from 1"):
-        update.apply([(1, gradient)], old, [], new, [], step=0)
+        update.apply([(1, gradient)], old, new, step=0)
+    turned = ShardState([np.zeros((4, 4), "float32").T[:, ::-1]], [])
     with pytest.raises(ValueError, match="not contiguous"):
-        update.apply([(1, gradient)], old, [], [np.zeros((4, 4), "float32").T[:, ::-1]], [], step=1)
+        update.apply([(1, gradient)], old, turned, step=1)
     with pytest.raises(ValueError, match="1 tensors with 0 slots"):
-        update.apply([(1, gradient)], old, [], new, new, step=1)
+        update.apply([(1, gradient)], old, ShardState(b, b), step=1)
     with pytest.raises(ValueError, match="at least 1, not 0"):
         Update(tensors(), _ADAM, threads=0)
 

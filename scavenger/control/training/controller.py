@@ -12,6 +12,8 @@ carries out its actions in order. The table shows the modes (columns) and events
                       or, if there are none, the verdict;     again
                       not new: as new, but neither written
                       nor reported
+    BatchReport       callbacks run, or, if they have for     -                 -
+                      this step, the verdict again
     CallbacksRun      new: written, the verdict               -                 -
     RolledBack        history undone, warned                  -> TRAIN          as TRAIN
     Quarantined       written, warned                         as TRAIN          as TRAIN
@@ -65,7 +67,6 @@ from scavenger.control.training.orders import (
     FollowNoise,
     Gather,
     GatherSpares,
-    GiveVerdict,
     Launch,
     Look,
     Notify,
@@ -74,17 +75,16 @@ from scavenger.control.training.orders import (
     Remove,
     ReportStep,
     Resize,
-    RunCallbacks,
     Situation,
     Swap,
     Switch,
     Warn,
     Write,
 )
+from scavenger.control.training.verdicts import Verdicts
 from scavenger.control.training.view_in_effect import ViewInEffect
 from scavenger.domain.configuration import Configuration, Offer
-from scavenger.domain.measurement import EpochRecord
-from scavenger.domain.report import EpochEnded, Noted, WorkerChanged
+from scavenger.domain.report import Noted, WorkerChanged
 from scavenger.domain.snapshot import Departure
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import (
@@ -138,10 +138,6 @@ class Controller:
     Attributes:
         wanted: Number of workers that the job should have.
         offer: The VM type on which the job runs.
-        finished: Whether the goal is reached or no epoch is left.
-        reached: Whether the goal is reached.
-        stopped_by: The callback that stopped training; empty if none did.
-        callbacks: The runs of the callbacks.
         at_risk: Workers that the cloud may preempt at an unannounced time.
         checkpoint_step: Step of the newest checkpoint; 0 before the first.
     """
@@ -159,17 +155,15 @@ class Controller:
         self._offers, self._lr_scale_of = offers, lr_scale
         self.offer = next(iter(offers.values()))
         self.wanted = 0
-        self.finished = self.reached = False
-        self.stopped_by = ""
         self.at_risk: frozenset[str] = frozenset()
         self.checkpoint_step = 0
-        self.callbacks = CallbackRuns(goal, history)
         self._losses = Losses(give_up)
         self._recording_only = self._keeping = False
         self._asked: Resize | None = None
         self._view = ViewInEffect()
         self._evicted: set[str] = set()
         self._warned_of: set[str] = set()
+        self._verdicts = Verdicts(goal, history, warn_once=self._warn_once)
         self._refused_at_s = -math.inf
 
     @property
@@ -178,6 +172,26 @@ class Controller:
         if self._recording_only:
             return Mode.RECORD
         return Mode.DONE if self.finished else Mode.TRAIN
+
+    @property
+    def finished(self) -> bool:
+        """Whether the goal is reached, no epoch is left, or a callback has stopped training."""
+        return self._verdicts.finished
+
+    @property
+    def reached(self) -> bool:
+        """Whether the goal is reached."""
+        return self._verdicts.reached
+
+    @property
+    def stopped_by(self) -> str:
+        """The callback that stopped training; empty if none did."""
+        return self._verdicts.stopped_by
+
+    @property
+    def callbacks(self) -> CallbackRuns:
+        """The runs of the callbacks."""
+        return self._verdicts.callbacks
 
     @property
     def view(self) -> int:
@@ -204,9 +218,11 @@ class Controller:
             case m.ViewInstalled():
                 return self._installed(event, now)
             case m.EpochReport():
-                return self._epoch_ended(event, now)
+                return self._verdicts.epoch_ended(event, now)
+            case m.BatchReport():
+                return self._verdicts.batch_ended(event)
             case m.CallbacksRun():
-                return self._called_back(event)
+                return self._verdicts.called_back(event)
             case RolledBack():
                 return self._rolled_back(event)
             case m.Quarantined():
@@ -299,77 +315,9 @@ class Controller:
             or (shared and (now.starting > 0 or now.ending))
         )
 
-    def _epoch_ended(self, report: m.EpochReport, now: Situation) -> list[Action]:
-        epochs = self.history.epochs
-        if report.epoch < 0 or (epochs and report.epoch <= epochs[-1].epoch):
-            # a repeated report: the answer was lost; or the beginning of training
-            return self._judge(report.epoch, report.step, callbacks=report.callbacks)
-        record = EpochRecord(
-            epoch=report.epoch,
-            step=report.step,
-            metrics=report.metrics,
-            evaluation_s=report.evaluation_s,
-            at_s=now.at_s,
-        )
-        self.history.evaluated(record)
-        return [
-            Write("epoch", record),
-            *self._judge(report.epoch, report.step, callbacks=report.callbacks),
-            Notify(EpochEnded(record, self.goal.spec.metric, self.goal.spec.target)),
-        ]
-
-    def _judge(self, epoch: int, step: int, *, callbacks: bool) -> list[Action]:
-        """Have the callbacks of an epoch run, if they have not yet; then give the verdict."""
-        record = self._newest(epoch)
-        if callbacks and (epoch < 0 or record is not None) and self.history.callback_run_of(epoch) is None:
-            return self._run_callbacks(epoch, step, record)
-        return [self._verdict(epoch, record)]
-
-    def _newest(self, epoch: int) -> EpochRecord | None:
-        """The record of an epoch if it is the newest; None for an older one, whose verdict nobody awaits any more."""
-        newest = self.history.epochs[-1] if self.history.epochs else None
-        return newest if newest is not None and newest.epoch == epoch else None
-
-    def _ends_at(self, record: EpochRecord) -> bool:
-        """Whether training ends with an epoch, whatever callbacks say."""
-        return self.goal.reached(self.goal.value(record)) or record.epoch + 1 >= self.goal.spec.max_epochs
-
-    def _verdict(self, epoch: int, record: EpochRecord | None) -> GiveVerdict:
-        run, keep_best = self.history.callback_run_of(epoch), False
-        if record is not None:
-            self.reached = self.goal.reached(self.goal.value(record))
-            self.stopped_by = "" if run is None else run.stopped_by
-            self.finished = self._ends_at(record) or bool(self.stopped_by)
-            keep_best = self.history.best_epoch is record
-            if run is not None and run.keep_best is not None:
-                keep_best = run.keep_best
-        return GiveVerdict(epoch, record is not None and self.finished, keep_best, self.history.rate_scale)
-
-    def _run_callbacks(self, epoch: int, step: int, record: EpochRecord | None) -> list[Action]:
-        actions: list[Action] = []
-        if self.callbacks.begins_anew(epoch):
-            words = "the record has no state of the callbacks, so they begin anew"
-            actions = self._warn_once(words, words)
-        last = record is not None and self._ends_at(record)
-        return [*actions, RunCallbacks(self.callbacks.request(epoch, step, record, last=last))]
-
-    def _called_back(self, run: m.CallbacksRun) -> list[Action]:
-        record = self.callbacks.take(run)
-        if record is None:
-            return []
-        actions: list[Action] = [Write("callbacks", record)]
-        for note in run.notes:
-            actions += self._warn_once(note, note)
-        actions.append(self._verdict(run.epoch, self._newest(run.epoch)))
-        if run.stopped_by and not self.reached:
-            actions.append(Warn(f"stopped by {run.stopped_by} after epoch {run.epoch + 1}"))
-        return actions
-
     def _rolled_back(self, event: RolledBack) -> list[Action]:
         undone = self.history.roll_back(event.step)
-        self.reached = self.finished = False
-        self.stopped_by = ""
-        self.callbacks.forget()
+        self._verdicts.roll_back()
         resumed = {"step": event.step}
         return [
             Write("resumed", resumed),
@@ -391,6 +339,7 @@ class Controller:
 
     def _checkpointed(self, event: m.CheckpointWritten) -> list[Action]:
         self.checkpoint_step = event.step
+        self.callbacks.checkpointed(event.step)
         size = event.bytes / 1e6
         words = f"checkpoint of step {event.step}: {size:.1f} MB in {event.written_s:.1f} s"
         return [

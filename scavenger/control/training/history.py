@@ -261,7 +261,8 @@ class TrainingHistory:
 
     def callback_run_of(self, epoch: int) -> CallbackRunRecord | None:
         """The run of the callbacks when this epoch had ended; None if there was none."""
-        return next((run for run in reversed(self.callback_runs) if run.epoch == epoch), None)
+        runs = reversed(self.callback_runs)
+        return next((run for run in runs if run.epoch == epoch and run.batch is None), None)
 
     def roll_back(self, step: int) -> int:
         """Undo the steps after a step, and the evaluation of an epoch that ended with that step.

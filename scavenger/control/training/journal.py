@@ -184,7 +184,7 @@ class History:
         epochs: Evaluated epochs, except one that ended with the step itself: a job resumed there evaluates it again.
         samples_by_batch: Samples trained, by global batch size.
         elapsed_s: Running time of all attempts when the job last wrote, including undone steps.
-        callback_runs: Runs of the callbacks, as `epochs`.
+        callback_runs: Runs of the callbacks at the ends of epochs, as `epochs`, and that of the step before, if any.
     """
 
     epochs: tuple[EpochRecord, ...] = ()
@@ -221,6 +221,7 @@ class _CallbackRun(msgspec.Struct, tag_field="kind", tag="callbacks"):
     learning_rate: float | None
     stopped_by: str
     keep_best: bool | None
+    batch: int | None = None
 
     def record(self) -> CallbackRunRecord:
         """Convert to a `CallbackRunRecord`."""
@@ -255,6 +256,7 @@ def read_history(path: Path, step: int) -> History:
     counter = SampleCounter()
     epochs: dict[int, _Epoch] = {}
     runs: dict[int, _CallbackRun] = {}
+    within_epoch: _CallbackRun | None = None  # after the step before; those before it have led to its state
     elapsed_s = 0.0
 
     def undo(after: int) -> None:
@@ -272,18 +274,21 @@ def read_history(path: Path, step: int) -> History:
             case _Epoch():
                 epochs[found.epoch] = found
                 elapsed_s = max(elapsed_s, found.at_s)
-            case _CallbackRun():
+            case _CallbackRun(batch=None):
                 runs[found.epoch] = found
+            case _CallbackRun():
+                within_epoch = found if found.step == step - 1 else within_epoch
             case _Time():
                 elapsed_s = max(elapsed_s, found.at_s)
             case _Resumed():
                 undo(found.step)
     undo(step)
+    standing = [runs[number] for number in sorted(runs)] + ([within_epoch] if within_epoch else [])
     return History(
         epochs=tuple(epochs[number].record() for number in sorted(epochs)),
         samples_by_batch=tuple(
             sorted((batch, samples) for batch, samples in counter.by_batch.items() if samples)
         ),
         elapsed_s=elapsed_s,
-        callback_runs=tuple(runs[number].record() for number in sorted(runs)),
+        callback_runs=tuple(run.record() for run in standing),
     )

@@ -195,17 +195,18 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class GiveVerdict:
-    """Answer the report of an epoch; the workers wait for the answer."""
+    """Answer the report of an epoch, or of a step within it; the workers wait for the answer."""
 
     epoch: int
     stop: bool
     keep_best: bool
     rate_scale: float = 1.0
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunCallbacks:
-    """Have a worker run the callbacks of an epoch."""
+    """Have a worker run the callbacks of an epoch or step."""
 
     request: m.RunCallbacks
 

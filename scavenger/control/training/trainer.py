@@ -440,8 +440,10 @@ class Trainer:
                 self.supervisor.resize(workers, batch, reason, without=without, lr_scale=lr_scale)
             case Release(keep):
                 self.supervisor.release(keep)
-            case GiveVerdict(epoch, stop, keep_best, rate_scale):
-                self.supervisor.verdict(epoch, stop=stop, keep_best=keep_best, rate_scale=rate_scale)
+            case GiveVerdict(epoch, stop, keep_best, rate_scale, step):
+                self.supervisor.verdict(
+                    epoch, stop=stop, keep_best=keep_best, rate_scale=rate_scale, step=step
+                )
             case RunCallbacks(request):
                 self.supervisor.run_callbacks(request)
             case Write(kind, value, audit):

@@ -307,6 +307,7 @@ class Aggregator:
             number=max(record.number, message.number),
             suspects=Suspects(samples_max=max(1, manifest.dataset_size // _QUARANTINED_SHARE)),
             asks_first=bool(manifest.callbacks),
+            asks_each=manifest.batch_hooks,
         )
         barrier.token = message.token
         self._sequencer = Sequencer(

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.keras_state import owners_of, parts_of, state_of
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 
 __all__ = ["KerasUpdate"]
@@ -89,38 +90,36 @@ class KerasUpdate:
     def apply(
         self,
         gradients: Sequence[Array],
-        old_weights: Sequence[Array],
-        old_slots: Sequence[Array],
-        new_weights: Sequence[Array],
-        new_slots: Sequence[Array],
+        before: ShardState,
+        after: ShardState,
         *,
         step: int,
         lr_scale: float,
     ) -> None:
-        """Apply one step of the optimizer. `gradients` may be the arrays of `new_weights`."""
-        self._fill(old_weights, old_slots)
+        """Apply one step of the optimizer. `gradients` may be the weights of `after`."""
+        self._fill(before)
         self._scale.assign(lr_scale)
         for variable, rate in self._rates:
             variable.assign(float(rate) * lr_scale)
         for iterations in self._iterations:
             iterations.assign(step - 1)
         self._step([tf.convert_to_tensor(gradient) for gradient in gradients])
-        for variable, target in zip(self._weights, new_weights, strict=True):
+        for variable, target in zip(self._weights, after.weights, strict=True):
             np.copyto(target, variable.numpy())
-        for variable, target in zip(self._state, new_slots, strict=True):
+        for variable, target in zip(self._state, after.slots, strict=True):
             np.copyto(target, variable.numpy())
 
     def finalise(self, weights: Sequence[Array], slots: Sequence[Array], out: Sequence[Array]) -> None:
         """Write the final weights to `out`, with Keras's `finalize_variable_values`."""
-        self._fill(weights, slots)
+        self._fill(ShardState(weights, slots))
         self._optimizer.finalize_variable_values(self._weights)
         for variable, target in zip(self._weights, out, strict=True):
             np.copyto(target, variable.numpy())
 
-    def _fill(self, weights: Sequence[Array], slots: Sequence[Array]) -> None:
-        for variable, value in zip(self._weights, weights, strict=True):
+    def _fill(self, state: ShardState) -> None:
+        for variable, value in zip(self._weights, state.weights, strict=True):
             variable.assign(value)
-        for variable, value in zip(self._state, slots, strict=True):
+        for variable, value in zip(self._state, state.slots, strict=True):
             variable.assign(value)
 
 

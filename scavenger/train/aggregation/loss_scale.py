@@ -18,6 +18,7 @@ from scavenger.train.aggregation.constraints import Constraint
 from scavenger.train.aggregation.kernels import Array
 from scavenger.train.aggregation.mean_gradient import Contribution, Norms
 from scavenger.train.aggregation.schedules import read_named
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Update
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 
@@ -91,10 +92,8 @@ class ScaledUpdate:
     def apply(
         self,
         contributions: Sequence[Contribution],
-        old_weights: Sequence[Array],
-        old_slots: Sequence[Array],
-        new_weights: Sequence[Array],
-        new_slots: Sequence[Array],
+        before: ShardState,
+        after: ShardState,
         *,
         step: int,
         lr_scale: float = 1.0,
@@ -102,27 +101,27 @@ class ScaledUpdate:
     ) -> Norms:
         """Apply one step, or skip it if a gradient is not finite; see `Update.apply`.
 
-        The inner optimizer counts only the steps that are not skipped. The norms of a skipped step are 0 and finite.
+        The inner optimizer counts only the steps that are not skipped. The norms of a skipped step are 0 and finite,
+        unless the scale has become 0 by halving: then no later step could be applied, and this one is not finite.
         Every row is written, as in a skipped step, so `differing` is left as it is.
         """
         own = len(_SLOTS)
-        iterations, counter, scale = old_slots[-own:]
+        iterations, counter, scale = before.slots[-own:]
         norms = self._update.apply(
             contributions,
-            old_weights,
-            old_slots[:-own],
-            new_weights,
-            new_slots[:-own],
+            ShardState(before.weights, before.slots[:-own]),
+            ShardState(after.weights, after.slots[:-own]),
             step=int(iterations) + 1,
             lr_scale=lr_scale,
         )
-        new_iterations, new_counter, new_scale = new_slots[-own:]
+        new_iterations, new_counter, new_scale = after.slots[-own:]
         if not norms.finite:
-            for target, value in zip((*new_weights, *new_slots), (*old_weights, *old_slots), strict=True):
+            targets, values = (*after.weights, *after.slots), (*before.weights, *before.slots)
+            for target, value in zip(targets, values, strict=True):
                 np.copyto(target, value)
             new_counter[...] = 0
             np.multiply(scale, np.float32(0.5), out=new_scale)
-            return Norms(0.0, 0.0, True)
+            return Norms(0.0, 0.0, bool(new_scale > 0.0))
         new_iterations[...] = iterations + 1
         grows = int(counter) == self._scaling.dynamic_growth_steps - 1
         new_counter[...] = 0 if grows else counter + 1

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scavenger.errors import ScavengerError
 from scavenger.train.aggregation.constraints import read_constraint
 from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Norms
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.failpoints import fail_here
@@ -123,10 +124,8 @@ class ModelShard:
         norms = (
             self._update.apply(
                 [(samples, self._gradients(slot, rows)) for samples, slot, rows in counted],
-                self._weights[(step - 1) % 2],
-                self._optimizer.slots(step - 1),
-                self._weights[step % 2],
-                self._optimizer.slots(step),
+                self._state(step - 1),
+                self._state(step),
                 step=step + self.layout.manifest.iterations,
                 lr_scale=order.lr_scale,
                 differing=self._differing,
@@ -148,6 +147,9 @@ class ModelShard:
             norms.mean_sqnorm,
             time.perf_counter() - started,
         )
+
+    def _state(self, step: int) -> ShardState:
+        return ShardState(self._weights[step % 2], self._optimizer.slots(step))
 
     def _carry_over(self, step: int) -> None:
         for target, value in zip(
@@ -206,6 +208,11 @@ class ModelShard:
     def payload(self, pull: Pull) -> Payload:
         """Return the shard's weights, and the optimizer's state if it is requested, as a payload."""
         return weights_payload(self.block, self.index, pull, self._optimizer if pull.optimizer else None)
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the optimizer scales the loss dynamically, and so skips steps that are not finite."""
+        return isinstance(self._update, ScaledUpdate)
 
     def loss_scale(self, step: int) -> float:
         """Return the factor on the loss whose gradients belong to the step after `step`; 1 without loss scaling."""

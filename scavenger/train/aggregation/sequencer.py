@@ -117,8 +117,10 @@ class Sequencer:
                     )
                 )
             case m.VerdictGiven():
-                self._take_verdict(message)
-                self._handle(b.Verdict(message.epoch, message.stop))
+                verdict = b.Verdict(message.epoch, message.stop, message.step)
+                if self._barrier.awaits(verdict):
+                    self._take_verdict(message)
+                self._handle(verdict)
             case m.Finish() if self._finalisation is None:
                 self._handle(b.Halt())
                 self._step.abandon()
@@ -238,8 +240,10 @@ class Sequencer:
                     self._proceed(instruction)
                 case b.Sum():
                     self._sum(instruction)
-                case b.Report():
-                    self._report_epoch(instruction.plan)
+                case b.Report(plan) if plan.ends_epoch:
+                    self._report_epoch(plan)
+                case b.Report(plan):
+                    self._report(m.BatchReport(plan.epoch, plan.step, self._training_sums(plan.step)))
                 case b.Installed():
                     # recorded before it is reported, because its number must not be used again
                     self._write_record()
@@ -273,7 +277,7 @@ class Sequencer:
         instruction = self._step.completed()
         if instruction is None:
             return
-        if what := self._step.not_finite(instruction):
+        if what := self._step.not_finite(instruction, loss_matters=not self._shard.scales_loss):
             # the job fails, and keeps the weights of the step before
             self._failed = True
             advice = "the step was not applied. Lower the learning rate, or check the data"
@@ -305,7 +309,9 @@ class Sequencer:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
         manifest = self._shard.layout.manifest
-        order = EpochOrder(self._seed, piece.scope, manifest.dataset_size, m.blocks_of(manifest.blocks))
+        order = EpochOrder(
+            self._seed, piece.scope, manifest.dataset_size, m.blocks_of(manifest.blocks), manifest.passes
+        )
         samples = tuple(int(index) for index in order.indices(piece.start, piece.stop))
         self._quarantined = tuple(sorted({*self._quarantined, *samples}))
         self._report(m.Quarantined(samples, instruction.reason))
@@ -326,21 +332,33 @@ class Sequencer:
     def _sum(self, instruction: b.Sum) -> None:
         """Ask one worker to compute the epoch's metrics from their sums."""
         self._timer.progressed()
-        training = self._shard.metric_sums(instruction.plan.step)
         self._workers.send(
             instruction.worker,
             m.Summarise(
                 instruction.view.number,
                 instruction.plan.step,
-                tuple(total.tobytes() for total in training),
+                self._training_sums(instruction.plan.step),
                 self._evaluation.total(instruction.pieces),
             ),
         )
 
+    def _training_sums(self, step: int) -> tuple[bytes, ...]:
+        """The epoch's sums of the metric variables as of a step."""
+        return tuple(total.tobytes() for total in self._shard.metric_sums(step))
+
     def _report_epoch(self, plan: StepPlan) -> None:
         evaluation_s = self._timer.evaluation_ended()
-        callbacks = bool(self._shard.layout.manifest.callbacks)
-        self._report(m.EpochReport(plan.epoch, plan.step, self._evaluation.metrics, evaluation_s, callbacks))
+        manifest = self._shard.layout.manifest
+        self._report(
+            m.EpochReport(
+                plan.epoch,
+                plan.step,
+                self._evaluation.metrics,
+                evaluation_s,
+                callbacks=bool(manifest.callbacks),
+                batch_hooks=manifest.batch_hooks,
+            )
+        )
         # the message is repeated until it is answered, so only the sums may go
         self._evaluation.forget_sums()
 
@@ -352,8 +370,6 @@ class Sequencer:
 
     def _take_verdict(self, verdict: m.VerdictGiven) -> None:
         """Take what a verdict says about the weights and the learning rate, before the next step begins."""
-        if self._barrier.awaited_epoch != verdict.epoch:
-            return
         if verdict.rate_scale != self._rate_scale:
             self._rate_scale = verdict.rate_scale
             self._write_record()

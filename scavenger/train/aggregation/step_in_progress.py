@@ -102,10 +102,16 @@ class StepInProgress:
         samples = sum(each.samples for each in contributions)
         return sum(each.samples * each.loss for each in contributions) / max(1, samples)
 
-    def not_finite(self, instruction: b.Apply) -> str:
-        """Describe a non-finite loss or gradient; empty if all values are finite."""
+    def not_finite(self, instruction: b.Apply, *, loss_matters: bool = True) -> str:
+        """Describe a non-finite loss or gradient; empty if all values are finite.
+
+        Args:
+            instruction: What was applied.
+            loss_matters: Whether the loss has to be finite, too; with dynamic loss scaling, only gradients matter.
+        """
         loss = self.loss(instruction.pieces)
-        if math.isfinite(loss) and all(shard.finite for shard in self._applied.values()):
+        applied = all(shard.finite for shard in self._applied.values())
+        if applied and (math.isfinite(loss) or not loss_matters):
             return ""
         what, value = ("gradient", math.nan) if math.isfinite(loss) else ("loss", loss)
         names = dict.fromkeys(

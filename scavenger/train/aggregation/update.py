@@ -31,6 +31,7 @@ from scavenger.train.aggregation.mean_gradient import (
     touched,
     united,
 )
+from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.transport.messages.values import SlotSpec, TensorSpec
 from scavenger.train.transport.rows import Rows
 
@@ -128,10 +129,8 @@ class Update:
     def apply(
         self,
         contributions: Sequence[Contribution],
-        old_weights: Sequence[Array],
-        old_slots: Sequence[Array],
-        new_weights: Sequence[Array],
-        new_slots: Sequence[Array],
+        before: ShardState,
+        after: ShardState,
         *,
         step: int,
         lr_scale: float = 1.0,
@@ -141,9 +140,9 @@ class Update:
 
         Args:
             contributions: At least one with samples; those without samples are skipped.
-            old_weights, old_slots: The state after the step before; only read.
-            new_weights, new_slots: Where the state after this step goes: contiguous arrays which share no memory
-                with any other argument. The new weights are also used as scratch space for the mean gradient.
+            before: The state after the step before; only read.
+            after: Where the state after this step goes: contiguous arrays which share no memory with any other
+                argument. Its weights are also used as scratch space for the mean gradient.
             step: Counts from 1.
             lr_scale: Factor of this step's learning rate, and so of its weight decay.
             differing: How the new arrays differ from the old ones before the step; changed to how they do after it.
@@ -155,21 +154,17 @@ class Update:
         """
         if step < 1:
             raise ValueError(f"steps count from 1, and this is step {step}")
-        norms = self._apply(
-            contributions, old_weights, old_slots, new_weights, new_slots, step, lr_scale, differing
-        )
+        norms = self._apply(contributions, before, after, step, lr_scale, differing)
         if norms.finite:
             for tensor, constraint in self._constraints.items():
-                constraint.apply(new_weights[tensor])
+                constraint.apply(after.weights[tensor])
         return norms
 
     def _apply(
         self,
         contributions: Sequence[Contribution],
-        old_weights: Sequence[Array],
-        old_slots: Sequence[Array],
-        new_weights: Sequence[Array],
-        new_slots: Sequence[Array],
+        before: ShardState,
+        after: ShardState,
         step: int,
         lr_scale: float,
         differing: Differing | None,
@@ -179,7 +174,7 @@ class Update:
         parts, changed = self._plan(counted, unknown if differing is None else differing)
         if differing is not None:
             differing[:] = unknown  # until the step is complete
-        mean, means = Mean(parts, counted), [_writable(array) for array in new_weights]
+        mean, means = Mean(parts, counted), [_writable(array) for array in after.weights]
 
         def keep_mean(index: int, g: Array, t: Array) -> None:
             span = parts[index]
@@ -193,11 +188,10 @@ class Update:
             self._for_each(parts, keep_mean)
             found = mean.norms()
             if found.finite:
-                state = (new_weights, old_weights, old_slots, new_weights, new_slots)
-                self._keras.apply(*state, step=step, lr_scale=lr_scale)
+                self._keras.apply(after.weights, before, after, step=step, lr_scale=lr_scale)
             return found
 
-        update = self._updater(old_weights, old_slots, means, new_slots, step, lr_scale)
+        update = self._updater(before, means, after.slots, step, lr_scale)
 
         def form_and_update(index: int, g: Array, t: Array) -> None:
             mean.form(index, g, t)
@@ -268,16 +262,15 @@ class Update:
 
     def _updater(
         self,
-        old_weights: Sequence[Array],
-        old_slots: Sequence[Array],
-        new_weights: Sequence[Array],
+        before: ShardState,
+        means: Sequence[Array],
         new_slots: Sequence[Array],
         step: int,
         lr_scale: float,
     ) -> Callable[[Span, Array, Array], None]:
         count = len(self._rule.slots)
-        weights = [array.reshape(-1) for array in old_weights]
-        old = [array.reshape(-1) for array in old_slots]
+        weights = [array.reshape(-1) for array in before.weights]
+        old = [array.reshape(-1) for array in before.slots]
         new = [_writable(array) for array in new_slots]
         if not len(old) == len(new) == len(self.slots) or not len(weights) == len(self._tensors):
             raise ValueError(f"there are {len(self._tensors)} tensors with {len(self.slots)} slots")
@@ -286,7 +279,7 @@ class Update:
             kernels = {dtype: self._rule.kernel(dtype, rate, step) for dtype in set(self._types)}
 
         def update(span: Span, g: Array, t: Array) -> None:
-            weight, target = weights[span.tensor], new_weights[span.tensor]
+            weight, target = weights[span.tensor], means[span.tensor]
             mine = slice(span.tensor * count, (span.tensor + 1) * count)
             kernel, at = kernels[self._types[span.tensor]], span.elements
             if span.rows is None:

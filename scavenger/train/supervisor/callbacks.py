@@ -1,4 +1,4 @@
-"""Has a worker run the job's callbacks when an epoch ends; training waits for its answer."""
+"""Has a worker run the job's callbacks when an epoch or step ends; training waits for its answer."""
 
 from __future__ import annotations
 
@@ -88,8 +88,9 @@ class CallbackRequests:
             return
         self._processes.show_stack(self._worker)
         raise TrainingHungError(
-            f"the callbacks of epoch {self._request.epoch + 1} did not end within {self._limit_s:.0f} s "
-            f"(limits.callbacks); the stack of {self._worker} is in {self._processes.engine.log(self._worker)}"
+            f"the callbacks of epoch {self._request.epoch + 1}, step {self._request.step}, did not end within "
+            f"{self._limit_s:.0f} s (limits.callbacks); the stack of {self._worker} is in "
+            f"{self._processes.engine.log(self._worker)}"
         )
 
     def _tell_where(self) -> None:

@@ -72,6 +72,7 @@ class ProcessState:
 Event = (
     m.StepReport
     | m.EpochReport
+    | m.BatchReport
     | m.CallbacksRun
     | m.ViewInstalled
     | m.CheckpointWritten

@@ -245,9 +245,12 @@ class Supervisor:
             self._requested.command += 1
             self._routing.send(m.Release(self._requested.command, keep))
 
-    def verdict(self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0) -> None:
-        """Answer an `EpochReport`; the job waits for the answer."""
-        self._processes.send(self._aggregators[0], m.VerdictGiven(epoch, stop, keep_best, rate_scale))
+    def verdict(
+        self, epoch: int, *, stop: bool, keep_best: bool, rate_scale: float = 1.0, step: int | None = None
+    ) -> None:
+        """Answer an `EpochReport`, or the `BatchReport` of a step; the job waits for the answer."""
+        verdict = m.VerdictGiven(epoch, stop, keep_best, rate_scale, step)
+        self._processes.send(self._aggregators[0], verdict)
 
     def run_callbacks(self, request: m.RunCallbacks) -> None:
         """Have a worker run the callbacks; `CallbacksRun` is its answer, and until then the call is to be repeated."""
@@ -432,6 +435,7 @@ class Supervisor:
             case (
                 m.StepReport()
                 | m.EpochReport()
+                | m.BatchReport()
                 | m.CheckpointWritten()
                 | m.CheckpointFailed()
                 | m.CheckpointReady()

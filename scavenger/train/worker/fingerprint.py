@@ -18,8 +18,10 @@ _RATES_AT = (0, 10, 100, 1000, 10_000)  # steps whose learning rates identify a 
 _TARGETS = 16  # number of targets that identify a data set: quick to read, rarely equal by chance
 
 
-def architecture(model: Any, train: Source) -> str:
+def architecture(model: Any, train: Source, *, shuffle: bool = True) -> str:
     """SHA-256 of layers (classes, configurations, weight shapes) and loss, without names, and some targets.
+
+    Data that is not shuffled trains otherwise, so `shuffle` is part of it.
 
     All workers must compute the same digest, which also detects a worker that shuffled its data differently.
     """
@@ -27,6 +29,8 @@ def architecture(model: Any, train: Source) -> str:
     losses = [_described(loss) for loss in keras.tree.flatten(model.loss)]
     if own_rate(model.optimizer):
         losses.append([Rate(model.optimizer)(steps) for steps in _RATES_AT])
+    if not shuffle:
+        losses.append(["not shuffled"])
     text = json.dumps([type(model).__name__, layers, losses], sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode())
     reach = within_reach(train)

@@ -1,4 +1,4 @@
-"""Arguments of Keras's `fit` that change the data: `class_weight` and `validation_split`."""
+"""Arguments of Keras's `fit` that change the data or its order, such as `class_weight` and `steps_per_epoch`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import numpy as np
 import numpy.typing as npt
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
+from scavenger.elastic.order import Passes
+from scavenger.errors import NotSupportedError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failure import DataError
 from scavenger.train.worker.data import ArraySource, Parts, Source, blocks_of_large, open_source
 
-__all__ = ["open_data"]
+__all__ = ["open_data", "passes_of"]
 
 
 class _Range:
@@ -65,13 +67,32 @@ def open_data(job: KerasJob) -> tuple[Source, Source | None]:
     Raises:
         DataError: If the data has an unsupported form, or does not go with the job's other arguments.
     """
-    train = open_source(job.train, "train")
+    train = open_source(job.train, "train", shuffle=job.shuffle)
     validation = None if job.validation is None else open_source(job.validation, "validation")
     if job.validation_split:
         train, validation = _split(train, job.validation_split)
     if job.class_weight is not None:
         train = _WeightedByClass(train, job.class_weight)
     return train, validation
+
+
+def passes_of(job: KerasJob, samples: int) -> Passes:
+    """Return how a job's epochs go through its training data.
+
+    Raises:
+        NotSupportedError: If Keras would cut an epoch short at the end of the data.
+    """
+    if job.steps_per_epoch is None or job.batch_size is None:
+        return Passes(shuffle=job.shuffle)
+    size = job.steps_per_epoch * job.batch_size
+    epochs, rest = divmod(samples, size)
+    if rest:
+        raise NotSupportedError(
+            f"KerasJob(steps_per_epoch={job.steps_per_epoch}, batch_size={job.batch_size}): epochs of {size} samples "
+            f"do not divide the {samples} samples of the data, so Keras cuts an epoch short where the data ends; "
+            "choose other numbers, or leave both out"
+        )
+    return Passes(epochs, job.shuffle)
 
 
 def _split(source: Source, share: float) -> tuple[Source, Source]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 
-from scavenger.elastic.order import random_streams
+from scavenger.elastic.order import Passes, random_streams
 from scavenger.errors import NotSupportedError
 from scavenger.private_files import FILE_MODE, make_private_folder
 from scavenger.sdk.job import KerasJob
@@ -37,7 +37,7 @@ from scavenger.train.transport.messages.values import Manifest, TensorSpec, bloc
 from scavenger.train.worker.callbacks.runner import CallbackRunner
 from scavenger.train.worker.checks import check_model, check_saving, check_variables, constraint_of
 from scavenger.train.worker.fingerprint import architecture
-from scavenger.train.worker.fit_arguments import open_data
+from scavenger.train.worker.fit_arguments import open_data, passes_of
 from scavenger.train.worker.gradients import Gradient, merged, mixed, rows_of, seen, shared, sqnorm, sqnorm_of
 from scavenger.train.worker.prefetch import Prefetcher
 from scavenger.train.worker.separability import Separability, whole_metrics
@@ -103,7 +103,7 @@ class Program:
             inference=self.validation is not None or not self._steps.own_train,
         ).check()
         self._whole_metrics, self._left_out = whole_metrics(model, self._metrics, unsplit)
-        self.manifest = self._manifest(sample)
+        self.manifest = self._manifest(sample, passes_of(job, len(self.train)))
 
         specs = _specs(sample)
         state = [tf.TensorSpec(tensor.shape, tf.as_dtype(tensor.dtype)) for tensor in self.manifest.tensors]
@@ -243,12 +243,12 @@ class Program:
         """Return the learning rate after `step` that a schedule of the user's gives; 1 if there is none."""
         return self._rate(step + self.manifest.iterations)
 
-    def summarise(self, training: Sequence[Array], validation: Sequence[Array]) -> dict[str, float]:
+    def summarise(self, training: Sequence[Array], validation: Sequence[Array] = ()) -> dict[str, float]:
         """Compute metrics, by Keras's names, from the sums of their variables over workers and steps."""
         results = {
             name: value for name, value in self._result(training).items() if name not in self._left_out
         }
-        if self.validation is not None:
+        if self.validation is not None and validation:
             results |= {f"val_{name}": value for name, value in self._result(validation).items()}
         return results
 
@@ -435,7 +435,7 @@ class Program:
             "a tuple (x, y) or (x, y, sample_weight), whose x and y may be dicts"
         )
 
-    def _manifest(self, sample: tuple[Any, ...]) -> Manifest:
+    def _manifest(self, sample: tuple[Any, ...], passes: Passes) -> Manifest:
         model = self.model
         tensors = [
             TensorSpec(v.path, tuple(v.shape), keras.backend.standardize_dtype(v.dtype), "trainable")
@@ -453,9 +453,9 @@ class Program:
             tensors=tuple(tensors),
             metrics=tuple(tuple(v.shape) for v in self._metrics),
             optimizer=serialised(model.optimizer),
-            architecture=architecture(model, self.train),
+            architecture=architecture(model, self.train, shuffle=passes.shuffle),
             parameters=sum(int(np.prod(v.shape)) for v in self._trainable),
-            dataset_size=len(self.train),
+            dataset_size=len(self.train) // passes.epochs,
             validation_size=0 if self.validation is None else len(self.validation),
             sample_bytes=sum(leaf.nbytes for leaf in keras.tree.flatten(sample)),
             metric_names=names,
@@ -473,6 +473,9 @@ class Program:
                 for note in source.notes
             ),
             callbacks=self.callbacks.names,
+            batch_hooks=self.callbacks.batch_hooks,
+            epochs_per_pass=passes.epochs,
+            shuffle=passes.shuffle,
         )
 
     def _result(self, sums: Sequence[Array]) -> dict[str, float]:

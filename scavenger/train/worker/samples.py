@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.elastic.order import EpochOrder
+from scavenger.elastic.order import EpochOrder, Passes
 from scavenger.elastic.quarantine import without
 from scavenger.elastic.view import Share, View, plan_step
 from scavenger.train.worker.data import Source
@@ -19,16 +19,16 @@ __all__ = ["Samples"]
 _STEPS_AHEAD = 2  # a batch that takes longer to read than others delays no step if the next is there already
 
 
-class _Epochs:
-    """The samples of all epochs in one sequence: sample i of epoch e of D samples is e D + i."""
+class _AllPasses:
+    """The samples of all passes in one sequence: sample i of pass p over D samples is p D + i."""
 
     def __init__(self, source: Source, seed: int) -> None:
         self._source, self._seed = source, seed
 
     def batch(self, numbers: npt.NDArray[np.int64]) -> tuple[Any, ...]:
-        """Return samples of one epoch."""
-        epochs, indices = np.divmod(numbers, len(self._source))
-        key = f"{self._seed} {epochs[0]}".encode()
+        """Return samples of one pass."""
+        passes, indices = np.divmod(numbers, len(self._source))
+        key = f"{self._seed} {passes[0]}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
         return self._source.batch(indices, seed)
 
@@ -39,11 +39,14 @@ class Samples:
     Args:
         source: The training data.
         seed: The job's seed, which determines the order of each epoch.
+        passes: How epochs go through the data.
     """
 
-    def __init__(self, source: Source, seed: int) -> None:
-        self._size, self._seed, self._blocks = len(source), seed, source.blocks
-        self._batches = Prefetcher(_Epochs(source, seed), depth=_STEPS_AHEAD)
+    def __init__(self, source: Source, seed: int, passes: Passes | None = None) -> None:
+        self._passes = passes or Passes()
+        self._total, self._seed, self._blocks = len(source), seed, source.blocks
+        self._size = self._total // self._passes.epochs
+        self._batches = Prefetcher(_AllPasses(source, seed), depth=_STEPS_AHEAD)
         self._orders: dict[int, EpochOrder] = {}
         self._quarantined: tuple[int, ...] = ()
 
@@ -61,7 +64,8 @@ class Samples:
         if epoch not in self._orders:
             # at the end of an epoch, the next one is read ahead; the order of each takes memory
             kept = {number: order for number, order in self._orders.items() if abs(number - epoch) == 1}
-            self._orders = kept | {epoch: EpochOrder(self._seed, epoch, self._size, self._blocks)}
+            order = EpochOrder(self._seed, epoch, self._size, self._blocks, self._passes)
+            self._orders = kept | {epoch: order}
         return without(self._orders[epoch].indices(share.start, share.stop), self._quarantined)
 
     def read(self, epoch: int, share: Share) -> tuple[Any, ...]:
@@ -73,7 +77,7 @@ class Samples:
         return self._batches.take((epoch, share.start, share.stop), self._numbers(epoch, share))
 
     def _numbers(self, epoch: int, share: Share) -> npt.NDArray[np.int64]:
-        return epoch * self._size + self.indices(epoch, share)
+        return epoch // self._passes.epochs * self._total + self.indices(epoch, share)
 
     def read_ahead(self, view: View, step: int, worker: str) -> None:
         """Begin to read the shares that a member has in a step and those after it, according to a view."""

@@ -21,6 +21,7 @@ from typing import Any
 import keras
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.view import Piece, View, plan_step
@@ -118,7 +119,7 @@ class Worker:
         self._config, self._control = config, control
         self._program = load_program(config.train, config.job_dir, config.seed)
         seed_worker(config.seed, config.name)
-        self._samples = Samples(self._program.train, config.seed)
+        self._samples = Samples(self._program.train, config.seed, self._program.manifest.passes)
         self._fd = open_block(config)
         self._memory_id = memory_id(self._fd)
         self._connections = Connections(context, config.name, keys, memory=self._memory_id, control=control)
@@ -214,13 +215,14 @@ class Worker:
                 else:
                     self._samples.forget()
             case m.Summarise():
-                shapes = self._program.manifest.metrics
-                training, validation = (
-                    [np.frombuffer(data).reshape(shape) for data, shape in zip(sums, shapes, strict=True)]
-                    for sums in (message.training, message.validation)
-                )
+                training, validation = self._summed(message.training), self._summed(message.validation)
                 metrics = self._program.summarise(training, validation)
                 self._connections.to_sequencer(m.Summary(message.view, message.step, metrics))
+
+    def _summed(self, sums: tuple[bytes, ...]) -> list[npt.NDArray[np.float64]]:
+        """Unpack the sums of the metric variables."""
+        shapes = self._program.manifest.metrics
+        return [np.frombuffer(data).reshape(shape) for data, shape in zip(sums, shapes, strict=True)]
 
     # ---- start-up ------------------------------------------------------------------------------------------
 
@@ -339,7 +341,7 @@ class Worker:
                         self._control.send(m.SavedPart(file.tell() - len(data), data))
 
     def _run_callbacks(self, request: m.RunCallbacks) -> None:
-        """Run the callbacks for the end of an epoch, or repeat the answer.
+        """Run the callbacks for the end of an epoch or step, or repeat the answer.
 
         Raises:
             _Superseded: If the job has gone on without them, as after a rollback.
@@ -347,13 +349,14 @@ class Worker:
         callbacks = self._program.callbacks
         answer = callbacks.answer_to(request)
         if answer is None:
-            if callbacks.needs_model:
+            if callbacks.needs_model(request):
                 assert self._memory is not None
                 saved = SavedOptimizer(self._fd, self._memory.layout)
                 now = m.Order("callbacks", request.step, self._beat.view, (), (), False)
                 weights = self._weights(request.step, now, saved.memories)
                 self._program.restore(weights, saved.state(request.step, 1.0))
-            answer = callbacks.run(request)
+            so_far = None if request.ends_epoch else self._program.summarise(self._summed(request.sums))
+            answer = callbacks.run(request, so_far)
             fail_here("worker.called")
         self._control.send(answer)
 
@@ -368,7 +371,7 @@ class Worker:
             self._beat = msgspec.structs.replace(self._beat, view=view.number)
             log.info("view %d holds from step %d on", view.number, view.first_step)
         fail_here("worker.leased")
-        plan = plan_step(view, step, len(self._program.train))
+        plan = plan_step(view, step, self._program.manifest.dataset_size)
         for body in order.pieces:
             piece = m.piece_of(body)
             result = self._known.begin("train", step, piece)
@@ -394,7 +397,7 @@ class Worker:
                 weights,
                 batch,
                 step=step,
-                position=epoch * len(self._program.train) + piece.share.start,
+                position=epoch * self._program.manifest.dataset_size + piece.share.start,
                 alone=view.workers == 1 and samples > 1,
                 loss_scale=order.loss_scale,
             )

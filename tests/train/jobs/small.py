@@ -62,6 +62,15 @@ def continued() -> KerasJob:
     return arrays(model)
 
 
+def overflowing() -> KerasJob:
+    """One sample whose loss is not finite, so that loss scaling skips a step of every epoch."""
+    x = X[TRAIN].copy()
+    x[5] = np.inf
+    adam = keras.optimizers.Adam(0.003, epsilon=1e-4)
+    model = network(keras.optimizers.LossScaleOptimizer(adam, initial_scale=1024.0, dynamic_growth_steps=3))
+    return KerasJob(model, (x, Y[TRAIN]), (X[HELD_OUT], Y[HELD_OUT]))
+
+
 @keras.saving.register_keras_serializable("small")
 class Fading(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
     """A schedule that only workers can compute."""

@@ -49,6 +49,7 @@ from scavenger.train.transport.messages.data import (
 )
 from scavenger.train.transport.messages.reports import (
     AggregatorReady,
+    BatchReport,
     Beat,
     CallbacksRun,
     CheckpointFailed,
@@ -112,6 +113,7 @@ __all__ = [
     "Announcement",
     "ApplyPart",
     "AskView",
+    "BatchReport",
     "Beat",
     "Brief",
     "CallbacksRun",

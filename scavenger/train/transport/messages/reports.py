@@ -10,6 +10,7 @@ from scavenger.train.transport.messages.values import AggregatorAddress, Manifes
 
 __all__ = [
     "AggregatorReady",
+    "BatchReport",
     "Beat",
     "CallbacksRun",
     "CheckpointFailed",
@@ -169,6 +170,7 @@ class EpochReport(Tagged, frozen=True):
 
     Attributes:
         callbacks: Whether the job has callbacks, which run before the verdict.
+        batch_hooks: Whether they run after every step, too.
     """
 
     epoch: int
@@ -176,13 +178,26 @@ class EpochReport(Tagged, frozen=True):
     metrics: dict[str, float]
     evaluation_s: float
     callbacks: bool = False
+    batch_hooks: bool = False
+
+
+class BatchReport(Tagged, frozen=True):
+    """A step that does not end its epoch was applied; the sequencer waits until the hooks of batches have run.
+
+    Attributes:
+        sums: The epoch's sums of the metric variables as of this step, as in `Summarise`.
+    """
+
+    epoch: int
+    step: int
+    sums: tuple[bytes, ...]
 
 
 class CallbacksRun(Tagged, frozen=True):
     """The answer to `RunCallbacks`.
 
     Attributes:
-        number, epoch, step: Those of the request.
+        number, epoch, step, ends_epoch: Those of the request.
         state: State of the callbacks, JSON, from which another process can go on.
         rate_scale: The learning rate that they have set, over the one that the model was compiled with.
         learning_rate: The learning rate that they have set; None if the optimizer follows a schedule.
@@ -200,6 +215,7 @@ class CallbacksRun(Tagged, frozen=True):
     stopped_by: str
     keep_best: bool | None
     notes: tuple[str, ...]
+    ends_epoch: bool = True
 
 
 class ViewInstalled(Tagged, frozen=True):
@@ -271,6 +287,7 @@ class Unsaved(Tagged, frozen=True):
 
 ReportMessage = (
     AggregatorReady
+    | BatchReport
     | Beat
     | CallbacksRun
     | CheckpointFailed

@@ -97,33 +97,38 @@ class Announcement(Tagged, frozen=True):
 
 
 class VerdictGiven(Tagged, frozen=True):
-    """The answer to an `EpochReport`.
+    """The answer to an `EpochReport`, or to a `BatchReport`.
 
     Attributes:
         epoch: The epoch; -1 before the first.
         stop: Whether to stop.
         keep_best: Whether to keep this epoch's weights as the best so far.
         rate_scale: The learning rate that callbacks have set, over the one that the model was compiled with.
+        step: The step within the epoch; None at its end.
     """
 
     epoch: int
     stop: bool
     keep_best: bool
     rate_scale: float = 1.0
+    step: int | None = None
 
 
 class RunCallbacks(Tagged, frozen=True):
-    """To a worker: run the callbacks for an epoch that has ended, and for the beginning of the next.
+    """To a worker: run the callbacks for an epoch or step that has ended, and for the beginning of the next.
 
     Attributes:
         number: Distinguishes requests; it is repeated with a request that is sent again.
-        epoch: The epoch that has ended; -1 at the beginning of training.
-        step: Its last step, whose weights the callbacks see.
-        metrics: Its metrics by Keras's names.
+        epoch: The epoch; -1 at the beginning of training.
+        step: The last step, whose weights the callbacks see.
+        metrics: The epoch's metrics by Keras's names, if it has ended.
         epochs: Number of epochs after which training ends at the latest.
         last: Whether no epoch follows, whatever the callbacks say.
         state: State of the callbacks after the run before, as `CallbacksRun` has it; empty before the first.
         rate_scale: As the run before has set it.
+        batch: Number of the step within its epoch, from 0, whose hooks are to be called; None if they were before.
+        ends_epoch: Whether the epoch has ended.
+        sums: Of a step within its epoch, the sums of the metric variables; see `BatchReport`.
     """
 
     number: int
@@ -134,6 +139,9 @@ class RunCallbacks(Tagged, frozen=True):
     last: bool
     state: str
     rate_scale: float
+    batch: int | None = None
+    ends_epoch: bool = True
+    sums: tuple[bytes, ...] = ()
 
     def repeats(self, before: RunCallbacks) -> bool:
         """Whether this is the same request as another one, whatever their numbers."""

@@ -6,7 +6,7 @@ import hashlib
 
 import msgspec
 
-from scavenger.elastic.order import Blocks
+from scavenger.elastic.order import Blocks, Passes
 from scavenger.elastic.quarantine import Cause
 from scavenger.elastic.view import Member, Piece, Position, Share, View
 
@@ -144,15 +144,17 @@ class Manifest(Body, frozen=True, omit_defaults=True):
         optimizer: Keras's serialised optimizer, JSON.
         architecture: See `scavenger.domain.fingerprint.Fingerprint`.
         parameters: Number of parameters.
-        dataset_size: Number of training samples.
+        dataset_size: Number of training samples of an epoch.
         validation_size: Number of validation samples.
         sample_bytes: Size of a sample, bytes.
         metric_names: Names of metrics that a goal may use.
         constraints: Index of each tensor that has a constraint, with Keras's serialised constraint (JSON).
         iterations: Steps that the optimizer has taken before the job; if any, a worker has its initial state.
         blocks: Blocks of the training data, which determine the order of an epoch; None if there are none.
+        epochs_per_pass, shuffle: How epochs go through the data; see `scavenger.elastic.order.Passes`.
         notes: What the user should know of how the data is read.
         callbacks: Classes of the callbacks that run at epoch ends.
+        batch_hooks: Whether some of them run at every step, too.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -169,11 +171,19 @@ class Manifest(Body, frozen=True, omit_defaults=True):
     blocks: BlocksBody | None = None
     notes: tuple[str, ...] = ()
     callbacks: tuple[str, ...] = ()
+    batch_hooks: bool = False
+    epochs_per_pass: int = 1
+    shuffle: bool = True
+
+    @property
+    def passes(self) -> Passes:
+        """How epochs go through the data."""
+        return Passes(self.epochs_per_pass, self.shuffle)
 
     @property
     def digest(self) -> str:
         """Hash of the model and its data, 32 hexadecimal digits."""
-        described = msgspec.structs.replace(self, callbacks=())
+        described = msgspec.structs.replace(self, callbacks=(), batch_hooks=False)
         return hashlib.sha256(msgspec.msgpack.encode(described)).hexdigest()[:32]
 
 

@@ -9,7 +9,7 @@ import keras
 
 from scavenger.errors import NotSupportedError
 
-__all__ = ["chosen_callbacks", "needs_model", "restores_best_weights"]
+__all__ = ["chosen_callbacks", "has_batch_hooks", "needs_model", "restores_best_weights"]
 
 _Callback = keras.callbacks.Callback
 
@@ -29,14 +29,8 @@ _REFUSED: tuple[tuple[str, str], ...] = (
 )
 """Callbacks that the job can neither run nor replace, and why."""
 
-_BATCH_HOOKS = (
-    "on_batch_begin",
-    "on_batch_end",
-    "on_train_batch_begin",
-    "on_train_batch_end",
-    "on_test_batch_begin",
-    "on_test_batch_end",
-)
+_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 
 _WITHOUT_MODEL = (
     keras.callbacks.EarlyStopping,
@@ -85,6 +79,13 @@ def needs_model(callback: Any) -> bool:
     return type(callback) not in _WITHOUT_MODEL
 
 
+def has_batch_hooks(callback: Any) -> bool:
+    """Whether a callback is to run at every step."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch":
+        return True
+    return any(_is_own(callback, hook) for hook in _BATCH_HOOKS)
+
+
 def restores_best_weights(callback: Any) -> bool:
     """Whether a callback keeps the best weights, and restores them at the end of training."""
     return isinstance(callback, keras.callbacks.EarlyStopping) and bool(callback.restore_best_weights)
@@ -107,26 +108,26 @@ def _kind_of(callback: Any, reasons: tuple[tuple[str, str], ...]) -> str:
 
 
 def _check(callback: Any, name: str) -> None:
-    """Refuse a callback that is to do something at batches."""
-    why = "callbacks run when an epoch ends, since several workers compute each batch"
-    for hook in _BATCH_HOOKS:
+    """Refuse a callback that is to do something that no worker can."""
+    for hook in _TEST_HOOKS:
         if _is_own(callback, hook):
-            raise NotSupportedError(f"callbacks: {name}.{hook} is not called: {why}; use on_epoch_end")
-    settings: list[tuple[str, Any, Any]] = []
-    if isinstance(callback, keras.callbacks.ModelCheckpoint):
-        settings = [("save_freq", callback.save_freq, "epoch")]
-    elif isinstance(callback, keras.callbacks.TensorBoard):
-        if importlib.util.find_spec("tensorboard") is None:
-            raise NotSupportedError(f"callbacks: {name} needs another package: pip install tensorboard")
-        settings = [
-            ("update_freq", callback.update_freq, "epoch"),
-            ("profile_batch", callback._stop_batch, 0),
-            ("write_steps_per_second", callback.write_steps_per_second, False),
-        ]
-    for setting, value, allowed in settings:
+            raise NotSupportedError(
+                f"callbacks: {name}.{hook} is not called: several workers evaluate at once, each a part of the "
+                "validation data; use on_test_end or on_epoch_end"
+            )
+    if not isinstance(callback, keras.callbacks.TensorBoard):
+        return
+    if importlib.util.find_spec("tensorboard") is None:
+        raise NotSupportedError(f"callbacks: {name} needs another package: pip install tensorboard")
+    for setting, value, allowed in (
+        ("update_freq", callback.update_freq, "epoch"),
+        ("profile_batch", callback._stop_batch, 0),
+        ("write_steps_per_second", callback.write_steps_per_second, False),
+    ):
         if value != allowed:
             raise NotSupportedError(
-                f"callbacks: {name}({setting}={value!r}) is not supported: {why}; use {setting}={allowed!r}"
+                f"callbacks: {name}({setting}={value!r}) is not supported: it runs when an epoch ends, since several "
+                f"workers compute each batch; use {setting}={allowed!r}"
             )
 
 

@@ -1,4 +1,4 @@
-"""Runs a job's Keras callbacks in a worker, at the ends of epochs.
+"""Runs a job's Keras callbacks in a worker, at the ends of epochs, and of steps where they have hooks of batches.
 
 A run is a function of the state after the run before, the metrics and the weights: it returns the new state, so that
 any other worker can do the next run.
@@ -7,6 +7,7 @@ any other worker can do the next run.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,12 @@ from scavenger.train.failure import describe_failure, describe_limit
 from scavenger.train.transport.messages.reports import CallbacksRun
 from scavenger.train.transport.messages.requests import RunCallbacks
 from scavenger.train.worker.callbacks.attributes import CallbackAttributes
-from scavenger.train.worker.callbacks.checks import chosen_callbacks, needs_model, restores_best_weights
+from scavenger.train.worker.callbacks.checks import (
+    chosen_callbacks,
+    has_batch_hooks,
+    needs_model,
+    restores_best_weights,
+)
 
 __all__ = ["CallbackRunner"]
 
@@ -36,7 +42,7 @@ class CallbackRunner:
 
     Attributes:
         names: Classes of the callbacks that are run.
-        needs_model: Whether one of them may look at the weights, which must be in the model then.
+        batch_hooks: Whether some of them run at every step, too.
 
     Raises:
         NotSupportedError: If a callback cannot be run.
@@ -46,7 +52,13 @@ class CallbackRunner:
         self._model, self._job_dir = model, job_dir
         self._callbacks, self._notes = chosen_callbacks(given)
         self.names = tuple(type(callback).__name__ for callback in self._callbacks)
-        self.needs_model = any(needs_model(callback) for callback in self._callbacks)
+        self._at_batches = [has_batch_hooks(callback) for callback in self._callbacks]
+        self.batch_hooks = any(self._at_batches)
+        if self.batch_hooks:
+            slow = ", ".join(name for name, at in zip(self.names, self._at_batches, strict=True) if at)
+            self._notes += (
+                f"the callbacks {slow} have hooks of batches: after each step, all workers wait until they have run",
+            )
         self._attributes = [CallbackAttributes(callback) for callback in self._callbacks]
         self._optimizer = model.optimizer
         self._rates = [
@@ -64,37 +76,53 @@ class CallbackRunner:
             return None
         return msgspec.structs.replace(self._answer, number=request.number)
 
-    def run(self, request: RunCallbacks) -> CallbacksRun:
-        """Run the callbacks for an epoch that has ended, and for the beginning of the next.
+    def needs_model(self, request: RunCallbacks) -> bool:
+        """Whether a callback that the request runs may look at the weights, which must be in the model then."""
+        return any(
+            needs_model(callback) and (request.ends_epoch or at_batches)
+            for callback, at_batches in zip(self._callbacks, self._at_batches, strict=True)
+        )
 
-        If `needs_model`, the model must have the weights and the optimizer's state after the epoch.
+    def run(self, request: RunCallbacks, metrics: Mapping[str, float] | None = None) -> CallbacksRun:
+        """Run the callbacks for an epoch or step that has ended, and for the beginning of the next.
+
+        If `needs_model`, the model must have the weights and the optimizer's state after the step.
+
+        Args:
+            request: What to run.
+            metrics: The metrics of the epoch so far, after a step within it; None for those of the request.
 
         Raises:
             TrainingCodeError: If a callback fails.
             NotSupportedError: If a callback changes what only the job may change.
         """
-        before = self._untouchable()
+        looks = self.needs_model(request)
+        before = self._untouchable(looks)
         self._set_rates(request.rate_scale)
         self._begin(request)
-        model, logs = self._model, dict(request.metrics)
+        model, logs = self._model, dict(request.metrics if metrics is None else metrics)
         model.stop_training, stopped_by = False, ""
-        if request.epoch >= 0:
+        if request.batch is not None:
+            trained = {name: value for name, value in logs.items() if not name.startswith("val_")}
+            stopped_by = self._call_at_batches("on_train_batch_end", request.batch, trained)
+        if request.epoch >= 0 and request.ends_epoch:
             self._test_hooks(logs)
-            stopped_by = self._call("on_epoch_end", request.epoch, logs)
+            stopped_at_end = self._call("on_epoch_end", request.epoch, logs)
+            stopped_by = stopped_by or stopped_at_end
         if not (request.last or stopped_by):
-            stopped_by = self._call("on_epoch_begin", request.epoch + 1, {})
+            stopped_by = self._begin_next(request)
         if stopped_by and request.epoch < 0:
             raise NotSupportedError(f"the callback {stopped_by} stops training before its first epoch")
         rate_scale, learning_rate = self._rate_set()
         self._set_rates(1.0)
-        if before != self._untouchable():
+        if before != self._untouchable(looks):
             suspects = [n for n, c in zip(self.names, self._callbacks, strict=True) if needs_model(c)]
             changing = ", ".join(suspects or self.names)
             raise NotSupportedError(
                 f"a callback ({changing}) has changed the weights, the optimizer or which layers are trainable: "
                 "callbacks of a job may stop it and set the learning rate, and the aggregators alone update weights"
             )
-        keep_best = self._forget_best_weights() if request.epoch >= 0 else None
+        keep_best = self._forget_best_weights() if request.epoch >= 0 and request.ends_epoch else None
         self._flush()
         self._state = self._read()
         self._request, self._answer = (
@@ -109,6 +137,7 @@ class CallbackRunner:
                 stopped_by=stopped_by,
                 keep_best=keep_best,
                 notes=(*(self._notes if request.epoch < 0 else ()), *self._unkept()),
+                ends_epoch=request.ends_epoch,
             ),
         )
         return self._answer
@@ -183,6 +212,23 @@ class CallbackRunner:
 
     # ---- calls ---------------------------------------------------------------------------------------------
 
+    def _begin_next(self, request: RunCallbacks) -> str:
+        """Call the hooks at the beginning of the next epoch, or of the next step within this one."""
+        stopped_by, batch = "", (request.batch or 0) + 1
+        if request.ends_epoch:
+            stopped_by, batch = self._call("on_epoch_begin", request.epoch + 1, {}), 0
+        stopping = "" if stopped_by else self._call_at_batches("on_train_batch_begin", batch, {})
+        if stopping:
+            raise NotSupportedError(
+                f"the callback {stopping} stops training in on_train_batch_begin: Keras would train that batch, so do "
+                "it in on_train_batch_end"
+            )
+        return stopped_by
+
+    def _call_at_batches(self, hook: str, batch: int, logs: Mapping[str, float]) -> str:
+        """Call a hook of the callbacks that have hooks of batches; see `_call`."""
+        return self._call(hook, batch, dict(logs), among=self._at_batches)
+
     def _test_hooks(self, logs: Mapping[str, float]) -> None:
         """Call the hooks of the evaluation, which several workers have done."""
         evaluated = {
@@ -192,10 +238,11 @@ class CallbackRunner:
             self._call("on_test_begin", {})
             self._call("on_test_end", evaluated)
 
-    def _call(self, hook: str, *args: Any) -> str:
-        """Call a hook of every callback; returns the class of the first that has stopped training."""
+    def _call(self, hook: str, *args: Any, among: Sequence[bool] | None = None) -> str:
+        """Call a hook of all callbacks, or of some; returns the class of the first that has stopped training."""
         stopped_by = ""
-        for callback, name in zip(self._callbacks, self.names, strict=True):
+        called = among or [True] * len(self._callbacks)
+        for callback, name in itertools.compress(zip(self._callbacks, self.names, strict=True), called):
             try:
                 getattr(callback, hook)(*args)
             except ScavengerError:
@@ -235,8 +282,8 @@ class CallbackRunner:
             )
         return (max(known) if known else 1.0), (now[0] if now else None)
 
-    def _untouchable(self) -> Any:
-        """What callbacks must leave as it is, to be compared."""
+    def _untouchable(self, weights: bool) -> Any:
+        """What callbacks must leave as it is, to be compared, with or without the weights."""
         model = self._model
         optimizers = parts_of(model.optimizer)
         configurations = [one.get_config() for one in (optimizers[1:] or optimizers)]
@@ -248,7 +295,7 @@ class CallbackRunner:
             [id(variable) for variable in model.trainable_variables],
             json.dumps(configurations, sort_keys=True, default=str),
             # digests, since copies of the weights would double them
-            [_digest(weight.numpy()) for weight in model.weights] if self.needs_model else (),
+            [_digest(weight.numpy()) for weight in model.weights] if weights else (),
         )
 
 

@@ -59,7 +59,7 @@ def open_py_dataset(data: Any) -> BlockSource:
         f"the batches of {name}, of {size}, are taken apart: Scavenger makes the batches",
     )
     if overridden := [one for one in ("on_epoch_begin", "on_epoch_end") if _overrides(data, one)]:
-        notes += (f"{name} is used without its {' and '.join(overridden)}: Scavenger shuffles its batches",)
+        notes += (f"{name} is used without its {' and '.join(overridden)}: Scavenger orders its batches",)
     return BlockSource(
         lambda block: batch_of(data[block], block),
         Blocks.alike((number - 1) * size + last, size),

@@ -261,7 +261,7 @@ def open_parquet(files: ParquetFiles) -> BlockSource:
     number, rows = len(groups.sizes), sum(groups.sizes)
     mixed = min(files.shuffle_buffer * number // rows, _WINDOW_BYTES * number // max(groups.bytes, 1), number)
     blocks = Blocks.of(groups.sizes, mixed=max(1, mixed))
-    note = f"row groups of about {rows // number} rows are shuffled, and the rows of {blocks.mixed} at a time"
+    note = f"shuffling mixes the rows of {blocks.mixed} row groups at a time, of about {rows // number} rows each"
     return BlockSource(
         groups.read, blocks, threads=min(cpus(), 8), notes=(note,) if number > blocks.mixed else ()
     )

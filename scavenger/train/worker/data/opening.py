@@ -69,7 +69,7 @@ def _is_grain_batched(data: Any) -> bool:
     return False
 
 
-def _open(data: Any) -> Source:
+def _open(data: Any, shuffle: bool) -> Source:
     if isinstance(data, FromGenerator):
         return open_generator(data.make, data.length, data.shuffle_buffer)
     if isinstance(data, TFRecords):
@@ -83,7 +83,7 @@ def _open(data: Any) -> Source:
     if ("tensorflow", "DatasetV2") in _kinds(data):
         from scavenger.train.worker.data.tf_dataset import open_dataset
 
-        return open_dataset(data)
+        return open_dataset(data, shuffle=shuffle)
     if is_py_dataset(data):
         return open_py_dataset(data)
     _refuse(data)
@@ -104,18 +104,19 @@ def _open(data: Any) -> Source:
     )
 
 
-def open_source(data: Any, name: str) -> Source:
+def open_source(data: Any, name: str, *, shuffle: bool = True) -> Source:
     """Open the user's data as a source.
 
     Args:
         data: See `scavenger.sdk.KerasJob`.
         name: `train` or `validation`, for error messages.
+        shuffle: Whether epochs shuffle the data.
 
     Raises:
         DataError: If the data has an unsupported form, or no sample.
     """
     try:
-        source = _open(data)
+        source = _open(data, shuffle)
     except DataError as error:
         samples = isinstance(data, list) and all(isinstance(one, (tuple, list, Mapping)) for one in data)
         hint = "; turn a list of samples into arrays: (np.array of the x, np.array of the y)"

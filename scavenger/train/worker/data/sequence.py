@@ -89,7 +89,7 @@ def open_sequence(
         return stack([parts_of(element, f"sample {start + place}") for place, element in enumerate(found)])
 
     window = min(per_window * rows, samples)
-    how = f"{name} is read in sequence, by every worker, and shuffled within windows of {window} samples"
+    how = f"{name} is read in sequence, by every worker; shuffling is within windows of {window} samples"
     blocks = Blocks.alike(samples, window, in_sequence=True)
     return BlockSource(read, blocks, notes=(*notes, *((how,) if window < samples else ())))
 

@@ -39,17 +39,21 @@ class _Elements:
         return tf.data.experimental.at(self._dataset, index)
 
 
-def open_dataset(given: Any) -> Source:
+def open_dataset(given: Any, *, shuffle: bool = True) -> Source:
     """Open a `tf.data.Dataset`.
 
     Scavenger makes the batches and shuffles, so a final `.shuffle().batch().prefetch()` is left out, with a note.
     Other batches are taken apart: they are shuffled whole, and then their rows.
 
     Raises:
-        DataError: If its length is not known, its elements come in an order that cannot be repeated, or it is not
-            clear whether they are samples or batches.
+        DataError: If its length is not known, its elements come in an order that cannot be repeated, it is not clear
+            whether they are samples or batches, or it shuffles although epochs do not.
     """
     dataset, left_out, batched = _peeled(given)
+    if not shuffle and ".shuffle()" in left_out:
+        raise DataError(
+            "shuffle=False, but the data set shuffles itself: remove its .shuffle(), or shuffle=False"
+        )
     _check(dataset)
     size = 0 if batched or not _gives_batches(dataset) else _batch_size(dataset)
     notes: tuple[str, ...] = ()

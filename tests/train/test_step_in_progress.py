@@ -1,0 +1,40 @@
+"""The step in progress at the sequencer: which values end the job."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from scavenger.elastic.barrier import Apply
+from scavenger.elastic.view import Member, Piece, Position, Share, View, plan_step
+from scavenger.train.aggregation.step_in_progress import StepInProgress
+from scavenger.train.transport.messages.data import Contributed, PartApplied
+
+VIEW = View(1, 1, 4, (Member("w0", 0), Member("w1", 64)), Position())
+PIECES = (Piece(0, Share(0, 2), "w0", 0), Piece(1, Share(2, 4), "w1", 64))
+
+
+@pytest.mark.parametrize(
+    ("loss", "applied", "plain", "scaled"),
+    [
+        (0.5, True, "", ""),
+        (math.nan, True, "the loss became nan at step 1, epoch 1 (on w1)", ""),
+        (0.5, False, "the gradient became nan at step 1, epoch 1", "the gradient became nan"),
+        (math.inf, False, "the loss became inf", "the loss became inf"),
+    ],
+)
+def test_where_the_loss_is_scaled_it_need_not_be_finite_if_the_aggregators_could_go_on(
+    loss: float, applied: bool, plain: str, scaled: str
+) -> None:
+    instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0,))
+    step = StepInProgress(1)
+    for piece, each in zip(PIECES, (0.25, loss), strict=True):
+        step.contributed(Contributed(1, 1, piece.number, 2, (), 0.1, 0.0, each, 0.0))
+    step.begin_apply(instruction, lr_scale=1.0)
+    step.applied(PartApplied(0, 1, applied, 0.0, 0.0, 0.0))
+
+    for loss_matters, words in ((True, plain), (False, scaled)):
+        found = step.not_finite(instruction, loss_matters=loss_matters)
+        assert found.startswith(words)
+        assert bool(found) == bool(words)
