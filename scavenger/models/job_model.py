@@ -242,10 +242,10 @@ class JobModel:
         return any(vm.vm == offer.vm for vm in self.vms)
 
     def local_batch_max(self, offer: Offer) -> int | None:
-        """The largest local batch that fits into one VM's memory; None where no limit is known."""
+        """The largest local batch that fits into a worker's part of a VM's memory; None where no limit is known."""
         laws = [vm.memory for vm in self.vms if vm.memory is not None and vm.vm == offer.vm]
         laws = laws or [vm.memory for vm in self.vms if vm.memory is not None]
-        return laws[0].local_batch_max(offer.memory_bytes) if laws else None
+        return laws[0].local_batch_max(offer.memory_bytes / offer.workers_per_vm) if laws else None
 
     def predict(
         self,

@@ -64,6 +64,7 @@ def build_curve(
     spent_usd: float = 0.0,
     remaining: float = 1.0,
     costs: CostTerms | None = None,
+    too_many: int | None = None,
 ) -> TradeoffCurve:
     """Predict every configuration of the space and apply the constraints, by point prediction.
 
@@ -74,6 +75,7 @@ def build_curve(
         remaining: Share of the training that is left, in [0, 1]: the curve covers the whole training, the limits
             apply to this share, and to all of the set-up that is still due.
         costs: Costs and delays other than the workers' training; None if they are not counted.
+        too_many: Samples per worker that were found not to fit into its device's memory; None if all fit.
 
     Returns:
         One point per configuration, in the order of `space.configurations()`. Memory and cluster size are checked
@@ -83,7 +85,10 @@ def build_curve(
     predicted, memory_max = _predicted(model, space, vm_index, workers, batch, costs)
     spending = _Spending(predicted, costs=costs, time_s=spent_time_s, cost_usd=spent_usd, remaining=remaining)
     # A profiled configuration has fitted into memory, whatever the memory model predicts.
-    too_large = (local_batch_sizes(workers, batch) > memory_max) & ~predicted.measured
+    local_batches = local_batch_sizes(workers, batch)
+    too_large = (local_batches > memory_max) & ~predicted.measured
+    if too_many is not None:
+        too_large |= local_batches >= too_many
     excluded, reasons = _first_reasons(
         [
             *([] if workers_max is None else [(workers > workers_max, f"more than {workers_max} workers")]),

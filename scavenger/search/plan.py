@@ -129,6 +129,7 @@ def next_configuration(
     *,
     ready: int = 0,
     setup_s: float = 0.0,
+    too_many: int | None = None,
 ) -> Configuration | None:
     """The next configuration to profile; None if the plan is complete or no useful one is left.
 
@@ -140,9 +141,14 @@ def next_configuration(
         tried: Configurations that are not to be proposed again, measured or not.
         ready: Number of workers that are already running.
         setup_s: Time from the launch of a worker until it can join.
+        too_many: Samples per worker from which on nothing is proposed, as memory did not hold them; None if all fit.
     """
+
+    def fits(configuration: Configuration) -> bool:
+        return too_many is None or configuration.local_batch_size < too_many
+
     for configuration in plan.configurations:
-        if configuration not in tried:
+        if configuration not in tried and fits(configuration):
             return configuration
     if len(tried) >= plan.points:
         return None
@@ -153,7 +159,7 @@ def next_configuration(
             continue
         if not index and len(tried) >= plan.points - TRANSFER_MAX * (len(space.offers) - 1):
             continue
-        everything = replace(space, offers=(offer,)).configurations()
+        everything = tuple(c for c in replace(space, offers=(offer,)).configurations() if fits(c))
         open_ = [c for c in everything if c not in tried]
         found = propose(
             [_candidate(offer, c) for c in open_],

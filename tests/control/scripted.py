@@ -52,6 +52,7 @@ class Scripted:
         worker_sqnorm: Mean squared norm of the gradient's parts; that of their mean is 1.
         coming: Events that the next poll hands out first.
         step, epoch: Where it begins.
+        too_many: Samples of a worker from which on its device's memory does not hold them.
         hosts: Those that workers can be put on; empty where a new one can be had for each.
         avoided: Hosts that the engine was asked to avoid, each time.
     """
@@ -81,6 +82,7 @@ class Scripted:
     step: int = 0
     epoch: int = 0
     consumed: int = 0
+    too_many: int | None = None
     hosts: tuple[str, ...] = ()
     avoided: list[frozenset[str]] = field(default_factory=list)
 
@@ -225,6 +227,9 @@ class Scripted:
             )
             events.append(m.ViewInstalled(body))
         self.step += 1
+        each = -(-view.global_batch_size // len(view.members))
+        if self.too_many is not None and each >= self.too_many:
+            events.append(m.MemoryExceeded(each))
         events.append(self.report())
         if self.step % self.epoch_steps == 0:
             metrics = self.metrics[min(self.epoch, len(self.metrics) - 1)]

@@ -77,6 +77,21 @@ def test_what_is_profiled_is_what_was_planned_in_order(tmp_path: Path) -> None:
     assert trainer.warnings == []
 
 
+def test_what_a_workers_memory_does_not_hold_is_left_out_and_said_once(tmp_path: Path) -> None:
+    search, trainer = searched(Scripted(epoch_steps=10**6, too_many=40), tmp_path)
+
+    measured = [(m.configuration.workers, m.configuration.global_batch_size) for m in search.measurements]
+    assert measured == [(1, 32), (2, 32), (2, 64)]
+    assert [(c.workers, c.global_batch_size) for c in search.tried] == [(1, 32), (1, 64), (2, 32), (2, 64)]
+    (warning,) = trainer.warnings
+    assert "64 samples at once do not fit into the memory of a worker's device" in warning
+
+    curve = decided(search, trainer).curve
+    left_out = {(p.configuration.workers, p.configuration.global_batch_size): p.excluded for p in curve}
+    assert [where for where, why in left_out.items() if why] == [(1, 64)]
+    assert left_out[1, 64] == "local batch too large for a worker's memory"
+
+
 def test_more_steps_than_noise_needs_to_settle_may_be_asked_for(tmp_path: Path) -> None:
     plan = SearchPlan("full", "asked for", SPACE.configurations()[:1], 300)
 

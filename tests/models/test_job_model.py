@@ -199,6 +199,10 @@ def test_memory_limits_the_local_batch() -> None:
     )
     assert model.local_batch_max(dataclasses.replace(CLOUD, memory_bytes=2**20)) == 0
     assert fit().local_batch_max(CLOUD) is None
+    shared = dataclasses.replace(CLOUD, memory_bytes=2 * 2**30, workers_per_vm=2)
+    assert model.local_batch_max(shared) == model.local_batch_max(
+        dataclasses.replace(CLOUD, memory_bytes=2**30)
+    )
 
 
 def test_what_the_profile_does_not_tell_comes_from_the_stored_model() -> None:

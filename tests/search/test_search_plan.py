@@ -125,6 +125,24 @@ def test_partial_ends_after_its_points_or_when_everything_is_measured(
     assert set(tried) <= set(everything)
 
 
+@pytest.mark.parametrize("strategy", ["partial", "full", "extremes"])
+def test_nothing_is_proposed_that_did_not_fit_into_memory(strategy: str) -> None:
+    found = plan(strategy=strategy)
+    tried: list[Configuration] = []
+    while (
+        configuration := next_configuration(found, SPACE, [measured(c) for c in tried], tried, too_many=128)
+    ) is not None:
+        tried.append(configuration)
+
+    assert tried
+    assert (
+        max(c.local_batch_size for c in tried)
+        < 128
+        <= max(c.local_batch_size for c in SPACE.configurations())
+    )
+    assert next_configuration(found, SPACE, [], [], too_many=1) is None
+
+
 def test_workers_that_would_have_to_be_started_are_asked_for_later() -> None:
     quick, slow = searched(SPACE, 4, ready=1), searched(SPACE, 4, ready=1, setup_s=1000.0)
 

@@ -130,6 +130,14 @@ def test_memory_excludes_what_was_not_seen_to_fit() -> None:
     assert all("memory" in p.excluded for p in curve if p.excluded)
 
 
+def test_what_was_found_not_to_fit_is_excluded_though_it_was_run() -> None:
+    curve = build_curve(MODEL, SPACE, too_many=256)
+
+    assert any(p.measured and p.excluded for p in curve)
+    for point in curve:
+        assert ("memory" in point.excluded) == (point.configuration.local_batch_size >= 256)
+
+
 def test_what_is_already_spent_counts_against_the_limits() -> None:
     deadline_s = float(build_curve(MODEL, SPACE).time_s.max())
     curve = build_curve(MODEL, SPACE, deadline_s=deadline_s, spent_time_s=deadline_s)

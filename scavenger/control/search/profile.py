@@ -113,7 +113,7 @@ def _measured(
     give_up: Callable[[], bool],
     samples: float | None,
 ) -> Measurement | None:
-    """Move to a configuration and measure it; None if it had no undisturbed step."""
+    """Move to a configuration and measure it; None if it had no undisturbed step, or its samples do not fit at once."""
     if not trainer.move(
         configuration, "profiling", meanwhile=space.global_batch_sizes[0], give_up=give_up, keep=True
     ):
@@ -122,17 +122,21 @@ def _measured(
     wanted = _Enough(
         trainer, configuration, begin, search.plan.steps_per_configuration, settle=not search.tried
     )
-    trainer.until(lambda: wanted.reached() or give_up())
+    history, samples_each = trainer.history, configuration.local_batch_size
+
+    def too_many() -> bool:
+        """Whether its samples do not fit, and a step in parts has shown how few may."""
+        return not history.fits(samples_each) and trainer.step > begin
+
+    trainer.until(lambda: wanted.reached() or give_up() or too_many())
     if unsettled := wanted.unsettled:
         trainer.note(f"profiling goes on though the {unsettled}")
-    window = trainer.history.window(configuration, begin)
-    if not window:
+    window = history.window(configuration, begin)
+    if not window or not history.fits(samples_each):
         return None
-    done = sum(trainer.history.samples_by_batch.values())
+    done = sum(history.samples_by_batch.values())
     behind = None if samples is None else min(1.0, done / samples)
-    return measure(
-        configuration, window, trainer.history.noise, trainer.worker_memory_bytes(), behind or None
-    )
+    return measure(configuration, window, history.noise, trainer.worker_memory_bytes(), behind or None)
 
 
 def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: bool) -> str:
@@ -153,6 +157,7 @@ def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Con
         search.tried,
         ready=trainer.ready_on(space.offers[0].vm),
         setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
+        too_many=trainer.history.too_many,
     )
 
 

@@ -132,7 +132,7 @@ class Replanning:
         """Replace the measurement of the present configuration by one of the job's recent steps."""
         trainer = self._trainer
         window = trainer.history.window(now, self._since[1])
-        if len(window) >= self._job.profile.steps:
+        if len(window) >= self._job.profile.steps and trainer.history.fits(now.local_batch_size):
             self._measured[now] = measure(now, window, trainer.history.noise, trainer.worker_memory_bytes())
 
     def _decide(self, now: Configuration) -> Configuration:

@@ -169,6 +169,7 @@ def choose_now(
         spent_usd=spent_usd,
         remaining=remaining,
         costs=trainer.terms(),
+        too_many=trainer.history.too_many,
     )
     choice = choose(
         curve,

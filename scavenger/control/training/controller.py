@@ -17,6 +17,7 @@ carries out its actions in order. The table shows the modes (columns) and events
     CallbacksRun      new: written, the verdict               -                 -
     RolledBack        history undone, warned                  -> TRAIN          as TRAIN
     Quarantined       written, warned                         as TRAIN          as TRAIN
+    MemoryExceeded    fewer than ever: kept, warned; else -   as TRAIN          -
     Checkpoint...     written, reported; failed: warned once  as TRAIN          as TRAIN
     Started, Leaving  reported                                as TRAIN          -
     Recovered         reported                                as TRAIN          -
@@ -231,6 +232,8 @@ class Controller:
                 return self._checkpointed(event)
             case m.CheckpointFailed():
                 return self._checkpoint_failed(event)
+            case m.MemoryExceeded():
+                return self._memory_exceeded(event)
             case Started():
                 self.history.setup_s.append(event.setup_s)
                 return [Notify(WorkerChanged(event.worker, "ready", f"after {event.setup_s:.1f} s"))]
@@ -459,6 +462,16 @@ class Controller:
         # spare workers are released, to stop paying for them
         keep = max(self.wanted, alive) if self._keeping else self.wanted
         return [*launches, Release(keep)]
+
+    def _memory_exceeded(self, event: m.MemoryExceeded) -> list[Action]:
+        if not self.history.fits(event.samples):
+            return []
+        self.history.too_many = event.samples
+        words = (
+            f"{event.samples} samples at once do not fit into the memory of a worker's device: it computes them in "
+            f"parts, and configurations with {event.samples} samples per worker or more are left out"
+        )
+        return [Warn(words)]
 
     # ---- helpers -------------------------------------------------------------------------------------------
 

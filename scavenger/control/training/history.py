@@ -67,6 +67,7 @@ class TrainingHistory:
         noise: Smoothed gradient noise.
         departures: Workers that left while the job continued.
         setup_s: Time from launch until ready of each worker that became ready, seconds.
+        too_many: Fewest samples that did not fit into the memory of a worker's device at once; None if all did.
         joined_at_s: When each worker's first view took effect, seconds since the job began.
     """
 
@@ -81,6 +82,7 @@ class TrainingHistory:
         self.noise = NoiseTracker()
         self.departures: list[Departure] = []
         self.setup_s: list[float] = []
+        self.too_many: int | None = None
         self.joined_at_s: dict[str, float] = {}
         self._steps_of: dict[str, int] = {}
         self._recent: dict[str, deque[tuple[int, float, int]]] = {}
@@ -111,6 +113,10 @@ class TrainingHistory:
     def samples_by_batch(self) -> dict[int, int]:
         """Samples trained, by global batch size, including earlier attempts."""
         return self._samples.by_batch
+
+    def fits(self, local_batch_size: int) -> bool:
+        """Whether so many samples may fit into the memory of a worker's device at once, as far as known."""
+        return self.too_many is None or local_batch_size < self.too_many
 
     def steps_since(self, step: int) -> list[StepRecord]:
         """The steps after a step, oldest first, as far as they are kept in memory."""

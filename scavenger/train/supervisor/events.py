@@ -78,6 +78,7 @@ Event = (
     | m.CheckpointWritten
     | m.CheckpointFailed
     | m.CheckpointReady
+    | m.MemoryExceeded
     | Started
     | PreemptionNotice
     | Leaving

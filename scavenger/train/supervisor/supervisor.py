@@ -448,6 +448,9 @@ class Supervisor:
             case m.Quarantined() if sequencing:
                 self.quarantined = tuple(sorted({*self.quarantined, *message.samples}))
                 self._events.append(message)
+            case m.MemoryExceeded():
+                self._events.append(message)
+                return False
             case m.CallbacksRun():
                 if self._callbacks.take(peer, message):
                     self._events.append(message)

@@ -43,6 +43,7 @@ from scavenger.train.worker.connections import Connections
 from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.memory import InitialWeights, WorkerMemory
 from scavenger.train.worker.orders import Orders
+from scavenger.train.worker.parts import InParts
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.results import Results
 from scavenger.train.worker.samples import Samples
@@ -118,6 +119,7 @@ class Worker:
     def __init__(self, context: Any, config: m.ProcessConfiguration, control: Dealer, keys: Keys) -> None:
         self._config, self._control = config, control
         self._program = load_program(config.train, config.job_dir, config.seed)
+        self._in_parts = InParts(self._program, lambda samples: control.send(m.MemoryExceeded(samples)))
         seed_worker(config.seed, config.name)
         self._samples = Samples(self._program.train, config.seed, self._program.manifest.passes)
         self._fd = open_block(config)
@@ -435,8 +437,8 @@ class Worker:
 
         It takes the two halves of its batch for that, or, if the model combines samples, computes some steps twice.
         """
-        program, at = self._program, {"seed": self._config.seed, "position": position}
-        apart = alone and program.mixes_samples
+        program, at = self._in_parts, {"seed": self._config.seed, "position": position}
+        apart = alone and self._program.mixes_samples
         result = program.gradient(weights, batch, **at, halves=alone and not apart, loss_scale=loss_scale)
         if apart and step % NOISE_EVERY == 0:
             result = program.with_noise(result, weights, batch, **at, loss_scale=loss_scale)
@@ -460,7 +462,7 @@ class Worker:
             result = self._known.begin("evaluate", order.step, piece)
             if not isinstance(result, m.Evaluation):
                 share = piece.share
-                sums = self._program.evaluate(
+                sums = self._in_parts.evaluate(
                     self._weights(order.step, order),
                     share.start,
                     share.stop,

@@ -22,6 +22,7 @@ __all__ = [
     "Hello",
     "Inform",
     "Initialised",
+    "MemoryExceeded",
     "Present",
     "Quarantined",
     "Ready",
@@ -247,6 +248,12 @@ class Quarantined(Tagged, frozen=True):
     reason: str
 
 
+class MemoryExceeded(Tagged, frozen=True):
+    """So many samples at once did not fit into the memory of a worker's device; it computes them in parts."""
+
+    samples: Annotated[int, msgspec.Meta(ge=2)]
+
+
 class Done(Tagged, frozen=True):
     """The aggregators have finalised the weights of `step`, which was applied with a factor on the learning rate."""
 
@@ -299,6 +306,7 @@ ReportMessage = (
     | Hello
     | Inform
     | Initialised
+    | MemoryExceeded
     | Present
     | Quarantined
     | Ready
