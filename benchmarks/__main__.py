@@ -21,6 +21,7 @@ from benchmarks import (
     elastic_step,
     elastic_watching,
     first_run,
+    gpu,
     planning,
     prediction,
     priors,
@@ -59,6 +60,7 @@ _MODULES = (
     first_run,
     agents,
     reading,
+    gpu,
 )
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark for benchmark in (*(module.BENCHMARK for module in _MODULES), step.HARD_CASES)

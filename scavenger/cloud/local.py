@@ -1,7 +1,8 @@
 """This machine as a cloud: workers are processes that share its processors and memory.
 
 A worker of type `local-2` computes with two threads. Workers are not held to that by the kernel, so where more
-threads run than there are processors, they slow each other down; offers say so by `shared_cpus`.
+threads run than there are processors, they slow each other down; offers say so by `shared_cpus`. Where workers have a
+GPU each, there is one type, whose workers share the processors evenly.
 """
 
 from __future__ import annotations
@@ -29,16 +30,24 @@ class LocalCloud:
 
     Args:
         environment: Environment variables; `SCAVENGER_LOCAL_PRICE` sets the dollars per hour of a one-processor worker.
+        gpus: How many GPUs the workers are placed on, one on each; 0 if they compute on processors.
+        gpu_model: What these are called.
+
+    Attributes:
+        gpus: As given.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
-        self._environment = environment
+    def __init__(
+        self, environment: Mapping[str, str] = os.environ, *, gpus: int = 0, gpu_model: str = ""
+    ) -> None:
+        self._environment, self.gpus, self._gpu_model = environment, gpus, gpu_model
 
     def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
         """See `Cloud.offers`: one type per number of threads, memory shared evenly among the workers."""
         cpus = _usable_cpus()
         price, source = self._price()
-        memory = psutil.virtual_memory().total // max(1, workers_max)
+        memory = psutil.virtual_memory().total // max(1, self.gpus or workers_max)
+        counts = (max(1, cpus // self.gpus),) if self.gpus else range(1, cpus + 1)
         return tuple(
             Offer(
                 provider="local",
@@ -50,7 +59,7 @@ class LocalCloud:
                 memory_bytes=memory,
                 shared_cpus=cpus,
             )
-            for count in range(1, cpus + 1)
+            for count in counts
         )
 
     def capacity(self) -> tuple[int, int]:
@@ -59,7 +68,8 @@ class LocalCloud:
 
     def hardware(self) -> str:
         """See `Cloud.hardware`."""
-        return f"{_processor()}, {_usable_cpus()} processors"
+        processors = f"{_processor()}, {_usable_cpus()} processors"
+        return f"{processors}, {self.gpus} {self._gpu_model}" if self.gpus else processors
 
     def _price(self) -> tuple[float, str]:
         text = self._environment.get(PRICE_VARIABLE)

@@ -69,6 +69,9 @@ STEPS_MAX = 10**6
 SEED_MAX = 2**32 - 1
 """Largest seed that the random generators of NumPy and TensorFlow accept."""
 
+DISK_GIB_MIN, DISK_GIB_MAX = 10, 16_384
+"""Smallest and largest boot disk of a VM that both clouds give, GiB."""
+
 _OBJECTIVES = ("time", "cost", "knee")
 _FALLING = ("loss", "error", "mae", "mse", "rmse", "mape", "msle", "perplexity", "divergence", "wer", "cer")
 _FRACTIONS = ("accuracy", "auc", "precision", "recall")
@@ -125,8 +128,14 @@ class ResourcesSpec(FrozenModel):
     )
     accelerators: AcceleratorsText | None = Field(
         default=None,
-        description="GPUs of each VM, one worker on each: T4, or T4:4 for four. Not on this machine.",
+        description="GPUs of each VM, one worker on each: T4, or T4:4 for four.",
         examples=["T4:1"],
+    )
+    disk: int | None = Field(
+        default=None,
+        ge=DISK_GIB_MIN,
+        le=DISK_GIB_MAX,
+        description="Size of each VM's disk in GiB; without it 20, or 100 with GPUs.",
     )
 
     @model_validator(mode="after")

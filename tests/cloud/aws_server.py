@@ -40,6 +40,12 @@ TOKEN_KEPT_S = 86_400.0
 VCPUS = {"c5.large": 2, "c5.xlarge": 4, "c6g.large": 2, "g4dn.xlarge": 4}
 ON_DEMAND_PRICES = {"c5.large": 0.085, "c5.xlarge": 0.17, "c6g.large": 0.068, "g4dn.xlarge": 0.526}
 IMAGE = "ami-1e749f67"
+IMAGE_GIB = 15
+"""Size of its snapshot."""
+PUBLIC_IMAGES = (
+    "/aws/service/canonical/ubuntu/server/24.04/stable/current/",
+    "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id",
+)
 FAMILY_QUOTAS = (
     ("L-1216C47A", "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
     ("L-34B43A08", "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"),
@@ -203,7 +209,7 @@ class AwsServer(Instances):
             return self._run(form, environ)
         if action == "ListServiceQuotas":
             raise _json(self._list_quotas(form))
-        if action == "GetParameter" and "/canonical/" in form["Name"]:
+        if action == "GetParameter" and form["Name"].startswith(PUBLIC_IMAGES):
             self.aliases.add(form["Name"])
             raise _json({"Parameter": {"Name": form["Name"], "Type": "String", "Value": self.image}})
         if action == "DescribeSecurityGroups" and self.groups_unlisted > 0:
@@ -285,6 +291,11 @@ class AwsServer(Instances):
             raise _error("MissingParameter", "The request must contain the parameter MinCount and MaxCount")
         if len(base64.b64decode(form.get("UserData", ""))) > 16_384:
             raise _error("InvalidParameterValue", "User data is limited to 16384 bytes")
+        if int(form.get("BlockDeviceMapping.1.Ebs.VolumeSize", IMAGE_GIB)) < IMAGE_GIB:
+            raise _error(
+                "InvalidBlockDeviceMapping",
+                f"Volume is smaller than its snapshot, expect size >= {IMAGE_GIB}GB",
+            )
 
     def console_text(self, instance_id: str) -> str:
         """What a VM has written so far."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
-from aws_server import REGION, AwsServer
+from aws_server import IMAGE_GIB, REGION, AwsServer
 from aws_world import AwsWorld, Session, aws, make_provider, server, session, started
 from conformance import OWNER, ProviderConformance, World, alive, make_request
 
@@ -85,16 +85,35 @@ def test_a_refused_launch_is_not_repeated_behind_the_callers_back(aws: AwsWorld)
     assert aws.server.calls["RunInstances"] == 1
 
 
-@pytest.mark.parametrize(("vm", "architecture"), [("c5.large", "/amd64/"), ("c6g.large", "/arm64/")])
-def test_the_default_image_fits_the_processor_and_is_looked_up_once(
-    aws: AwsWorld, vm: str, architecture: str
+@pytest.mark.parametrize(
+    ("vm", "kind"),
+    [
+        ("c5.large", "/amd64/"),
+        ("c6g.large", "/arm64/"),
+        ("g4dn.xlarge", "/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/"),
+    ],
+)
+def test_the_default_image_fits_the_processor_and_the_gpu_and_is_looked_up_once(
+    aws: AwsWorld, vm: str, kind: str
 ) -> None:
     for name in range(3):
         aws.provider.launch(make_request(aws, name, vm=vm))
 
     (alias,) = aws.server.aliases
-    assert architecture in alias
+    assert kind in alias
     assert aws.server.calls["GetParameter"] == aws.server.calls["DescribeImages"] == 1
+
+
+def test_a_disk_that_does_not_hold_the_image_is_refused_before_a_vm_is_asked_for(aws: AwsWorld) -> None:
+    request = make_request(aws, disk_gib=IMAGE_GIB - 1)
+
+    with pytest.raises(ConfigurationError, match=r"resources\.disk: 14 GiB do not hold .* write disk: 15"):
+        aws.provider.launch(request)
+    assert aws.server.calls["RunInstances"] == 0
+    aws.provider.launch(make_request(aws, "next", disk_gib=IMAGE_GIB))
+
+    (volume,) = aws.server.volumes()
+    assert volume.size == IMAGE_GIB
 
 
 def test_a_named_image_is_taken(aws: AwsWorld) -> None:

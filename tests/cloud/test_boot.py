@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -24,7 +25,7 @@ from nested import built, changed
 
 from scavenger.cloud.aws.provider import AwsProvider
 from scavenger.cloud.base import Provider
-from scavenger.cloud.boot.boot import Join, boot_script, package_of
+from scavenger.cloud.boot.boot import GPU_REQUIREMENT, Join, boot_script, package_of
 from scavenger.cloud.boot.user_data import RENEW_COMMAND, user_data
 from scavenger.domain.vm import VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, GoneError
@@ -78,6 +79,17 @@ def wait_for(condition: Callable[[], Any], within_s: float = 10.0) -> Any:
 
 
 # The script
+
+
+def test_vms_with_a_gpus_driver_install_what_the_extra_does() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (extra,) = project["optional-dependencies"]["gpu"]
+
+    assert extra == GPU_REQUIREMENT
+    assert f"echo '{GPU_REQUIREMENT}' >> /run/scavenger/requirements.txt" in boot_script(join_of(), PACKAGE)
+    versions = extra.removeprefix("tensorflow[and-cuda]")
+    plain = [one.partition(";")[0] for one in project["dependencies"] if one.startswith("tensorflow")]
+    assert plain == [f"tensorflow-cpu{versions}", f"tensorflow{versions}"]
 
 
 def test_a_join_does_not_show_its_secret() -> None:

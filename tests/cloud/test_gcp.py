@@ -19,7 +19,7 @@ from gcp_state import REGION, Clock
 from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
-from scavenger.cloud.gcp.vm import GcpSettings
+from scavenger.cloud.gcp.vm import GcpSettings, instance_of
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 
 
@@ -109,6 +109,24 @@ def test_settings_reach_the_vm(server: ComputeServer, world: GcpWorld) -> None:
     assert body["disks"][0]["initializeParams"]["sourceImage"] == "projects/a/global/images/mine"
     assert "preemptionNoticeDuration" not in body["scheduling"]
     assert "shieldedInstanceConfig" not in body
+
+
+@pytest.mark.parametrize(
+    ("vm", "image"),
+    [
+        ("e2-standard-2", "ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"),
+        ("t2a-standard-1", "ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-arm64"),
+        (
+            "g2-standard-4",
+            "ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2404-amd64-with-nvidia-580",
+        ),
+    ],
+)
+def test_the_default_image_fits_the_processor_and_the_gpu(world: GcpWorld, vm: str, image: str) -> None:
+    body = instance_of(replace(make_request(world), vm=vm), GcpSettings())
+
+    assert body.disks[0].initialize_params.source_image == f"projects/{image}"
+    assert body.shielded_instance_config.enable_secure_boot is (vm != "g2-standard-4")
 
 
 @pytest.mark.parametrize("run_max_s", [0.0, -1.0, float("nan"), float("inf"), 121 * DAY_S])

@@ -6,6 +6,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,6 +72,36 @@ def test_without_an_address_vms_cannot_come_and_with_a_strangers_neither() -> No
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
     assert address_of({ADDRESS_VARIABLE: f"192.0.2.77:{free}"}) == ("192.0.2.77", free)
+
+
+GPU_JOB: dict[str, Any] = {"resources": {"accelerators": "T4"}, "search": {"workers": 1, "batch_size": [64]}}
+
+
+@pytest.mark.parametrize("resources", [{"accelerators": "T4"}, {"any_of": ["c5.large", "g4dn.16xlarge"]}])
+def test_vms_with_gpus_are_rented_only_if_the_user_agrees_to_what_was_never_tried(
+    resources: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"g4dn.* has GPUs, .*; set SCAVENGER_UNPROVEN=gpu-vms"
+    ) as refusal:
+        renting((), resources=resources)
+
+    assert refusal.value.key == "resources"
+    agreed = renting((), resources=resources, environment={"SCAVENGER_UNPROVEN": "gpu-vms"})
+    assert any(offer.vm.startswith("g4dn") for offer in agreed.space.offers)
+
+
+@pytest.mark.parametrize(
+    ("sections", "disk_gib"),
+    [({}, 20), ({"resources": {"vm": "c5.large", "disk": 64}}, 64), (GPU_JOB, 100)],
+)
+def test_disks_are_as_large_as_the_job_file_says_or_as_an_image_needs(
+    sections: dict[str, Any], disk_gib: int
+) -> None:
+    found = renting((), environment={"SCAVENGER_UNPROVEN": "gpu-vms"}, **sections)
+    trainer: Any = SimpleNamespace(setup_s=[], ready_on=lambda vm: 0)
+
+    assert found.terms(trainer).shared.disk_gib == disk_gib
 
 
 def test_where_quotas_leave_room_the_search_is_whole() -> None:

@@ -35,6 +35,7 @@ def job(**sections: Any) -> JobSpec:
         ({"infra": "kubernetes"}, "infra"),
         ({"infra": "gcp/us-central1", "engine": "ray"}, "engine"),
         ({"spot": "auto"}, "spot"),
+        ({"resources": {"cpus": 1, "disk": 50}}, "disk"),
         ({"objective": {"utility": "time * 2"}}, "objective"),
     ],
 )

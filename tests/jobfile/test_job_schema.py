@@ -79,7 +79,7 @@ PLACES = [
     *(("elastic", "failures", key) for key in ("per_host", "give_up")),
     ("elastic", "failures", "cooldown"),
     ("objective", "utility"),
-    *(("resources", key) for key in ("vm", "any_of", "cpus", "memory", "accelerators")),
+    *(("resources", key) for key in ("vm", "any_of", "cpus", "memory", "accelerators", "disk")),
     *(("limits", key) for key in ("start", "step")),
 ]
 
@@ -98,6 +98,8 @@ def test_the_schema_takes_exactly_the_forms_that_the_loader_takes(place: tuple[s
             document["elastic"] = {"failures": {"window": 1e-9}}
         if place == ("search", "batch_size"):
             document["search"]["workers"] = 1
+        if place == ("resources", "disk"):
+            document["resources"] = {"cpus": 4}
         section = document
         for part in place[:-1]:
             section = section.setdefault(part, {})

@@ -197,11 +197,12 @@ def test_no_group_is_killed_that_is_the_callers_own_or_everybodys(group: int) ->
         kill_group(group)
 
 
-def test_what_workers_import_leaves_them_forkable() -> None:
+def test_what_workers_import_leaves_them_forkable_and_no_device_initialised() -> None:
     limits = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     program = (
         "import scavenger.train.worker_process, sys; from scavenger.train.engines.fork_server import _threads;"
-        "sys.exit(_threads())"
+        "from tensorflow.python.eager import context;"
+        "sys.exit(_threads() + 100 * context.context()._initialized)"
     )
 
     assert subprocess.run([sys.executable, "-c", program], env={**os.environ, **limits}).returncode == 1

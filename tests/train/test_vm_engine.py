@@ -115,6 +115,28 @@ while True:
             engine.kill_all()
             engine.close()
 
+    def test_each_worker_of_a_vm_sees_a_gpu_of_its_own(self, stage: Stage, tmp_path: Path) -> None:
+        stage.add("vm-0", places=2)
+        stage.add("vm-1", "aggregator")
+        stage.joined("vm-0")
+        program = (
+            "import os, time; print(os.environ.get('CUDA_VISIBLE_DEVICES'), flush=True); time.sleep(600)"
+        )
+        engine = VmEngine(tmp_path / "logs", stage.hosts, command=command(program))
+        try:
+            engine.launch(msgspec.structs.replace(boot("aggregator-0"), role="aggregator"))
+            engine.launch(boot("w0"))
+            engine.launch(boot("w1"))
+            seen = [said(engine, name) for name in ("w0", "w1", "aggregator-0")]
+            engine.kill("w0")
+            exits(engine)
+            engine.launch(boot("w2"))
+
+            assert [*seen, said(engine, "w2")] == ["0", "1", "-1", "0"]
+        finally:
+            engine.kill_all()
+            engine.close()
+
     def test_a_vm_that_is_avoided_keeps_its_processes_and_gets_no_more(
         self, stage: Stage, start: Start
     ) -> None:

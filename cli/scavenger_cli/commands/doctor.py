@@ -36,7 +36,10 @@ _EXTRAS = (  # optional packages that this version uses
 
 
 def check_all(store_url: str | None, infra: str | None = None) -> Iterator[Check]:
-    """Run all checks. They start nothing and change nothing, except that an old store's schema is migrated.
+    """Run all checks.
+
+    They change nothing, except that an old store's schema is migrated, and start nothing, except that TensorFlow is
+    asked in a child process what it sees if this machine has a GPU's driver.
 
     Args:
         store_url: The store; None for the default.
@@ -49,6 +52,7 @@ def check_all(store_url: str | None, infra: str | None = None) -> Iterator[Check
     yield from (
         _python(),
         *_training(),
+        gpus(),
         _cores(),
         _memory(),
         _shared_memory(),
@@ -91,8 +95,46 @@ def _training() -> Iterable[Check]:
                 f"{there[0]} is listed but its files are gone",
                 f"pip install --force-reinstall {packages[0]}",
             )
+        elif len(there) > 1:
+            yield Check(
+                name,
+                "warn",
+                f"{' and '.join(there)} write the same files: what is there is of the one that was installed last",
+                "with a GPU: " + gpu_build() + "; without: pip uninstall -y tensorflow",
+            )
         else:
             yield Check(name, "ok", there[0])
+
+
+def gpu_build() -> str:
+    """The command that installs TensorFlow for GPUs."""
+    from scavenger.control.search.local_gpus import GPU_BUILD
+
+    return GPU_BUILD
+
+
+def gpus() -> Check:
+    """Check which GPUs TensorFlow sees, if this machine has any."""
+    from scavenger.train.devices import find_devices, has_driver
+
+    if not has_driver():
+        return Check("GPUs", "ok", "none (no NVIDIA driver)")
+    try:
+        devices = find_devices()
+    except ScavengerError as error:
+        return Check("GPUs", "warn", str(error), gpu_build())
+    if not devices.cuda:
+        found = f"there is an NVIDIA driver, but TensorFlow {devices.version} is built for processors alone"
+        return Check("GPUs", "warn", found, gpu_build())
+    if not devices.gpus:
+        return Check(
+            "GPUs",
+            "warn",
+            f"there is an NVIDIA driver, but TensorFlow {devices.version} sees no GPU",
+            "see what nvidia-smi, CUDA_VISIBLE_DEVICES and `python -m scavenger.train.devices` say",
+        )
+    seen = ", ".join(f"{gpu.name} ({size(gpu.memory_bytes)})" for gpu in devices.gpus)
+    return Check("GPUs", "ok", f"TensorFlow {devices.version} sees {seen}")
 
 
 def _version(package: str) -> str | None:

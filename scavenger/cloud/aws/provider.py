@@ -45,6 +45,10 @@ __all__ = ["AwsProvider"]
 
 _IMAGES = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{architecture}/hvm/ebs-gp3/ami-id"
 """Canonical's own alias: the first Ubuntu LTS whose Python runs Scavenger."""
+_GPU_IMAGES = (
+    "/aws/service/deeplearning/ami/{architecture}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+)
+"""Amazon's own alias: Ubuntu with NVIDIA's driver, for the architectures as EC2 calls them."""
 _ARCHITECTURES = {"x86_64": "amd64", "arm64": "arm64"}
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _TRIES = 4
@@ -109,7 +113,7 @@ class AwsProvider:
             raise translated(error, region=region) from error
         self._shared_resources = SharedResources(self._ec2, self._read, public_key)
         self._types: dict[str, dict[str, Any]] = {}
-        self._images: dict[str, tuple[str, str]] = {}
+        self._images: dict[str, tuple[str, str, int]] = {}
         self._fresh: dict[str, tuple[VmSeen, float]] = {}
         self._unseen: dict[str, float] = {}
 
@@ -230,7 +234,12 @@ class AwsProvider:
             CredentialsError, ThrottledError, CloudUnavailableError: See `Provider`.
         """
         self._learn_types({request.vm})
-        image, root_device = self._image(request)
+        image, root_device, least_gib = self._image(request)
+        if request.template.disk_gib < least_gib:
+            raise ConfigurationError(
+                f"resources.disk: {request.template.disk_gib} GiB do not hold the image {image}; "
+                f"write disk: {least_gib} or more"
+            )
         tags = tags_of(request)
         parameters: dict[str, Any] = {
             "ClientToken": request.tags.token,
@@ -322,8 +331,8 @@ class AwsProvider:
         known = self._fresh.get(instance_id)
         return known is not None and self._clock() - known[1] <= self.visibility_s
 
-    def _image(self, request: VmRequest) -> tuple[str, str]:
-        """Id and root device of the request's image; an alias is looked up once in a process."""
+    def _image(self, request: VmRequest) -> tuple[str, str, int]:
+        """Id, root device and size (GiB) of the request's image; an alias is looked up once in a process."""
         architectures = self._types[request.vm]["ProcessorInfo"]["SupportedArchitectures"]
         architecture = next((_ARCHITECTURES[name] for name in architectures if name in _ARCHITECTURES), None)
         alias = request.template.image
@@ -333,6 +342,11 @@ class AwsProvider:
                     f"no default image for {request.vm}, of {', '.join(architectures)}; name one"
                 )
             alias = _IMAGES.format(architecture=architecture)
+            gpus = self._types[request.vm].get("GpuInfo", {}).get("Gpus", [])
+            if any(gpu.get("Manufacturer", "").upper() == "NVIDIA" for gpu in gpus):
+                alias = _GPU_IMAGES.format(
+                    architecture=next(name for name in architectures if name in _ARCHITECTURES)
+                )
         if alias not in self._images:
             image = alias
             if alias.startswith("/"):
@@ -341,7 +355,13 @@ class AwsProvider:
             images = self._read(partial(self._ec2.describe_images, ImageIds=[image]))["Images"]
             if not images:
                 raise ConfigurationError(f"aws {self.region} has no image {image}")
-            self._images[alias] = (image, str(images[0]["RootDeviceName"]))
+            root = str(images[0]["RootDeviceName"])
+            sizes = [
+                int(mapping["Ebs"].get("VolumeSize", 0))
+                for mapping in images[0].get("BlockDeviceMappings", [])
+                if mapping.get("DeviceName") == root and "Ebs" in mapping
+            ]
+            self._images[alias] = (image, root, max(sizes, default=0))
         return self._images[alias]
 
     def _learn_types(self, vms: set[str]) -> None:

@@ -19,10 +19,13 @@ from scavenger.cloud.boot.user_data import LIMIT_TIMER
 from scavenger.domain import boot
 from scavenger.errors import ConfigurationError
 
-__all__ = ["PACKAGE_VARIABLE", "Join", "boot_script", "package_of"]
+__all__ = ["GPU_REQUIREMENT", "PACKAGE_VARIABLE", "Join", "boot_script", "package_of"]
 
 PACKAGE_VARIABLE = "SCAVENGER_PACKAGE"
 """Environment variable with what VMs install instead of this version from PyPI: one pip requirement, such as a URL."""
+
+GPU_REQUIREMENT = "tensorflow[and-cuda]>=2.21,<2.22"
+"""What VMs whose image has NVIDIA's driver install besides, as the extra `gpu` does."""
 
 _SECRET_IN_URL = re.compile(r"(?<!ssh)://[^/\s]*@")
 _UNIT = "scavenger-vm.service"
@@ -74,6 +77,9 @@ END
 cat > /run/scavenger/requirements.txt <<'END'
 @PACKAGE@
 END
+if command -v nvidia-smi > /dev/null; then
+    echo '@GPUS@' >> /run/scavenger/requirements.txt
+fi
 venv() {
     python3 -m venv /opt/scavenger && /opt/scavenger/bin/python -m pip --version
 }
@@ -172,6 +178,7 @@ def boot_script(join: Join, package: str) -> str:
         "@UNIT@": _UNIT,
         "@JOIN@": json.dumps(asdict(join)),
         "@PACKAGE@": package,
+        "@GPUS@": GPU_REQUIREMENT,
         "@NAME@": shlex.quote(package),
     }
     return re.sub(r"@[A-Z]+@", lambda found: values[found[0]], _SCRIPT)

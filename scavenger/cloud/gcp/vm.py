@@ -18,6 +18,8 @@ __all__ = ["GcpSettings", "instance_of", "seen_of", "time_of"]
 
 _IMAGES = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts"
 """The newest long-term image with cloud-init, which reads the user data; Google's default, Debian, has none."""
+_GPU_IMAGES = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2404"
+"""The same with NVIDIA's driver, by Canonical and Google."""
 
 _ARM = re.compile(r"[a-z]\d+a|a4x")
 _ACCELERATED = re.compile(r"[ag]\d\w*")
@@ -165,7 +167,10 @@ def _interface(settings: GcpSettings) -> compute_v1.NetworkInterface:
 
 
 def _default_image(family: str) -> str:
-    return f"{_IMAGES}-{'arm64' if _ARM.fullmatch(family) else 'amd64'}"
+    architecture = "arm64" if _ARM.fullmatch(family) else "amd64"
+    if _ACCELERATED.fullmatch(family):
+        return f"{_GPU_IMAGES}-{architecture}-with-nvidia-580"
+    return f"{_IMAGES}-{architecture}"
 
 
 def _disk_type(family: str) -> str:

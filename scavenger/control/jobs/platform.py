@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
+from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
 from scavenger.control.search.space import (
     check_keras_backend,
     check_supported,
@@ -30,8 +32,9 @@ from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.files import check_location, local_path
 from scavenger.train.engines.base import Engine
+from scavenger.train.engines.process import ProcessEngine
 
-__all__ = ["Platform", "PreparedJob", "Resources", "platform_of", "prepare_job"]
+__all__ = ["Platform", "PreparedJob", "Resources", "prepare_job"]
 
 DRAIN_MARGIN = 2.0
 """Factor on the time to save at the speed of a slow disk, since VMs send the model over the network."""
@@ -160,7 +163,12 @@ def _prepared(job: JobSpec, job_file: Path) -> PreparedJob:
         at = local_path(path if "://" in path else str(folder / Path(path).expanduser()))
         if at is not None:
             check_writable(Path(at), "checkpoint.path")
-    return PreparedJob(job, job_file, folder, platform_of(job))
+    if job.infra.provider != "local":
+        return PreparedJob(job, job_file, folder, RentedVms(job, CloudResources(job)))
+    if (gpus := gpus_of(job)) is None:
+        return PreparedJob(job, job_file, folder, ThisMachine(job))
+    job, notes = one_worker_each(job, len(gpus.names))
+    return PreparedJob(job, job_file, folder, ThisMachine(job, gpus, notes))
 
 
 def check_writable(path: Path, key: str) -> None:
@@ -184,27 +192,25 @@ def check_writable(path: Path, key: str) -> None:
         )
 
 
-def platform_of(job: JobSpec) -> Platform:
-    """The platform that the job file names: this machine or a cloud.
-
-    Raises:
-        ConfigurationError: If the platform has no suitable VM type, or a price is unknown.
-    """
-    return ThisMachine(job) if job.infra.provider == "local" else RentedVms(job, CloudResources(job))
-
-
 class ThisMachine:
-    """This machine, where workers are processes; see `Platform`."""
+    """This machine, where workers are processes; see `Platform`.
 
-    def __init__(self, job: JobSpec) -> None:
-        machine = LocalCloud()
+    Args:
+        gpus: The GPUs that the workers are placed on; None if they compute on processors.
+        notes: Messages for the user.
+    """
+
+    def __init__(self, job: JobSpec, gpus: LocalGpus | None = None, notes: tuple[str, ...] = ()) -> None:
+        self._gpus = () if gpus is None else gpus.names
+        machine = LocalCloud(gpus=len(self._gpus), gpu_model="" if gpus is None else gpus.model)
         self.cloud: Cloud = machine
         self.space = search_space(job, machine)
         self.aggregators: Offer | None = None
-        self.notes: tuple[str, ...] = ()
-        if job.engine == "process":  # with Ray, workers are on other machines too
+        self.notes = notes
+        self._here = job.engine == "process"  # with Ray, workers are on other machines too
+        if self._here:
             cpus, memory_bytes = machine.capacity()
-            self.notes = check_worker_counts(job.worker_counts[-1], cpus, memory_bytes)
+            self.notes += check_worker_counts(job.worker_counts[-1], cpus, memory_bytes)
         self.rents = False
 
     def check(self) -> None:
@@ -216,15 +222,14 @@ class ThisMachine:
         """See `Platform.allocate`."""
         for note in self.notes:
             warn(note)
-        return _LocalResources(self.space)
+        return _LocalResources(self.space, partial(ProcessEngine, gpus=self._gpus) if self._here else None)
 
 
 class _LocalResources:
     """This machine's resources, for which nothing is rented; see `Resources`."""
 
-    def __init__(self, space: SearchSpace) -> None:
-        self.space = space
-        self.engine: Callable[[Path, int], Engine] | None = None
+    def __init__(self, space: SearchSpace, engine: Callable[[Path, int], Engine] | None) -> None:
+        self.space, self.engine = space, engine
         self.meter: CostMeter | None = None
 
     @property

@@ -39,6 +39,10 @@ IMAGE_VARIABLE = "SCAVENGER_IMAGE"
 """Environment variable with the cloud's name of the VM image, instead of its newest Ubuntu; it needs cloud-init."""
 DISK_GIB = 20
 """Size of each VM's boot disk; an Ubuntu with TensorFlow takes 6 GiB."""
+GPU_DISK_GIB = 100
+"""The same for a job with GPUs: images with a driver are larger, and CUDA's libraries take 6 GiB."""
+UNPROVEN_VARIABLE, GPU_VMS = "SCAVENGER_UNPROVEN", "gpu-vms"
+"""Environment variable, and its value, by which a user agrees to rent VMs with GPUs before that was proven to work."""
 RUN_MAX_S = 14 * 86_400.0
 """Limit of a VM's lifetime, enforced by the cloud as the last safeguard, if the job has no deadline."""
 RUN_MARGIN_S = 3_600.0
@@ -106,6 +110,16 @@ class CloudResources:
         self.offered = self.cloud.offers_for(
             job.resources, workers=(workers[0], workers[-1]), deadline_s=job.constraints.deadline
         )
+        with_gpus = [offer for offer in self.offered.offers if self.cloud.has_gpus(offer.vm)]
+        if with_gpus and environment.get(UNPROVEN_VARIABLE) != GPU_VMS:
+            dear = max(with_gpus, key=lambda offer: offer.price_usd_per_hour)
+            raise ConfigurationError(
+                f"resources: {dear.vm} (${dear.price_usd_per_hour:.2f} an hour) has GPUs, and training on rented GPUs "
+                f"was never tried for real; set {UNPROVEN_VARIABLE}={GPU_VMS} to be the first, or take a type without",
+                key="resources",
+            )
+        asked_gib = None if job.resources is None else job.resources.disk
+        self._disk_gib = asked_gib or (GPU_DISK_GIB if with_gpus else DISK_GIB)
 
     @property
     def aggregators(self) -> Offer:
@@ -184,7 +198,7 @@ class CloudResources:
         ready = {
             offer.vm: -(-trainer.ready_on(offer.vm) // offer.workers_per_vm) for offer in self.offered.offers
         }
-        return self.cloud.terms(self.offered, disk_gib=DISK_GIB, setup_s=setup_s, ready=ready)
+        return self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=setup_s, ready=ready)
 
     def fleet(
         self,
@@ -230,7 +244,7 @@ class CloudResources:
                 template=LaunchTemplate(
                     run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
                     image=self._environment.get(IMAGE_VARIABLE, ""),
-                    disk_gib=DISK_GIB,
+                    disk_gib=self._disk_gib,
                 ),
                 attempt=record.attempts,
             ),
@@ -245,7 +259,7 @@ class CloudResources:
             wait_max_s=job.limits.vms,
             before_usd=before_usd,
             disk_usd_per_hour=self.cloud.terms(
-                self.offered, disk_gib=DISK_GIB, setup_s=0.0
+                self.offered, disk_gib=self._disk_gib, setup_s=0.0
             ).shared.disk_usd_per_hour,
         )
         host, port = address_of(self._environment)

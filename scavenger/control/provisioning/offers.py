@@ -214,6 +214,10 @@ class CatalogCloud:
             )
         return found
 
+    def has_gpus(self, vm: str) -> bool:
+        """Whether a VM type has GPUs."""
+        return self._catalog.listing(self._provider, self._region, vm).machine.accelerators > 0
+
     def _machine(self, offer: Offer) -> MachineType:
         return self._catalog.listing(self._provider, self._region, offer.vm).machine
 

@@ -58,6 +58,11 @@ def check_supported(job: JobSpec) -> None:
             "spot",
             f"spot: {job.spot} needs a cloud that has spot VMs; use never",
         ),
+        (
+            job.infra.provider == "local" and job.resources is not None and job.resources.disk is not None,
+            "resources",
+            "resources.disk: this machine's disk is what it is; leave it out",
+        ),
     ]
     for wrong, key, message in refused:
         if wrong:
@@ -147,13 +152,13 @@ def search_space(job: JobSpec, cloud: LocalCloud) -> SearchSpace:
     Raises:
         ConfigurationError: If no VM type is suitable.
     """
-    offers = _select(job, cloud.offers(workers_max=job.worker_counts[-1]))
+    offers = _select(job, cloud)
     return SearchSpace(offers, job.worker_counts, job.batch_sizes)
 
 
-def _select(job: JobSpec, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
+def _select(job: JobSpec, cloud: LocalCloud) -> tuple[Offer, ...]:
     """The VM types that the job file names, or else the first suitable one."""
-    wanted = job.resources
+    wanted, offers = job.resources, cloud.offers(workers_max=job.worker_counts[-1])
     if wanted is None:
         return offers[:1]
     if wanted.vms:
@@ -170,7 +175,7 @@ def _select(job: JobSpec, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
         for offer in offers
         if (wanted.cpus is None or wanted.cpus.admits(offer.cpus))
         and (wanted.memory is None or wanted.memory.admits(offer.memory_bytes / 2**30))
-        and wanted.accelerators is None
+        and (wanted.accelerators is None or cloud.gpus)
     )[:1]
     if not chosen:
         raise ConfigurationError(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -26,6 +26,7 @@ from scavenger.train.engines.activity import Activity
 from scavenger.train.engines.base import GRACE_S, Engine, Exit, PreemptionNotice, as_line
 from scavenger.train.engines.fork_server import MARK_BYTES
 from scavenger.train.engines.forking import ForkedProcess, ForkServer, fork_server_supported, kill_group
+from scavenger.train.engines.gpus import HIDDEN, gpu_for, only
 from scavenger.train.engines.leftovers import SHORT_PARENT, make_folder, sweep
 from scavenger.train.engines.memory_kills import MemoryKills, find_counter
 from scavenger.train.transport.messages.values import ProcessConfiguration
@@ -53,6 +54,7 @@ class _Process:
     env: dict[str, str]
     child: subprocess.Popen[bytes] | ForkedProcess
     log: Path
+    gpu: str = ""
     group: int = 0  # as the reaper knows it
     again: bool = False  # whether it had to be started again
     activity: Activity = field(default_factory=Activity)
@@ -77,6 +79,9 @@ class ProcessEngine(Engine):
             a job's processes.
         fork_target: `module:function` that workers run instead, forked from a process that has imported it
             (`forking.ForkServer`); None, or with another command: they are started by the command, too.
+        gpus: The GPUs to place workers on, one worker on each; with none, workers see no GPU. None: whatever starts a
+            worker says in `env` which it sees. Processes of other roles never see any, but for custom loops, whose
+            code decides for itself.
     """
 
     def __init__(
@@ -86,11 +91,12 @@ class ProcessEngine(Engine):
         *,
         command: Sequence[str] | None = None,
         fork_target: str | None = _FORK_TARGET,
+        gpus: Sequence[str] | None = None,
     ) -> None:
         self._command = _COMMAND if command is None else command
         self._fork_target = fork_target if command is None and fork_server_supported() else None
         self._fork_server: ForkServer | None = None
-        self._fd = memory_fd
+        self._fd, self._gpus = memory_fd, gpus
         self._processes: dict[str, _Process] = {}
         self._tag = uuid.uuid4().hex
         self._closed = False
@@ -152,9 +158,11 @@ class ProcessEngine(Engine):
             raise ValueError(f"a process {config.name!r} runs already")
         if host not in (None, _HOST):
             raise ValueError(f"the engine runs on this machine only ({_HOST}), not on {host!r}")
+        gpu = self._gpu_of(config.role)
         variables = {
             **os.environ,
             **_thread_limits(config.threads),
+            **self._seen_gpus(config.role, gpu),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
             "KERAS_BACKEND": "tensorflow",
             "PYTHONUNBUFFERED": "1",
@@ -165,9 +173,21 @@ class ProcessEngine(Engine):
         log = self._log_dir / f"{config.name}.log"
         with open(log, "ab", opener=private_opener) as output:
             child = self._fork(config, variables, output.fileno()) or self._spawn(variables, output.fileno())
-        process = self._processes[config.name] = _Process(config, variables, child, log)
+        process = self._processes[config.name] = _Process(config, variables, child, log, gpu)
         self._begin(process)
         return child.pid
+
+    def _gpu_of(self, role: str) -> str:
+        """Choose the GPU of a process; empty if it gets none. It is free again when the process has ended."""
+        if role != "worker" or not self._gpus:
+            return ""
+        held = [process.gpu for process in self._processes.values() if process.gpu and not process.ended]
+        return gpu_for(self._gpus, held)
+
+    def _seen_gpus(self, role: str, gpu: str) -> Mapping[str, str]:
+        if gpu:
+            return only(gpu)
+        return {} if role == "loop" or (role == "worker" and self._gpus is None) else HIDDEN
 
     def _spawn(self, env: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -198,7 +218,11 @@ class ProcessEngine(Engine):
         fds = (self._fd,) if self._fd >= 0 else ()
         with open(self._log_dir / _FORK_SERVER_LOG, "ab", opener=private_opener) as output:
             server = ForkServer(
-                target, {**env, **_thread_limits(1)}, self._mark("fork-server"), fds, output.fileno()
+                target,
+                {**env, **_thread_limits(1), **HIDDEN},  # CUDA must not begin in a process that forks
+                self._mark("fork-server"),
+                fds,
+                output.fileno(),
             )
         self._fork_server = server
         self._update_reaper("+", server.process.pid)

@@ -19,6 +19,7 @@ from scavenger.errors import CleanupError
 from scavenger.train.checkpoints.files import local_path
 from scavenger.train.checkpoints.remote_folder import SCHEME
 from scavenger.train.engines.base import GRACE_S, Exit, PreemptionNotice, as_line
+from scavenger.train.engines.gpus import gpu_for, only
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.engines.remote import RemoteEngine, RemoteProcess
 from scavenger.train.engines.vm import messages as m
@@ -57,6 +58,7 @@ class _Process(RemoteProcess):
     launch: int = 0
     intent: str = ""
     placed_at: str = ""
+    gpu: str = ""
     pending_lines: list[bytes] | None = field(default_factory=list)
 
     @property
@@ -324,15 +326,24 @@ class VmEngine(RemoteEngine[_Process]):
         sharing = vm.spec.slots if vm.spec.role == "worker" else max(1, self.needs().aggregators)
         config = msgspec.structs.replace(config, memory_fd=-1, threads=max(1, vm.spec.threads // sharing))
         needs_code = config.role != "aggregator"
-        process.launch = self._agents.launch(
-            vm.spec.intent, config, process.env, self._command, folder=needs_code
-        )
+        process.gpu = self._gpu_on(vm) if vm.spec.role == "worker" else ""
+        env = {**only(process.gpu), **process.env} if process.gpu else process.env
+        process.launch = self._agents.launch(vm.spec.intent, config, env, self._command, folder=needs_code)
         if not process.launch:
             return
         process.intent, process.placed_at = vm.spec.intent, vm.address
         for line in process.pending_lines or ():
             self._agents.send(vm.spec.intent, m.InputLine(process.launch, line))
         process.pending_lines = None
+
+    def _gpu_on(self, vm: AgentStatus) -> str:
+        """Choose the GPU of the next worker on a VM, which has as many as it may run workers, or none."""
+        held = [
+            one.gpu
+            for one in self._processes.values()
+            if one.intent == vm.spec.intent and one.gpu and not one.ended
+        ]
+        return gpu_for([str(index) for index in range(vm.spec.slots)], held)
 
     # ---- events ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,132 @@
+"""The GPUs of this machine that a job may use, and the job with one worker on each at most."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from scavenger.cloud.boot.boot import GPU_REQUIREMENT
+from scavenger.domain.job import JobSpec
+from scavenger.domain.ranges import Accelerators
+from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.train.devices import Devices, find_devices, has_driver
+from scavenger.train.engines.gpus import gpu_names
+
+__all__ = ["GPU_BUILD", "LocalGpus", "choose_gpus", "gpus_of", "one_worker_each"]
+
+GPU_BUILD = f"pip uninstall -y tensorflow-cpu tensorflow && pip install '{GPU_REQUIREMENT}'"
+"""Replaces TensorFlow by the build that computes on GPUs: both packages install the same files."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpus:
+    """GPUs of this machine that a job uses.
+
+    Attributes:
+        model: What they are called, such as `NVIDIA L4`.
+        names: As CUDA names each; see `gpu_names`.
+    """
+
+    model: str
+    names: tuple[str, ...]
+
+
+def gpus_of(
+    job: JobSpec,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    driver: Callable[[], bool] = has_driver,
+    look: Callable[[], Devices] = find_devices,
+) -> LocalGpus | None:
+    """Find the GPUs of this machine for a job that asks for them; takes seconds if there may be some.
+
+    Args:
+        environment: Of this process; it may restrict which GPUs are visible.
+        driver: Whether this machine has a driver.
+        look: Asks TensorFlow what it sees.
+
+    Returns:
+        None for a job that asks for none, or runs elsewhere.
+
+    Raises:
+        ConfigurationError: If TensorFlow sees no such GPUs here, or too few; the message tells what it sees.
+    """
+    wanted = None if job.resources is None else job.resources.accelerators
+    if wanted is None or job.infra.provider != "local":
+        return None
+    if job.engine != "process":
+        raise ConfigurationError(
+            f"resources: accelerators: {wanted} cannot be had with engine: {job.engine}; use process",
+            key="resources",
+        )
+    if not driver():
+        raise ConfigurationError(
+            f"resources: accelerators: {wanted} asks for GPUs, and this machine has none (no NVIDIA driver); leave "
+            "accelerators out to train on its processors",
+            key="resources",
+        )
+    try:
+        devices = look()
+    except ScavengerError as error:
+        raise ConfigurationError(f"resources: accelerators: {wanted}: {error}", key="resources") from error
+    return choose_gpus(wanted, devices, environment)
+
+
+def choose_gpus(wanted: Accelerators, devices: Devices, environment: Mapping[str, str]) -> LocalGpus:
+    """Choose as many GPUs as are wanted, of the model that is wanted.
+
+    Raises:
+        ConfigurationError: If there are fewer; the message tells what there is.
+    """
+    if not devices.cuda:
+        raise ConfigurationError(
+            f"resources: accelerators: {wanted}: the installed TensorFlow {devices.version} is built for processors "
+            f"alone; {GPU_BUILD}",
+            key="resources",
+        )
+    names = gpu_names(len(devices.gpus), environment)
+    fitting = [
+        (gpu.name, name)
+        for gpu, name in zip(devices.gpus, names, strict=False)
+        if _words(wanted.name) <= _words(gpu.name)
+    ]
+    if len(fitting) < wanted.count:
+        seen = ", ".join(gpu.name for gpu in devices.gpus) or "no GPU"
+        raise ConfigurationError(
+            f"resources: accelerators: {wanted}, but TensorFlow sees {seen} on this machine; `scavenger doctor` tells "
+            "more",
+            key="resources",
+        )
+    chosen = fitting[: wanted.count]
+    return LocalGpus(chosen[0][0], tuple(name for _, name in chosen))
+
+
+def one_worker_each(job: JobSpec, gpus: int) -> tuple[JobSpec, tuple[str, ...]]:
+    """Limit a job's cluster sizes to the number of GPUs; returns the job, and a note if any were left out.
+
+    Raises:
+        ConfigurationError: If no cluster size is left.
+    """
+    workers = tuple(k for k in job.search.workers if k <= gpus)
+    least = workers[0] if job.elastic.min is None and workers else job.elastic.min
+    if not workers or (least is not None and least > gpus):
+        raise ConfigurationError(
+            f"search.workers: the job asks for {gpus} GPUs, one for each worker; write workers: 1..{gpus}",
+            key="search.workers",
+        )
+    most = job.elastic.max
+    if workers == job.search.workers and (most is None or most <= gpus):
+        return job, ()
+    limited = job.model_copy(
+        update={
+            "search": job.search.model_copy(update={"workers": workers}),
+            "elastic": job.elastic.model_copy(update={"max": None if most is None else min(most, gpus)}),
+        }
+    )
+    return limited, (f"clusters of more than {gpus} workers are left out: each worker has a GPU of its own",)
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.split(r"[^a-z0-9]+", name.lower()))

@@ -1,0 +1,44 @@
+"""Which worker computes on which GPU of its host, and the environment variables that hold its process to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+__all__ = ["HIDDEN", "gpu_for", "gpu_names", "only"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+HIDDEN: Mapping[str, str] = {_VISIBLE: "-1"}
+"""Environment of a process that is to see no GPU: CUDA takes the list up to the first index that does not exist."""
+
+
+def gpu_for(gpus: Sequence[str], held: Iterable[str]) -> str:
+    """Choose the GPU of the next worker: the first of those that fewest workers hold.
+
+    There are never more workers than GPUs for long, but while a worker is replaced, its successor starts beside it.
+
+    Args:
+        gpus: The host's GPUs; at least one.
+        held: The GPU of each of its running workers.
+    """
+    holders = Counter(held)
+    return min(gpus, key=lambda gpu: holders[gpu])
+
+
+def only(gpu: str) -> dict[str, str]:
+    """Return the environment of a process that computes on one GPU, and takes of its memory only what it uses.
+
+    Args:
+        gpu: As CUDA names it: an index, or a UUID.
+    """
+    return {_VISIBLE: gpu, "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+def gpu_names(count: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names by which a process of this environment reaches its `count` GPUs.
+
+    They are those that `CUDA_VISIBLE_DEVICES` lists, if it does.
+    """
+    listed = [name.strip() for name in environment.get(_VISIBLE, "").split(",") if name.strip()]
+    return tuple(listed[:count]) if listed else tuple(str(index) for index in range(count))

@@ -1,0 +1,125 @@
+"""A job with `accelerators` on this machine: one worker on each of its GPUs, or one clear line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scavenger.cloud.local import LocalCloud
+from scavenger.control.jobs.platform import ThisMachine
+from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
+from scavenger.control.search.space import search_space
+from scavenger.domain.job import JobSpec
+from scavenger.errors import ConfigurationError, ScavengerError
+from scavenger.train.devices import Devices, Gpu
+
+L4 = Gpu("NVIDIA L4", 22 << 30)
+A100 = Gpu("NVIDIA A100-SXM4-80GB", 78 << 30)
+
+
+def job(accelerators: str | None = "L4:2", **sections: Any) -> JobSpec:
+    wanted = {} if accelerators is None else {"resources": {"accelerators": accelerators}}
+    return JobSpec.model_validate(
+        {"version": 1, "name": "tiny", "train": "train:job", "goal": {"max_epochs": 2}, **wanted, **sections}
+    )
+
+
+def found(
+    wanted: JobSpec,
+    *gpus: Gpu,
+    cuda: bool = True,
+    driver: bool = True,
+    environment: dict[str, str] | None = None,
+) -> LocalGpus | None:
+    return gpus_of(
+        wanted, environment or {}, driver=lambda: driver, look=lambda: Devices("2.21.0", cuda, gpus)
+    )
+
+
+def test_a_job_takes_as_many_gpus_of_the_model_as_it_asks_for() -> None:
+    assert found(job("L4:2"), L4, L4, L4) == LocalGpus("NVIDIA L4", ("0", "1"))
+    assert found(job("A100-80GB"), L4, A100) == LocalGpus("NVIDIA A100-SXM4-80GB", ("1",))
+    assert found(job("a100"), A100, environment={"CUDA_VISIBLE_DEVICES": "GPU-5"}) == LocalGpus(
+        "NVIDIA A100-SXM4-80GB", ("GPU-5",)
+    )
+
+
+def test_no_gpu_is_looked_for_unless_a_job_on_this_machine_asks_for_one() -> None:
+    def look() -> Devices:
+        raise AssertionError
+
+    for other in (job(None), job("L4:2", infra="aws/us-east-1")):
+        assert gpus_of(other, {}, driver=lambda: True, look=look) is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "line"),
+    [
+        ((), {"driver": False}, r"L4:2 asks for GPUs, and this machine has none \(no NVIDIA driver\)"),
+        ((), {}, "TensorFlow sees no GPU on this machine"),
+        ((L4,), {}, "TensorFlow sees NVIDIA L4 on this machine"),
+        ((A100, A100), {}, "TensorFlow sees NVIDIA A100-SXM4-80GB, NVIDIA A100-SXM4-80GB on"),
+        ((), {"cuda": False}, r"built for processors alone; pip uninstall .* 'tensorflow\[and-cuda\]"),
+    ],
+)
+def test_a_job_that_asks_for_gpus_that_are_not_there_is_refused_by_what_there_is(
+    gpus: tuple[Gpu, ...], options: dict[str, bool], line: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=line) as refusal:
+        found(job("L4:2"), *gpus, **options)
+
+    assert refusal.value.key == "resources"
+    assert "\n" not in str(refusal.value)
+
+
+def test_what_keeps_tensorflow_from_answering_is_said() -> None:
+    def look() -> Devices:
+        raise ScavengerError("TensorFlow does not tell what GPUs it sees: ImportError: libcudart.so.12")
+
+    with pytest.raises(ConfigurationError, match=r"accelerators: L4:2: .*libcudart"):
+        gpus_of(job(), {}, driver=lambda: True, look=look)
+
+
+def test_on_ray_gpus_are_refused_since_ray_places_the_workers() -> None:
+    with pytest.raises(ConfigurationError, match="engine: ray"):
+        found(job(engine="ray"), L4, L4)
+
+
+def test_clusters_and_elasticity_end_at_one_worker_for_each_gpu() -> None:
+    wide = job(search={"workers": "1..8"}, elastic={"max": 6})
+
+    limited, notes = one_worker_each(wide, 4)
+
+    assert (limited.worker_counts, limited.elastic_range) == ((1, 2, 3, 4), (1, 4))
+    assert len(notes) == 1
+    assert one_worker_each(limited, 4) == (limited, ())
+
+
+@pytest.mark.parametrize("sections", [{"search": {"workers": "3..4"}}, {"elastic": {"min": 3}}])
+def test_more_workers_than_gpus_are_refused(sections: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"write workers: 1\.\.2") as refusal:
+        one_worker_each(job(**sections), 2)
+
+    assert refusal.value.key == "search.workers"
+
+
+def test_workers_on_gpus_share_this_machines_processors_and_its_models_are_kept_apart() -> None:
+    cloud = LocalCloud({}, gpus=2, gpu_model="NVIDIA L4")
+
+    (offer,) = search_space(job(), cloud).offers
+
+    assert offer.cpus == max(1, cloud.capacity()[0] // 2)
+    assert offer.memory_bytes == cloud.capacity()[1] // 2
+    assert cloud.hardware() == f"{LocalCloud({}).hardware()}, 2 NVIDIA L4"
+
+
+@pytest.mark.parametrize(("gpus", "placed"), [(None, ()), (LocalGpus("NVIDIA L4", ("2", "3")), ("2", "3"))])
+def test_workers_of_this_machine_are_placed_on_the_chosen_gpus_and_see_none_unasked(
+    gpus: LocalGpus | None, placed: tuple[str, ...]
+) -> None:
+    wanted = job(None if gpus is None else "L4:2", search={"workers": "1..2"})
+
+    engine: Any = ThisMachine(wanted, gpus).allocate(None, None, warn=print).engine
+
+    assert engine.keywords == {"gpus": placed}

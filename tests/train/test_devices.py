@@ -1,0 +1,33 @@
+"""What TensorFlow says of this machine's GPUs, asked in a child process."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+import pytest
+
+from scavenger.errors import ScavengerError
+from scavenger.train.devices import _name_in, find_devices
+
+
+@pytest.mark.slow
+def test_tensorflow_without_cuda_says_so() -> None:
+    devices = find_devices()
+
+    assert (devices.version, devices.cuda, devices.gpus) == (version("tensorflow-cpu"), False, ())
+
+
+def test_why_it_does_not_answer_is_told(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "tensorflow.py").write_text("raise ImportError('libcudart.so.12 is missing')\n")
+
+    with pytest.raises(ScavengerError, match=r"ImportError: libcudart\.so\.12 is missing"):
+        find_devices({**os.environ, "PYTHONPATH": str(folder)})
+
+
+def test_a_gpu_is_called_by_the_name_in_tensorflows_description() -> None:
+    described = "device: 0, name: NVIDIA L4, pci bus id: 0000:00:03.0, compute capability: 8.9"
+
+    assert _name_in(described) == "NVIDIA L4"
+    assert _name_in("something else") == "something else"
