@@ -208,7 +208,8 @@ def test_a_late_vm_is_reported_once_with_its_console_before_thrice_the_usual_tim
     path = tmp_path / f"console-{vm.instance_id}.log"
     assert note == (
         f"the aggregators' VM ({vm.instance_id}, small in fake-1a) has not joined after 101 s, usually it takes 40 s: "
-        f'it is installing; its console ends with "scavenger: installing scavenger-ml | Collecting tensorflow" ({path})'
+        f'it is installing; its console ends with "scavenger: installing scavenger-ml | Collecting tensorflow" '
+        f"(in {tmp_path.name}/{path.name})"
     )
     assert path.read_text().startswith("scavenger: booting")
 

@@ -251,7 +251,7 @@ class FleetBoots:
         except OSError as error:
             log.warning("the console of %s cannot be written: %s", vm.intent.instance_id, error)
             return shown
-        return f"{shown} ({path})"
+        return f"{shown} (in {self._folder.name}/{path.name})"  # short, so that terminals do not break it
 
     def _release(self, coming: list[BootSeen], wanted: int) -> None:
         if self._released:
