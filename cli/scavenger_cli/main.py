@@ -15,7 +15,17 @@ from scavenger import __version__, logs
 from scavenger.errors import Interrupted, ScavengerError
 from scavenger.masking import mask
 from scavenger.private_files import make_private_folder
-from scavenger_cli import beginning, catalog, clearing, costing, listing, modelling, operating, storing
+from scavenger_cli import (
+    beginning,
+    catalog,
+    clearing,
+    costing,
+    imaging,
+    listing,
+    modelling,
+    operating,
+    storing,
+)
 from scavenger_cli.options import (
     AuditOption,
     BatchSizesOption,
@@ -288,6 +298,7 @@ def status(
 beginning.register(app)
 operating.register(app)
 clearing.register(app)
+imaging.register(app)
 costing.register(app)
 
 

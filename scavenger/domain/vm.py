@@ -1,4 +1,4 @@
-"""Values of the cloud interface: VM requests, VMs as a cloud lists them, quotas and notices."""
+"""Values of the cloud interface: VM requests, what VMs install, VMs as a cloud lists them, quotas and notices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-__all__ = ["LaunchTemplate", "Notice", "Quota", "VmRequest", "VmSeen", "VmState", "VmTags"]
+__all__ = ["LaunchTemplate", "Notice", "Quota", "VmPackage", "VmRequest", "VmSeen", "VmState", "VmTags"]
 
 VmState = Literal["pending", "running", "stopping", "gone"]
 """`pending`: accepted, not yet up. `stopping`: ending, may still be paid for. `gone`: not paid for any more."""
@@ -46,6 +46,30 @@ class LaunchTemplate:
     image: str = ""
     disk_gib: int = 20
     labels: tuple[tuple[str, str], ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class VmPackage:
+    """What a VM installs, unless its image has it: the leader's own wheel, or a requirement that the user has named.
+
+    Attributes:
+        wheel: File name of the wheel, which the VM fetches from its leader.
+        sha256: Digest of the wheel, hexadecimal.
+        extras: Extras of the wheel whose requirements are installed, too.
+        tools: Requirements, with their versions, of the program that fetches the wheel.
+        requirement: A requirement as pip reads it, which is installed from the package index instead; empty for none.
+    """
+
+    wheel: str = ""
+    sha256: str = ""
+    extras: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    requirement: str = ""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.requirement or self.wheel
 
 
 @dataclass(frozen=True, slots=True)

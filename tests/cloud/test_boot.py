@@ -25,14 +25,15 @@ from nested import built, changed
 
 from scavenger.cloud.aws.provider import AwsProvider
 from scavenger.cloud.base import Provider
-from scavenger.cloud.boot.boot import GPU_REQUIREMENT, Join, boot_script, package_of
+from scavenger.cloud.boot.boot import GPU_REQUIREMENT, Join, boot_script
+from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.boot.user_data import RENEW_COMMAND, user_data
-from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.domain.vm import VmPackage, VmRequest, VmSeen
 from scavenger.errors import ConfigurationError, GoneError
 
 pytestmark = pytest.mark.slow
 
-PACKAGE = "scavenger-ml==0.1.0"
+PACKAGE = VmPackage(requirement="scavenger-ml==0.1.0")
 SECRET = "4)[:wz/Ch>ls?qn'$(x)`y`@JOIN@&\\Zz#0aB1c2"
 HELLO = f"""#!{sys.executable} -IS
 import json, os, socket, sys, time
@@ -86,7 +87,7 @@ def test_vms_with_a_gpus_driver_install_what_the_extra_does() -> None:
     (extra,) = project["optional-dependencies"]["gpu"]
 
     assert extra == GPU_REQUIREMENT
-    assert f"echo '{GPU_REQUIREMENT}' >> /run/scavenger/requirements.txt" in boot_script(join_of(), PACKAGE)
+    assert f"echo '{GPU_REQUIREMENT}' >> gpus.txt" in boot_script(join_of(), PACKAGE)
     versions = extra.removeprefix("tensorflow[and-cuda]")
     plain = [one.partition(";")[0] for one in project["dependencies"] if one.startswith("tensorflow")]
     assert plain == [f"tensorflow-cpu{versions}", f"tensorflow{versions}"]
@@ -100,8 +101,16 @@ def test_the_script_is_the_same_for_the_same_join() -> None:
     assert boot_script(join_of(), PACKAGE) == boot_script(join_of(), PACKAGE)
 
 
-@pytest.mark.parametrize("package", [PACKAGE, "scavenger-ml[gpu] @ https://e.com/x.whl", "it's $(odd) `x`"])
-def test_the_script_is_sound_shell_whatever_it_is_given(package: str) -> None:
+@pytest.mark.parametrize(
+    "package",
+    [
+        own_package(["parquet"]),
+        PACKAGE,
+        VmPackage(requirement="scavenger-ml[gpu] @ https://e.com/x.whl"),
+        VmPackage(requirement="it's $(odd) `x`"),
+    ],
+)
+def test_the_script_is_sound_shell_whatever_it_is_given(package: VmPackage) -> None:
     script = boot_script(join_of(), package)
 
     subprocess.run(["sh", "-n"], input=script, text=True, check=True, timeout=10)
@@ -114,18 +123,26 @@ def test_the_script_is_sound_shell_whatever_it_is_given(package: str) -> None:
 )
 def test_a_package_that_would_not_do_or_tells_a_password_is_refused(package: str) -> None:
     with pytest.raises(ConfigurationError, match="SCAVENGER_PACKAGE") as told:
-        boot_script(join_of(), package)
+        boot_script(join_of(), VmPackage(requirement=package))
     assert "token@" not in str(told.value)
     assert "password@" not in str(told.value)
 
 
 def test_a_package_by_ssh_is_no_secret() -> None:
-    assert "git+ssh://git@e.com/x.git" in boot_script(join_of(), "git+ssh://git@e.com/x.git")
+    named = VmPackage(requirement="git+ssh://git@e.com/x.git")
+
+    assert "git+ssh://git@e.com/x.git" in boot_script(join_of(), named)
 
 
-def test_vms_install_this_version_or_what_the_environment_names() -> None:
-    assert package_of({}) == PACKAGE
-    assert package_of({"SCAVENGER_PACKAGE": "x"}) == "x"
+def test_the_public_name_is_installed_from_nowhere_but_the_leaders_own_wheel() -> None:
+    package = own_package(["parquet"])
+    installs = re.findall(r"pip install (.*)", boot_script(join_of(), package))
+
+    assert installs == [
+        f"{' '.join(package.tools)} &&",
+        f'-c constraints.txt "scavenger-ml[parquet] @ file://$PWD/{package.wheel}" -r gpus.txt && '
+        f"/opt/scavenger/bin/scavenger-vm --has {package.sha256} parquet",
+    ]
 
 
 # Machines

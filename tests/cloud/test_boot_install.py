@@ -10,6 +10,7 @@ from machines import Machines, needs_machines
 from test_boot import archive, join_of, wait_for
 
 from scavenger.cloud.boot.boot import boot_script
+from scavenger.domain.vm import VmPackage
 
 NAME = "scavenger_ml-0.1.0"
 NOTHING_FROM_OUTSIDE = "[install]\nno-index = true\n"
@@ -33,7 +34,8 @@ def wheel(folder: Path) -> Path:
 @pytest.mark.long
 @needs_machines
 def test_pip_installs_the_package_and_its_agent_is_started(tmp_path: Path) -> None:
-    script = boot_script(join_of(), f"scavenger-ml @ file://{wheel(tmp_path)}")
+    named = VmPackage(requirement=f"scavenger-ml @ file://{wheel(tmp_path)}")
+    script = boot_script(join_of(), named)
     programs = {"/etc/pip.conf": NOTHING_FROM_OUTSIDE, "/usr/local/bin/apt-get": "#!/bin/sh\nexit 1\n"}
 
     with Machines("", programs=programs) as machines:

@@ -180,7 +180,7 @@ def test_without_credentials_the_rest_of_an_account_is_not_asked(
         monkeypatch.setenv(name, "/nonexistent")
     pip[0] = "ERROR: Could not find a version\nERROR: No matching distribution found for scavenger-ml\n"
 
-    found = checks(AWS, SCAVENGER_ADDRESS="127.0.0.1")
+    found = checks(AWS, SCAVENGER_ADDRESS="127.0.0.1", SCAVENGER_PACKAGE="scavenger-ml")
 
     assert set(found) == {"credentials", "address", "package"}
     assert found["credentials"].status == "fail"

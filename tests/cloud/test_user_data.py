@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from nested import built, changed
 
 from scavenger.cloud.boot.boot import Join, boot_script
+from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.boot.user_data import LIMIT_TIMER, RENEW_COMMAND, user_data
-from scavenger.domain.vm import VmRequest
+from scavenger.domain.vm import VmPackage, VmRequest
 from scavenger.errors import ConfigurationError
 
 REQUEST = built(
@@ -67,7 +68,7 @@ def test_systemd_finds_no_fault_with_what_a_vm_is_given(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    for script in (parts(REQUEST)[0][1], boot_script(join, "x")):
+    for script in (parts(REQUEST)[0][1], boot_script(join, own_package())):
         subprocess.run(
             ["sh"],
             input=script.replace("/run/", f"{tmp_path}/run/"),
@@ -134,6 +135,9 @@ def test_user_data_that_would_not_do_is_refused(changes: dict[str, Any], words: 
 
 def test_a_boot_script_leaves_half_of_the_room() -> None:
     join = Join("tcp://a-leader.example.com:65535", "k" * 40, token_of(0), "s" * 40, "gcp")
-    script = boot_script(join, "scavenger-ml @ https://example.com/" + "x" * 500)
+    named = VmPackage(requirement="scavenger-ml @ https://example.com/" + "x" * 500)
 
-    assert len(user_data(changed(REQUEST, user_data=script)).encode()) < 8_192
+    for package in (named, own_package(["parquet", "aws"])):
+        script = boot_script(join, package)
+
+        assert len(user_data(changed(REQUEST, user_data=script)).encode()) < 8_192

@@ -220,9 +220,14 @@ class GcpRented:
 
 
 @contextmanager
-def rented(name: str) -> Iterator[Rented]:
-    """A cloud of its own, with nothing in it; at the end it and all its VMs are no more."""
-    with Machines(boot_s=BOOT_S) as machines:
+def rented(name: str, **image: Any) -> Iterator[Rented]:
+    """A cloud of its own, with nothing in it; at the end it and all its VMs are no more.
+
+    Args:
+        name: Which cloud.
+        image: What is on its VMs, see `Machines`.
+    """
+    with Machines(boot_s=BOOT_S, **image) as machines:
         if name == "aws":
             with closing(LiveAws(machines, cores_per_vcpu=CORES_PER_VCPU)) as server:
                 yield AwsRented(server, machines)

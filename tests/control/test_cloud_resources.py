@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
+from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.domain.job import JobSpec
-from scavenger.domain.vm import Quota
+from scavenger.domain.vm import Quota, VmPackage
 from scavenger.errors import ConfigurationError, QuotaError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
@@ -140,6 +142,18 @@ def test_a_spot_quota_of_nothing_is_no_end_where_on_demand_vms_will_do(tmp_path:
                 found.within_quotas()
         else:
             assert found.within_quotas() == (found.space, ())
+
+
+def test_vms_install_this_code_with_what_the_job_reads_unless_the_user_names_a_package(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text("from scavenger.sdk import ParquetFiles\n")
+    named = {PACKAGE_VARIABLE: "scavenger-ml==0.1.0"}
+    bucket = {"checkpoint": {"path": "s3://bucket/checkpoints"}}
+
+    assert renting(()).package(tmp_path) == own_package(["parquet"])
+    assert renting((), **bucket).package(tmp_path) == own_package(["aws", "parquet"])
+    assert renting((), environment=named).package(tmp_path) == VmPackage(requirement="scavenger-ml==0.1.0")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from nested import built
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, PlacementOption
-from scavenger.domain.vm import VmRequest, VmSeen
+from scavenger.domain.vm import VmPackage, VmRequest, VmSeen
 from scavenger.errors import (
     CleanupError,
     CloudUnavailableError,
@@ -144,7 +144,7 @@ class Scene:
                 run_max_s=14 * 86_400.0,
                 attempt=attempt,
             ),
-            package="scavenger-ml",
+            package=VmPackage(requirement="scavenger-ml"),
             options={"small": cheap + small},
             aggregators=small,
             offers=(offer,),

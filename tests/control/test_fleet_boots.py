@@ -17,7 +17,7 @@ from scavenger.control.provisioning.booting import boot_document
 from scavenger.control.provisioning.fleet_boots import FleetBoots, is_proven
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmTimes
-from scavenger.domain.vm import VmRequest
+from scavenger.domain.vm import VmPackage, VmRequest
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,
@@ -33,7 +33,7 @@ from conformance import token_of
 from fake import FakeProvider, Fault
 
 ENDPOINT = "tcp://203.0.113.7:7000"
-DOCUMENT = boot_document(ENDPOINT, "k" * 40, "fake", "scavenger-ml")
+DOCUMENT = boot_document(ENDPOINT, "k" * 40, "fake", VmPackage(requirement="scavenger-ml"))
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 INPUTS = FleetInputs(
     spec=built(
@@ -48,7 +48,7 @@ INPUTS = FleetInputs(
         run_max_s=1e6,
         user_data=DOCUMENT,
     ),
-    package="scavenger-ml",
+    package=VmPackage(requirement="scavenger-ml"),
     options={"small": (PlacementOption("small", "fake-1a", False, 0.36),)},
     aggregators=(PlacementOption("small", "fake-1a", False, 0.36),),
     offers=(Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32),),
@@ -175,9 +175,30 @@ def test_the_others_follow_as_soon_as_the_first_one_reaches_this_machine(scene: 
     ("changes", "proven"),
     [
         ({}, True),
-        ({"user_data": boot_document("tcp://203.0.113.7:4711", "x" * 40, "fake", "scavenger-ml")}, True),
-        ({"user_data": boot_document("tcp://198.51.100.1:7000", "k" * 40, "fake", "scavenger-ml")}, False),
-        ({"user_data": boot_document(ENDPOINT, "k" * 40, "fake", "https://e.com/x.whl")}, False),
+        (
+            {
+                "user_data": boot_document(
+                    "tcp://203.0.113.7:4711", "x" * 40, "fake", VmPackage(requirement="scavenger-ml")
+                )
+            },
+            True,
+        ),
+        (
+            {
+                "user_data": boot_document(
+                    "tcp://198.51.100.1:7000", "k" * 40, "fake", VmPackage(requirement="scavenger-ml")
+                )
+            },
+            False,
+        ),
+        (
+            {
+                "user_data": boot_document(
+                    ENDPOINT, "k" * 40, "fake", VmPackage(requirement="https://e.com/x.whl")
+                )
+            },
+            False,
+        ),
         ({"user_data": "#!/bin/sh"}, False),
         ({"image": "ami-1"}, False),
         ({"region": "fake-2"}, False),

@@ -11,7 +11,7 @@ from nested import built
 
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, Intent, IntentState, PlacementOption, VmSlot
-from scavenger.domain.vm import VmRequest
+from scavenger.domain.vm import VmPackage, VmRequest
 from scavenger.policy.provisioning.fleet_plan import (
     SILENT_S,
     AgentSeen,
@@ -48,7 +48,7 @@ def offer(vm: str, workers: int) -> Offer:
 
 INPUTS = FleetInputs(
     spec=WANTED,
-    package="p",
+    package=VmPackage(requirement="p"),
     options={"small": (HERE,), "big": (BIG,)},
     aggregators=(HERE,),
     offers=(offer("small", 1), offer("big", 2)),

@@ -1,9 +1,13 @@
 """The script that makes a VM join its coordinator: cloud-init runs it once, as root, after the first boot.
 
-The script writes the join file, installs Scavenger if the image lacks it, and starts the agent as a service. Meanwhile
-it tries whether the VM reaches its coordinator at all. A VM powers off if one of these fails, if its time limit is not
-set, or when its agent has ended. So the service is never restarted: its coordinator replaces a failed agent with a new
-VM. What the script does is on the VM's console, in the words of `scavenger.domain.boot`.
+The script writes the join file, installs Scavenger unless the image has it, and starts the agent as a service.
+Meanwhile it tries whether the VM reaches its coordinator at all. A VM powers off if one of these fails, if its time
+limit is not set, or when its agent has ended. So the service is never restarted: its coordinator replaces a failed
+agent with a new VM. What the script does is on the VM's console, in the words of `scavenger.domain.boot`.
+
+What is installed is the leader's own wheel. The VM fetches it from the leader with its one-time key, and checks it by
+the digest in its user data. Its requirements come from the package index, in the versions that the wheel itself lists.
+Nothing is taken from an index under Scavenger's own name, unless the user has named it.
 """
 
 from __future__ import annotations
@@ -11,24 +15,41 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from scavenger import __version__
+from scavenger.cloud.boot.package import CONSTRAINTS, DISTRIBUTION
 from scavenger.cloud.boot.user_data import LIMIT_TIMER
 from scavenger.domain import boot
+from scavenger.domain.vm import VmPackage
 from scavenger.errors import ConfigurationError
 
-__all__ = ["GPU_REQUIREMENT", "PACKAGE_VARIABLE", "Join", "boot_script", "package_of"]
+__all__ = ["GPU_REQUIREMENT", "PACKAGE_VARIABLE", "Join", "boot_script", "image_script"]
 
 PACKAGE_VARIABLE = "SCAVENGER_PACKAGE"
-"""Environment variable with what VMs install instead of this version from PyPI: one pip requirement, such as a URL."""
+"""Environment variable with what VMs install instead of the leader's own wheel: one pip requirement, such as a URL."""
 
 GPU_REQUIREMENT = "tensorflow[and-cuda]>=2.21,<2.22"
 """What VMs whose image has NVIDIA's driver install besides, as the extra `gpu` does."""
 
 _SECRET_IN_URL = re.compile(r"(?<!ssh)://[^/\s]*@")
 _UNIT = "scavenger-vm.service"
+_AGENT = "/opt/scavenger/bin/scavenger-vm"
+
+_FUNCTIONS = """\
+venv() {
+    python3 -m venv /opt/scavenger && /opt/scavenger/bin/python -m pip --version
+}
+apt() {
+    DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 "$@"
+}
+pip() {
+    /opt/scavenger/bin/python -m pip "$@" --quiet --disable-pip-version-check --no-cache-dir
+}
+venv_made() {
+    [ -x /opt/scavenger/bin/pip ] || venv > /dev/null 2>&1 ||
+        { apt update && apt install --no-install-recommends python3-venv && venv; }
+}
+"""
 
 _SCRIPT = """\
 #!/bin/sh
@@ -47,7 +68,8 @@ if systemctl is-active --quiet @UNIT@; then
 fi
 echo '@MARK@@BOOTING@'
 mkdir -p /run/scavenger
-cat > /run/scavenger/reach.py <<'END'
+cd /run/scavenger
+cat > reach.py <<'END'
 import socket, sys
 try:
     socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()
@@ -59,7 +81,7 @@ reach() {
     tries=0
     while [ "$tries" -lt 8 ]; do
         status=0
-        python3 /run/scavenger/reach.py @HOST@ @PORT@ || status=$?
+        python3 reach.py @HOST@ @PORT@ || status=$?
         case $status in
             0) echo '@MARK@@REACHED@'; return ;;
             3) ;;
@@ -71,27 +93,22 @@ reach() {
     end '@UNANSWERED@ at the last of 8 tries'
 }
 reach &
-cat > /run/scavenger/join.json <<'END'
+cat > join.json <<'END'
 @JOIN@
 END
-cat > /run/scavenger/requirements.txt <<'END'
-@PACKAGE@
+cat > @GIVEN@ <<'END'
+@CONTENT@
 END
+: > gpus.txt
 if command -v nvidia-smi > /dev/null; then
-    echo '@GPUS@' >> /run/scavenger/requirements.txt
+    echo '@GPUS@' >> gpus.txt
 fi
-venv() {
-    python3 -m venv /opt/scavenger && /opt/scavenger/bin/python -m pip --version
+@FUNCTIONS@installed() {
+    venv_made && @INSTALL@ && @CHECK@
 }
-apt() {
-    DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 "$@"
-}
-installed() {
-    { venv > /dev/null 2>&1 || { apt update && apt install --no-install-recommends python3-venv && venv; }; } &&
-        /opt/scavenger/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir \\
-            -r /run/scavenger/requirements.txt && [ -x /opt/scavenger/bin/scavenger-vm ]
-}
-if ! command -v scavenger-vm > /dev/null; then
+agent=$(command -v scavenger-vm) || agent=
+if [ -z "$agent" ]@UNLESS@; then
+    agent=@AGENT@
     echo "@MARK@@INSTALLING@ "@NAME@
     pause_s=5
     until installed; do
@@ -107,7 +124,7 @@ Description=Scavenger on this VM
 SuccessAction=poweroff
 FailureAction=poweroff
 [Service]
-ExecStart=$(command -v scavenger-vm) /run/scavenger/join.json
+ExecStart=$agent /run/scavenger/join.json
 Environment=HOME=/root
 StandardOutput=journal+console
 StandardError=journal+console
@@ -121,6 +138,45 @@ echo '@MARK@@STARTED@'
 # reach: in the background, so that it costs no time; a status other than 0 and 3 is that of an image without Python,
 # whose agent finds out by itself.
 # OOMPolicy: a training process that exhausts the memory must not end the agent, which reports the failure.
+
+_FETCH = """\
+import hashlib, io, json, sys, zipfile
+import msgspec, zmq
+name, sha256, inside = sys.argv[1:]
+join = json.load(open("join.json"))
+line = zmq.Context().socket(zmq.DEALER)
+line.linger, line.rcvtimeo, line.maxmsgsize = 0, 15000, 4 << 20
+secret = join["secret"].encode()
+line.curve_publickey, line.curve_secretkey = zmq.curve_public(secret), secret
+line.curve_serverkey = join["server_key"].encode()
+line.connect(join["endpoint"])
+data, total = b"", 1
+try:
+    while len(data) < total:
+        line.send(msgspec.msgpack.encode({"type": "Fetch", "offset": len(data)}))
+        chunk = msgspec.msgpack.decode(line.recv())
+        if not chunk.get("data"):
+            raise ValueError(chunk.get("reason", "no data"))
+        data, total = data + chunk["data"], min(chunk["total"], 64 << 20)
+except Exception as error:
+    sys.exit(f"scavenger: cannot fetch the package from {join['endpoint']}: {error!r}")
+if hashlib.sha256(data).hexdigest() != sha256:
+    sys.exit("scavenger: the package from the leader is not the one in the user data")
+open(name, "wb").write(data)
+open("constraints.txt", "wb").write(zipfile.ZipFile(io.BytesIO(data)).read(inside))
+"""
+
+_IMAGE_SCRIPT = """\
+#!/bin/sh
+# Installs Scavenger in a VM image, so that VMs install nothing when they boot. Run it there as root.
+set -eu
+umask 077
+cd "$(dirname "$0")"
+@FUNCTIONS@venv_made
+@INSTALL@
+@AGENT@ --has @WHAT@
+echo 'scavenger: installed '@NAME@
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,27 +198,41 @@ class Join:
     provider: str
 
 
-def boot_script(join: Join, package: str) -> str:
+def boot_script(join: Join, package: VmPackage) -> str:
     """Create the POSIX shell script for cloud-init; equal values give the identical text.
 
     The secret is written to a file that only root can read, and appears in no command line and no log.
 
     Args:
         join: Written to `/run/scavenger/join.json`, which the agent removes after reading it.
-        package: A requirement as pip reads it; see `package_of`.
+        package: Installed if the image has no agent, or the agent of another package. An agent of the image is used in
+            any case where the user has named a requirement.
 
     Raises:
-        ConfigurationError: If the package is not a single line, or is a URL with a password: user data stays readable.
+        ConfigurationError: If the requirement is not a single line, or is a URL with a password, since user data stays
+            readable.
     """
-    if not package.strip() or package.splitlines() != [package]:
-        raise ConfigurationError(f"{PACKAGE_VARIABLE} must be one requirement on one line, not {package!r}")
-    if _SECRET_IN_URL.search(package):
-        raise ConfigurationError(
-            f"{PACKAGE_VARIABLE} holds a password or token, which everything on a VM could read; "
-            "use a URL that needs none"
-        )
+    if package.requirement or not package.wheel:
+        _check(package.requirement)
+        values = {
+            "@GIVEN@": "requirements.txt",
+            "@CONTENT@": package.requirement,
+            "@UNLESS@": "",
+            "@INSTALL@": "pip install -r requirements.txt -r gpus.txt",
+            "@CHECK@": f"[ -x {_AGENT} ]",
+        }
+    else:
+        fetch = shlex.join(["fetch.py", package.wheel, package.sha256, CONSTRAINTS])
+        values = {
+            "@GIVEN@": "fetch.py",
+            "@CONTENT@": _FETCH.rstrip("\n"),
+            "@UNLESS@": f' || ! "$agent" --has {_what(package)}',
+            "@CHECK@": f"{_AGENT} --has {_what(package)}",
+            "@INSTALL@": f"pip install {shlex.join(package.tools)} &&\n"
+            f"        /opt/scavenger/bin/python {fetch} &&\n        {_install(package)} -r gpus.txt",
+        }
     host, _, port = join.endpoint.removeprefix("tcp://").rpartition(":")
-    values = {
+    values |= {
         "@MARK@": boot.MARK,
         "@BOOTING@": boot.BOOTING,
         "@REACHED@": boot.REACHED,
@@ -174,16 +244,46 @@ def boot_script(join: Join, package: str) -> str:
         "@UNLIMITED@": boot.NO_TIME_LIMIT,
         "@HOST@": shlex.quote(host),
         "@PORT@": shlex.quote(port),
+        "@NAME@": shlex.quote(package.name),
+        "@AGENT@": _AGENT,
         "@LIMIT@": LIMIT_TIMER,
         "@UNIT@": _UNIT,
         "@JOIN@": json.dumps(asdict(join)),
-        "@PACKAGE@": package,
+        "@FUNCTIONS@": _FUNCTIONS,
         "@GPUS@": GPU_REQUIREMENT,
-        "@NAME@": shlex.quote(package),
     }
-    return re.sub(r"@[A-Z]+@", lambda found: values[found[0]], _SCRIPT)
+    return _filled(_SCRIPT, values)
 
 
-def package_of(environment: Mapping[str, str]) -> str:
-    """The requirement that VMs install: `SCAVENGER_PACKAGE`, or else this version of Scavenger."""
-    return environment.get(PACKAGE_VARIABLE) or f"scavenger-ml=={__version__}"
+def image_script(package: VmPackage) -> str:
+    """Create the script that installs a wheel and its `constraints.txt`, both beside the script, in a VM image.
+
+    VMs that boot from the image and are to have the same package install nothing.
+    """
+    values = {"@INSTALL@": _install(package), "@WHAT@": _what(package), "@NAME@": shlex.quote(package.name)}
+    return _filled(_IMAGE_SCRIPT, {**values, "@AGENT@": _AGENT, "@FUNCTIONS@": _FUNCTIONS})
+
+
+def _install(package: VmPackage) -> str:
+    extras = f"[{','.join(package.extras)}]" if package.extras else ""
+    return f'pip install -c constraints.txt "{DISTRIBUTION}{extras} @ file://$PWD/{package.wheel}"'
+
+
+def _what(package: VmPackage) -> str:
+    return shlex.join([package.sha256, *package.extras])
+
+
+def _check(requirement: str) -> None:
+    if not requirement.strip() or requirement.splitlines() != [requirement]:
+        raise ConfigurationError(
+            f"{PACKAGE_VARIABLE} must be one requirement on one line, not {requirement!r}"
+        )
+    if _SECRET_IN_URL.search(requirement):
+        raise ConfigurationError(
+            f"{PACKAGE_VARIABLE} holds a password or token, which everything on a VM could read; "
+            "use a URL that needs none"
+        )
+
+
+def _filled(script: str, values: dict[str, str]) -> str:
+    return re.sub(r"@[A-Z]+@", lambda found: values[found[0]], script)

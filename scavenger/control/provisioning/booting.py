@@ -12,7 +12,7 @@ import msgspec
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import Join, boot_script
-from scavenger.domain.vm import Quota, VmRequest, VmSeen
+from scavenger.domain.vm import Quota, VmPackage, VmRequest, VmSeen
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.store import Store
 from scavenger.train.engines.vm.values import one_time_keys
@@ -24,10 +24,10 @@ class _Boot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     endpoint: str
     server_key: str
     provider: str
-    package: str
+    package: VmPackage
 
 
-def boot_document(endpoint: str, server_key: str, provider: str, package: str) -> str:
+def boot_document(endpoint: str, server_key: str, provider: str, package: VmPackage) -> str:
     """The user data of a job's intents: how its VMs reach its coordinator, and what they install."""
     return msgspec.json.encode(_Boot(endpoint, server_key, provider, package)).decode()
 
@@ -41,7 +41,7 @@ def boot_way(user_data: str) -> tuple[str, str]:
         boot = msgspec.json.decode(user_data, type=_Boot)
     except msgspec.DecodeError:
         return "", ""
-    return boot.endpoint.rpartition(":")[0], boot.package
+    return boot.endpoint.rpartition(":")[0], boot.package.name
 
 
 class BootingProvider(Provider):

@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 
 from scavenger.cloud.base import Provider
-from scavenger.cloud.boot.boot import package_of
+from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
+from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
@@ -23,7 +24,7 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
-from scavenger.domain.vm import LaunchTemplate, Quota
+from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
 from scavenger.errors import ConfigurationError, QuotaError
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.store import Store
@@ -248,7 +249,7 @@ class CloudResources:
                 ),
                 attempt=record.attempts,
             ),
-            package=package_of(self._environment),
+            package=self.package(folder),
             options={offer.vm: self._options(offer, zones[offer.vm]) for offer in offers},
             aggregators=tuple(
                 PlacementOption(aggregator_offer.vm, zone, False, aggregator_offer.price_usd_per_hour)
@@ -264,10 +265,23 @@ class CloudResources:
         )
         host, port = address_of(self._environment)
         hosts = AgentServer(
-            host, folder, port=port, boot_key=new_boot_key(), leave_out=(outputs,), clock=clock
+            host,
+            folder,
+            port=port,
+            boot_key=new_boot_key(),
+            leave_out=(outputs,),
+            package=own_wheel().data if inputs.package.wheel else b"",
+            clock=clock,
         )
         hosts.start()
         return Fleet(store, provider, hosts, inputs, note=note, inform=inform, clock=clock)
+
+    def package(self, folder: Path) -> VmPackage:
+        """What VMs install: what the user has named, or else this process's own code with what the job needs there."""
+        if requirement := self._environment.get(PACKAGE_VARIABLE):
+            return VmPackage(requirement=requirement)
+        checkpoint = self._job.checkpoint
+        return own_package(extras_of(folder, checkpoint.path if checkpoint else ""))
 
     def _options(self, offer: Offer, zones: tuple[str, ...]) -> tuple[PlacementOption, ...]:
         """Placement options in the order to try: with `spot: auto`, on-demand options follow the spot options."""

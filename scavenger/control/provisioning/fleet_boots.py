@@ -224,7 +224,7 @@ class FleetBoots:
             vm.evidence.console,
             endpoint=self._endpoint,
             image=template.image,
-            package=self._inputs.package,
+            package=self._inputs.package.name,
         )
         if found.cause == "silent" and self._watch.denied and not vm.evidence.console:
             why = f" ({reason})" if reason else ""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from uuid import uuid4
 
 from scavenger.cloud.base import Inspection, Provider
-from scavenger.cloud.boot.boot import PACKAGE_VARIABLE, package_of
+from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
+from scavenger.cloud.boot.package import own_package
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.cloud_resources import (
     ADDRESS_VARIABLE,
@@ -149,8 +150,13 @@ def _address(environment: Mapping[str, str]) -> Check:
 
 
 def _package(environment: Mapping[str, str]) -> Check:
-    """Whether pip can get what VMs install; asks the index that this machine is set up for."""
-    requirement = package_of(environment)
+    """Whether this code can be packed for VMs; or pip can get what the user has named, where this machine looks."""
+    requirement = environment.get(PACKAGE_VARIABLE, "")
+    if not requirement:
+        try:
+            return Check("package", "ok", own_package().name)
+        except ConfigurationError as error:
+            return Check("package", "fail", str(error), "install Scavenger again")
     with tempfile.TemporaryDirectory(prefix="scavenger-doctor-") as folder:
         command = [
             "download",

@@ -1,4 +1,8 @@
-"""The program on a VM: `scavenger-vm JOIN_FILE` joins its coordinator and forwards preemption notices."""
+"""The program on a VM: `scavenger-vm JOIN_FILE` joins its coordinator and forwards preemption notices.
+
+`scavenger-vm --has SHA256 [EXTRA ...]` tells by its exit status whether it is the program of that wheel, with what the
+extras require; a VM asks it of its image before it installs anything.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,12 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger import logs
+from scavenger.cloud.boot.package import is_own
 from scavenger.cloud.notices import watch
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
@@ -39,8 +45,18 @@ def _in_s(notice: Notice) -> float | None:
     return None if notice.at is None else (notice.at - datetime.now(UTC)).total_seconds()
 
 
+def _has(sha256: str, extras: Sequence[str]) -> int:
+    try:
+        return 0 if is_own(sha256, extras) else 1
+    except ConfigurationError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
 def main() -> int:
     """Serve this VM's coordinator until either ends; returns the exit status."""
+    if sys.argv[1:2] == ["--has"] and len(sys.argv) > 2:
+        return _has(sys.argv[2], sys.argv[3:])
     if len(sys.argv) != 2:
         print("usage: scavenger-vm JOIN_FILE", file=sys.stderr)
         return ConfigurationError.exit_code

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
+from scavenger.domain.vm import VmPackage
 from scavenger.policy.provisioning.actions import AlarmKind
 from scavenger.policy.provisioning.slots import (
     AGGREGATOR_SLOT,
@@ -73,7 +74,7 @@ class FleetInputs:
 
     Attributes:
         spec: The job, its region, its limits and the launch parameters of its VMs; without slots.
-        package: The package that a VM installs, see `cloud.boot.package_of`.
+        package: What a VM installs.
         options: Placement options of the workers' VMs by VM type, in the order to try.
         aggregators: Placement options of the aggregators' VM.
         offers: Offers of the workers' VM types.
@@ -84,7 +85,7 @@ class FleetInputs:
     """
 
     spec: FleetSpec
-    package: str
+    package: VmPackage
     options: Mapping[str, tuple[PlacementOption, ...]]
     aggregators: tuple[PlacementOption, ...]
     offers: tuple[Offer, ...]

@@ -1,9 +1,10 @@
 """The leader's server for the agents on its VMs: admits each agent once, and keeps a channel to it.
 
-A VM's user data holds a one-time key for joining. The agent generates its own keys, and sends the public one under the
-one-time key. After the first message under the agent's own key, every use of the one-time key raises an alarm, because
-another party must have read the user data. The server identifies a peer by the key of each message, never by the name
-that a peer claims, so that the holder of a one-time key cannot impersonate another peer.
+A VM's user data holds a one-time key for joining. With it, the VM first fetches the package that it installs, unless
+its image has it. The agent then generates its own keys, and sends the public one under the one-time key. After the
+first message under the agent's own key, every use of the one-time key raises an alarm, because another party must have
+read the user data. The server identifies a peer by the key of each message, never by the name that a peer claims, so
+that the holder of a one-time key cannot impersonate another peer.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _CHUNKS_MAX = 2
 """Chunks of the job's folder in flight to a VM; an agent requests the next one when it has received one."""
 _BACKLOG_MAX = 2000
 """Unacknowledged messages to a VM that sends requests: far more than its file operations can cause."""
+_PACKAGES_MAX = 10
+"""How often one VM may fetch the package: its boot script tries six times."""
 _TURN_MAX = 1000
 """Largest number of messages received from all VMs before the leader sends."""
 
@@ -63,6 +66,7 @@ class AgentServer:
         port: Port to listen at; 0 for any.
         boot_key: Secret from which one-time keys are derived; None for a new one.
         leave_out: Paths in the folder that are not sent, see `Archive`.
+        package: The wheel that VMs may fetch before they join; empty for none.
         lost_s: Silence after which the processes of a VM count as lost.
         clock: Returns monotonic seconds.
 
@@ -81,13 +85,14 @@ class AgentServer:
         port: int = 0,
         boot_key: bytes | None = None,
         leave_out: Collection[Path] = (),
+        package: bytes = b"",
         lost_s: float = LOST_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._silence = SilenceWatch(lost_s, clock())
         self.boot_key = boot_key or secrets.token_bytes(32)
-        self._archive = Archive(job_dir, leave_out=leave_out)
+        self._archive, self._package = Archive(job_dir, leave_out=leave_out), package
         self._socket = AgentSocket(address, port)
         self._sessions: dict[str, AgentSession] = {}
         self._gone: set[str] = set()
@@ -371,6 +376,8 @@ class AgentServer:
         match name, message:
             case "join", m.Join():
                 self._join(session, route, message)
+            case "join", m.Fetch():
+                self._socket.send(route, self._package_chunk(session, message.offset))
             case "spent", m.Join() if message.public_key == session.link.key:
                 pass  # the message was still in flight
             case "spent", _:
@@ -380,6 +387,14 @@ class AgentServer:
                 self._handle_packet(session, route, message, now)
             case _:
                 pass
+
+    def _package_chunk(self, session: AgentSession, offset: int) -> m.Chunk | m.Refused:
+        """A chunk of the package, for whoever has the one-time key of a VM; there is no other file to choose."""
+        data = self._package[offset : offset + m.CHUNK_BYTES]
+        if not data or session.package_bytes + len(data) > _PACKAGES_MAX * len(self._package):
+            return m.Refused("there is no more of the package for this VM")
+        session.package_bytes += len(data)
+        return m.Chunk(offset, len(self._package), data)
 
     def _join(self, session: AgentSession, route: bytes, message: m.Join) -> None:
         refusal = ""

@@ -1,7 +1,8 @@
 """Messages between the leader and the agents on its VMs: msgpack structs, validated on arrival.
 
-One port accepts two kinds of keys. With a one-time key, an agent can only send its own public key (`Join`). With its
-own key, all other messages travel in numbered packets (see `channel`).
+One port accepts two kinds of keys. With a one-time key, a VM can only fetch the package that it installs (`Fetch`) and
+send the public key of its agent (`Join`). With the agent's own key, all other messages travel in numbered packets (see
+`channel`).
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ __all__ = [
 PROTOCOL = 4
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
-"""Chunk size of the job's folder: small enough to arrive before the packet would be resent."""
+"""Chunk size of the job's folder and of the package: small enough to arrive before the packet would be resent."""
 LOG_PART_BYTES = 64 << 10
 MESSAGE_BYTES_MAX = 4 << 20
 """Longest accepted message; a chunk and a process configuration are much shorter."""
@@ -120,7 +121,7 @@ class Report(Tagged, frozen=True):
 
 
 class Fetch(Tagged, frozen=True):
-    """Requests a chunk of the job's folder."""
+    """Requests a chunk: with a one-time key of the package, with the agent's own key of the job's folder."""
 
     offset: _Count
 
@@ -217,7 +218,7 @@ class ShowStack(Tagged, frozen=True):
 
 
 class Chunk(Tagged, frozen=True):
-    """A chunk of the job's folder, whose archive has `total` bytes."""
+    """A chunk of the package, or of the archive of the job's folder, which has `total` bytes."""
 
     offset: _Count
     total: _Count
@@ -279,7 +280,7 @@ class Packet(Tagged, frozen=True):
     word: AgentMessage | None = None
 
 
-SocketMessage = Join | Admitted | Refused | Packet
+SocketMessage = Join | Admitted | Refused | Packet | Fetch | Chunk
 
 _codec: Codec[SocketMessage] = Codec(SocketMessage)
 encode, decode = _codec.encode, _codec.decode

@@ -145,6 +145,7 @@ class AgentSession:
         ending: Why the agent ends; empty if it does not.
         shut_out: Whether it broke the protocol, so that the leader ignores it.
         launches: Names of its processes by launch number.
+        package_bytes: How much of the package was sent to its VM, in all attempts.
     """
 
     spec: AgentSpec
@@ -156,6 +157,7 @@ class AgentSession:
     renewals: Renewals = field(default_factory=Renewals)
     unread: Unread = field(default_factory=Unread)
     launches: dict[int, str] = field(default_factory=dict)
+    package_bytes: int = 0
 
     def status_at(self, now: float) -> AgentStatus:
         """Return the public state at a time."""
