@@ -27,17 +27,26 @@ def _root(context: typer.Context) -> None:
 @app.command()
 def recover(
     folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="FOLDER...", help="Output folders of jobs, named by the jobs' ids."),
+        list[str],
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Output folders of jobs, named by the jobs' ids; with --job, the folder or URL of checkpoints.",
+        ),
     ],
+    job_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--job", metavar="JOB.yaml", help="The job's file, where nothing but its checkpoints is left."
+        ),
+    ] = None,
     store: StoreOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Restore the records of jobs from their folders, after the database was lost."""
+    """Restore the records of jobs from their folders or checkpoints, after the database was lost."""
 
     def command() -> int:
         from scavenger_cli.commands.recover import recover as recover_jobs
 
-        return recover_jobs(folders, store_url=store, as_json=output is Output.JSON)
+        return recover_jobs(folders, job_file, store_url=store, as_json=output is Output.JSON)
 
     finish(output, command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from cloud_jobs import CloudJob, CloudOutcome, assert_nothing_left, eventually, paid_usd
 from conftest import MakeJob
 from nested import built
+from real_jobs import marked
 from rented import Rented
 
 from scavenger.domain.intent import FleetSpec
@@ -162,6 +164,37 @@ def test_the_vms_of_a_killed_leader_are_ended_by_gc_and_the_job_is_resumed_on_ne
     assert_nothing_left(job)
     cost = job.ask("cost", outcome.job_id).report["job"]
     assert {one["instance_id"] for one in cost["vms"]} == {vm.id for vm in cloud.vms()}
+
+
+@pytest.mark.long
+def test_a_leader_that_sleeps_until_its_vms_have_ended_goes_on_from_its_newest_checkpoint(
+    cloud: Rented, make_job: MakeJob
+) -> None:
+    """As a laptop that is closed for longer than VMs wait for it: they are gone when it wakes up."""
+    job = make_job(goal=FOR_EVER, checkpoint={"path": "./checkpoints", "every": "1s"}, **QUICK)
+    driver = job.start()
+    try:
+        eventually(lambda: _has_checkpoint(job), driver)
+        first = {vm.id for vm in cloud.vms()}
+        processes = marked(job.mark)
+        for process in processes:
+            process.suspend()
+        for vm in cloud.vms():
+            cloud.machine(vm.id).run("systemctl", "poweroff")
+            assert cloud.machine(vm.id).over.wait(20.0)
+        for process in processes:
+            process.resume()
+        eventually(lambda: [vm for vm in job.workers_vms() if vm.id not in first], driver)
+        driver.send_signal(signal.SIGINT)
+        outcome = job.ended(driver, 60.0)
+    finally:
+        driver.kill()
+
+    assert outcome.code == 130, outcome.stderr
+    steps = [int(step) for step in re.findall(r"the job continues from step (\d+)", outcome.stderr)]
+    assert steps, outcome.stderr
+    assert min(steps) > 0
+    assert_nothing_left(job)
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,35 @@ def test_a_job_whose_store_is_lost_is_recovered_from_its_folder_and_resumed(
     with Store.open(job.store) as store:
         store.recover_job(read_record(copy.parent))
     assert (_job(job).report, _job(job).attempts, _job(job).state) == (report, 2, stored.state)
+
+
+@pytest.mark.long
+def test_a_job_of_which_only_its_code_and_checkpoints_are_left_is_resumed(
+    make_job: MakeJob, mark: str
+) -> None:
+    epochs = 3
+    job = make_job(
+        goal={"max_epochs": epochs},
+        search={"workers": 1, "batch_size": [32]},
+        checkpoint={"path": "./saved", "every_steps": 20},
+        code={"sleep_s": 0.001},
+    )
+    driver = job.start("optimize")
+    (kept,) = wait_for(
+        lambda: {path.parents[1] for path in job.folder.glob("saved/*/*/manifest.json")}, driver
+    )
+    driver.kill()
+    driver.communicate()
+    wait_for(lambda: [p for p in marked(mark) if p.pid != os.getpid()] == [])
+
+    _lose(job.store)
+    shutil.rmtree(job.folder / ".scavenger")
+    (row,) = job.ask("store", "recover", str(kept), "--job", str(job.folder / "job.yaml")).report["jobs"]
+    assert (row["id"], row["recovered"]) == (kept.name, True)
+
+    report = job.ask("resume", "tiny", "--yes").report
+    assert report["steps"] == epochs * STEPS
+    assert Path(report["model_path"]).is_file()
 
 
 # ---- helpers -----------------------------------------------------------------------------------------------

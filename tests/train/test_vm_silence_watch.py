@@ -1,0 +1,69 @@
+"""A leader that slept, or was stopped, does not hold that time against its VMs; those that are gone are gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from scavenger.train.engines.vm.silence_watch import LOST_S, SilenceWatch
+from scavenger.train.engines.vm.values import AgentSession, AgentSpec
+
+AWAY_S = 18 * 60.0
+
+
+class Leader:
+    """One that looks every tenth of a second while it is awake, at VMs that it hears or not."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.watch = SilenceWatch(LOST_S, self.now)
+        self.vms = [AgentSession(AgentSpec(name, "small", "worker", 1, 1)) for name in "abc"]
+        for vm in self.vms:
+            vm.link.route, vm.link.heard_at, vm.launches = b"route", self.now, {1: "w0"}
+        self.lost: list[str] = []
+
+    def look(self, for_s: float, *, heard: str) -> None:
+        for _ in range(round(for_s * 10)):
+            self.now += 0.1
+            for vm in self.vms:
+                if vm.spec.intent in heard:
+                    vm.link.heard_at = self.now
+            self.watch.allow_for_pause(self.vms, self.now)
+            self.lost += [vm.spec.intent for vm in self.watch.judge(self.vms, self.now)[1]]
+
+
+@pytest.mark.parametrize("clock_goes_on_s", [AWAY_S, 0.0], ids=["stopped", "asleep"])
+def test_vms_that_are_heard_again_after_18_minutes_are_not_lost_however_the_clock_went(
+    clock_goes_on_s: float,
+) -> None:
+    leader = Leader()
+    leader.look(20.0, heard="abc")
+
+    leader.now += clock_goes_on_s
+    leader.look(10.0, heard="")  # the network takes a while to be there again
+    leader.look(30.0, heard="abc")
+
+    assert leader.lost == []
+    assert not leader.watch.in_doubt
+
+
+def test_a_vm_that_ended_meanwhile_is_lost_in_the_usual_time_once_the_others_are_heard() -> None:
+    leader = Leader()
+    leader.look(20.0, heard="abc")
+
+    leader.now += AWAY_S
+    leader.look(LOST_S + 1.0, heard="ab")
+
+    assert set(leader.lost) == {"c"}
+
+
+def test_if_all_ended_meanwhile_they_are_lost_when_their_agents_would_have_ended_them() -> None:
+    """By then the cloud has long said that they are gone."""
+    leader = Leader()
+    leader.look(20.0, heard="abc")
+
+    leader.now += AWAY_S
+    leader.look(200.0, heard="")
+    assert leader.lost == []
+    leader.look(60.0, heard="")
+
+    assert set(leader.lost) == set("abc")
