@@ -202,6 +202,7 @@ def test_a_vm_without_its_time_limit_or_without_its_agent_is_no_use_and_ends() -
 
 BROKEN = "#!/bin/sh\necho broken >&2\nexit 1\n"
 SECOND = """#!/bin/sh
+[ "$2" = venv ] || exit 9  # what else is asked of it does not count
 case $1 in */reach.py) exit 1 ;; esac
 [ -e /once ] || { touch /once; exit 1; }
 mkdir -p /opt/scavenger/bin
