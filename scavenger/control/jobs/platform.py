@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
+from scavenger.control.provisioning.price_refresh import refresh_if_old
 from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
 from scavenger.control.search.space import (
     check_keras_backend,
@@ -164,7 +165,8 @@ def _prepared(job: JobSpec, job_file: Path) -> PreparedJob:
         if at is not None:
             check_writable(Path(at), "checkpoint.path")
     if job.infra.provider != "local":
-        return PreparedJob(job, job_file, folder, RentedVms(job, CloudResources(job)))
+        refreshed = refresh_if_old(job)
+        return PreparedJob(job, job_file, folder, RentedVms(job, CloudResources(job), refreshed))
     if (gpus := gpus_of(job)) is None:
         return PreparedJob(job, job_file, folder, ThisMachine(job))
     job, notes = one_worker_each(job, len(gpus.names))
@@ -247,14 +249,18 @@ class _LocalResources:
 
 
 class RentedVms:
-    """A cloud, where workers run on rented VMs; see `Platform`."""
+    """A cloud, where workers run on rented VMs; see `Platform`.
 
-    def __init__(self, job: JobSpec, cloud_resources: CloudResources) -> None:
+    Args:
+        notes: Messages for the user in addition to those of the offers.
+    """
+
+    def __init__(self, job: JobSpec, cloud_resources: CloudResources, notes: Iterable[str] = ()) -> None:
         self._job, self._cloud_resources = job, cloud_resources
         self.cloud: Cloud = cloud_resources.cloud
         self.space = cloud_resources.space
         self.aggregators: Offer | None = cloud_resources.aggregators
-        self.notes = cloud_resources.offered.notes
+        self.notes = (*notes, *cloud_resources.offered.notes)
         self.rents = True
 
     def check(self) -> None:
@@ -276,7 +282,7 @@ class RentedVms:
         """See `Platform.allocate`."""
         cloud_resources = self._cloud_resources
         space, left_out = cloud_resources.within_quotas()
-        for message in (*cloud_resources.offered.notes, *left_out):
+        for message in (*self.notes, *left_out):
             inform(message)
         fleet = cloud_resources.fleet(
             store,
