@@ -15,7 +15,7 @@ from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import Quota
-from scavenger.errors import ConfigurationError, QuotaError
+from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
@@ -140,6 +140,37 @@ def test_a_spot_quota_of_nothing_is_no_end_where_on_demand_vms_will_do(tmp_path:
                 found.within_quotas()
         else:
             assert found.within_quotas() == (found.space, ())
+
+
+@pytest.mark.parametrize(
+    ("error", "patience_s"),
+    [(ThrottledError("too many calls"), 300.0), (CloudUnavailableError("no answer"), 60.0)],
+)
+def test_a_cloud_that_throttles_or_is_silent_at_the_start_is_asked_again_for_some_minutes(
+    error: CloudError, patience_s: float
+) -> None:
+    found, waits, warnings = renting(()), [0.0], list[str]()
+    found.pause, found.warn = waits.append, warnings.append
+    answers = iter([*[error] * 9, ()])
+
+    def quotas() -> tuple[Quota, ...]:
+        answer = next(answers)
+        if isinstance(answer, CloudError):
+            raise answer
+        return answer
+
+    found.__dict__["provider"] = SimpleNamespace(name="aws", quotas=quotas)
+    try:
+        assert found.within_quotas() == (found.space, ())
+    except CloudUnavailableError:  # nine silences are longer than it waits
+        assert sum(waits) == pytest.approx(patience_s)
+    assert warnings == [f"{error}; tried again for up to {patience_s / 60:g} min"]
+
+    answers = iter([error] * 1000)
+    waits.clear()
+    with pytest.raises(type(error)):
+        found.within_quotas()
+    assert sum(waits) == pytest.approx(patience_s)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,9 @@ from scavenger.store.record_file import RECORD_FILE
 
 __all__ = ["Confirm", "JobRun"]
 
+_LOOK_S = 0.2
+"""How often a job that waits for its cloud looks whether it is to stop."""
+
 
 class JobRun:
     """A job that can be run once.
@@ -128,6 +131,7 @@ class JobRun:
                 journals,
                 work_dir,
                 started_at,
+                self._pause,
             )
             ending = Ending(self._driven(attempt))
         except (ScavengerError, Interrupted, OSError) as error:
@@ -155,6 +159,18 @@ class JobRun:
         if journals is not None:
             report = replace(report, warnings=(*report.warnings, *journals.close()))
         return _finished(recorder, report)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the job has begun.
+
+        Raises:
+            Interrupted: If the job is to stop.
+        """
+        until = self._options.clock() + seconds
+        while self._stop_reason is None and (left_s := until - self._options.clock()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+        if self._stop_reason is not None:
+            raise Interrupted(self._stop_reason)
 
     def _driven(self, attempt: Attempt) -> JobState:
         self._running = begin_job(attempt, stop=self.request_stop)

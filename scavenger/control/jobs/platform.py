@@ -114,6 +114,7 @@ class Platform(Protocol):
         inform: Callable[[str], None],
         warn: Callable[[str], None],
         clock: Callable[[], float],
+        pause: Callable[[float], None],
     ) -> Resources:
         """Prepare to start the job's processes; nothing is paid for until the first process is started.
 
@@ -122,6 +123,7 @@ class Platform(Protocol):
             outputs: Folder of the jobs' outputs.
             before_usd: Known cost of earlier attempts, US dollars.
             inform, warn: Receive messages for the user, now and during the run.
+            pause: Waits for a number of seconds, or raises `Interrupted` if the job is to stop.
 
         Raises:
             ScavengerError: If the job cannot run here.
@@ -278,9 +280,11 @@ class RentedVms:
         inform: Callable[[str], None],
         warn: Callable[[str], None],
         clock: Callable[[], float],
+        pause: Callable[[float], None],
     ) -> Resources:
         """See `Platform.allocate`."""
         cloud_resources = self._cloud_resources
+        cloud_resources.pause, cloud_resources.warn = pause, warn
         space, left_out = cloud_resources.within_quotas()
         for message in (*self.notes, *left_out):
             inform(message)
