@@ -215,3 +215,17 @@ def test_a_job_that_waits_for_its_cloud_can_be_stopped(
         report = run.run()
 
     assert (report.job.state, report.exit_code) == ("interrupted", 130)
+
+
+@pytest.mark.parametrize("strategy", ["none", "universal"])
+def test_a_strategy_without_any_stored_model_is_refused_before_a_vm_is_rented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+    monkeypatch.setattr(cloud_resources, "open_provider", None)  # the cloud is not asked
+    search = {"strategy": strategy, "workers": "1..2", "batch_size": [64]}
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        job = prepared(tmp_path, search=search, **CLOUD)
+        with pytest.raises(ConfigurationError, match=f"search strategy '{strategy}' needs .*stored model"):
+            JobRun(job, store=store, observer=Observer(), run=True, confirm=None).run()
+        assert store.jobs() == ()

@@ -12,6 +12,7 @@ from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.running_job import RunningJob
 from scavenger.control.jobs.workflow import Confirm
+from scavenger.control.search.model_library import check_models_exist
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport
@@ -97,7 +98,11 @@ class JobRun:
         Raises:
             ScavengerError: If the job cannot be started.
         """
-        self._prepared.platform.check()
+        platform = self._prepared.platform
+        platform.check()
+        if platform.rents and self._options.resumed is None:
+            strategy, hardware = self._prepared.job.search.strategy, platform.cloud.hardware()
+            check_models_exist(self._store, strategy, platform.space, hardware=hardware)
         self._store.reap_dead_jobs()
         job_file, resumed = self._prepared.job_file, self._options.resumed is not None
         refuse_second_run(self._store, job_file, None, resumed=resumed)
