@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 from nested import built
 
+from scavenger.control.provisioning import fleet as module
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, PlacementOption
@@ -420,6 +422,30 @@ def test_a_vm_that_cannot_be_ended_is_told_at_the_end(scene: Scene) -> None:
         scene.cloud.kill(token)
     for fact in scene.cloud.truth():
         scene.cloud.delete_by_hand(fact.instance_id)
+
+
+def test_credentials_that_are_refused_at_the_end_are_told_at_once_and_not_waited_for_long(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DENIED_S", 1.0)
+    fleet = scene.fleet(scene.job())
+    scene.launch("w0")
+    scene.placed("w0")
+    scene.engines[0].close()
+    scene.notes.clear()
+    scene.cloud.deny()
+
+    began = time.monotonic()
+    with pytest.raises(
+        CleanupError, match=r"refuses these credentials: .*within 15 minutes; .*`scavenger gc`"
+    ):
+        fleet.close()
+    assert time.monotonic() - began < 15.0
+    assert any(note.startswith("VMs cannot be seen or ended, valid cred") for note in scene.notes)
+
+    scene.cloud.deny(on=False)  # as after a new log-in
+    fleet.close(limit_s=20.0)
+    assert scene.alive() == []
 
 
 def test_a_store_that_is_held_at_the_end_is_told_and_waited_for(

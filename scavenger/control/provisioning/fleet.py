@@ -8,6 +8,7 @@ the store, which is read about once a second.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,8 @@ PLACE_MAX_S = 900.0
 """Longest wait of a process for a VM."""
 PLACE_MARGIN_S = 60.0
 """By which a process waits longer than VMs may be sold out, so that this is the reason that is reported."""
+DENIED_S = 60.0
+"""How long the end of a job waits for valid credentials; agents power their VMs off without any."""
 _ERRORS: Mapping[str, type[ScavengerError]] = {
     "unaffordable": LimitReachedError,
     "credentials": CredentialsError,
@@ -284,9 +287,20 @@ class Fleet:
             self._boots.stop()
         self._agent_server.close()  # agents that receive this power off their VMs
         self._request_no_vms(until)
+        denied_at = math.inf
         while not self._all_are_gone():
+            self._notes.show_alarms(())
+            denied = ""
             if self._reconciler is not None:
                 self._reconciler.wake()
+                denied = self._reconciler.denied
+            if denied and denied_at == math.inf:
+                self._notes.note(
+                    f"VMs cannot be seen or ended, valid credentials are waited for, {DENIED_S:g} s: {denied}"
+                )
+            denied_at = min(denied_at, self._clock()) if denied else math.inf
+            if self._clock() - denied_at > DENIED_S:
+                raise CleanupError(self._unseen(denied))
             if self._clock() > until:
                 raise CleanupError(f"VMs did not end in time: {self._living()}; run `scavenger gc`")
             time.sleep(min(LOOK_S, self._config.look.interval_s))
@@ -297,6 +311,14 @@ class Fleet:
             self._intents = self._store.intents(self._inputs.spec.job_id)
         self.meter.look(self._intents, final=True)
         self._is_clean = True
+
+    def _unseen(self, denied: str) -> str:
+        minutes = self._config.vm.life_s / 60
+        return (
+            f"VMs of this job may be left, as the cloud refuses these credentials: {denied}. They end themselves, "
+            f"those that still had contact at once, the others within {minutes:.0f} minutes; with valid credentials, "
+            f"`scavenger gc` ends them and checks that nothing is left: {self._living()}"
+        )
 
     def _request_no_vms(self, until: float) -> None:
         """Request the end of all VMs, with retries while the store is locked."""
