@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from scavenger.domain.intent import Intent
     from scavenger.store.records import JobRecord
 
-__all__ = ["show_cost"]
+__all__ = ["billed", "show_cost"]
 
 JOBS_SHOWN = 20
 VMS_SHOWN = 30
@@ -57,6 +58,15 @@ def show_cost(key: str | None, *, store_url: str | None, as_json: bool, now: dat
 def _of(store: Store, job: JobRecord, at: datetime) -> JobCost:
     intents = store.intents(job.id)
     return job_cost(job, intents, at=at, disk_prices=_disk_prices(intents))
+
+
+def billed(store: Store, job: JobRecord) -> JobRecord:
+    """A job with the bill of its VMs in place of what its process counted last, as that may have ended before them."""
+    usd = _of(store, job, datetime.now(UTC)).actual_usd
+    actual = job.actual
+    if actual is not None and usd is not None and job.ended:
+        actual = replace(actual, cost_usd=usd)
+    return replace(job, cost_usd=usd, actual=actual)
 
 
 def _disk_prices(intents: Iterable[Intent]) -> dict[tuple[str, str], float | None]:

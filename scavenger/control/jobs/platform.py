@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Protocol
 from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
+from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.control.provisioning.price_refresh import refresh_if_old
@@ -27,6 +28,7 @@ from scavenger.control.training.cost_meter import CostMeter
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
+from scavenger.domain.intent import Intent
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, JobFileError
 from scavenger.store import Store
@@ -95,6 +97,9 @@ class Platform(Protocol):
     aggregators: Offer | None
     notes: tuple[str, ...]
     rents: bool
+
+    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
+        """Cost of the VMs that earlier attempts rented here, US dollars; None if this platform rents none."""
 
     def check(self) -> None:
         """Check that a job can start here.
@@ -217,6 +222,10 @@ class ThisMachine:
             self.notes += check_worker_counts(job.worker_counts[-1], cpus, memory_bytes)
         self.rents = False
 
+    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
+        """See `Platform.spent_usd`."""
+        return None
+
     def check(self) -> None:
         """See `Platform.check`."""
 
@@ -264,6 +273,10 @@ class RentedVms:
         self.aggregators: Offer | None = cloud_resources.aggregators
         self.notes = (*notes, *cloud_resources.offered.notes)
         self.rents = True
+
+    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
+        """See `Platform.spent_usd`."""
+        return counted_usd(intents, self._cloud_resources.disk_usd_per_hour)
 
     def check(self) -> None:
         """See `Platform.check`: VMs need an address at which they reach this machine."""

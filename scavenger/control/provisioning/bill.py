@@ -21,7 +21,7 @@ from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
 from scavenger.search.curve import repriced
 from scavenger.store.records import JobRecord
 
-__all__ = ["JobCost", "Paid", "VmCost", "job_cost", "paid_for", "priced_both"]
+__all__ = ["JobCost", "Paid", "VmCost", "counted_usd", "job_cost", "paid_for", "priced_both"]
 
 Basis = Literal["cloud", "counted"]
 DiskPrices = Mapping[tuple[str, str], float | None]
@@ -116,6 +116,17 @@ class JobCost:
     vms: tuple[VmCost, ...]
     how: str
     not_counted: tuple[str, ...]
+
+
+def counted_usd(intents: Iterable[Intent], disk_usd_per_hour: float) -> float:
+    """Cost of VMs as the reconciler has counted it up to now, and for ended ones settled by the cloud's times.
+
+    Args:
+        disk_usd_per_hour: Price of a VM's boot disk, which the count does not include.
+    """
+    return math.fsum(
+        one.charges.spent_usd + one.charges.billed_s / 3600.0 * disk_usd_per_hour for one in intents
+    )
 
 
 def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices | None = None) -> Paid:

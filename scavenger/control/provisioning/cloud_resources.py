@@ -144,6 +144,11 @@ class CloudResources:
         """The search space of the job, before the size of its data is known."""
         return SearchSpace(self.offered.offers, self._job.worker_counts, self._job.batch_sizes)
 
+    @property
+    def disk_usd_per_hour(self) -> float:
+        """Price of a VM's boot disk; 0 if unknown."""
+        return self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=0.0).shared.disk_usd_per_hour
+
     @cached_property
     def provider(self) -> Provider:
         """The cloud provider; opened on first use.
@@ -293,9 +298,7 @@ class CloudResources:
             threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
             wait_max_s=job.limits.vms,
             before_usd=before_usd,
-            disk_usd_per_hour=self.cloud.terms(
-                self.offered, disk_gib=self._disk_gib, setup_s=0.0
-            ).shared.disk_usd_per_hour,
+            disk_usd_per_hour=self.disk_usd_per_hour,
         )
         host, port = address_of(self._environment)
         hosts = AgentServer(

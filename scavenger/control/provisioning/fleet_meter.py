@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.domain.intent import Intent
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
@@ -32,12 +33,9 @@ class VmCostMeter(CostMeter):
     def look(self, intents: tuple[Intent, ...], *, final: bool = False) -> None:
         """Update from the store's records of the job's VMs; with `final`, all VMs have ended."""
         self._intents, self._is_final = intents, final
-        # including disks, which the charges do not include
-        charged_usd = sum(
-            one.charges.spent_usd + one.charges.billed_s / 3600.0 * self._inputs.disk_usd_per_hour
-            for one in intents
-        )
-        charged_usd = max(0.0, charged_usd - self._inputs.before_usd)
+        charged_usd = counted_usd(intents, self._inputs.disk_usd_per_hour) - self._inputs.before_usd
+        if not final:  # VMs of an earlier attempt may be settled at less than was counted
+            charged_usd = max(0.0, charged_usd)
         if charged_usd != self._charged_usd:
             self._charged_usd, self._charged_at_s = charged_usd, self._clock()
 
