@@ -30,6 +30,7 @@ from scavenger.domain.vm import LaunchTemplate, Quota
 from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
 from scavenger.policy.provisioning.config import Backoff
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
+from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -266,10 +267,12 @@ class CloudResources:
         job, offers = self._job, self.offered.offers
         provider = self.provider
         aggregator_offer = self.aggregators
-        zones = {
-            vm: _zones(job, self._answer(partial(provider.zones, vm)), vm)
-            for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
-        }
+        zones = common_first(
+            {
+                vm: _zones(job, self._answer(partial(provider.zones, vm)), vm)
+                for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
+            }
+        )
         deadline_s = job.constraints.deadline
         inputs = FleetInputs(
             spec=FleetSpec(
