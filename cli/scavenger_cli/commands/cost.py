@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from scavenger.control.provisioning.bill import JobCost, VmCost, job_cost
+from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 from scavenger_cli.ui import console, render
@@ -57,7 +58,8 @@ def show_cost(key: str | None, *, store_url: str | None, as_json: bool, now: dat
 
 def _of(store: Store, job: JobRecord, at: datetime) -> JobCost:
     intents = store.intents(job.id)
-    return job_cost(job, intents, at=at, disk_prices=_disk_prices(intents))
+    traffic = recorded_traffic(store, job.id) if intents else None
+    return job_cost(job, intents, at=at, disk_prices=_disk_prices(intents), traffic=traffic)
 
 
 def billed(store: Store, job: JobRecord) -> JobRecord:

@@ -25,6 +25,7 @@ from scavenger.control.search.space import (
     search_space,
 )
 from scavenger.control.training.cost_meter import CostMeter
+from scavenger.control.training.limits import weights_bytes
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
@@ -63,11 +64,13 @@ class Resources(Protocol):
     def terms(self, trainer: Trainer) -> CostTerms | None:
         """Costs besides the workers, as far as known; None if the job rents nothing."""
 
-    def tick(self, drain_s: float = 0.0) -> None:
+    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         """Renew the rented VMs and read their state; called about once a second.
 
         Args:
             drain_s: Time that the job needs for an orderly end, seconds.
+            step: Number of the job's last step.
+            model_bytes: Size of its model's weights.
 
         Raises:
             ScavengerError: If the job must end.
@@ -252,7 +255,7 @@ class _LocalResources:
     def terms(self, trainer: Trainer) -> CostTerms | None:
         return None
 
-    def tick(self, drain_s: float = 0.0) -> None:
+    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         pass
 
     def close(self) -> None:
@@ -327,13 +330,20 @@ class _VmResources:
         return sum(one.state != "GONE" for one in self._fleet.vms)
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
-        return replace(self._cloud_resources.terms(trainer), reserve_s=self._fleet.reserve_s)
+        manifest = trainer.supervisor.manifest
+        weights = 0 if manifest is None else weights_bytes(manifest)
+        return replace(
+            self._cloud_resources.terms(trainer),
+            reserve_s=self._fleet.reserve_s,
+            elsewhere=self._fleet.workers_elsewhere,
+            traffic_usd_per_step=self._fleet.traffic_usd(weights),
+        )
 
-    def tick(self, drain_s: float = 0.0) -> None:
+    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         fleet = self._fleet
         if (needed_s := DRAIN_MARGIN * drain_s) > 1.2 * fleet.drain_s:
             fleet.drain_s = needed_s
-        fleet.tick()
+        fleet.tick(step, model_bytes)
 
     def close(self) -> None:
         self._fleet.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from scavenger.control.jobs.job_run import Confirm, JobRun
 from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.resumption import find_resumption
+from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.store import Store
@@ -37,6 +38,7 @@ def resume_job(
     prepared, resumed = prepare_job(job, job_file), find_resumption(record, journal)
     # what the last attempt recorded may be more than the bill, as its VMs may have ended before it knew
     if (spent_usd := prepared.platform.spent_usd(store.intents(record.id))) is not None:
+        spent_usd += recorded_traffic(store, record.id).usd
         resumed = replace(resumed, before=replace(resumed.before, cost_usd=spent_usd))
     return JobRun(
         prepared,

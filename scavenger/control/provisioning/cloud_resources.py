@@ -17,10 +17,12 @@ from typing import TypeVar
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import package_of
+from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider
+from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
@@ -300,8 +302,9 @@ class CloudResources:
             offers=offers,
             threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
             wait_max_s=job.limits.vms,
-            before_usd=before_usd,
+            before_usd=max(0.0, before_usd - recorded_traffic(store, record.id).usd),
             disk_usd_per_hour=self.disk_usd_per_hour,
+            traffic_price=traffic_price(provider.name),
         )
         host, port = address_of(self._environment)
         hosts = AgentServer(

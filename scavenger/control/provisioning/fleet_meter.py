@@ -20,6 +20,9 @@ class VmCostMeter(CostMeter):
     Args:
         inputs: Specification of the job's VMs, with the prices of disks and VM types.
         clock: Seconds, monotonic.
+
+    Attributes:
+        traffic_usd: Cost of this attempt's traffic between zones, counted elsewhere.
     """
 
     def __init__(self, inputs: FleetInputs, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +30,7 @@ class VmCostMeter(CostMeter):
         self._prices = {offer.vm: offer.price_usd_per_hour for offer in inputs.offers}
         self._intents: tuple[Intent, ...] = ()
         self._charged_usd, self._charged_at_s = 0.0, clock()
-        self._spent_usd = 0.0
+        self._spent_usd = self.traffic_usd = 0.0
         self._is_final = False
 
     def look(self, intents: tuple[Intent, ...], *, final: bool = False) -> None:
@@ -42,9 +45,9 @@ class VmCostMeter(CostMeter):
     def spent_usd(self) -> float:
         """See `CostMeter.spent_usd`; it never decreases before the last VM has ended."""
         if self._is_final:
-            return self._charged_usd
+            return self._charged_usd + self.traffic_usd
         since_s = max(0.0, self._clock() - self._charged_at_s)
-        now_usd = self._charged_usd + self.usd_per_hour() * since_s / 3600.0
+        now_usd = self._charged_usd + self.traffic_usd + self.usd_per_hour() * since_s / 3600.0
         self._spent_usd = max(self._spent_usd, now_usd)
         return self._spent_usd
 

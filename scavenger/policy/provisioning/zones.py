@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from scavenger.domain.intent import Intent, PlacementOption
 from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
 
-__all__ = ["common_first", "near_first"]
+__all__ = ["common_first", "near_first", "workers_elsewhere"]
 
 
 def common_first(zones: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
@@ -48,4 +48,22 @@ def near_first(options: Sequence[PlacementOption], living: Iterable[Intent]) -> 
                 -vms[option.zone],
             ),
         )
+    )
+
+
+def workers_elsewhere(intents: Iterable[Intent], processes: Mapping[str, int]) -> int:
+    """Number of workers in other zones than the aggregators' VM, with which they exchange data at every step.
+
+    Args:
+        intents: Intents of the job.
+        processes: Number of processes on each VM, by its intent.
+    """
+    here = [intent for intent in intents if intent.state in ("PLAN", "UP")]
+    zones = {intent.request.zone for intent in here if intent.slot == AGGREGATOR_SLOT}
+    if not zones:
+        return 0
+    return sum(
+        processes.get(intent.id, 0)
+        for intent in here
+        if intent.slot != AGGREGATOR_SLOT and intent.request.zone not in zones
     )
