@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from scavenger.errors import ScavengerError
+from scavenger_cli.leftovers import with_store
 from scavenger_cli.ui import console
 
 __all__ = [
@@ -119,7 +120,10 @@ OutputOption = Annotated[
 StoreOption = Annotated[
     str | None,
     typer.Option(
-        "--store", metavar="URL", help="Database. Default: $SCAVENGER_STORE, else a file in your home."
+        "--store",
+        metavar="URL",
+        callback=with_store,
+        help="Database. Default: $SCAVENGER_STORE, else a file in your home.",
     ),
 ]
 InfraOption = Annotated[

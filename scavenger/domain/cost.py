@@ -22,6 +22,8 @@ __all__ = [
     "ResourceRates",
     "SharedCosts",
     "SpotRisk",
+    "Traffic",
+    "TrafficPrice",
 ]
 
 
@@ -135,6 +137,8 @@ class CostTerms:
         risks: Preemption risk by VM type, for types used as spot VMs; the estimate notes a missing one as unknown.
         ready: Number of VMs of each type that are already set up.
         reserve_s: The cost of all VMs for this time is kept back from the budget, to shut them down.
+        elsewhere: Number of workers in another zone than the aggregators; others are taken to join them there.
+        traffic_usd_per_step: Cost of what one of these sends and gets in a step.
     """
 
     shared: SharedCosts = SharedCosts()
@@ -142,10 +146,12 @@ class CostTerms:
     risks: Mapping[str, SpotRisk] = field(default_factory=dict)
     ready: Mapping[str, int] = field(default_factory=dict)
     reserve_s: float = 0.0
+    elsewhere: int = 0
+    traffic_usd_per_step: float = 0.0
 
     def __post_init__(self) -> None:
-        _require("setup_s", self.setup_s)
-        _require("reserve_s", self.reserve_s)
+        for name in ("setup_s", "reserve_s", "elsewhere", "traffic_usd_per_step"):
+            _require(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +169,7 @@ class Rental:
         changes: Number of planned cluster changes: profiled configurations and the move to the chosen one.
         change_s: How long all workers pause at each change.
         shared: The aggregators and the disks.
+        traffic_usd_per_hour: Cost of the traffic between zones.
     """
 
     workers: int
@@ -175,11 +182,15 @@ class Rental:
     changes: int = 0
     change_s: float = 0.0
     shared: SharedCosts = SharedCosts()
+    traffic_usd_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.workers_per_vm < 1:
             raise ValueError("a rental has at least one worker, and at least one on a VM")
-        for name in ("train_s", "usd_per_vm_hour", "setup_s", "changes", "change_s"):
+        for name in (
+            *("train_s", "usd_per_vm_hour", "setup_s"),
+            *("changes", "change_s", "traffic_usd_per_hour"),
+        ):
             _require(name, getattr(self, name))
 
     @property
@@ -268,3 +279,42 @@ class Ledger:
     def total_usd(self) -> float:
         """The sum over `vms`."""
         return math.fsum(vm.usd for vm in self.vms)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficPrice:
+    """Price of data that leaves a zone for another one of its region.
+
+    Attributes:
+        usd_per_gib: US dollars for a GiB that is sent once, whoever of the two is charged.
+        source: Where the price comes from.
+        dated: Date of the price.
+    """
+
+    usd_per_gib: float
+    source: str
+    dated: date
+
+    def __post_init__(self) -> None:
+        _require("a price", self.usd_per_gib, above=True)
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.dated.isoformat()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Data that a job's VMs sent to other zones, and its cost at the price of that time.
+
+    Attributes:
+        price: Price with its source and date, as text; empty if nothing was sent.
+    """
+
+    gib: float = 0.0
+    usd: float = 0.0
+    price: str = ""
+
+    def plus(self, gib: float, price: TrafficPrice) -> Traffic:
+        """This and more."""
+        shown = f"${price.usd_per_gib:.6g} per GiB ({price})"
+        return Traffic(self.gib + gib, self.usd + gib * price.usd_per_gib, shown)

@@ -45,6 +45,8 @@ __all__ = [
     "size_price",
     "slowdowns",
     "terms_notes",
+    "traffic_gib",
+    "traffic_usd_per_second",
 ]
 
 _HOUR_S = 3600.0
@@ -52,7 +54,7 @@ BILLED_MIN_S = 60.0
 """Minimum billed time: Compute Engine and EC2 (Linux) bill by the second, and at least one minute."""
 
 NEVER_COUNTED = (
-    "network traffic, public addresses and load balancers",
+    "network traffic other than between zones, public addresses and load balancers",
     "storage of checkpoints, data and images",
     "taxes, licences, and discounts that the price file does not have",
 )
@@ -165,6 +167,10 @@ def estimate(rental: Rental) -> CostEstimate:
         hourly = shared.usd_per_aggregator_hour
         items.append(item("aggregators", shared.aggregators, time_s, hourly, "VM", " on demand"))
     disks = vms + shared.aggregators
+    if rental.traffic_usd_per_hour:
+        usd = time_s / _HOUR_S * rental.traffic_usd_per_hour
+        how = f"{time_s:.0f} s at ${rental.traffic_usd_per_hour:.6g} per hour"
+        items.append(CostItem("traffic between zones", usd, how))
     not_counted: list[str] = []
     if shared.disk_gib and shared.usd_per_gib_hour is not None:
         hourly = shared.disk_gib * shared.usd_per_gib_hour
@@ -206,6 +212,8 @@ def estimate_of(
         changes=changes,
         change_s=change_s,
         shared=terms.shared,
+        traffic_usd_per_hour=_HOUR_S
+        * float(traffic_usd_per_second(np.array([workers]), np.array([point.step_time_s]), terms)[0]),
     )
     longer = 1.0 if risk is None else float(slowdowns(np.array([rental.vms]), risk)[0])
     if math.isfinite(longer):
@@ -225,6 +233,9 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
         counted.append(f"{shared.aggregators} aggregator {vms} on demand ({hourly})")
     if shared.disk_gib and shared.usd_per_gib_hour is not None:
         counted.append(f"boot disks ({shared.disk_gib:g} GiB)")
+    if terms.elsewhere and terms.traffic_usd_per_step:
+        workers = "1 worker" if terms.elsewhere == 1 else f"{terms.elsewhere} workers"
+        counted.append(f"traffic of {workers} in another zone than the aggregators")
     spot = [offer for offer in offers if offer.spot]
     risks = [(offer.vm, terms.risks[offer.vm]) for offer in spot if offer.vm in terms.risks]
     if risks:
@@ -239,6 +250,27 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
         omitted.append("aggregators")
     words = (f"counted in addition to the workers' time: {'; '.join(counted)}",) if counted else ()
     return (*words, f"not counted: {'; '.join((*omitted, *NEVER_COUNTED))}")
+
+
+def traffic_usd_per_second(workers: IntArray, step_time_s: FloatArray, terms: CostTerms) -> FloatArray:
+    """Rate of the cost of traffic between zones while K workers train, `min(K, e) u / s`.
+
+    e of the workers are in another zone than the aggregators, a step of s seconds costs u dollars for each of them.
+
+    Args:
+        workers: K, shape `(k,)`.
+        step_time_s: s, shape `(k,)`.
+    """
+    return np.asarray(np.minimum(workers, terms.elsewhere) * terms.traffic_usd_per_step / step_time_s)
+
+
+def traffic_gib(steps: int, workers: int, weights_bytes: float) -> float:
+    """Data that workers exchange with aggregators in another zone, `2 s K M`, GiB.
+
+    At each of s steps, each of K workers sends a gradient as large as the weights, M bytes, and gets the new weights.
+    Sparse gradients are smaller, so this errs upwards with them.
+    """
+    return 2.0 * steps * workers * weights_bytes / 2**30
 
 
 def pricing_curves(

@@ -36,7 +36,12 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.curve import BoolArray, FloatArray, IntArray, TradeoffCurve
 from scavenger.domain.measurement import Measurement, Profile
-from scavenger.models.cost import scatter_of_interruptions, slowdowns, terms_notes
+from scavenger.models.cost import (
+    scatter_of_interruptions,
+    slowdowns,
+    terms_notes,
+    traffic_usd_per_second,
+)
 from scavenger.models.course import Course
 from scavenger.models.evaluation import EvaluationLaw, fit_evaluation
 from scavenger.models.noise import NoiseReading
@@ -291,6 +296,7 @@ class JobModel:
             usd_per_second = (
                 usd_per_second + (vms * costs.shared.disk_usd_per_hour + costs.shared.usd_per_hour) / 3600.0
             )
+            usd_per_second = usd_per_second + traffic_usd_per_second(count, step_time_s, costs)
             setup_s = np.where(vms > costs.ready.get(offer.vm, 0), costs.setup_s, 0.0)
             if offer.spot and (risk := costs.risks.get(offer.vm)) is not None:
                 log_sd = np.hypot(log_sd, scatter_of_interruptions(time_s, vms, risk))

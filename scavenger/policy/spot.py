@@ -109,17 +109,17 @@ def decide_spot(
         deadline_s: Time from now to the deadline; None if there is none.
         work_s: Longest predicted time from now without interruptions; None if unknown.
 
-    Raises:
-        ValueError: If `mode` is `always` and the spot price is unknown.
+    If `mode` is `always` and the spot price is unknown, it is taken for the price on demand, which it never exceeds:
+    EC2 ends a spot VM rather than charge more, and Compute Engine's spot prices are discounts.
     """
     if mode == "never":
         return SpotDecision(terms.vm, False, f"{terms.vm}: on demand, as the job asks", None, None)
     price = terms.spot_usd_per_hour
     if price is None:
-        if mode == "always":
-            raise ValueError(f"the spot price of {terms.vm} is not known")
-        words = f"{terms.vm}: on demand, as its spot price is not known"
-        return SpotDecision(terms.vm, False, words, None, None)
+        if mode != "always":
+            words = f"{terms.vm}: on demand, as its spot price is not known"
+            return SpotDecision(terms.vm, False, words, None, None)
+        price = terms.on_demand_usd_per_hour
     rate = hourly_rate_bound(terms.interrupted_monthly)
     risk = SpotRisk(rate, pause_s=terms.pause_s, redo_s=terms.redo_s, replace_s=terms.replace_s)
     vms = np.arange(-(-workers[0] // terms.workers_per_vm), -(-workers[1] // terms.workers_per_vm) + 1)
@@ -153,6 +153,11 @@ def _against(factor: float, delay: float, deadline_s: float | None, work_s: floa
 def _numbers(terms: SpotTerms, price: float, rate: float, factor: float, vms: int, delay: float) -> str:
     bound = terms.interrupted_monthly
     known = "unknown, taken as" if bound is None else f"up to {100 * bound:.3g} % a month, taken as"
+    if terms.spot_usd_per_hour is None:
+        return (
+            f"its spot price is not known, so it is planned with the price on demand, ${price:.6g} per hour, which is "
+            f"the most that a spot VM costs; interruptions {known} {rate:.2g} per VM and hour"
+        )
     ends = math.isfinite(factor) and math.isfinite(delay)
     worst = (
         f"{100 * factor:.0f} % of the cost on demand, {100 * delay:.2g} % slower" if ends else "it never ends"

@@ -20,9 +20,16 @@ from scavenger.errors import ConfigurationError, NoFeasiblePlanError
 from scavenger.models.design import Candidate, ProfilingCost, propose
 from scavenger.models.job_model import TRANSFER_MAX, step_times
 
-__all__ = ["POINTS", "STRATEGIES", "SearchPlan", "evenly", "next_configuration", "plan_search"]
+__all__ = ["NO_MODEL", "POINTS", "STRATEGIES", "SearchPlan", "evenly", "next_configuration", "plan_search"]
 
 STRATEGIES = ("auto", "full", "partial", "extremes", "none", "universal")
+
+NO_MODEL = {
+    "none": "search strategy 'none' needs a stored model of the same job on the same hardware, and there is none; "
+    "'auto' or 'partial' profiles one",
+    "universal": "search strategy 'universal' needs stored models, and there are none; use 'partial'",
+}
+"""The refusal of a strategy for which no model is stored."""
 
 POINTS = 6
 """Most points of a partial search: as many as determine the coefficients of the overlap law (see docs/models.md)."""
@@ -101,14 +108,9 @@ def plan_search(
     else:
         reason = f"the job file asks for {strategy}"
     if strategy == "none" and not has_same:
-        raise ConfigurationError(
-            "search strategy 'none' needs a stored model of the same job on the same hardware, and there is "
-            "none; 'auto' or 'partial' profiles one"
-        )
+        raise ConfigurationError(NO_MODEL["none"])
     if strategy == "universal" and not has_any:
-        raise ConfigurationError(
-            "search strategy 'universal' needs stored models, and there are none; use 'partial'"
-        )
+        raise ConfigurationError(NO_MODEL["universal"])
     if strategy == "full":
         return SearchPlan("full", reason, allowed, steps)
     if strategy == "extremes":

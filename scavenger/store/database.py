@@ -33,7 +33,7 @@ from scavenger.errors import (
 from scavenger.private_files import make_private_folder, private_opener
 from scavenger.store.documents import dump
 
-__all__ = ["Database", "default_url", "filesystem_of", "is_busy"]
+__all__ = ["Database", "default_url", "filesystem_of", "is_busy", "is_there"]
 
 BUSY_TIMEOUT_S = 5.0
 """How long one attempt waits for the write lock; `?timeout=` in a SQLite URL overrides it."""
@@ -81,6 +81,16 @@ def default_url() -> str:
 
     path = user_data_path("scavenger", appauthor=False) / "scavenger.db"
     return URL.create("sqlite", database=str(path)).render_as_string(hide_password=False)
+
+
+def is_there(url: str | None) -> bool:
+    """Whether a store's file exists; True for a database server, which is not asked.
+
+    Raises:
+        ConfigurationError: The URL cannot be read, or names no file.
+    """
+    parsed = _parse(url or default_url())
+    return parsed.get_backend_name() != "sqlite" or _file_of(parsed).is_file()
 
 
 def filesystem_of(path: Path, mounts: dict[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from scavenger_cli.main import main
 
-from scavenger.cloud.catalog.types import Listing, MachineType, Stock
+from scavenger.cloud.catalog.types import Fetched, Listing, MachineType, Stock
 from scavenger.control.provisioning import prices
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, CredentialsError
@@ -143,25 +143,27 @@ def test_own_prices_come_from_the_configuration_folder_or_the_variable(
     assert "none.yaml: the price file cannot be read: No such file" in told(capsys, code=2)[1]
 
 
-FRESH = Stock(
-    ec2={
-        "us-east-1": {
-            "m5.xlarge": Listing(
-                MachineType("aws", "m5.xlarge", 4, 16.0),
-                "us-east-1",
-                Price(0.19, "AWS price list", datetime.now(UTC).date()),
-                Price(0.07, "AWS spot price, dearest zone", datetime.now(UTC).date()),
-                "5-10%",
-            )
+FRESH = Fetched(
+    Stock(
+        ec2={
+            "us-east-1": {
+                "m5.xlarge": Listing(
+                    MachineType("aws", "m5.xlarge", 4, 16.0),
+                    "us-east-1",
+                    Price(0.19, "AWS price list", datetime.now(UTC).date()),
+                    Price(0.07, "AWS spot price, dearest zone", datetime.now(UTC).date()),
+                    "5-10%",
+                )
+            }
         }
-    }
+    )
 )
 
 
 def test_refreshed_prices_are_used_from_then_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now: FRESH)
+    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now, known: FRESH)
     out, _ = told(capsys, "refresh", "--provider", "aws")
     assert "aws: 1 machine type of today" in out
 
@@ -176,11 +178,11 @@ def test_refreshed_prices_are_used_from_then_on(
 def test_a_cloud_that_does_not_answer_does_not_keep_the_other_from_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*, now: datetime) -> Stock:
+    def refuse(*, now: datetime) -> Fetched:
         raise CredentialsError("no credentials: log in")
 
     monkeypatch.setattr("scavenger.cloud.catalog.refresh_gcp.fetch_gcp", refuse)
-    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now: FRESH)
+    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now, known: FRESH)
     out, err = told(capsys, "refresh", code=7)
 
     assert "aws: 1 machine type" in out
@@ -191,11 +193,11 @@ def test_a_cloud_that_does_not_answer_does_not_keep_the_other_from_it(
 def test_a_failed_refresh_keeps_what_was_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now: FRESH)
+    monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", lambda regions, now, known: FRESH)
     told(capsys, "refresh", "--provider", "aws")
     before = prices.cache_path().read_bytes()
 
-    def fail(regions: object, now: datetime) -> Stock:
+    def fail(regions: object, now: datetime, known: Stock) -> Fetched:
         raise CloudUnavailableError("no answer")
 
     monkeypatch.setattr("scavenger.cloud.catalog.refresh_aws.fetch_aws", fail)

@@ -163,3 +163,17 @@ def test_a_report_keeps_its_estimate_through_its_document() -> None:
     document["estimate"]["items"] = [{"name": "training"}]
     with pytest.raises(ValueError, match="not an estimate"):
         report_from_document(document)
+
+
+def test_status_shows_the_bill_of_the_vms_and_not_the_last_count_of_an_ended_process(
+    store: Store, scavenger: Run
+) -> None:
+    job_id = finished(store, vms=3)
+    cost = json.loads(scavenger("cost", job_id, "-o", "json")[1])["job"]["actual_usd"]
+    counted = store.job(job_id).cost_usd
+    assert counted != pytest.approx(cost, rel=0.1)
+
+    job = json.loads(scavenger("status", job_id, "-o", "json")[1])["job"]
+    assert (job["cost_usd"], job["actual"]["cost_usd"]) == (pytest.approx(cost), pytest.approx(cost))
+    (listed,) = json.loads(scavenger("status", "-o", "json")[1])["jobs"]
+    assert listed["cost_usd"] == pytest.approx(cost)

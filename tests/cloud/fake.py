@@ -101,6 +101,7 @@ class FakeProvider:
     _empty: set[str] = field(default_factory=set)
     _limit: int | None = None
     _hidden_s: float = 0.0
+    _off: set[str] = field(default_factory=set)
     _throttled: int = 0
     _failing: int = 0
     _lost: int = 0
@@ -226,6 +227,10 @@ class FakeProvider:
         """See `World`."""
         self.consoles[instance_id] = text
 
+    def power_off(self, instance_id: str) -> None:
+        """It ends itself, as on Compute Engine: it is there until it is deleted."""
+        self._off.add(instance_id)
+
     def add_foreign(self, zone: str) -> str:
         """See `World`."""
         return self._add(VmSeen("", self.vm, zone, False, "pending"), None).seen.instance_id
@@ -333,6 +338,8 @@ class FakeProvider:
     def _state(self, vm: _Vm) -> Literal["pending", "running", "stopping", "gone"]:
         if self.now_s >= vm.ends_at_s:
             return "gone" if self.now_s >= vm.ends_at_s + self.stop_s else "stopping"
+        if vm.seen.instance_id in self._off:
+            return "stopping"
         return "running" if self.now_s >= vm.started_at_s + self.boot_s else "pending"
 
     def _show(self, vm: _Vm) -> VmSeen:

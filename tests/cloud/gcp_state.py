@@ -103,6 +103,7 @@ class Project:
         hidden_s: How long lists miss what is new.
         breaks: The codes that the next operations of an insert end with.
         consoles: What VMs have written, by their numbers.
+        without_notice: Machine families that take no `preemptionNoticeDuration`.
     """
 
     starts_after_s: ClassVar[float] = 1.0
@@ -117,6 +118,7 @@ class Project:
     quota_late: bool = False
     hidden_s: float = 0.0
     breaks: list[tuple[str, int]] = field(default_factory=list)
+    without_notice: set[str] = field(default_factory=set)
     leaves_disk: bool = False
     machines: dict[int, Machine] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
@@ -162,6 +164,7 @@ class Project:
         if known := self._known(request_id):
             return known
         check_instance(zone, body)
+        self._check_notice(body)
         name = body["name"]
         if any(each.zone == zone and each.name == name for each in self.alive()):
             place = f"projects/{PROJECT}/zones/{zone}/instances/{name}"
@@ -182,6 +185,16 @@ class Project:
         operation = self._begin("insert", machine, self.up_after_s, request_id)
         operation.error, operation.status = error, status
         return operation
+
+    def _check_notice(self, body: dict[str, Any]) -> None:
+        family = body["machineType"].rpartition("/")[2].partition("-")[0]
+        if family in self.without_notice and "preemptionNoticeDuration" in body.get("scheduling", {}):
+            raise RefusedError(
+                400,
+                "invalid",
+                "Invalid value for field 'resource.scheduling.preemptionNoticeDuration': "
+                f'\'{{  "seconds": "120"}}\'. It is not supported for machine family {family}.',
+            )
 
     def delete(self, zone: str, instance: str, request_id: str = "") -> Operation:
         if known := self._known(request_id):

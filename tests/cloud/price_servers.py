@@ -64,7 +64,8 @@ class PriceServer:
         spot: (type, zone, dollars) of the spot price history.
         advisor: The spot advisor's document.
         skus: Of Google, page by page.
-        refuse: Status with which everything is refused.
+        refuse: Status of refusals; 0 for none.
+        refused: What is refused then: `pricing`, `ec2`, `advisor`, `billing`.
     """
 
     products: list[list[str]] = field(default_factory=list)
@@ -72,6 +73,7 @@ class PriceServer:
     advisor: dict[str, Any] = field(default_factory=dict)
     skus: list[list[dict[str, Any]]] = field(default_factory=list)
     refuse: int = 0
+    refused: tuple[str, ...] = ("pricing", "ec2", "advisor", "billing")
     asked: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 
@@ -112,19 +114,28 @@ def serve(server: PriceServer) -> Iterator[PriceServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer(*server.aws(self.headers.get("X-Amz-Target", ""), body))
+            target = self.headers.get("X-Amz-Target", "")
+            source = "pricing" if "GetProducts" in target else "ec2"
+            self._answer(source, *server.aws(target, body))
 
         def do_GET(self) -> None:
             parts = urlsplit(self.path)
-            self._answer(*server.get(parts.path, parse_qs(parts.query)))
+            source = "billing" if parts.path.endswith("/skus") else "advisor"
+            self._answer(source, *server.get(parts.path, parse_qs(parts.query)))
 
-        def _answer(self, kind: str, body: bytes) -> None:
-            if server.refuse:
+        def _answer(self, source: str, kind: str, body: bytes) -> None:
+            refuse = server.refuse if source in server.refused else 0
+            if refuse and source == "ec2":
+                kind = "text/xml"
+                code = "UnauthorizedOperation" if refuse < 500 else "InternalError"
+                error = f"<Error><Code>{code}</Code><Message>no</Message></Error>"
+                body = f"<Response><Errors>{error}</Errors><RequestID>1</RequestID></Response>".encode()
+            elif refuse:
                 kind = "application/json"
                 body = json.dumps(
                     {"__type": "AccessDeniedException", "message": "no", "error": {"message": "no"}}
                 ).encode()
-            self.send_response(server.refuse or 200)
+            self.send_response(refuse or 200)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

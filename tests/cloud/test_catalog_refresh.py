@@ -6,27 +6,20 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from price_servers import PriceServer, product, serve, sku
 
 from scavenger.cloud.catalog.cache import read_cache, write_cache
 from scavenger.cloud.catalog.catalog import Catalog
-from scavenger.cloud.catalog.refresh_aws import fetch_aws
-from scavenger.cloud.catalog.refresh_gcp import fetch_gcp, parse_skus
-from scavenger.cloud.catalog.types import Listing, MachineType, Stock
+from scavenger.cloud.catalog.refresh_aws import ADVISOR_VARIABLE, fetch_aws
+from scavenger.cloud.catalog.refresh_gcp import BILLING_VARIABLE, fetch_gcp, parse_skus
+from scavenger.cloud.catalog.types import Fetched, Listing, MachineType, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import CloudUnavailableError, ConfigurationError, CredentialsError, ThrottledError
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = NOW.date()
-
-
-def anonymous() -> Any:
-    from google.auth.credentials import AnonymousCredentials
-
-    return AnonymousCredentials()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture
@@ -43,6 +36,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[PriceSer
             "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
         }.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setenv(ADVISOR_VARIABLE, running.url)
         monkeypatch.delenv("AWS_PROFILE", raising=False)
         yield running
 
@@ -77,7 +71,7 @@ def test_amazons_prices_are_those_of_plain_linux_vms(server: PriceServer) -> Non
         ("m5.xlarge", "us-east-1c", "0.0800"),
     ]
     server.advisor = ADVISOR
-    stock = fetch_aws(["us-east-1"], now=NOW, advisor_url=server.url)
+    stock = fetch_aws(["us-east-1"], now=NOW).stock
     types = stock.ec2["us-east-1"]
 
     assert sorted(types) == ["g4dn.xlarge", "m5.xlarge", "t3.xlarge", "u9.xlarge"]
@@ -131,7 +125,7 @@ SKUS = [
 
 def test_googles_rates_make_the_prices_of_its_types(server: PriceServer) -> None:
     server.skus = SKUS
-    stock = fetch_gcp(now=NOW, url=server.url, credentials=anonymous())
+    stock = fetch_gcp(now=NOW, environment={BILLING_VARIABLE: server.url}).stock
     catalog = Catalog(stock, today=DAY)
 
     assert catalog.regions("gcp") == ("us-central1", "us-east1")
@@ -159,12 +153,57 @@ def test_google_refusing_is_an_error_of_its_kind(
 ) -> None:
     server.skus, server.refuse = SKUS, status
     with pytest.raises(error, match=r"Google Cloud .*: no"):
-        fetch_gcp(now=NOW, url=server.url, credentials=anonymous())
+        fetch_gcp(now=NOW, environment={BILLING_VARIABLE: server.url})
 
 
 def test_an_answer_without_any_rate_is_no_answer() -> None:
     with pytest.raises(CloudUnavailableError, match="no rate of a known machine family"):
         parse_skus([sku("Something new running in Americas", 1.0)], NOW)
+
+
+EARLIER = date(2026, 1, 5)
+KNOWN = Stock(
+    ec2={
+        "us-east-1": {
+            "m5.xlarge": Listing(
+                MachineType("aws", "m5.xlarge", 4, 16.0),
+                "us-east-1",
+                Price(0.2, "list", EARLIER),
+                Price(0.1, "spot", EARLIER),
+                "5-10%",
+            )
+        }
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("refused", "on_demand", "spot", "interruption"),
+    [
+        ("pricing", ("list", EARLIER), ("AWS spot price, dearest zone", DAY), "<5%"),
+        ("ec2", ("AWS price list", DAY), ("spot", EARLIER), "<5%"),
+        ("advisor", ("AWS price list", DAY), ("AWS spot price, dearest zone", DAY), "5-10%"),
+    ],
+)
+def test_of_a_source_that_gives_nothing_what_is_known_stays_and_the_others_count(
+    server: PriceServer,
+    refused: str,
+    on_demand: tuple[str, date],
+    spot: tuple[str, date],
+    interruption: str,
+) -> None:
+    server.products = [[product("m5.xlarge", 0.192)]]
+    server.spot, server.advisor = [("m5.xlarge", "us-east-1a", "0.0700")], ADVISOR
+    server.refuse, server.refused = 403, (refused,)
+    fetched = fetch_aws(["us-east-1"], now=NOW, known=KNOWN)
+
+    (found,) = fetched.stock.ec2["us-east-1"].values()
+    assert found.on_demand is not None
+    assert found.spot is not None
+    assert (found.on_demand.source, found.on_demand.dated) == on_demand
+    assert (found.spot.source, found.spot.dated) == spot
+    assert found.interruption == interruption
+    assert len(fetched.errors) == 1
 
 
 def test_amazon_refusing_credentials_says_what_to_do(server: PriceServer) -> None:
@@ -173,13 +212,21 @@ def test_amazon_refusing_credentials_says_what_to_do(server: PriceServer) -> Non
         CredentialsError,
         match=r"aws us-east-1: no access \(AccessDeniedException: no\); check the credentials",
     ):
-        fetch_aws(["us-east-1"], now=NOW, advisor_url=server.url)
+        fetch_aws(["us-east-1"], now=NOW)
+
+
+def test_a_page_that_is_not_amazons_is_no_answer(
+    server: PriceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "aws", lambda target, body: ("text/html", b"<p>Log in to the internet"))
+    with pytest.raises(CloudUnavailableError, match="what answers is not AWS"):
+        fetch_aws(["us-east-1"], now=NOW)
 
 
 def test_a_region_without_products_does_not_exist(server: PriceServer) -> None:
     server.products = [[]]
     with pytest.raises(ConfigurationError, match="nothing for a region 'us-east-9'"):
-        fetch_aws(["us-east-9"], now=NOW, advisor_url=server.url)
+        fetch_aws(["us-east-9"], now=NOW)
 
 
 def test_without_credentials_amazon_is_not_asked(
@@ -188,7 +235,7 @@ def test_without_credentials_amazon_is_not_asked(
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(CredentialsError, match="Unable to locate credentials"):
-        fetch_aws(["us-east-1"], now=NOW, advisor_url=server.url)
+        fetch_aws(["us-east-1"], now=NOW)
     assert server.asked == []
 
 
@@ -197,7 +244,7 @@ def test_without_credentials_google_is_not_asked(
 ) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
     with pytest.raises(CredentialsError, match="no valid credentials of Google Cloud; `gcloud auth"):
-        fetch_gcp(now=NOW, url=server.url)
+        fetch_gcp(now=NOW, environment={})
     assert server.asked == []
 
 
@@ -207,15 +254,16 @@ NOWHERE = "http://127.0.0.1:9"
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: fetch_aws(["us-east-1"], now=NOW, advisor_url=NOWHERE),
-        lambda: fetch_gcp(now=NOW, url=NOWHERE, credentials=anonymous()),
+        lambda: fetch_aws(["us-east-1"], now=NOW),
+        lambda: fetch_gcp(now=NOW, environment={BILLING_VARIABLE: NOWHERE}),
     ],
     ids=["aws", "gcp"],
 )
 def test_a_cloud_that_cannot_be_reached_is_said_to_give_no_answer(
-    monkeypatch: pytest.MonkeyPatch, server: PriceServer, ask: Callable[[], Stock]
+    monkeypatch: pytest.MonkeyPatch, server: PriceServer, ask: Callable[[], Fetched]
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL_PRICING", NOWHERE)
+    for name in ("AWS_ENDPOINT_URL_PRICING", "AWS_ENDPOINT_URL_EC2", ADVISOR_VARIABLE):
+        monkeypatch.setenv(name, NOWHERE)
     with pytest.raises(CloudUnavailableError, match="no answer"):
         ask()
 

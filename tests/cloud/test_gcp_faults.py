@@ -105,6 +105,22 @@ def test_a_token_that_found_no_stock_may_be_launched_when_there_is_some(world: G
         world.provider.launch(request)
 
 
+def test_a_family_that_takes_no_time_of_notice_gets_spot_vms_without_it(world: GcpWorld) -> None:
+    project = world.server.project
+    project.without_notice = {"e2"}
+    request = make_request(world, spot=True)
+    first = world.provider.launch(request)
+
+    (machine,) = project.alive()
+    assert first.spot
+    assert "preemptionNoticeDuration" not in machine.body["scheduling"]
+    assert world.provider.launch(request).instance_id == first.instance_id
+    other = provider_of(world.server, world.clock)  # another process, which does not know of it
+    assert other.launch(request).instance_id == first.instance_id
+    world.provider.launch(make_request(world, 2, spot=True))
+    assert world.server.calls["instances.insert"] == 3  # the refused one, and one for each VM
+
+
 def test_a_token_whose_insert_no_list_shows_yet_is_known_by_its_request(world: GcpWorld) -> None:
     request = make_request(world)
     first = world.provider.launch(request)

@@ -116,6 +116,9 @@ def test_a_budget_is_held_with_what_was_learnt_saved(cloud: Rented, make_job: Ma
     assert outcome.report["model_path"]
     assert paid_usd(job) <= budget_usd
     assert_nothing_left(job)
+    billed_usd = job.ask("cost", outcome.job_id).report["job"]["actual_usd"]
+    assert outcome.report["actual"]["cost_usd"] == pytest.approx(billed_usd, rel=0.02)
+    assert job.ask("status", outcome.job_id).report["job"]["cost_usd"] == pytest.approx(billed_usd)
 
 
 @pytest.mark.long

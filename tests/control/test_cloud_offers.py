@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import spot_prices
 
+from scavenger.cloud.catalog.catalog import Catalog
+from scavenger.cloud.catalog.types import Stock
 from scavenger.control.provisioning.offers import TYPES_MAX, CatalogCloud, ChangeCosts
 from scavenger.domain.job import ResourcesSpec
 from scavenger.errors import ConfigurationError
@@ -80,10 +82,30 @@ def test_slow_replacement_or_a_deadline_keep_a_risky_type_on_demand() -> None:
     assert "deadline" in limited.notes[0]
 
 
-def test_always_leaves_out_types_without_a_spot_price_and_refuses_them_by_name() -> None:
+def test_always_leaves_out_types_without_a_spot_price_unless_they_are_named() -> None:
     assert names(cloud("always"), asked(accelerators="T4")) == ["g4dn.xlarge", "g4dn.2xlarge"]
-    with pytest.raises(ConfigurationError, match=r"spot price of g4dn\.12xlarge"):
-        names(cloud("always"), asked(vm="g4dn.12xlarge"))
+    offered = cloud("always").offers_for(asked(vm="g4dn.12xlarge"), workers=(1, 2))
+
+    (offer,) = offered.offers
+    assert (offer.spot, offer.price_usd_per_hour) == (True, 3.912)
+    assert offer.price_source == (
+        "price on demand, the most that a spot VM costs: AWS price list, 2026-07-20"
+    )
+    assert "its spot price is not known, so it is planned with the price on demand" in offered.notes[0]
+    assert set(offered.risks) == {"g4dn.12xlarge"}
+
+
+def test_always_has_spot_vms_where_no_spot_price_is_known_at_all() -> None:
+    """As offline, with the snapshot's prices alone: EC2's spot prices are not in it."""
+    known = [spot_prices.listing("c5.xlarge", 4, 8.0, 0, 0.17, None, "")]
+    bare = Catalog(
+        Stock({spot_prices.REGION: {one.machine.name: one for one in known}}), today=spot_prices.TODAY
+    )
+    here = CatalogCloud("aws", spot_prices.REGION, spot="always", catalog=bare)
+
+    for resources in (None, asked(cpus=4), asked(vm="c5.xlarge")):
+        (offer,) = here.offers_for(resources, workers=(1, 2)).offers
+        assert (offer.vm, offer.spot, offer.price_usd_per_hour) == ("c5.xlarge", True, 0.17)
 
 
 @pytest.mark.parametrize(

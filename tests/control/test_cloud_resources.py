@@ -17,7 +17,7 @@ from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, CloudResources, address_of
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import Quota, VmPackage
-from scavenger.errors import ConfigurationError, QuotaError
+from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
@@ -154,6 +154,37 @@ def test_vms_install_this_code_with_what_the_job_reads_unless_the_user_names_a_p
     assert renting(()).package(tmp_path) == own_package(["parquet"])
     assert renting((), **bucket).package(tmp_path) == own_package(["aws", "parquet"])
     assert renting((), environment=named).package(tmp_path) == VmPackage(requirement="scavenger-ml==0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("error", "patience_s"),
+    [(ThrottledError("too many calls"), 300.0), (CloudUnavailableError("no answer"), 60.0)],
+)
+def test_a_cloud_that_throttles_or_is_silent_at_the_start_is_asked_again_for_some_minutes(
+    error: CloudError, patience_s: float
+) -> None:
+    found, waits, warnings = renting(()), [0.0], list[str]()
+    found.pause, found.warn = waits.append, warnings.append
+    answers = iter([*[error] * 9, ()])
+
+    def quotas() -> tuple[Quota, ...]:
+        answer = next(answers)
+        if isinstance(answer, CloudError):
+            raise answer
+        return answer
+
+    found.__dict__["provider"] = SimpleNamespace(name="aws", quotas=quotas)
+    try:
+        assert found.within_quotas() == (found.space, ())
+    except CloudUnavailableError:  # nine silences are longer than it waits
+        assert sum(waits) == pytest.approx(patience_s)
+    assert warnings == [f"{error}; tried again for up to {patience_s / 60:g} min"]
+
+    answers = iter([error] * 1000)
+    waits.clear()
+    with pytest.raises(type(error)):
+        found.within_quotas()
+    assert sum(waits) == pytest.approx(patience_s)
 
 
 @pytest.mark.parametrize(

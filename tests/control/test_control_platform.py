@@ -12,12 +12,17 @@ import pytest
 from scavenger.control.job_file.load import load_job, override_job
 from scavenger.control.jobs.job_run import JobRun
 from scavenger.control.jobs.platform import PreparedJob, prepare_job
+from scavenger.control.provisioning import cloud_resources
 from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE
 from scavenger.control.search.space import check_worker_counts
 from scavenger.domain.job import JobSpec
-from scavenger.domain.report import Observer
+from scavenger.domain.report import Noted, Observer
 from scavenger.errors import ConfigurationError, NotSupportedError
 from scavenger.store import Store
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
+
+from fake import FakeProvider
 
 CLOUD = {"infra": "aws/us-east-1", "resources": {"vm": "c5.large"}}
 
@@ -189,4 +194,38 @@ def test_a_job_on_a_cloud_that_vms_cannot_reach_is_refused_when_it_is_run_and_le
 
         with pytest.raises(ConfigurationError, match=ADDRESS_VARIABLE):
             run.run()
+        assert store.jobs() == ()
+
+
+def test_a_job_that_waits_for_its_cloud_can_be_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+    cloud = FakeProvider(name="aws", region="us-east-1")
+    cloud.throttle(1000)
+    monkeypatch.setattr(cloud_resources, "open_provider", lambda *_: cloud)
+
+    class Impatient(Observer):
+        def on_event(self, event: object) -> None:
+            if isinstance(event, Noted) and "tried again for up to 5 min" in event.message:
+                run.request_stop("interrupted")
+
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        run = JobRun(prepared(tmp_path, **CLOUD), store=store, observer=Impatient(), run=True, confirm=None)
+        report = run.run()
+
+    assert (report.job.state, report.exit_code) == ("interrupted", 130)
+
+
+@pytest.mark.parametrize("strategy", ["none", "universal"])
+def test_a_strategy_without_any_stored_model_is_refused_before_a_vm_is_rented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    monkeypatch.setenv(ADDRESS_VARIABLE, "127.0.0.1")
+    monkeypatch.setattr(cloud_resources, "open_provider", None)  # the cloud is not asked
+    search = {"strategy": strategy, "workers": "1..2", "batch_size": [64]}
+    with Store.open(f"sqlite:///{tmp_path / 's.db'}") as store:
+        job = prepared(tmp_path, search=search, **CLOUD)
+        with pytest.raises(ConfigurationError, match=f"search strategy '{strategy}' needs .*stored model"):
+            JobRun(job, store=store, observer=Observer(), run=True, confirm=None).run()
         assert store.jobs() == ()

@@ -124,7 +124,7 @@ def test_a_vm_that_boots_and_never_joins_is_ended_and_paid_for(bench: Bench) -> 
     assert bench.living()[0].generation == 1
 
 
-def test_stock_out_goes_to_the_next_zone_and_comes_back_later(bench: Bench) -> None:
+def test_stock_out_goes_to_the_next_zone_where_the_job_stays_while_it_can(bench: Bench) -> None:
     bench.cloud.stock_out("fake-1a")
     bench.pass_(60)
     assert {one.request.zone for one in bench.living()} == {"fake-1b"}
@@ -132,7 +132,12 @@ def test_stock_out_goes_to_the_next_zone_and_comes_back_later(bench: Bench) -> N
     bench.cloud.stock_out("fake-1a", on=False)
     bench.want(slots=(VmSlot(0), VmSlot(1), VmSlot(2)))
     bench.pass_(60)
-    assert {one.request.zone for one in bench.living() if one.slot == 2} == {"fake-1a"}
+    assert {one.request.zone for one in bench.living()} == {"fake-1b"}
+
+    bench.cloud.stock_out("fake-1b")
+    bench.want(slots=(VmSlot(0), VmSlot(1), VmSlot(2), VmSlot(3)))
+    bench.pass_(60)
+    assert {one.request.zone for one in bench.living() if one.slot == 3} == {"fake-1a"}
 
 
 def test_a_quota_is_named_and_not_run_against_again(bench: Bench) -> None:

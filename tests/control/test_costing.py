@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nested import built
 
 from scavenger.control.provisioning.bill import job_cost, paid_for
+from scavenger.domain.cost import CostItem, Traffic
 from scavenger.domain.intent import Intent
 from scavenger.domain.report import Actual
 from scavenger.domain.vm import VmRequest
@@ -174,3 +175,15 @@ def test_a_job_on_this_machine_costs_what_it_counted_and_says_at_what_price() ->
     assert blind.actual_usd == 0.134
     assert "$" not in blind.items[0].how
     assert job_cost(job(cost_usd=None), [], at=NOW).actual_usd is None
+
+
+def test_traffic_between_zones_is_an_item_of_the_bill_with_the_source_of_its_price() -> None:
+    bare = job_cost(job(), [intent()], at=NOW)
+    traffic = Traffic(12.5, 0.25, "$0.02 per GiB (a list, 2026-06-25)")
+    found = job_cost(job(), [intent()], at=NOW, traffic=traffic)
+
+    assert bare.actual_usd is not None
+    assert found.actual_usd == pytest.approx(bare.actual_usd + 0.25)
+    assert found.items[-1] == CostItem(
+        "traffic between zones", 0.25, "12.5 GiB at $0.02 per GiB (a list, 2026-06-25)"
+    )

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +19,10 @@ from pathlib import Path
 import pytest
 from nested import built
 
+from scavenger.cloud.catalog.traffic import traffic_price
+from scavenger.control.provisioning import fleet as module
 from scavenger.control.provisioning.fleet import Fleet
+from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.vm import VmPackage, VmRequest, VmSeen
@@ -151,6 +155,7 @@ class Scene:
             threads={"small": 2},
             before_usd=before_usd,
             wait_max_s=wait_max_s,
+            traffic_price=traffic_price("aws"),
         )
         hosts = AgentServer("127.0.0.1", code)
         hosts.start()
@@ -355,6 +360,29 @@ def test_what_is_sold_out_for_longer_than_the_job_waits_ends_it(scene: Scene) ->
     assert scene.alive() == []
 
 
+def test_a_worker_in_another_zone_for_lack_of_capacity_is_billed_for_its_traffic(scene: Scene) -> None:
+    job_id = scene.job()
+    fleet = scene.fleet(job_id)
+    scene.launch("aggregator-0", "w0")
+    scene.placed("aggregator-0", "w0")
+    assert {one.request.zone for one in fleet.vms} == {"fake-1a"}
+    scene.cloud.stock_out("fake-1a")
+    scene.launch("w1")
+    scene.placed("w1")
+
+    def trained(step: int) -> None:
+        fleet._looked_at = -math.inf
+        fleet.tick(step, 2.0**30)
+
+    trained(10)
+    before_usd = fleet.meter.spent_usd()
+    trained(20)
+    assert fleet.workers_elsewhere == 1
+    assert fleet.meter.spent_usd() - before_usd == pytest.approx(10 * 2 * 0.02, rel=0.01)
+    scene.close()
+    assert recorded_traffic(scene.store, job_id).gib == pytest.approx(40.0)  # of all 20 steps
+
+
 def test_one_that_acts_for_the_region_starts_the_vms_of_others_which_join_their_own_leader(
     scene: Scene,
 ) -> None:
@@ -420,6 +448,30 @@ def test_a_vm_that_cannot_be_ended_is_told_at_the_end(scene: Scene) -> None:
         scene.cloud.kill(token)
     for fact in scene.cloud.truth():
         scene.cloud.delete_by_hand(fact.instance_id)
+
+
+def test_credentials_that_are_refused_at_the_end_are_told_at_once_and_not_waited_for_long(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DENIED_S", 1.0)
+    fleet = scene.fleet(scene.job())
+    scene.launch("w0")
+    scene.placed("w0")
+    scene.engines[0].close()
+    scene.notes.clear()
+    scene.cloud.deny()
+
+    began = time.monotonic()
+    with pytest.raises(
+        CleanupError, match=r"refuses these credentials: .*within 15 minutes; .*`scavenger gc`"
+    ):
+        fleet.close()
+    assert time.monotonic() - began < 15.0
+    assert any(note.startswith("VMs cannot be seen or ended, valid cred") for note in scene.notes)
+
+    scene.cloud.deny(on=False)  # as after a new log-in
+    fleet.close(limit_s=20.0)
+    assert scene.alive() == []
 
 
 def test_a_store_that_is_held_at_the_end_is_told_and_waited_for(

@@ -206,6 +206,18 @@ class TestCreating:
             ("never_joined", "it was up for 100 s and did not join")
         ]
 
+    def test_a_job_stays_in_the_zone_where_it_is_once_capacity_is_back_elsewhere(self) -> None:
+        spots = tuple(PlacementOption("small", zone, True, 0.36) for zone in "abc")
+        dear = tuple(PlacementOption("small", zone, False, 1.2) for zone in "abc")
+        spec = changed(WANTED, slots=tuple(VmSlot(i) for i in range(4)), options=spots + dear)
+        there = changed(intent("t0"), zone="b", spot=False), changed(intent("t1", slot=1), zone="c")
+        scene = Scene(*there, fleets=(spec,))
+
+        assert [one.intent.option for one in only(scene.look(), Create)] == [spots[1], spots[1]]
+        scene.memory.wait(("park", *spots[1].key), CONFIG.waits.sold_out, scene.now_s, Random(1))
+        # the aggregators' zone has none: where the other worker is, and no dearer kind near them
+        assert [one.intent.option for one in only(scene.look(), Create)] == [spots[2], spots[2]]
+
     def test_a_quota_bars_its_type_in_every_zone_until_a_vm_of_it_ends(self) -> None:
         both = (A, replace(A, zone="b"))
         scene = Scene(fleets=(replace(WANTED, options=both),))

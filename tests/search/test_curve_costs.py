@@ -50,6 +50,8 @@ some_terms = st.builds(
         st.floats(0, 600),
     ),
     ready=st.just({}) | st.integers(0, 9).map(lambda n: {"vm": n}),
+    elsewhere=st.integers(0, 20),
+    traffic_usd_per_step=st.floats(0, 0.1),
 )
 
 
@@ -104,6 +106,22 @@ def test_nothing_that_is_counted_makes_a_configuration_faster_or_cheaper(
     assert (full.rest_s(remaining) >= bare.rest_s(remaining) * (1 - 1e-12)).all()
     assert (full.rest_s(remaining) <= full.time_s * (1 + 1e-12)).all()
     assert (full.rest_usd(remaining) <= full.cost_usd * (1 + 1e-12)).all()
+
+
+def test_traffic_between_zones_is_paid_by_the_step_for_each_worker_elsewhere() -> None:
+    bare = build_curve(MODEL, SPOT_SPACE, costs=CostTerms())
+    terms = CostTerms(elsewhere=2, traffic_usd_per_step=0.001)
+    for before, after in zip(bare, build_curve(MODEL, SPOT_SPACE, costs=terms), strict=True):
+        steps = before.time_s / before.step_time_s
+        added = min(2, before.configuration.workers) * 0.001 * steps
+        assert after.cost_usd - before.cost_usd == pytest.approx(added)
+        (item,) = (
+            item
+            for item in estimate_of(after, SPOT_SPACE.offers[0], terms).items
+            if item.name == "traffic between zones"
+        )
+        assert item.usd == pytest.approx(added, rel=1e-6)
+    assert any("traffic of 2 workers in another zone" in note for note in MODEL.all_notes(terms))
 
 
 def test_a_point_costs_its_time_times_all_that_is_paid_by_the_hour() -> None:

@@ -269,6 +269,18 @@ while True:
         assert stage.agents["vm-0"].wait(PATIENCE_S) == 0
         assert stage.names() == []
 
+    def test_an_agent_that_fails_tells_why_before_it_ends(self, stage: Stage, start: Start) -> None:
+        engine = start(SLEEP)
+        pid = running(engine, "w0")
+
+        stage.agents["vm-0"].send_signal(signal.SIGUSR1)  # see `AGENT`
+
+        why = "its agent failed: RuntimeError: out of order"
+        assert [ended.cause for ended in exits(engine)] == [why]
+        assert stage.hosts.alarms() == (f"VM vm-0: {why}",)
+        assert not alive(pid)
+        assert stage.agents["vm-0"].wait(PATIENCE_S) == 1
+
     def test_an_engine_that_is_closed_leaves_its_vms_to_the_next(
         self, stage: Stage, start: Start, tmp_path: Path
     ) -> None:

@@ -6,8 +6,11 @@ import contextlib
 import hashlib
 import io
 import os
+import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,16 +90,66 @@ def test_an_archive_that_was_changed_on_its_way_is_not_unpacked(job: Path, tmp_p
     assert not list((tmp_path / "there").iterdir())
 
 
-@pytest.mark.parametrize("name", ["../out", "/tmp/out"])
-def test_nothing_is_written_outside_of_the_folder(name: str, tmp_path: Path) -> None:
+@pytest.fixture(params=["with filters", "without"])
+def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This Python's `tarfile`, and as it is in Python 3.11.0 to 3.11.3, which has no filters."""
+    if request.param == "without":
+        extract_all: Callable[..., None] = tarfile.TarFile.extractall
+
+        def extractall(tar: tarfile.TarFile, path: str = ".", members: Any = None) -> None:
+            with contextlib.suppress(AttributeError):
+                tar.extraction_filter = staticmethod(lambda member, path: member)
+            extract_all(tar, path, members)
+
+        monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "link"), [("../out", ""), ("{folder}/out", ""), ("a", "../../out"), ("a", "{folder}/out")]
+)
+@pytest.mark.usefixtures("python")
+def test_nothing_is_written_outside_of_the_folder(name: str, link: str, tmp_path: Path) -> None:
     packed, there = tmp_path / "job.tar", tmp_path / "a" / "there"
     there.mkdir(parents=True)
     with tarfile.open(packed, "w") as tar:
-        info = tarfile.TarInfo(name)
-        info.size = 1
-        tar.addfile(info, io.BytesIO(b"x"))
+        info = tarfile.TarInfo(name.format(folder=tmp_path))
+        if link:
+            info.type, info.linkname = tarfile.SYMTYPE, link.format(folder=tmp_path)
+        else:
+            info.size = 1
+        tar.addfile(info, None if link else io.BytesIO(b"x"))
 
-    with contextlib.suppress(tarfile.FilterError):
+    with contextlib.suppress(tarfile.TarError):
         unpack(packed, hashlib.sha256(packed.read_bytes()).hexdigest(), there)
     assert not (tmp_path / "a" / "out").exists()
-    assert not Path("/tmp/out").exists()
+    assert not (tmp_path / "out").exists()
+    assert not (there / "a").is_symlink()
+
+
+OLD = Path("/usr/bin/python3.11")
+UNPACK = """
+import sys
+from pathlib import Path
+from scavenger.train.engines.vm.job_archive import unpack
+unpack(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
+"""
+
+
+@pytest.mark.skipif(not OLD.exists(), reason="there is no Python of the operating system's own")
+def test_the_folder_arrives_under_the_systems_own_python(job: Path, tmp_path: Path) -> None:
+    """Debian 12 has 3.11.2."""
+    (job / "data" / "again.py").symlink_to(job / "train.py")
+    archive = Archive(job)
+    packed, there = tmp_path / "job.tar", tmp_path / "there"
+    packed.write_bytes(archive.read(0, archive.bytes))
+    there.mkdir()
+
+    subprocess.run(
+        [OLD, "-B", "-c", UNPACK, packed, archive.sha256, there],
+        check=True,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        timeout=60,
+    )
+
+    assert (there / "data" / "again.py").read_text() == "train.py"

@@ -27,6 +27,12 @@ agent = Agent(
     read_ticket(Path(sys.argv[1])), Path(sys.argv[2]), silent_s=float(sys.argv[3]), poweroff_s=float(sys.argv[4])
 )
 signal.signal(signal.SIGTERM, lambda *_: agent.end("its VM is being shut down"))
+def fail(*_):
+    def wait(*others, timeout_s):
+        del agent._leader.wait
+        raise RuntimeError("out of order")
+    agent._leader.wait = wait
+signal.signal(signal.SIGUSR1, fail)
 signal.signal(signal.SIGUSR2, lambda *_: agent.report_preemption(120.0, "the cloud takes its VM back"))
 sys.exit(agent.run())
 """

@@ -79,13 +79,14 @@ def show(asked: Asked, *, as_json: bool, today: date | None = None) -> int:
 
 
 def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) -> int:
-    """Fetch the prices of one cloud or all; if one does not answer, the others are fetched all the same.
+    """Fetch the prices of one cloud or all; if a source does not answer, the others are fetched all the same.
 
     Raises:
-        ScavengerError: The error of the first cloud that did not answer, raised after the others were fetched.
+        ScavengerError: The error of the first source that did not answer, raised after the others were fetched.
     """
     from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
-    from scavenger.control.provisioning.prices import cache_path, refresh_catalog
+    from scavenger.control.provisioning.price_refresh import refresh_catalog
+    from scavenger.control.provisioning.prices import cache_path
 
     if regions and provider != "aws":
         raise ConfigurationError(
@@ -95,14 +96,17 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
     done: dict[str, int] = {}
     for name in (provider,) if provider else PROVIDERS:
         try:
-            stock = refresh_catalog(name, regions or (DEFAULT_REGIONS[name],), now=datetime.now(UTC))
+            fetched = refresh_catalog(name, regions or (DEFAULT_REGIONS[name],), now=datetime.now(UTC))
         except ScavengerError as error:
             failed.append(error)
             continue
+        stock = fetched.stock
+        failed += fetched.errors
         done[name] = sum(map(len, stock.ec2.values())) + len(stock.rates)
         if not as_json:
             what = plural(done[name], "machine type") if name == "aws" else plural(done[name], "rate")
-            console.emit(Text(f"{name}: {what} of today, kept in {cache_path()}", no_wrap=True))
+            dated = ", some prices older than today" if fetched.errors else " of today"
+            console.emit(Text(f"{name}: {what}{dated}, kept in {cache_path()}", no_wrap=True))
     for other in failed[1:]:
         console.error(other)
     if failed:

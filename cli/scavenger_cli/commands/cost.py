@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from scavenger.control.provisioning.bill import JobCost, VmCost, job_cost
+from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.errors import ConfigurationError
 from scavenger.store import Store
 from scavenger_cli.ui import console, render
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from scavenger.domain.intent import Intent
     from scavenger.store.records import JobRecord
 
-__all__ = ["show_cost"]
+__all__ = ["billed", "show_cost"]
 
 JOBS_SHOWN = 20
 VMS_SHOWN = 30
@@ -56,7 +58,17 @@ def show_cost(key: str | None, *, store_url: str | None, as_json: bool, now: dat
 
 def _of(store: Store, job: JobRecord, at: datetime) -> JobCost:
     intents = store.intents(job.id)
-    return job_cost(job, intents, at=at, disk_prices=_disk_prices(intents))
+    traffic = recorded_traffic(store, job.id) if intents else None
+    return job_cost(job, intents, at=at, disk_prices=_disk_prices(intents), traffic=traffic)
+
+
+def billed(store: Store, job: JobRecord) -> JobRecord:
+    """A job with the bill of its VMs in place of what its process counted last, as that may have ended before them."""
+    usd = _of(store, job, datetime.now(UTC)).actual_usd
+    actual = job.actual
+    if actual is not None and usd is not None and job.ended:
+        actual = replace(actual, cost_usd=usd)
+    return replace(job, cost_usd=usd, actual=actual)
 
 
 def _disk_prices(intents: Iterable[Intent]) -> dict[tuple[str, str], float | None]:

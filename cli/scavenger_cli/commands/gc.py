@@ -33,6 +33,7 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
         found: list[Leftover] = []
         left: list[str] = []
         clearings: list[tuple[CleanUp, tuple[Leftover, ...]]] = []
+        checked: list[tuple[str, str]] = []
         for provider, region in wanted:
             try:
                 clearing = CleanUp(store, providers.open_provider(provider, region))
@@ -40,9 +41,10 @@ def collect(regions: list[str], *, yes: bool, dry_run: bool, store_url: str | No
             except (CloudError, ConfigurationError) as error:
                 left.append(f"{provider}/{region} cannot be checked: {error}")
                 continue
+            checked.append((provider, region))
             found += clearings[-1][1]
         if not as_json:
-            _show(found, wanted)
+            _show(found, checked, none_asked=not wanted)
         agreed = not dry_run and (not found or yes or _agreed(found))
         if agreed:
             for clearing, leftovers in clearings:
@@ -90,11 +92,15 @@ def _row(leftover: Leftover) -> dict[str, Any]:
     return {**row, "vm": {**first, **vm.pop("tags"), **vm}}
 
 
-def _show(found: list[Leftover], regions: list[tuple[str, str]]) -> None:
+def _show(found: list[Leftover], checked: list[tuple[str, str]], *, none_asked: bool) -> None:
+    """Print what is left over, or that nothing is; nothing is said of regions that could not be checked."""
+    if none_asked:
+        console.emit(Text("No VM is left over: no job in this store has asked for VMs."))
+        return
     if not found:
-        looked = ", ".join(f"{provider}/{region}" for provider, region in regions)
-        where = f" in {looked}" if looked else ": no job in this store has asked for VMs"
-        console.emit(Text(f"No VM is left over{where}."))
+        looked = ", ".join(f"{provider}/{region}" for provider, region in checked)
+        if looked:
+            console.emit(Text(f"No VM is left over in {looked}."))
         return
     grid = render.table(
         ("VM", "left"), ("type", "left"), ("zone", "left"), ("since", "left"), ("why it is left over", "left")

@@ -56,8 +56,17 @@ def show_status(key: str | None, filters: Filters, *, store_url: str | None, as_
         if key is None:
             _list_jobs(store, filters, as_json=as_json)
         else:
-            _show_job(store, store.job(key), as_json=as_json)
+            _show_job(store, _billed(store, store.job(key)), as_json=as_json)
     return 0
+
+
+def _billed(store: Store, job: JobRecord) -> JobRecord:
+    """A job with the bill of its VMs, if it has rented any."""
+    if not store.intents(job.id):
+        return job
+    from scavenger_cli.commands.cost import billed
+
+    return billed(store, job)
 
 
 def _state(store: Store, job: JobRecord) -> str:
@@ -75,7 +84,8 @@ def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
     """Print the latest jobs; their owners are shown only if one is not the calling user's."""
     from scavenger.store.owner import this_process
 
-    jobs = store.jobs(JOBS_SHOWN, states=filters.states, name=filters.name)
+    found = store.jobs(JOBS_SHOWN, states=filters.states, name=filters.name)
+    jobs = tuple(_billed(store, job) for job in found)
     if as_json:
         rows = [{**console.plain(job), "alive": store.is_alive(job)} for job in jobs]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "store": store.name, "jobs": rows})

@@ -6,7 +6,8 @@ user's, and at each boot. EC2 knows no time limit at all; Compute Engine's (`max
 `shutdown +N` would work once the system is up, but needs logind, which is not yet running at that point of the boot.
 
 On EC2 a VM launched with `InstanceInitiatedShutdownBehavior=terminate` that powers off is gone, with its disk. On
-Compute Engine its disk is paid for until the VM is deleted, which the reconciler does in its next iteration.
+Compute Engine its disk is paid for until the VM is deleted, which the reconciler does in its next iteration, or the
+next command if no process runs the job any more.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from scavenger.domain.cost import Price, ResourceRates
 from scavenger.domain.forms import did_you_mean, shown
 from scavenger.errors import ConfigurationError
 
-__all__ = ["DEFAULT_REGIONS", "PROVIDERS", "Catalog"]
+__all__ = ["DEFAULT_REGIONS", "PROVIDERS", "SPOT_DAYS_MAX", "Catalog"]
 
 DEFAULT_REGIONS = {"gcp": "us-central1", "aws": "us-east-1"}
 """Each cloud's own first region, where it sells most types."""
@@ -160,6 +160,27 @@ class Catalog:
     def disk_price(self, provider: str, region: str) -> Price | None:
         """Of one GiB of a plain boot disk in an hour; None where it is not known."""
         return self._stock.disks.get((provider, region))
+
+    def is_own(self, provider: str, region: str, vm: str, *, spot: bool) -> bool:
+        """Whether the price of a VM type is the user's own; False also for a type that is not known."""
+        try:
+            price = self.listing(provider, region, vm).price(spot=spot)
+        except ConfigurationError:
+            return False
+        return price is not None and self._own is not None and price.source == self._own.source
+
+    def age_days(self, provider: str, region: str, *, spot: bool) -> int | None:
+        """Age of the newest price of a region, the user's own aside; None if there is none."""
+        if provider == "gcp":
+            found = [
+                price
+                for (_, _, where, kind), price in self._stock.rates.items()
+                if (where, kind) == (region, spot)
+            ]
+        else:
+            listings = self._stock.ec2.get(region, {}).values()
+            found = [price for listing in listings if (price := listing.price(spot=spot)) is not None]
+        return min((price.age_days(self._today) for price in found), default=None)
 
     def _table(self, provider: str, region: str) -> dict[str, Listing]:
         key = provider, region

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
+import os
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from scavenger.cloud.catalog.ec2 import ec2_machine
-from scavenger.cloud.catalog.types import Listing, Stock
+from scavenger.cloud.catalog.types import Fetched, Listing, Stock
 from scavenger.domain.cost import Price
-from scavenger.errors import CloudUnavailableError, ConfigurationError
+from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError
 
-__all__ = ["ADVISOR_URL", "fetch_aws", "parse_price_list", "price_history", "price_list"]
+__all__ = [
+    "ADVISOR_URL",
+    "ADVISOR_VARIABLE",
+    "fetch_aws",
+    "parse_price_list",
+    "price_history",
+    "price_list",
+]
 
 ADVISOR_URL = "https://spot-bid-advisor.s3.amazonaws.com/spot-advisor-data.json"
 """What Amazon's page "Spot Instance Advisor" shows; public."""
+ADVISOR_VARIABLE = "SCAVENGER_SPOT_ADVISOR"
+"""Where to read it instead: for tests."""
 _ADVISOR_MAX_BYTES = 64 * 2**20
+_CONNECT_S = 5
 _TIMEOUT_S = 30
 _PRICING_REGION = "us-east-1"
 """Where the price list is served, for all regions."""
@@ -32,39 +44,91 @@ _FILTERS = {
 """What tells the price of a plain Linux VM from those with software, dedicated or reserved."""
 
 
-def fetch_aws(regions: Iterable[str], *, now: datetime, advisor_url: str = ADVISOR_URL) -> Stock:
-    """All types of some regions with on-demand and spot prices and interruptions.
+Answer = TypeVar("Answer")
+
+
+def fetch_aws(
+    regions: Iterable[str],
+    *,
+    now: datetime,
+    known: Stock = Stock(),  # noqa: B008 - a value
+    environment: Mapping[str, str] = os.environ,
+) -> Fetched:
+    """All types of some regions with on-demand and spot prices and interruptions, as far as they can be had.
 
     Credentials are boto3's; they must allow `pricing:GetProducts` and `ec2:DescribeSpotPriceHistory`.
 
+    Args:
+        known: What is known already: it stays where a source gives nothing.
+        environment: Where `SCAVENGER_SPOT_ADVISOR` is looked up.
+
     Raises:
         ConfigurationError: If boto3 is not installed, or there is no such region.
-        CredentialsError, ThrottledError, CloudUnavailableError: As the names say.
+        CredentialsError, ThrottledError, CloudUnavailableError: If no region has list prices or spot prices.
     """
     try:
         from boto3.session import Session
         from botocore.config import Config
     except ImportError as error:
         raise ConfigurationError("refreshing AWS needs boto3: pip install 'scavenger-ml[aws]'") from error
-    config = Config(connect_timeout=_TIMEOUT_S, read_timeout=_TIMEOUT_S, retries={"mode": "standard"})
+    config = Config(connect_timeout=_CONNECT_S, read_timeout=_TIMEOUT_S, retries={"mode": "standard"})
     session = Session()
+    errors: list[CloudError] = []
+
+    def tried(source: Callable[[], Answer]) -> Answer | None:
+        try:
+            return source()
+        except CloudError as error:
+            errors.append(error)
+            return None
+
     ec2: dict[str, dict[str, Listing]] = {}
-    advisor: Mapping[str, Any] | None = None
     for region in regions:
-        with _our_errors(region):
-            pricing = session.client("pricing", region_name=_PRICING_REGION, config=config)
-            listings = parse_price_list(price_list(pricing, region), region, now)
-        if not listings:
-            raise ConfigurationError(f"AWS's price list has nothing for a region '{region}'")
-        with _our_errors(region):
-            client = session.client("ec2", region_name=region, config=config)
-            spot = price_history(client, now)
-        advisor = _read_advisor(advisor_url) if advisor is None else advisor
-        ec2[region] = {
-            name: replace(listing, spot=spot.get(name), interruption=_interruption(advisor, region, name))
-            for name, listing in listings.items()
+        listings = tried(partial(_listings, session, config, region, now))
+        spot = tried(partial(_spot_prices, session, config, region, now))
+        if listings is not None or spot is not None:
+            ec2[region] = _merged(known.ec2.get(region, {}), listings, spot)
+    if not ec2:
+        raise errors[0]
+    advisor = tried(lambda: _read_advisor(environment.get(ADVISOR_VARIABLE) or ADVISOR_URL))
+    if advisor is not None:
+        ec2 = {
+            region: {
+                name: replace(listing, interruption=_interruption(advisor, region, name))
+                for name, listing in listings.items()
+            }
+            for region, listings in ec2.items()
         }
-    return Stock(ec2=ec2)
+    return Fetched(Stock(ec2=ec2), tuple(errors))
+
+
+def _listings(session: Any, config: Any, region: str, now: datetime) -> dict[str, Listing]:
+    with _our_errors(region):
+        pricing = session.client("pricing", region_name=_PRICING_REGION, config=config)
+        listings = parse_price_list(price_list(pricing, region), region, now)
+    if not listings:
+        raise ConfigurationError(f"AWS's price list has nothing for a region '{region}'")
+    return listings
+
+
+def _spot_prices(session: Any, config: Any, region: str, now: datetime) -> dict[str, Price]:
+    with _our_errors(region):
+        return price_history(session.client("ec2", region_name=region, config=config), now)
+
+
+def _merged(
+    known: Mapping[str, Listing], listings: Mapping[str, Listing] | None, spot: Mapping[str, Price] | None
+) -> dict[str, Listing]:
+    """The types of the new price list, or those that are known if there is none; with what is known of the rest."""
+    merged = {}
+    for name, listing in (known if listings is None else listings).items():
+        before = known.get(name, listing)
+        merged[name] = replace(
+            listing,
+            spot=before.spot if spot is None else spot.get(name),
+            interruption=before.interruption,
+        )
+    return merged
 
 
 def price_list(pricing: Any, region: str) -> Iterator[Mapping[str, Any]]:
@@ -73,6 +137,8 @@ def price_list(pricing: Any, region: str) -> Iterator[Mapping[str, Any]]:
         {"Type": "TERM_MATCH", "Field": k, "Value": v} for k, v in (*_FILTERS.items(), ("regionCode", region))
     ]
     for page in pricing.get_paginator("get_products").paginate(ServiceCode="AmazonEC2", Filters=wanted):
+        if "PriceList" not in page:
+            raise CloudUnavailableError(f"aws {region}: what answers is not AWS's price list")
         for text in page["PriceList"]:
             yield json.loads(text)
 
@@ -124,7 +190,7 @@ def price_history(client: Any, now: datetime) -> dict[str, Price]:
 
 def _read_advisor(url: str) -> Mapping[str, Any]:
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - this module's own address
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - not a user's address
             document: Mapping[str, Any] = json.loads(answer.read(_ADVISOR_MAX_BYTES))
         labels = {bucket["index"]: bucket["label"] for bucket in document["ranges"]}
         return {"labels": labels, "regions": document["spot_advisor"]}
@@ -140,6 +206,7 @@ def _interruption(advisor: Mapping[str, Any], region: str, name: str) -> str:
 @contextmanager
 def _our_errors(region: str) -> Iterator[None]:
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     from scavenger.cloud.aws.errors import translated
 
@@ -147,3 +214,5 @@ def _our_errors(region: str) -> Iterator[None]:
         yield
     except (BotoCoreError, ClientError) as error:
         raise translated(error, region=region) from error
+    except ResponseParserError as error:  # a proxy's own page
+        raise CloudUnavailableError(f"aws {region}: what answers is not AWS") from error

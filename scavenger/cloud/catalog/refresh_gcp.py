@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from scavenger.cloud.catalog.types import RateKey, Stock
+from scavenger.cloud.catalog.types import Fetched, RateKey, Stock
 from scavenger.domain.cost import Price
 from scavenger.errors import (
     CloudError,
@@ -17,9 +18,11 @@ from scavenger.errors import (
     ThrottledError,
 )
 
-__all__ = ["BILLING_URL", "fetch_gcp", "parse_skus", "skus"]
+__all__ = ["BILLING_URL", "BILLING_VARIABLE", "fetch_gcp", "parse_skus", "skus"]
 
 BILLING_URL = "https://cloudbilling.googleapis.com"
+BILLING_VARIABLE = "SCAVENGER_GCP_BILLING_ENDPOINT"
+"""Where to ask in Google's place, without credentials: for tests."""
 _COMPUTE_ENGINE = "6F81-5844-456A"
 """The service's public id."""
 _SCOPE = "https://www.googleapis.com/auth/cloud-billing.readonly"
@@ -63,13 +66,12 @@ _UNITS = {"cpu": "h", "gpu": "h", "ram": "GiBy.h"}
 _USAGES = {"OnDemand": False, "Preemptible": True}
 
 
-def fetch_gcp(*, now: datetime, url: str = BILLING_URL, credentials: Any = None) -> Stock:
-    """The rates of all regions.
+def fetch_gcp(*, now: datetime, environment: Mapping[str, str] = os.environ) -> Fetched:
+    """The rates of all regions, with the application default credentials.
 
     Args:
         now: Dates them.
-        url: Of the API.
-        credentials: Google's; None for the application default ones.
+        environment: Where `SCAVENGER_GCP_BILLING_ENDPOINT` is looked up.
 
     Raises:
         ConfigurationError: If Google's client library is not installed.
@@ -77,6 +79,7 @@ def fetch_gcp(*, now: datetime, url: str = BILLING_URL, credentials: Any = None)
     """
     try:
         import google.auth
+        from google.auth.credentials import AnonymousCredentials
         from google.auth.transport.requests import AuthorizedSession
 
         from scavenger.cloud.gcp.errors import translated_errors
@@ -85,10 +88,14 @@ def fetch_gcp(*, now: datetime, url: str = BILLING_URL, credentials: Any = None)
             "refreshing Google Cloud needs its library: pip install 'scavenger-ml[gcp]'"
         ) from error
     with translated_errors("reading Google Cloud's price list", region="global", location="global"):
-        if credentials is None:
-            credentials, _ = google.auth.default(scopes=[_SCOPE])
+        url = environment.get(BILLING_VARIABLE, "")
+        credentials: Any = (
+            AnonymousCredentials()  # type: ignore[no-untyped-call]
+            if url
+            else google.auth.default(scopes=[_SCOPE])[0]
+        )
         with AuthorizedSession(credentials) as session:  # type: ignore[no-untyped-call]
-            return parse_skus(skus(session, url), now)
+            return Fetched(parse_skus(skus(session, url or BILLING_URL), now))
 
 
 def skus(session: Any, url: str) -> Iterator[Mapping[str, Any]]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from scavenger.domain.cost import Price
 from scavenger.domain.job import ResourcesSpec
 from scavenger.domain.ranges import Amount
+from scavenger.errors import ScavengerError
 
-__all__ = ["GIB", "Listing", "MachineType", "RateKey", "Rates", "Stock", "Wanted"]
+__all__ = ["GIB", "Fetched", "Listing", "MachineType", "RateKey", "Rates", "Stock", "Wanted"]
 
 GIB = 2**30
 
@@ -134,3 +135,16 @@ class Stock:
         """
         disks = {key: price for key, price in older.disks.items() if key[0] != "gcp" or not self.rates}
         return Stock({**older.ec2, **self.ec2}, self.rates or older.rates, {**disks, **self.disks})
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a cloud's price sources gave.
+
+    Attributes:
+        stock: The prices; what a source did not give is as it was known before, with its own source and date.
+        errors: Of the sources that gave nothing.
+    """
+
+    stock: Stock
+    errors: tuple[ScavengerError, ...] = ()

@@ -74,13 +74,14 @@ def instance_name(token: str) -> str:
     return _RESERVED + str(_uuid(token))
 
 
-def request_id(token: str, attempt: int) -> str:
-    """The idempotency key of a token's insert; those after a failed one have keys of their own.
+def request_id(token: str, attempt: int, variant: str = "") -> str:
+    """The idempotency key of a token's insert; those after a failed one, and variants, have keys of their own.
 
     Under the key of a failed insert, Compute Engine would only tell of the failure again.
     """
     known = _uuid(token)
-    return str(known if attempt == 0 else uuid5(known, str(attempt)))
+    name = f"{attempt}{variant}"
+    return str(known if name == "0" else uuid5(known, name))
 
 
 def labels_of(request: VmRequest) -> dict[str, str]:

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -55,6 +56,8 @@ _PAGE = 500  # the most that Compute Engine gives at once
 _POLL_FIRST_S, _POLL_MAX_S, _POLL_GROWTH = 1.0, 5.0, 1.5
 """Inserts take some 10 s, and a project may read 25 times a second for all of its jobs."""
 
+_NOTICE = re.compile(r"preemption.?notice", re.IGNORECASE)
+"""In a refusal of `scheduling.preemptionNoticeDuration`."""
 _QUOTAS = re.compile(r"(?!COMMITTED_)(\w+_)?(CPUS|GPUS)|INSTANCES|(DISKS|SSD|HDB)_TOTAL_GB|IN_USE_ADDRESSES")
 
 
@@ -95,6 +98,7 @@ class GcpProvider:
         self.endpoint = environment.get(ENDPOINT_VARIABLE, "")
         self._clock, self._sleep = clock, sleep
         self._call_timeout_s, self._operation_timeout_s = call_timeout_s, operation_timeout_s
+        self._without_notice: set[str] = set()  # machine families
 
     def zones(self, vm: str) -> tuple[str, ...]:
         """See `Provider.zones`: by name, those that are up."""
@@ -133,8 +137,23 @@ class GcpProvider:
         return tuple(found)
 
     def launch(self, request: VmRequest) -> VmSeen:
-        """See `Provider.launch`: returns once the insert is done, so that stock and quota have been asked."""
-        body = instance_of(request, self.settings)
+        """See `Provider.launch`: returns once the insert is done, so that stock and quota have been asked.
+
+        A machine family that takes no time of notice for its spot VMs is asked again without it.
+        """
+        family = request.vm.partition("-")[0]
+        if request.spot and self.settings.preemption_notice_s and family not in self._without_notice:
+            try:
+                return self._launch(request, self.settings)
+            except ConfigurationError as error:
+                if _NOTICE.search(f"{error} {error.__cause__}") is None:
+                    raise
+            self._without_notice.add(family)
+        return self._launch(request, replace(self.settings, preemption_notice_s=0))
+
+    def _launch(self, request: VmRequest, settings: GcpSettings) -> VmSeen:
+        body = instance_of(request, settings)
+        variant = "without notice" if request.spot and not settings.preemption_notice_s else ""
         deadline = self._deadline()
         doing = f"starting a {request.vm}"
         inserts = self._inserts(body.name, request.zone, deadline)
@@ -147,7 +166,7 @@ class GcpProvider:
                             project=self.project,
                             zone=request.zone,
                             instance_resource=body,
-                            request_id=request_id(request.tags.token, len(inserts)),
+                            request_id=request_id(request.tags.token, len(inserts), variant),
                         ),
                         **self._limits(deadline),
                     )

@@ -67,6 +67,7 @@ class Attempt:
         observer: The user's observer; the recorder passes every event on to it.
         work_dir: The job's output folder.
         started_at: Clock reading when the attempt began.
+        pause: Waits for a number of seconds, or raises `Interrupted` if the job is to stop.
     """
 
     prepared: PreparedJob
@@ -77,6 +78,7 @@ class Attempt:
     journals: Journals
     work_dir: Path
     started_at: float
+    pause: Callable[[float], None]
 
 
 def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
@@ -110,6 +112,7 @@ def begin_job(attempt: Attempt, *, stop: Callable[[str], None]) -> RunningJob:
         inform=lambda message: recorder.on_event(Noted("info", message)),
         warn=warn,
         clock=attempt.options.clock,
+        pause=attempt.pause,
     )
     try:
         return _build(attempt, resources, warnings=warnings, stop=stop)

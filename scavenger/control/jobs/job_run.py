@@ -12,6 +12,7 @@ from scavenger.control.jobs.platform import PreparedJob
 from scavenger.control.jobs.resumption import Resumption
 from scavenger.control.jobs.running_job import RunningJob
 from scavenger.control.jobs.workflow import Confirm
+from scavenger.control.search.model_library import check_models_exist
 from scavenger.control.training.journal import Journals
 from scavenger.control.training.recorder import Recorder, refuse_second_run
 from scavenger.domain.report import JobState, Observer, RunReport
@@ -20,6 +21,9 @@ from scavenger.store import Store
 from scavenger.store.record_file import RECORD_FILE
 
 __all__ = ["Confirm", "JobRun"]
+
+_LOOK_S = 0.2
+"""How often a job that waits for its cloud looks whether it is to stop."""
 
 
 class JobRun:
@@ -94,7 +98,11 @@ class JobRun:
         Raises:
             ScavengerError: If the job cannot be started.
         """
-        self._prepared.platform.check()
+        platform = self._prepared.platform
+        platform.check()
+        if platform.rents and self._options.resumed is None:
+            strategy, hardware = self._prepared.job.search.strategy, platform.cloud.hardware()
+            check_models_exist(self._store, strategy, platform.space, hardware=hardware)
         self._store.reap_dead_jobs()
         job_file, resumed = self._prepared.job_file, self._options.resumed is not None
         refuse_second_run(self._store, job_file, None, resumed=resumed)
@@ -128,6 +136,7 @@ class JobRun:
                 journals,
                 work_dir,
                 started_at,
+                self._pause,
             )
             ending = Ending(self._driven(attempt))
         except (ScavengerError, Interrupted, OSError) as error:
@@ -155,6 +164,18 @@ class JobRun:
         if journals is not None:
             report = replace(report, warnings=(*report.warnings, *journals.close()))
         return _finished(recorder, report)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the job has begun.
+
+        Raises:
+            Interrupted: If the job is to stop.
+        """
+        until = self._options.clock() + seconds
+        while self._stop_reason is None and (left_s := until - self._options.clock()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+        if self._stop_reason is not None:
+            raise Interrupted(self._stop_reason)
 
     def _driven(self, attempt: Attempt) -> JobState:
         self._running = begin_job(attempt, stop=self.request_stop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Protocol
 from scavenger.cloud.base import Cloud
 from scavenger.cloud.local import LocalCloud
 from scavenger.control.job_file.load import place_of
+from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.provisioning.cloud_resources import CloudResources, address_of
 from scavenger.control.provisioning.fleet import Fleet
+from scavenger.control.provisioning.price_refresh import refresh_if_old
 from scavenger.control.search.local_gpus import LocalGpus, gpus_of, one_worker_each
 from scavenger.control.search.space import (
     check_keras_backend,
@@ -23,9 +25,11 @@ from scavenger.control.search.space import (
     search_space,
 )
 from scavenger.control.training.cost_meter import CostMeter
+from scavenger.control.training.limits import weights_bytes
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
+from scavenger.domain.intent import Intent
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, JobFileError
 from scavenger.store import Store
@@ -60,11 +64,13 @@ class Resources(Protocol):
     def terms(self, trainer: Trainer) -> CostTerms | None:
         """Costs besides the workers, as far as known; None if the job rents nothing."""
 
-    def tick(self, drain_s: float = 0.0) -> None:
+    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         """Renew the rented VMs and read their state; called about once a second.
 
         Args:
             drain_s: Time that the job needs for an orderly end, seconds.
+            step: Number of the job's last step.
+            model_bytes: Size of its model's weights.
 
         Raises:
             ScavengerError: If the job must end.
@@ -95,6 +101,9 @@ class Platform(Protocol):
     notes: tuple[str, ...]
     rents: bool
 
+    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
+        """Cost of the VMs that earlier attempts rented here, US dollars; None if this platform rents none."""
+
     def check(self) -> None:
         """Check that a job can start here.
 
@@ -113,6 +122,7 @@ class Platform(Protocol):
         inform: Callable[[str], None],
         warn: Callable[[str], None],
         clock: Callable[[], float],
+        pause: Callable[[float], None],
     ) -> Resources:
         """Prepare to start the job's processes; nothing is paid for until the first process is started.
 
@@ -121,6 +131,7 @@ class Platform(Protocol):
             outputs: Folder of the jobs' outputs.
             before_usd: Known cost of earlier attempts, US dollars.
             inform, warn: Receive messages for the user, now and during the run.
+            pause: Waits for a number of seconds, or raises `Interrupted` if the job is to stop.
 
         Raises:
             ScavengerError: If the job cannot run here.
@@ -164,7 +175,8 @@ def _prepared(job: JobSpec, job_file: Path) -> PreparedJob:
         if at is not None:
             check_writable(Path(at), "checkpoint.path")
     if job.infra.provider != "local":
-        return PreparedJob(job, job_file, folder, RentedVms(job, CloudResources(job)))
+        refreshed = refresh_if_old(job)
+        return PreparedJob(job, job_file, folder, RentedVms(job, CloudResources(job), refreshed))
     if (gpus := gpus_of(job)) is None:
         return PreparedJob(job, job_file, folder, ThisMachine(job))
     job, notes = one_worker_each(job, len(gpus.names))
@@ -213,6 +225,10 @@ class ThisMachine:
             self.notes += check_worker_counts(job.worker_counts[-1], cpus, memory_bytes)
         self.rents = False
 
+    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
+        """See `Platform.spent_usd`."""
+        return None
+
     def check(self) -> None:
         """See `Platform.check`."""
 
@@ -239,7 +255,7 @@ class _LocalResources:
     def terms(self, trainer: Trainer) -> CostTerms | None:
         return None
 
-    def tick(self, drain_s: float = 0.0) -> None:
+    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         pass
 
     def close(self) -> None:
@@ -247,15 +263,23 @@ class _LocalResources:
 
 
 class RentedVms:
-    """A cloud, where workers run on rented VMs; see `Platform`."""
+    """A cloud, where workers run on rented VMs; see `Platform`.
 
-    def __init__(self, job: JobSpec, cloud_resources: CloudResources) -> None:
+    Args:
+        notes: Messages for the user in addition to those of the offers.
+    """
+
+    def __init__(self, job: JobSpec, cloud_resources: CloudResources, notes: Iterable[str] = ()) -> None:
         self._job, self._cloud_resources = job, cloud_resources
         self.cloud: Cloud = cloud_resources.cloud
         self.space = cloud_resources.space
         self.aggregators: Offer | None = cloud_resources.aggregators
-        self.notes = cloud_resources.offered.notes
+        self.notes = (*notes, *cloud_resources.offered.notes)
         self.rents = True
+
+    def spent_usd(self, intents: Sequence[Intent]) -> float | None:
+        """See `Platform.spent_usd`."""
+        return counted_usd(intents, self._cloud_resources.disk_usd_per_hour)
 
     def check(self) -> None:
         """See `Platform.check`: VMs need an address at which they reach this machine."""
@@ -272,11 +296,13 @@ class RentedVms:
         inform: Callable[[str], None],
         warn: Callable[[str], None],
         clock: Callable[[], float],
+        pause: Callable[[float], None],
     ) -> Resources:
         """See `Platform.allocate`."""
         cloud_resources = self._cloud_resources
+        cloud_resources.pause, cloud_resources.warn = pause, warn
         space, left_out = cloud_resources.within_quotas()
-        for message in (*cloud_resources.offered.notes, *left_out):
+        for message in (*self.notes, *left_out):
             inform(message)
         fleet = cloud_resources.fleet(
             store,
@@ -304,13 +330,20 @@ class _VmResources:
         return sum(one.state != "GONE" for one in self._fleet.vms)
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
-        return replace(self._cloud_resources.terms(trainer), reserve_s=self._fleet.reserve_s)
+        manifest = trainer.supervisor.manifest
+        weights = 0 if manifest is None else weights_bytes(manifest)
+        return replace(
+            self._cloud_resources.terms(trainer),
+            reserve_s=self._fleet.reserve_s,
+            elsewhere=self._fleet.workers_elsewhere,
+            traffic_usd_per_step=self._fleet.traffic_usd(weights),
+        )
 
-    def tick(self, drain_s: float = 0.0) -> None:
+    def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         fleet = self._fleet
         if (needed_s := DRAIN_MARGIN * drain_s) > 1.2 * fleet.drain_s:
             fleet.drain_s = needed_s
-        fleet.tick()
+        fleet.tick(step, model_bytes)
 
     def close(self) -> None:
         self._fleet.close()

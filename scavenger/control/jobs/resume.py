@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from scavenger.control.jobs.job_run import Confirm, JobRun
 from scavenger.control.jobs.platform import prepare_job
 from scavenger.control.jobs.resumption import find_resumption
+from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.domain.job import JobSpec
 from scavenger.domain.report import Observer
 from scavenger.store import Store
@@ -33,12 +35,17 @@ def resume_job(
     store.check_resumable(record)
     job, job_file = JobSpec.model_validate(record.spec), Path(record.job_file)
     journal = job_file.parent / job.output / record.id / "measurements.jsonl"
+    prepared, resumed = prepare_job(job, job_file), find_resumption(record, journal)
+    # what the last attempt recorded may be more than the bill, as its VMs may have ended before it knew
+    if (spent_usd := prepared.platform.spent_usd(store.intents(record.id))) is not None:
+        spent_usd += recorded_traffic(store, record.id).usd
+        resumed = replace(resumed, before=replace(resumed.before, cost_usd=spent_usd))
     return JobRun(
-        prepare_job(job, job_file),
+        prepared,
         store=store,
         observer=observer,
         run=True,
         confirm=confirm,
-        resumed=find_resumption(record, journal),
+        resumed=resumed,
         audit=audit,
     )

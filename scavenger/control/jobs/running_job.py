@@ -10,7 +10,7 @@ from pathlib import Path
 from scavenger.control.jobs.platform import Resources
 from scavenger.control.jobs.workflow import JobWorkflow
 from scavenger.control.training.journal import Journals
-from scavenger.control.training.limits import CLOSE_S
+from scavenger.control.training.limits import CLOSE_S, weights_bytes
 from scavenger.control.training.operations import OperationHandler
 from scavenger.control.training.recorder import Recorder
 from scavenger.control.training.trainer import Trainer
@@ -94,7 +94,9 @@ class RunningJob:
         parts = self.parts
         parts.recorder.tick(parts.trainer)
         self._report_journals()
-        parts.resources.tick(parts.trainer.drain_s)
+        manifest = parts.supervisor.manifest
+        model_bytes = 0.0 if manifest is None else weights_bytes(manifest)
+        parts.resources.tick(parts.trainer.drain_s, step=parts.trainer.step, model_bytes=model_bytes)
         self._report_checkpoint()
         parts.operations.look()
 

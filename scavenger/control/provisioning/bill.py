@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from scavenger.domain.cost import CostEstimate, CostItem, ResourceRates
+from scavenger.domain.cost import CostEstimate, CostItem, ResourceRates, Traffic
 from scavenger.domain.curve import TradeoffCurve
 from scavenger.domain.document import estimate_from_document
 from scavenger.domain.intent import Intent
@@ -21,7 +21,7 @@ from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
 from scavenger.search.curve import repriced
 from scavenger.store.records import JobRecord
 
-__all__ = ["JobCost", "Paid", "VmCost", "job_cost", "paid_for", "priced_both"]
+__all__ = ["JobCost", "Paid", "VmCost", "counted_usd", "job_cost", "paid_for", "priced_both"]
 
 Basis = Literal["cloud", "counted"]
 DiskPrices = Mapping[tuple[str, str], float | None]
@@ -116,6 +116,17 @@ class JobCost:
     vms: tuple[VmCost, ...]
     how: str
     not_counted: tuple[str, ...]
+
+
+def counted_usd(intents: Iterable[Intent], disk_usd_per_hour: float) -> float:
+    """Cost of VMs as the reconciler has counted it up to now, and for ended ones settled by the cloud's times.
+
+    Args:
+        disk_usd_per_hour: Price of a VM's boot disk, which the count does not include.
+    """
+    return math.fsum(
+        one.charges.spent_usd + one.charges.billed_s / 3600.0 * disk_usd_per_hour for one in intents
+    )
 
 
 def paid_for(intents: Iterable[Intent], *, at: datetime, disk_prices: DiskPrices | None = None) -> Paid:
@@ -223,7 +234,12 @@ def priced_both(
 
 
 def job_cost(
-    job: JobRecord, intents: Sequence[Intent], *, at: datetime, disk_prices: DiskPrices | None = None
+    job: JobRecord,
+    intents: Sequence[Intent],
+    *,
+    at: datetime,
+    disk_prices: DiskPrices | None = None,
+    traffic: Traffic | None = None,
 ) -> JobCost:
     """Compute the predicted and actual cost of a job.
 
@@ -232,6 +248,7 @@ def job_cost(
         intents: Intents of this job.
         at: With a time zone.
         disk_prices: Prices of boot disks.
+        traffic: Traffic between zones; None if there was none.
 
     Raises:
         ConfigurationError: As `paid_for`.
@@ -244,7 +261,11 @@ def job_cost(
         how += ", except those named below" if counted else ""
         if any(not vm.ended for vm in paid.vms):
             how += "; some still run and are paid for"
-        actual, items, not_counted = paid.total_usd, paid.items, paid.not_counted
+        items, not_counted = paid.items, paid.not_counted
+        if traffic is not None and traffic.gib:
+            how_much = f"{traffic.gib:.4g} GiB at {traffic.price}"
+            items = (*items, CostItem("traffic between zones", traffic.usd, how_much))
+        actual = math.fsum(item.usd for item in items)
     else:
         actual = job.cost_usd if job.actual is None else job.actual.cost_usd
         items, how = _of_workers(job, actual)

@@ -13,7 +13,10 @@ from scavenger.domain.vm import VmSeen
 from scavenger.errors import CloudError, CloudUnavailableError, GoneError, ThrottledError
 from scavenger.store import Store
 
-__all__ = ["LIMIT_S", "CleanUp", "Leftover"]
+__all__ = ["LIMIT_S", "CleanUp", "Leftover", "abandoned_regions"]
+
+KEEP_DISKS = ("gcp",)
+"""Clouds where a VM that has powered itself off keeps its disk until it is deleted."""
 
 POLL_S = 3.0
 LIMIT_S = 300.0
@@ -83,6 +86,23 @@ class CleanUp:
                 continue
             found.append(Leftover(self._provider.name, self._provider.region, vm, reason))
         return tuple(found)
+
+    def end_powered_off(self) -> int:
+        """Request the end of VMs that have powered themselves off because no process runs their job.
+
+        Their disks are paid for until they are deleted. VMs that still run are left to power themselves off.
+
+        Returns:
+            Number of such VMs.
+
+        Raises:
+            CloudError: If the cloud does not answer.
+        """
+        off = [one for one in self.find() if one.vm.state == "stopping"]
+        for one in off:
+            self._provider.terminate(one.vm.instance_id, one.vm.zone)
+        self._close_ownerless()
+        return len(off)
 
     def end(self, leftovers: Sequence[Leftover], *, limit_s: float | None = None) -> tuple[str, ...]:
         """End VMs, wait until they are gone, and update the store.
@@ -176,3 +196,16 @@ class CleanUp:
 
     def _has_process(self, job_id: str) -> bool:
         return self._store.is_alive(self._store.job(job_id))
+
+
+def abandoned_regions(store: Store) -> tuple[tuple[str, str], ...]:
+    """Regions, as (provider, region), in which disks of VMs may be left whose job no process runs any more."""
+    alive: dict[str, bool] = {}
+    found = set()
+    for intent in store.intents(living=True):
+        if intent.provider in KEEP_DISKS and intent.asked:
+            if intent.job_id not in alive:
+                alive[intent.job_id] = store.is_alive(store.job(intent.job_id))
+            if not alive[intent.job_id]:
+                found.add((intent.provider, intent.region))
+    return tuple(sorted(found))

@@ -5,28 +5,35 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import random
 import socket
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import PACKAGE_VARIABLE
 from scavenger.cloud.boot.package import extras_of, own_package, own_wheel
+from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
 from scavenger.control.provisioning.providers import open_provider
+from scavenger.control.provisioning.traffic_counter import recorded_traffic
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
-from scavenger.errors import ConfigurationError, QuotaError
+from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
+from scavenger.policy.provisioning.config import Backoff
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
+from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -48,6 +55,11 @@ RUN_MAX_S = 14 * 86_400.0
 """Limit of a VM's lifetime, enforced by the cloud as the last safeguard, if the job has no deadline."""
 RUN_MARGIN_S = 3_600.0
 _METADATA = ("169.254.169.254", 80)
+THROTTLED_S, UNANSWERED_S = 300.0, 60.0
+"""How long a question to the cloud is repeated before the first VM is launched, if it is throttled or not answered."""
+_ASK_AGAIN = Backoff(1.0, 20.0)
+
+Answer = TypeVar("Answer")
 
 
 def address_of(environment: Mapping[str, str]) -> tuple[str, int]:
@@ -97,6 +109,8 @@ class CloudResources:
     Attributes:
         cloud: The cloud's catalogue.
         offered: The offers of the search, with messages for the user.
+        pause: Waits for a number of seconds before a question to the cloud is repeated.
+        warn: Receives a warning when that happens.
 
     Raises:
         ConfigurationError: If a VM type does not exist or a price is unknown.
@@ -104,6 +118,8 @@ class CloudResources:
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str] = os.environ) -> None:
         self._job, self._environment = job, environment
+        self.pause: Callable[[float], None] = time.sleep
+        self.warn: Callable[[str], None] = lambda message: None
         self.cloud = CatalogCloud(
             job.infra.provider, job.infra.region, spot=job.spot, environment=environment
         )
@@ -132,6 +148,11 @@ class CloudResources:
         """The search space of the job, before the size of its data is known."""
         return SearchSpace(self.offered.offers, self._job.worker_counts, self._job.batch_sizes)
 
+    @property
+    def disk_usd_per_hour(self) -> float:
+        """Price of a VM's boot disk; 0 if unknown."""
+        return self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=0.0).shared.disk_usd_per_hour
+
     @cached_property
     def provider(self) -> Provider:
         """The cloud provider; opened on first use.
@@ -141,6 +162,27 @@ class CloudResources:
         """
         return open_provider(self._job.infra.provider, self._job.infra.region, self._environment)
 
+    def _answer(self, ask: Callable[[], Answer]) -> Answer:
+        """Ask the cloud, and again if it throttles the call or does not answer.
+
+        Raises:
+            CloudError: Any other, or one of these for too long.
+        """
+        waited_s, times, rng = 0.0, 0, random.Random()  # noqa: S311 - jitter
+        while True:
+            try:
+                return ask()
+            except (ThrottledError, CloudUnavailableError) as error:
+                limit_s = THROTTLED_S if isinstance(error, ThrottledError) else UNANSWERED_S
+                if waited_s >= limit_s:
+                    raise
+                if not times:
+                    self.warn(f"{error}; tried again for up to {limit_s / 60:g} min")
+                times += 1
+                pause_s = min(_ASK_AGAIN.wait_s(times, rng), limit_s - waited_s)
+                self.pause(pause_s)
+                waited_s += pause_s
+
     def within_quotas(self) -> tuple[SearchSpace, tuple[str, ...]]:
         """Remove configurations that exceed the account's quotas; returns the new space and a note per limiting quota.
 
@@ -148,7 +190,7 @@ class CloudResources:
             QuotaError: If no configuration is left.
             CloudError: If the cloud does not report its quotas.
         """
-        space, quotas = self.space, self.provider.quotas()
+        space, quotas = self.space, self._answer(self.provider.quotas)
         capacities = {offer: self._capacity(offer, quotas) for offer in space.offers}
         known = [room for room in capacities.values() if room is not None]
         # the space is a product: a type that would limit all cluster sizes is removed instead
@@ -228,9 +270,12 @@ class CloudResources:
         job, offers = self._job, self.offered.offers
         provider = self.provider
         aggregator_offer = self.aggregators
-        zones = {
-            vm: _zones(job, provider, vm) for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
-        }
+        zones = common_first(
+            {
+                vm: _zones(job, self._answer(partial(provider.zones, vm)), vm)
+                for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
+            }
+        )
         deadline_s = job.constraints.deadline
         inputs = FleetInputs(
             spec=FleetSpec(
@@ -258,10 +303,9 @@ class CloudResources:
             offers=offers,
             threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
             wait_max_s=job.limits.vms,
-            before_usd=before_usd,
-            disk_usd_per_hour=self.cloud.terms(
-                self.offered, disk_gib=self._disk_gib, setup_s=0.0
-            ).shared.disk_usd_per_hour,
+            before_usd=max(0.0, before_usd - recorded_traffic(store, record.id).usd),
+            disk_usd_per_hour=self.disk_usd_per_hour,
+            traffic_price=traffic_price(provider.name),
         )
         host, port = address_of(self._environment)
         hosts = AgentServer(
@@ -292,8 +336,7 @@ class CloudResources:
         return tuple(options)
 
 
-def _zones(job: JobSpec, provider: Provider, vm: str) -> tuple[str, ...]:
-    zones = provider.zones(vm)
+def _zones(job: JobSpec, zones: tuple[str, ...], vm: str) -> tuple[str, ...]:
     if not job.infra.zone:
         return zones
     if job.infra.zone not in zones:

@@ -8,6 +8,7 @@ the store, which is read about once a second.
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,8 @@ from scavenger.control.provisioning.fleet_notes import FleetNotes
 from scavenger.control.provisioning.lease_holder import holder_name, is_known_dead
 from scavenger.control.provisioning.reconciler import Reconciler
 from scavenger.control.provisioning.reconciler_thread import ReconcilerThread
+from scavenger.control.provisioning.traffic_counter import TrafficCounter, recorded_traffic
+from scavenger.domain.cost import Traffic
 from scavenger.domain.intent import Intent, VmSlot
 from scavenger.errors import (
     CleanupError,
@@ -36,6 +39,7 @@ from scavenger.errors import (
     StoreUnavailableError,
     TransientError,
 )
+from scavenger.models.cost import traffic_gib
 from scavenger.policy.provisioning.boots import in_words, register_limit_s
 from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.fleet_plan import (
@@ -49,6 +53,7 @@ from scavenger.policy.provisioning.fleet_plan import (
     read_shortage,
     slots_of,
 )
+from scavenger.policy.provisioning.zones import workers_elsewhere
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -61,6 +66,8 @@ PLACE_MAX_S = 900.0
 """Longest wait of a process for a VM."""
 PLACE_MARGIN_S = 60.0
 """By which a process waits longer than VMs may be sold out, so that this is the reason that is reported."""
+DENIED_S = 60.0
+"""How long the end of a job waits for valid credentials; agents power their VMs off without any."""
 _ERRORS: Mapping[str, type[ScavengerError]] = {
     "unaffordable": LimitReachedError,
     "credentials": CredentialsError,
@@ -120,12 +127,15 @@ class Fleet:
         self._intents: tuple[Intent, ...] = ()
         self._looked_at = -LOOK_S
         self._is_clean = False
+        self._traffic = TrafficCounter(inputs.traffic_price, Traffic())
 
     # ---- interface to the job ---------------------------------------------------------------------------------
 
     def engine(self, log_dir: Path, memory_fd: int, *, command: Sequence[str] | None = None) -> Engine:
         """Create the job's engine, which runs processes on these VMs; for `command` see `VmEngine`."""
         self._plan = first_plan(self._store.intents(self._inputs.spec.job_id), self._inputs.spec.attempt)
+        before = recorded_traffic(self._store, self._inputs.spec.job_id)
+        self._traffic = TrafficCounter(self._inputs.traffic_price, before)
         server = self._agent_server
         boot = boot_document(server.endpoint, server.server_key, self._provider.name, self._inputs.package)
         self._spec = replace(
@@ -162,10 +172,28 @@ class Fleet:
         """Every VM that the job has requested, as of the last check."""
         return self._intents
 
+    @property
+    def workers_elsewhere(self) -> int:
+        """Number of workers in another zone than the aggregators' VM."""
+        return workers_elsewhere(self._intents, self._agents.processes())
+
+    def traffic_usd(self, weights_bytes: float) -> float:
+        """Cost of what one of these workers sends and gets in a step; 0 if the price is unknown.
+
+        Args:
+            weights_bytes: Size of the model's weights.
+        """
+        price = self._inputs.traffic_price
+        return 0.0 if price is None else traffic_gib(1, 1, weights_bytes) * price.usd_per_gib
+
     # ---- about once a second -------------------------------------------------------------------------------
 
-    def tick(self) -> None:
+    def tick(self, step: int = 0, weights_bytes: float = 0.0) -> None:
         """Read the state of the VMs, and update which are wanted.
+
+        Args:
+            step: Number of the job's last step.
+            weights_bytes: Size of its model's weights.
 
         Raises:
             LimitReachedError: If the budget is used up except for its reserve.
@@ -177,6 +205,7 @@ class Fleet:
         try:
             with self._store.hurried():
                 self._look(self._engine, now)
+                self._count_traffic(step, weights_bytes, now)
         except (StoreBusyError, StoreReadOnlyError, StoreUnavailableError):
             # the job's recorder reports outages of the store and limits them; the next check catches up
             self._looked_at = now
@@ -207,6 +236,11 @@ class Fleet:
         slots = slots_of(self._inputs, self._plan, one_first=self._boots.one_first)
         if (slots, self.drain_s) != self._wanted:
             self._want(slots)
+
+    def _count_traffic(self, step: int, weights_bytes: float, now: float) -> None:
+        self._traffic.count(step, workers=self.workers_elsewhere, weights_bytes=weights_bytes)
+        self.meter.traffic_usd = self._traffic.attempt_usd
+        self._traffic.record(self._store, self._inputs.spec.job_id, now)
 
     def _seen(self, engine: VmEngine, now: float, sold_out_s: float = 0.0) -> FleetSeen:
         needs = engine.needs()
@@ -284,9 +318,20 @@ class Fleet:
             self._boots.stop()
         self._agent_server.close()  # agents that receive this power off their VMs
         self._request_no_vms(until)
+        denied_at = math.inf
         while not self._all_are_gone():
+            self._notes.show_alarms(())
+            denied = ""
             if self._reconciler is not None:
                 self._reconciler.wake()
+                denied = self._reconciler.denied
+            if denied and denied_at == math.inf:
+                self._notes.note(
+                    f"VMs cannot be seen or ended, valid credentials are waited for, {DENIED_S:g} s: {denied}"
+                )
+            denied_at = min(denied_at, self._clock()) if denied else math.inf
+            if self._clock() - denied_at > DENIED_S:
+                raise CleanupError(self._unseen(denied))
             if self._clock() > until:
                 raise CleanupError(f"VMs did not end in time: {self._living()}; run `scavenger gc`")
             time.sleep(min(LOOK_S, self._config.look.interval_s))
@@ -294,9 +339,19 @@ class Fleet:
         if self._reconciler is not None:
             self._reconciler.stop(self._config.look.actions_s)
         with contextlib.suppress(ScavengerError):
+            self._traffic.record(self._store, self._inputs.spec.job_id, self._clock(), at_once=True)
+        with contextlib.suppress(ScavengerError):
             self._intents = self._store.intents(self._inputs.spec.job_id)
         self.meter.look(self._intents, final=True)
         self._is_clean = True
+
+    def _unseen(self, denied: str) -> str:
+        minutes = self._config.vm.life_s / 60
+        return (
+            f"VMs of this job may be left, as the cloud refuses these credentials: {denied}. They end themselves, "
+            f"those that still had contact at once, the others within {minutes:.0f} minutes; with valid credentials, "
+            f"`scavenger gc` ends them and checks that nothing is left: {self._living()}"
+        )
 
     def _request_no_vms(self, until: float) -> None:
         """Request the end of all VMs, with retries while the store is locked."""

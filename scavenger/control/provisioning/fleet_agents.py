@@ -62,6 +62,10 @@ class FleetAgents:
             for vm in self._vms.values()
         }
 
+    def processes(self) -> dict[str, int]:
+        """Number of processes on each VM as of the last look, by the intent of the VM."""
+        return {vm.spec.intent: len(vm.processes) for vm in self._vms.values()}
+
     def admit(self, intents: Iterable[Intent], types: Mapping[int, str]) -> None:
         """Admit the VMs that this attempt has requested, and report VMs that are gone.
 

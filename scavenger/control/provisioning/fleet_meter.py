@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.domain.intent import Intent
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
@@ -19,6 +20,9 @@ class VmCostMeter(CostMeter):
     Args:
         inputs: Specification of the job's VMs, with the prices of disks and VM types.
         clock: Seconds, monotonic.
+
+    Attributes:
+        traffic_usd: Cost of this attempt's traffic between zones, counted elsewhere.
     """
 
     def __init__(self, inputs: FleetInputs, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,27 +30,24 @@ class VmCostMeter(CostMeter):
         self._prices = {offer.vm: offer.price_usd_per_hour for offer in inputs.offers}
         self._intents: tuple[Intent, ...] = ()
         self._charged_usd, self._charged_at_s = 0.0, clock()
-        self._spent_usd = 0.0
+        self._spent_usd = self.traffic_usd = 0.0
         self._is_final = False
 
     def look(self, intents: tuple[Intent, ...], *, final: bool = False) -> None:
         """Update from the store's records of the job's VMs; with `final`, all VMs have ended."""
         self._intents, self._is_final = intents, final
-        # including disks, which the charges do not include
-        charged_usd = sum(
-            one.charges.spent_usd + one.charges.billed_s / 3600.0 * self._inputs.disk_usd_per_hour
-            for one in intents
-        )
-        charged_usd = max(0.0, charged_usd - self._inputs.before_usd)
+        charged_usd = counted_usd(intents, self._inputs.disk_usd_per_hour) - self._inputs.before_usd
+        if not final:  # VMs of an earlier attempt may be settled at less than was counted
+            charged_usd = max(0.0, charged_usd)
         if charged_usd != self._charged_usd:
             self._charged_usd, self._charged_at_s = charged_usd, self._clock()
 
     def spent_usd(self) -> float:
         """See `CostMeter.spent_usd`; it never decreases before the last VM has ended."""
         if self._is_final:
-            return self._charged_usd
+            return self._charged_usd + self.traffic_usd
         since_s = max(0.0, self._clock() - self._charged_at_s)
-        now_usd = self._charged_usd + self.usd_per_hour() * since_s / 3600.0
+        now_usd = self._charged_usd + self.traffic_usd + self.usd_per_hour() * since_s / 3600.0
         self._spent_usd = max(self._spent_usd, now_usd)
         return self._spent_usd
 

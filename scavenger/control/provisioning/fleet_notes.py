@@ -51,6 +51,10 @@ class FleetNotes:
             alarm = self._alarms.popleft()
             if isinstance(alarm, str) or alarm.kind in _OF_ALL:
                 self.note(alarm if isinstance(alarm, str) else alarm.message)
+            elif (
+                alarm.kind == "credentials" and alarm.about != "launch"
+            ):  # launches are a shortage of their own
+                self.note(f"VMs cannot be seen or ended: {alarm.message}")
             elif alarm.kind in ("quota", "refused") and set(alarm.about.split()) & self._offers.keys():
                 self.note(alarm.message)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scavenger.cloud.catalog.catalog import Catalog
+from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX, Catalog
 from scavenger.cloud.catalog.types import Listing, MachineType, Wanted
 from scavenger.control.provisioning.prices import open_catalog
 from scavenger.domain.configuration import Offer
@@ -115,7 +115,7 @@ class CatalogCloud:
             deadline_s, work_s: See `decide_spot`.
 
         Raises:
-            ConfigurationError: If a named type does not exist, a required price is unknown, or no type is suitable.
+            ConfigurationError: If a named type does not exist, its price on demand is unknown, or no type is suitable.
         """
         listings = self._matching(resources)
         left_out = len(listings) - TYPES_MAX
@@ -185,11 +185,14 @@ class CatalogCloud:
         )
 
     def _matching(self, resources: ResourcesSpec | None) -> list[Listing]:
-        """Suitable VM types with known prices, in the order of the job file if it names types, else cheapest first."""
-        spot = self._spot == "always"
+        """Suitable VM types with known prices, in the order of the job file if it names types, else cheapest first.
+
+        With `spot: always`, these are types with a known spot price, or if no spot price is known, all types.
+        """
+        spot = self._spot == "always" and self._knows_spot_prices
         if resources is not None and resources.vms:
             for vm in resources.vms:
-                self._catalog.price(self._provider, self._region, vm, spot=spot)
+                self._catalog.price(self._provider, self._region, vm)
             return [self._catalog.listing(self._provider, self._region, vm) for vm in resources.vms]
         accelerators = None
         wanted = Wanted(cpus=Amount(DEFAULT_CPUS))
@@ -217,6 +220,11 @@ class CatalogCloud:
     def has_gpus(self, vm: str) -> bool:
         """Whether a VM type has GPUs."""
         return self._catalog.listing(self._provider, self._region, vm).machine.accelerators > 0
+
+    @property
+    def _knows_spot_prices(self) -> bool:
+        age_days = self._catalog.age_days(self._provider, self._region, spot=True)
+        return age_days is not None and age_days <= SPOT_DAYS_MAX
 
     def _machine(self, offer: Offer) -> MachineType:
         return self._catalog.listing(self._provider, self._region, offer.vm).machine
@@ -266,6 +274,10 @@ class CatalogCloud:
             return None
 
     def _offer(self, vm: str, *, spot: bool) -> Offer:
+        if spot and self._spot_price(vm) is None:
+            highest = self._offer(vm, spot=False)
+            source = f"price on demand, the most that a spot VM costs: {highest.price_source}"
+            return replace(highest, spot=True, price_source=source)
         (offer,) = self._catalog.offers(self._provider, self._region, Wanted((vm,)), spot=spot)
         return offer
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_config_path
 from pydantic import ValidationError
 
-from scavenger.cloud.catalog.cache import read_cache, write_cache
+from scavenger.cloud.catalog.cache import read_cache
 from scavenger.cloud.catalog.catalog import Catalog
 from scavenger.cloud.catalog.prices import Discount, OwnPrice, OwnPrices, PriceFile
 from scavenger.cloud.catalog.snapshot import read_snapshot
-from scavenger.cloud.catalog.types import Stock
 from scavenger.control.job_file.yaml_loader import Node, load_yaml
 from scavenger.domain.forms import FAULT, did_you_mean, shown
 from scavenger.errors import JobFileError
@@ -25,7 +24,6 @@ __all__ = [
     "load_price_file",
     "open_catalog",
     "parse_price_file",
-    "refresh_catalog",
 ]
 
 PRICES_VARIABLE = "SCAVENGER_PRICES"
@@ -52,31 +50,6 @@ def open_catalog(environment: Mapping[str, str] = os.environ, *, today: date | N
     own = load_price_file(path) if named or path.exists() else None
     stock = read_cache(cache_path()).over(read_snapshot())
     return Catalog(stock, own, today=today or datetime.now(UTC).date())
-
-
-def refresh_catalog(provider: str, regions: Iterable[str], *, now: datetime) -> Stock:
-    """Fetch the current prices of a cloud and save them.
-
-    Args:
-        provider: `gcp` (all its regions come at once) or `aws`.
-        regions: Regions of AWS to fetch.
-
-    Returns:
-        The fetched prices.
-
-    Raises:
-        CloudError, ConfigurationError: See `fetch_aws` and `fetch_gcp`; earlier prices are kept.
-    """
-    if provider == "aws":
-        from scavenger.cloud.catalog.refresh_aws import fetch_aws
-
-        fetched = fetch_aws(regions, now=now)
-    else:
-        from scavenger.cloud.catalog.refresh_gcp import fetch_gcp
-
-        fetched = fetch_gcp(now=now)
-    write_cache(cache_path(), fetched.over(read_cache(cache_path())))
-    return fetched
 
 
 def load_price_file(path: Path) -> OwnPrices:

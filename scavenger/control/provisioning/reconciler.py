@@ -118,6 +118,14 @@ class Reconciler:
         """Whether this service held the lease when it last looked."""
         return self._fence is not None
 
+    @property
+    def denied(self) -> str:
+        """Why VMs can be neither seen nor ended: the cloud's words on missing permissions; empty if they can."""
+        denied = dict(self._memory.denied)
+        return "; ".join(
+            dict.fromkeys(denied[what] for what in ("list", "look", "terminate") if what in denied)
+        )
+
     def look(self) -> bool:
         """Run one iteration: read the state, decide and act.
 

@@ -34,6 +34,11 @@ class ReconcilerThread:
         """Whether this process holds the region's lease."""
         return self._reconciler.acts
 
+    @property
+    def denied(self) -> str:
+        """See `Reconciler.denied`."""
+        return self._reconciler.denied
+
     def start(self) -> None:
         """Start the thread. Idempotent."""
         if not self._thread.ident:

@@ -7,16 +7,19 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 
+from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.fingerprint import Fingerprint
 from scavenger.domain.measurement import ConvergenceRecord
+from scavenger.errors import ConfigurationError
 from scavenger.models.average import average
 from scavenger.models.job_model import SCHEMA_VERSION, JobModel
+from scavenger.search.plan import NO_MODEL
 from scavenger.search.reuse import SIMILAR_MAX, as_prior, distance, find_nearest
 from scavenger.store import Store
 from scavenger.store.records import ModelRecord
 from scavenger.train.transport.messages.values import Manifest
 
-__all__ = ["ModelLibrary", "check_model", "fingerprint_of"]
+__all__ = ["ModelLibrary", "check_model", "check_models_exist", "fingerprint_of"]
 
 _SETTINGS = ("optimizer", "goal")
 """Fingerprint fields that do not affect step times, so that models carry over; live steps still verify them."""
@@ -169,6 +172,25 @@ def check_model(model: Mapping[str, object], schema_version: int) -> None:
     """
     if schema_version == SCHEMA_VERSION:
         JobModel.from_dict(model)
+
+
+def check_models_exist(store: Store, strategy: str, space: SearchSpace, *, hardware: str) -> None:
+    """Refuse a search strategy that needs a stored model if there can be none, before anything is rented for the job.
+
+    Whether a model is of the same job is known only once a worker has described the training module.
+
+    Raises:
+        ConfigurationError: If no intact model of any job is stored for one of the VM types.
+    """
+    if strategy not in ("none", "universal"):
+        return
+    vms = {offer.vm for offer in space.offers}
+    for record in store.models():
+        here = record.fingerprint.hardware == hardware or strategy == "universal"
+        usable = record.intact and record.schema_version == SCHEMA_VERSION
+        if usable and here and record.fingerprint.vm in vms:
+            return
+    raise ConfigurationError(NO_MODEL[strategy], key="search.strategy")
 
 
 def fingerprint_of(manifest: Manifest, goal: str, *, vm: str, hardware: str) -> Fingerprint:

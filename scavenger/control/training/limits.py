@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from scavenger.errors import LimitReachedError
 from scavenger.train.transport.messages.values import Manifest
 
-__all__ = ["CLOSE_S", "DRAIN_S", "Limits", "reserve_s"]
+__all__ = ["CLOSE_S", "DRAIN_S", "Limits", "reserve_s", "weights_bytes"]
 
 DRAIN_S = 5.0
 """Time kept in reserve below a deadline or budget, for saving a small model and ending the workers."""
@@ -19,7 +19,17 @@ SAVED_BYTES_PER_S = 50e6
 """Minimum speed of writing a model, as on a slow network disk."""
 _COPIES = 4
 """Copies of the weights to write: the model, and a checkpoint of the weights with two moments each."""
-_BYTES = {"float16": 2, "int16": 2, "float32": 4, "int32": 4, "uint32": 4, "int8": 1, "uint8": 1, "bool": 1}
+_BYTES = {
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 
 
 WARNED_AT = 0.8
@@ -72,6 +82,11 @@ class Limits:
             )
 
 
+def weights_bytes(manifest: Manifest) -> int:
+    """Size of a model's weights."""
+    return sum(math.prod(t.shape) * _BYTES.get(t.dtype, 8) for t in manifest.tensors)
+
+
 def reserve_s(manifest: Manifest | None, busy_s: Iterable[float]) -> float:
     """Time for an orderly end, seconds: finish current work, write a checkpoint and the model, end the workers.
 
@@ -79,6 +94,5 @@ def reserve_s(manifest: Manifest | None, busy_s: Iterable[float]) -> float:
         manifest: Describes the tensors to write; None if not known yet.
         busy_s: Durations of what a worker may currently be doing, seconds.
     """
-    tensors = () if manifest is None else manifest.tensors
-    state_bytes = sum(math.prod(t.shape) * _BYTES.get(t.dtype, 8) for t in tensors)
+    state_bytes = 0 if manifest is None else weights_bytes(manifest)
     return DRAIN_S + _COPIES * state_bytes / SAVED_BYTES_PER_S + max(busy_s, default=0.0)

@@ -51,6 +51,7 @@ from scavenger.policy.provisioning.config import ProvisioningConfig
 from scavenger.policy.provisioning.memory import Memory
 from scavenger.policy.provisioning.money import Account, money, reserve_usd
 from scavenger.policy.provisioning.silence import are_most
+from scavenger.policy.provisioning.zones import near_first
 
 __all__ = ["CALLS", "DENIED", "THROTTLE", "Decider", "decide", "ending_of"]
 
@@ -283,7 +284,8 @@ class Decider:
     def _of_job(self, spec: FleetSpec) -> Iterator[Action]:
         job_id, memory = spec.job_id, self._memory
         living = [intent for intent in self._situation.intents if intent.job_id == job_id]
-        filled = {intent.slot for intent in living if intent.state != "DELETING"}
+        staying = [intent for intent in living if intent.state != "DELETING"]
+        filled = {intent.slot for intent in staying}
         vacant = [slot for slot in spec.slots if slot.number not in filled]
         if not vacant or job_id in self._broke or not self._is_driven(job_id):
             return
@@ -301,7 +303,8 @@ class Decider:
         reported: set[tuple[PlacementOption, ...]] = set()
         for slot in vacant[: max(0, room)]:
             options = spec.options_of(slot)
-            option = next((one for one in options if memory.is_open(one, self._now_s)), None)
+            near = near_first(options, staying)
+            option = next((one for one in near if memory.is_open(one, self._now_s)), None)
             # also while one of them is tried again: until a launch succeeds, there is none to be had
             if options not in reported and all(
                 memory.bars(one) or memory.is_sold_out(one) for one in options
@@ -322,6 +325,7 @@ class Decider:
                     f"to its end ({money(intent.charges.reserved_usd)})",
                 )
                 return
+            staying.append(intent)
             yield Create(intent)
 
     def _intent(self, spec: FleetSpec, option: PlacementOption, slot: int, generation: int) -> Intent:

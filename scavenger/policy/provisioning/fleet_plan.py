@@ -35,6 +35,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from scavenger.domain.configuration import Offer
+from scavenger.domain.cost import TrafficPrice
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption, VmSlot
 from scavenger.domain.vm import VmPackage
 from scavenger.policy.provisioning.actions import AlarmKind
@@ -80,8 +81,9 @@ class FleetInputs:
         offers: Offers of the workers' VM types.
         threads: Processors of each VM type, including the aggregators'.
         wait_max_s: Longest wait for VMs while none of a type is to be had.
-        before_usd: Known cost of earlier attempts.
+        before_usd: Known cost of the VMs of earlier attempts.
         disk_usd_per_hour: Price of a VM's boot disk; 0 if unknown.
+        traffic_price: Price of traffic between zones; None if unknown.
     """
 
     spec: FleetSpec
@@ -93,6 +95,7 @@ class FleetInputs:
     wait_max_s: float = 3600.0
     before_usd: float = 0.0
     disk_usd_per_hour: float = 0.0
+    traffic_price: TrafficPrice | None = None
 
     @property
     def room(self) -> dict[str, int]:

@@ -43,6 +43,8 @@ _PAUSE_S = 5.0
 _COMMAND_S = 30.0
 _GRACE_S = 3.0
 _LAST_WORDS_S = 5.0
+_REPORT_MAX = 2000
+"""Characters of a message to the leader."""
 _BACKLOG_MAX = 32
 """Words on the line at which logs wait."""
 
@@ -142,7 +144,7 @@ class Agent:
 
     def warn(self, text: str) -> None:
         """Send the leader a warning for users."""
-        self._notices.put(m.Warned(text[:2000]))
+        self._notices.put(m.Warned(text[:_REPORT_MAX]))
 
     def end(self, reason: str) -> None:
         """Report the end to the leader, end all processes and return from `run`."""
@@ -157,6 +159,9 @@ class Agent:
             self._leader.open(self._clock())
             while self._status is None:
                 self._serve_once()
+        except Exception as error:
+            self._report_failure(f"its agent failed: {type(error).__name__}: {error}"[:_REPORT_MAX])
+            raise
         finally:
             self._runner.close()
             self._file_proxy.close()
@@ -166,6 +171,22 @@ class Agent:
             self._leader.close()
             shutil.rmtree(self._directory, ignore_errors=True)
         return self._status
+
+    def _report_failure(self, reason: str) -> None:
+        """Send the leader the reason of this agent's end, which nobody could learn from its VM afterwards."""
+        self._show(reason)
+        self._runner.close()
+        if not self._leader.joined:
+            return
+        self._leader.channel.put(m.Warned(reason))
+        self._leader.channel.put(m.Ending(reason))
+        until = self._clock() + _LAST_WORDS_S
+        while self._leader.channel.backlog and self._clock() < until:
+            self._leader.send_due(self._clock())
+            self._leader.wait(timeout_s=_TICK_MS / 1000)
+            while (message := self._leader.receive()) is not None:
+                if isinstance(message, m.Packet):
+                    self._leader.take(message, self._clock())
 
     def _serve_once(self) -> None:
         self._leader.wait(self._file_proxy, timeout_s=_TICK_MS / 1000)

@@ -133,4 +133,22 @@ def unpack(archive: Path, sha256: str, folder: Path) -> None:
             raise ValueError("the job's folder did not arrive as it was sent")
         file.seek(0)
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            tar.extractall(folder, filter="data")
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(folder, filter="data")
+            else:  # Python 3.11.0 to 3.11.3, such as Debian 12's, has no filters
+                tar.extractall(folder, members=[_checked(one) for one in tar.getmembers()])  # noqa: S202
+
+
+def _checked(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A member that `Archive` may have written and that stays inside the folder.
+
+    Raises:
+        tarfile.TarError: If it is another one.
+    """
+    link = member.linkname if member.issym() else ""
+    inside = os.path.normpath(os.path.join("/folder", os.path.dirname(member.name), link))
+    named_inside = not (os.path.isabs(member.name) or ".." in member.name.split("/"))
+    links_inside = not os.path.isabs(link) and (inside == "/folder" or inside.startswith("/folder/"))
+    if not (named_inside and links_inside and (member.isreg() or member.isdir() or member.issym())):
+        raise tarfile.TarError(f"{member.name!r} is not part of a job's folder")
+    return member

@@ -1,0 +1,85 @@
+"""What a job on VMs has spent, from the records of its VMs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from nested import built
+
+from scavenger.control.provisioning.bill import counted_usd
+from scavenger.control.provisioning.fleet_meter import VmCostMeter
+from scavenger.domain.configuration import Offer
+from scavenger.domain.intent import FleetSpec, Intent, PlacementOption
+from scavenger.domain.vm import VmRequest
+from scavenger.policy.provisioning.fleet_plan import FleetInputs
+
+OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32)
+DISK_USD_PER_HOUR = 0.036
+
+
+def intent(spent_usd: float, *, slot: int = 1, attempt: int = 1, state: str = "GONE") -> Intent:
+    request = built(
+        VmRequest,
+        token=f"token-{attempt}-{slot}",
+        owner="me",
+        job_id="job",
+        slot=slot,
+        generation=0,
+        vm="small",
+        zone="fake-1a",
+        spot=False,
+        run_max_s=3600.0,
+    )
+    return built(
+        Intent,
+        provider="fake",
+        region="fake-1",
+        request=request,
+        price_usd_per_hour=0.36,
+        reserved_usd=0.1,
+        state=state,
+        attempt=attempt,
+        spent_usd=spent_usd,
+        billed_s=spent_usd / 0.36 * 3600.0,
+    )
+
+
+def meter(before_usd: float = 0.0) -> VmCostMeter:
+    inputs = FleetInputs(
+        spec=built(
+            FleetSpec,
+            job_id="job",
+            provider="fake",
+            region="fake-1",
+            slots=(),
+            options=(PlacementOption("small", "fake-1a", False, 0.36),),
+            vms_max=4,
+            budget_usd=1.0,
+            run_max_s=3600.0,
+        ),
+        package="scavenger-ml",
+        options={},
+        aggregators=(),
+        offers=(OFFER,),
+        threads={},
+        before_usd=before_usd,
+        disk_usd_per_hour=DISK_USD_PER_HOUR,
+    )
+    return VmCostMeter(inputs, clock=lambda: 0.0)
+
+
+def test_a_resumed_job_costs_what_its_vms_did_also_if_earlier_ones_are_settled_at_less() -> None:
+    """A command that was killed counted on while its VM ended itself; the next attempt learns when that was."""
+    counted = intent(0.09, attempt=1, state="UP")
+    before_usd = counted_usd([counted], DISK_USD_PER_HOUR)
+    assert before_usd == pytest.approx(0.09 * 1.1)
+    settled, own = replace(counted, state="GONE", charges=intent(0.03).charges), intent(0.01, attempt=2)
+    found = meter(before_usd)
+
+    found.look((counted,))
+    assert found.spent_usd() == 0.0
+    found.look((settled, own))
+    assert found.spent_usd() == 0.0  # what is shown while it runs never shrinks
+    found.look((settled, own), final=True)
+    assert before_usd + found.spent_usd() == pytest.approx(0.04 * 1.1)

@@ -1,0 +1,51 @@
+"""All VMs of a job are in one zone if that can be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nested import built
+
+from scavenger.domain.intent import Intent
+from scavenger.domain.vm import VmRequest
+from scavenger.policy.provisioning.zones import common_first, workers_elsewhere
+
+
+def test_zones_that_have_all_types_come_first_each_types_order_besides() -> None:
+    zones = {"small": ("a", "b", "c"), "large": ("b", "c"), "gpu": ("c",)}
+
+    assert common_first(zones) == {"small": ("c", "b", "a"), "large": ("c", "b"), "gpu": ("c",)}
+    assert common_first({"small": ("b", "a")}) == {"small": ("b", "a")}
+
+
+def intent(slot: int, zone: str, state: Any = "UP") -> Intent:
+    request = built(
+        VmRequest,
+        token=f"{slot}{zone}",
+        owner="me",
+        job_id="job",
+        slot=slot,
+        generation=0,
+        vm="small",
+        zone=zone,
+        spot=False,
+        run_max_s=60.0,
+    )
+    return built(
+        Intent,
+        provider="sim",
+        region="r",
+        request=request,
+        state=state,
+        price_usd_per_hour=1.0,
+        reserved_usd=0.1,
+    )
+
+
+def test_workers_elsewhere_are_those_whose_data_leaves_the_aggregators_zone() -> None:
+    here, there, gone = intent(1, "a"), intent(2, "b"), intent(3, "b", "GONE")
+    processes = {here.id: 4, there.id: 2, gone.id: 1}
+
+    assert workers_elsewhere([intent(0, "a"), here, there, gone], processes) == 2
+    assert workers_elsewhere([intent(0, "a", "GONE"), intent(0, "b"), here, there], processes) == 4
+    assert workers_elsewhere([here, there], processes) == 0
