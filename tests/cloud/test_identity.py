@@ -5,18 +5,22 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aws_imds import Imds
+from gce_metadata import GceMetadata
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from identity_documents import Signer, identity_document, identity_token
 
 from scavenger.cloud.aws.identity import AwsIdentity, key_of_region
 from scavenger.cloud.gcp.identity import GcpIdentity, saved_certificates
-from scavenger.cloud.identity import audience_of
+from scavenger.cloud.identity import audience_of, read_proof
+from scavenger.cloud.metadata import http_transport
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 
 INSTANCE, REGION, PROJECT = "i-0123456789abcdef0", "us-east-1", "a-project"
@@ -100,6 +104,37 @@ def test_the_keys_of_aws_s_regions_are_known_and_another_s_can_be_named(tmp_path
     path.write_text("nothing")
     with pytest.raises(ConfigurationError, match="not a certificate"):
         key_of_region("xx-north-9", str(path))
+
+
+def test_a_vm_reads_its_proof_from_its_own_metadata_service() -> None:
+    now = datetime.now(UTC)
+    document = identity_document(Signer.of_tests(), DOCUMENT)
+    with closing(Imds(lambda: now, lambda: None, lambda: None, document=lambda: document)) as service:
+        proof = read_proof("aws", KEY, transport=http_transport("127.0.0.1", service.port))
+    assert refusal(proof) == ""
+
+    with closing(GceMetadata(token=lambda audience: token(audience))) as server:
+        proof = read_proof("gcp", KEY, transport=http_transport("127.0.0.1", server.port))
+    identity = Google(Signer.of_tests()).identity()
+    assert identity.refusal(proof, instance_id=NUMBER, public_key=KEY) == ""
+
+
+def test_a_vm_without_a_proof_has_none_and_one_whose_service_is_late_waits_for_it() -> None:
+    with closing(GceMetadata()) as server:
+        ask = http_transport("127.0.0.1", server.port)
+        assert read_proof("gcp", KEY, transport=ask) == "", "it has no service account"
+        assert read_proof("local", KEY, transport=ask) == ""
+        server.down, slept = True, list[float]()
+
+        def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            server.down = len(slept) < 3
+
+        assert read_proof("gcp", KEY, transport=ask, sleep=sleep) == ""
+        assert len(slept) == 3
+        server.down = True
+        with pytest.raises(OSError, match="503"):
+            read_proof("gcp", KEY, transport=ask, sleep=lambda _: None)
 
 
 class Google:

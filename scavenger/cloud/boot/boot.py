@@ -29,6 +29,9 @@ GPU_REQUIREMENT = "tensorflow[and-cuda]>=2.21,<2.22"
 
 _SECRET_IN_URL = re.compile(r"(?<!ssh)://[^/\s]*@")
 _UNIT = "scavenger-vm.service"
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+_NO_PROXY_VARIABLES = ("no_proxy", "NO_PROXY")
+_PROXY_NOT_FOR = "169.254.169.254,metadata.google.internal,localhost,127.0.0.1"
 
 _SCRIPT = """\
 #!/bin/sh
@@ -36,6 +39,7 @@ _SCRIPT = """\
 set -eu
 umask 077
 PATH=$PATH:/opt/scavenger/bin
+@PROXY@
 end() {
     echo "@MARK@$1; this VM ends" >&2
     systemctl poweroff
@@ -108,7 +112,7 @@ SuccessAction=poweroff
 FailureAction=poweroff
 [Service]
 ExecStart=$(command -v scavenger-vm) /run/scavenger/join.json
-Environment=HOME=/root
+Environment=HOME=/root @PROXIES@
 StandardOutput=journal+console
 StandardError=journal+console
 OOMPolicy=continue
@@ -142,7 +146,7 @@ class Join:
     provider: str
 
 
-def boot_script(join: Join, package: str) -> str:
+def boot_script(join: Join, package: str, *, proxy: str = "") -> str:
     """Create the POSIX shell script for cloud-init; equal values give the identical text.
 
     The secret is written to a file that only root can read, and appears in no command line and no log.
@@ -150,6 +154,8 @@ def boot_script(join: Join, package: str) -> str:
     Args:
         join: Written to `/run/scavenger/join.json`, which the agent removes after reading it.
         package: A requirement as pip reads it; see `package_of`.
+        proxy: URL of an HTTP proxy through which the VM loads packages and data; empty for none. The metadata service
+            is asked directly.
 
     Raises:
         ConfigurationError: If the package is not a single line, or is a URL with a password: user data stays readable.
@@ -161,6 +167,8 @@ def boot_script(join: Join, package: str) -> str:
             f"{PACKAGE_VARIABLE} holds a password or token, which everything on a VM could read; "
             "use a URL that needs none"
         )
+    variables = [f"{name}={proxy}" for name in _PROXY_VARIABLES] if proxy else []
+    variables += [f"{name}={_PROXY_NOT_FOR}" for name in _NO_PROXY_VARIABLES] if proxy else []
     host, _, port = join.endpoint.removeprefix("tcp://").rpartition(":")
     values = {
         "@MARK@": boot.MARK,
@@ -174,6 +182,8 @@ def boot_script(join: Join, package: str) -> str:
         "@UNLIMITED@": boot.NO_TIME_LIMIT,
         "@HOST@": shlex.quote(host),
         "@PORT@": shlex.quote(port),
+        "@PROXY@": f"export {' '.join(map(shlex.quote, variables))}" if proxy else "# no proxy",
+        "@PROXIES@": " ".join(variables),
         "@LIMIT@": LIMIT_TIMER,
         "@UNIT@": _UNIT,
         "@JOIN@": json.dumps(asdict(join)),
@@ -184,6 +194,11 @@ def boot_script(join: Join, package: str) -> str:
     return re.sub(r"@[A-Z]+@", lambda found: values[found[0]], _SCRIPT)
 
 
-def package_of(environment: Mapping[str, str]) -> str:
-    """The requirement that VMs install: `SCAVENGER_PACKAGE`, or else this version of Scavenger."""
-    return environment.get(PACKAGE_VARIABLE) or f"scavenger-ml=={__version__}"
+def package_of(environment: Mapping[str, str], extra: str = "") -> str:
+    """The requirement that VMs install: `SCAVENGER_PACKAGE`, or else this version of Scavenger.
+
+    Args:
+        environment: Environment variables.
+        extra: What to install in addition: the cloud, for data and checkpoints in its object store.
+    """
+    return environment.get(PACKAGE_VARIABLE) or f"scavenger-ml{f'[{extra}]' if extra else ''}=={__version__}"

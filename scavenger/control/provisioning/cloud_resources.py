@@ -17,13 +17,14 @@ from scavenger.cloud.boot.boot import package_of
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
-from scavenger.control.provisioning.providers import open_provider
+from scavenger.control.provisioning.providers import open_provider, open_verifier
+from scavenger.control.settings import settings_of
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
-from scavenger.domain.vm import LaunchTemplate, Quota
+from scavenger.domain.vm import LaunchTemplate, Quota, VmSettings
 from scavenger.errors import ConfigurationError, QuotaError
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.store import Store
@@ -94,15 +95,17 @@ class CloudResources:
         environment: Environment variables, which may set the address, prices and the image.
 
     Attributes:
+        settings: Settings of the job's VMs.
         cloud: The cloud's catalogue.
         offered: The offers of the search, with messages for the user.
 
     Raises:
-        ConfigurationError: If a VM type does not exist or a price is unknown.
+        ConfigurationError: If a VM type does not exist or a price is unknown, or the settings file is invalid.
     """
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str] = os.environ) -> None:
         self._job, self._environment = job, environment
+        self.settings = settings_of(job.infra, environment)
         self.cloud = CatalogCloud(
             job.infra.provider, job.infra.region, spot=job.spot, environment=environment
         )
@@ -138,7 +141,8 @@ class CloudResources:
         Raises:
             ConfigurationError, CloudError: If the provider cannot be opened.
         """
-        return open_provider(self._job.infra.provider, self._job.infra.region, self._environment)
+        infra = self._job.infra
+        return open_provider(infra.provider, infra.region, self._environment, self.settings)
 
     def within_quotas(self) -> tuple[SearchSpace, tuple[str, ...]]:
         """Remove configurations that exceed the account's quotas; returns the new space and a note per limiting quota.
@@ -228,7 +232,8 @@ class CloudResources:
         provider = self.provider
         aggregator_offer = self.aggregators
         zones = {
-            vm: _zones(job, provider, vm) for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
+            vm: _zones(job, provider, vm, self.settings.launch_settings())
+            for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
         }
         deadline_s = job.constraints.deadline
         inputs = FleetInputs(
@@ -245,10 +250,12 @@ class CloudResources:
                     run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
                     image=self._environment.get(IMAGE_VARIABLE, ""),
                     disk_gib=self._disk_gib,
+                    labels=self.settings.vm_tags(),
+                    settings=self.settings.launch_settings(),
                 ),
                 attempt=record.attempts,
             ),
-            package=package_of(self._environment),
+            package=package_of(self._environment, job.infra.provider),
             options={offer.vm: self._options(offer, zones[offer.vm]) for offer in offers},
             aggregators=tuple(
                 PlacementOption(aggregator_offer.vm, zone, False, aggregator_offer.price_usd_per_hour)
@@ -263,11 +270,18 @@ class CloudResources:
             ).shared.disk_usd_per_hour,
         )
         host, port = address_of(self._environment)
+        verifier = open_verifier(job.infra, self.settings, self._environment)
         hosts = AgentServer(
-            host, folder, port=port, boot_key=new_boot_key(), leave_out=(outputs,), clock=clock
+            host,
+            folder,
+            port=port,
+            boot_key=new_boot_key(),
+            leave_out=(outputs,),
+            verified=verifier is not None,
+            clock=clock,
         )
         hosts.start()
-        return Fleet(store, provider, hosts, inputs, note=note, inform=inform, clock=clock)
+        return Fleet(store, provider, hosts, inputs, note=note, inform=inform, verifier=verifier, clock=clock)
 
     def _options(self, offer: Offer, zones: tuple[str, ...]) -> tuple[PlacementOption, ...]:
         """Placement options in the order to try: with `spot: auto`, on-demand options follow the spot options."""
@@ -278,8 +292,8 @@ class CloudResources:
         return tuple(options)
 
 
-def _zones(job: JobSpec, provider: Provider, vm: str) -> tuple[str, ...]:
-    zones = provider.zones(vm)
+def _zones(job: JobSpec, provider: Provider, vm: str, settings: VmSettings) -> tuple[str, ...]:
+    zones = provider.zones(vm, settings)
     if not job.infra.zone:
         return zones
     if job.infra.zone not in zones:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import http.client
 import logging
 import signal
 import sys
@@ -11,12 +13,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scavenger import logs
+from scavenger.cloud.identity import read_proof
 from scavenger.cloud.notices import watch
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.train.engines.vm.agent import Agent, read_ticket
 
-__all__ = ["main", "watch_notices"]
+__all__ = ["identify", "main", "watch_notices"]
 
 log = logging.getLogger("scavenger.control.provisioning.on_vm")  # this module may be `__main__`
 
@@ -24,6 +27,18 @@ _WORDS = {
     "preemption": "the cloud takes its VM back",
     "rebalance": "the cloud says that its VM is at a higher risk of being taken back",
 }
+
+
+def identify(provider: str, public_key: str) -> str:
+    """The cloud's proof of this VM's identity; empty, with a log line, if there is none."""
+    try:
+        proof = read_proof(provider, public_key)
+    except (OSError, http.client.HTTPException, ConfigurationError) as error:
+        log.warning("this VM cannot prove its identity: the metadata service does not answer: %s", error)
+        return ""
+    if not proof:
+        log.info("%s gives this VM no proof of its identity", provider)
+    return proof
 
 
 def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
@@ -55,7 +70,12 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     log.info("joins %s", ticket.endpoint)
-    agent = Agent(ticket, Path(tempfile.gettempdir()), show=log.info)
+    agent = Agent(
+        ticket,
+        Path(tempfile.gettempdir()),
+        show=log.info,
+        identify=functools.partial(identify, ticket.provider),
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.end("its VM is being shut down"))
     ended = threading.Event()

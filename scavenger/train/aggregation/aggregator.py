@@ -149,9 +149,10 @@ class Aggregator:
                     self._control.send(m.Inform(False, 0, None, 0))
             case m.Reconnect() if self._upstream.connected:
                 self._connect_upstream(message.aggregators[0])
-            case m.Admit() if self._admitted is not None:
-                for name, key in message.keys.items():
-                    self._admitted.admit(name, key)
+            case m.Admit():
+                if self._admitted is not None:
+                    for name, key in message.keys.items():
+                        self._admitted.admit(name, key)
             case m.Forget():
                 if self._admitted is not None:
                     self._admitted.dismiss(message.worker)
