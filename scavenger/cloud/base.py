@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from scavenger.domain.configuration import Offer
-from scavenger.domain.vm import Quota, VmRequest, VmSeen
+from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 
 __all__ = ["CONSOLE_CHARACTERS", "Cloud", "Inspection", "Provider"]
 
@@ -60,11 +60,15 @@ class Provider(Protocol):
     region: str
     visibility_s: float
 
-    def zones(self, vm: str) -> tuple[str, ...]:
+    def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         """Zones where this VM type is available, in the order to try.
 
+        Args:
+            vm: VM type.
+            settings: Of the VMs, whose subnets may leave out zones.
+
         Raises:
-            ConfigurationError: If the region has no such type.
+            ConfigurationError: If the region has no such type, or the settings no subnet for it.
             CloudError: If the cloud does not answer.
         """
 

@@ -17,72 +17,38 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+from scavenger.cloud.metadata import (
+    ANSWER_MAX_S,
+    Ec2Metadata,
+    Transport,
+    address_of_service,
+    gce_page,
+    good,
+    http_transport,
+)
 from scavenger.domain.vm import Notice
-from scavenger.errors import CloudUnavailableError, ConfigurationError, NotSupportedError
+from scavenger.errors import CloudUnavailableError, NotSupportedError
 
-__all__ = ["NOTICE_DELAY_MAX_S", "Reply", "Transport", "http_transport", "watch"]
+__all__ = ["NOTICE_DELAY_MAX_S", "watch"]
 
 NOTICE_DELAY_MAX_S = 3.0
 """Longest delay from the cloud's notice to ours, while the metadata service answers."""
-ADDRESS = "169.254.169.254"
-"""Address of the metadata service on every VM of both clouds."""
-_ANSWER_MAX_S = 0.5
-"""Time limit of a request to the service on the VM's own host; three requests and a poll fit in the delay."""
 _POLL_S = 1.0
 _HANG_S = 20
 """How long the server holds a request open; a watch may take this long to end."""
 _HANG_GRACE_S = 5.0
 _REPEAT_S = 1.0
 """Pause between two requests, in case the server does not hold them."""
-_TOKEN_S = 21_600
-"""Longest lifetime of a session token."""
 _FAILURES_MAX = 60
 """Number of consecutive failures after which a watch raises an error."""
 _GCE_NOTICE = timedelta(seconds=30)
 _INTERRUPTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 _PREEMPTED = "/computeMetadata/v1/instance/preempted"
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A response of a metadata service; names of headers are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: str
-
-
-class Transport(Protocol):
-    """Sends requests to the metadata service."""
-
-    def __call__(self, method: str, path: str, headers: Mapping[str, str], answer_max_s: float) -> Reply:
-        """Send one request.
-
-        Raises:
-            OSError, http.client.HTTPException: If there is no answer within `answer_max_s` seconds.
-        """
-
-
-def http_transport(host: str = ADDRESS, port: int = 80) -> Transport:
-    """Create a transport over HTTP without a proxy, since the service identifies VMs by their address."""
-
-    def ask(method: str, path: str, headers: Mapping[str, str], answer_max_s: float) -> Reply:
-        connection = http.client.HTTPConnection(host, port, timeout=answer_max_s)
-        try:
-            connection.request(method, path, headers=dict(headers))
-            answer = connection.getresponse()
-            body = answer.read(65_536).decode(errors="replace")
-            return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, body)
-        finally:
-            connection.close()
-
-    return ask
 
 
 class _Source(Protocol):
@@ -95,34 +61,19 @@ class _Source(Protocol):
 
 
 class _Ec2:
-    """Notices of EC2: polled, with a session token that is renewed when the service rejects it."""
+    """Notices of EC2: polled."""
 
     pause_s = _POLL_S
 
     def __init__(self, transport: Transport, now: Callable[[], datetime]) -> None:
-        self._ask = transport
-        self._token = ""
+        self._service = Ec2Metadata(transport)
 
     def look(self) -> tuple[Notice, ...]:
-        interruption, rebalance = self._get(_INTERRUPTION), self._get(_REBALANCE)
+        interruption, rebalance = self._service.page(_INTERRUPTION), self._service.page(_REBALANCE)
         return (
             *([Notice("preemption", _time_of(interruption))] if interruption is not None else []),
             *([Notice("rebalance")] if rebalance is not None else []),
         )
-
-    def _get(self, path: str) -> str | None:
-        """The page, or None while it is missing."""
-        for _ in range(2):
-            if not self._token:
-                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
-                self._token = _good(self._ask("PUT", "/latest/api/token", lifetime, _ANSWER_MAX_S)).body
-            reply = self._ask("GET", path, {"X-aws-ec2-metadata-token": self._token}, _ANSWER_MAX_S)
-            if reply.status == 404:
-                return None
-            if reply.status != 401:
-                return _good(reply).body
-            self._token = ""
-        raise ConnectionError("the metadata service refuses the token that it has just given")
 
 
 class _Gce:
@@ -136,20 +87,17 @@ class _Gce:
         self._notice: Notice | None = None
 
     def look(self) -> tuple[Notice, ...]:
-        path, answer_max_s = _PREEMPTED, _ANSWER_MAX_S
+        path, answer_max_s = _PREEMPTED, ANSWER_MAX_S
         if self._version:
             path += f"?wait_for_change=true&timeout_sec={_HANG_S}&last_etag={quote(self._version, safe='')}"
             answer_max_s = _HANG_S + _HANG_GRACE_S
-        reply = _good(self._ask("GET", path, {"Metadata-Flavor": "Google"}, answer_max_s))
-        if reply.headers.get("metadata-flavor") != "Google":
-            raise ConnectionError("what answers is not Compute Engine's metadata server")
+        reply = good(gce_page(self._ask, path, answer_max_s))
         self._version = reply.headers.get("etag", "")
         if reply.body.strip() == "TRUE" and self._notice is None:
             self._notice = Notice("preemption", self._now() + _GCE_NOTICE)
         return (self._notice,) if self._notice else ()
 
 
-_VARIABLES = {"aws": "AWS_EC2_METADATA_SERVICE_ENDPOINT", "gcp": "GCE_METADATA_HOST"}
 _SOURCES: Mapping[str, Callable[[Transport, Callable[[], datetime]], _Source]] = {"aws": _Ec2, "gcp": _Gce}
 
 
@@ -183,22 +131,8 @@ def watch(
         raise NotSupportedError(
             f"preemption notices of {provider!r} are not supported; supported are {', '.join(sorted(_SOURCES))}"
         )
-    source = _SOURCES[provider](transport or http_transport(*_address(provider, environment)), now)
+    source = _SOURCES[provider](transport or http_transport(*address_of_service(provider, environment)), now)
     return _watched(provider, source, stopped, clock, sleep)
-
-
-def _address(provider: str, environment: Mapping[str, str]) -> tuple[str, int]:
-    """Host and port of the metadata service, by the variables that the clouds' own libraries use."""
-    variable = _VARIABLES[provider]
-    text = environment.get(variable, "") or ADDRESS
-    try:
-        parts = urlsplit(text if "://" in text else f"http://{text}")
-        host, port = parts.hostname, parts.port or 80
-    except ValueError:
-        host, port = None, 0
-    if not host or parts.scheme != "http":
-        raise ConfigurationError(f"{variable} must be the address of a metadata service, not {text!r}")
-    return host, port
 
 
 def _watched(
@@ -228,12 +162,6 @@ def _watched(
                 yielded.add(notice)
                 yield notice
         sleep(max(0.0, source.pause_s - (clock() - began_s)))
-
-
-def _good(reply: Reply) -> Reply:
-    if reply.status != 200:
-        raise ConnectionError(f"status {reply.status}")
-    return reply
 
 
 def _time_of(page: str) -> datetime | None:

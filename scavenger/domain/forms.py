@@ -34,8 +34,6 @@ __all__ = [
     "EntryPoint",
     "EntryPointText",
     "FrozenModel",
-    "Infra",
-    "InfraText",
     "JobName",
     "MetricName",
     "Money",
@@ -49,6 +47,7 @@ __all__ = [
     "parse_engine",
     "parse_money",
     "shown",
+    "text_form",
 ]
 
 MONEY_MAX_USD = 1e9
@@ -109,7 +108,8 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _text(pattern: str, words: str) -> tuple[BeforeValidator, WithJsonSchema]:
+def text_form(pattern: str, words: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    """The form of a text: a pattern, and what it is called in a refusal, as `must be WORDS`."""
     compiled = re.compile(pattern)
 
     def check(value: object) -> object:
@@ -126,16 +126,16 @@ _IDENTIFIER = r"[A-Za-z_][A-Za-z0-9_]{0,99}"
 
 JobName = Annotated[
     str,
-    *_text(
+    *text_form(
         r"[a-z0-9][a-z0-9-]{0,62}",
         "made of lower-case letters, digits and hyphens (at most 63, the first no hyphen)",
     ),
 ]
-VmName = Annotated[str, *_text(VM, "the name of a VM type such as 'e2-standard-4'")]
+VmName = Annotated[str, *text_form(VM, "the name of a VM type such as 'e2-standard-4'")]
 MetricName = Annotated[
-    str, *_text(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", "the name of a Keras metric such as 'val_accuracy'")
+    str, *text_form(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,99}", "the name of a Keras metric such as 'val_accuracy'")
 ]
-Path = Annotated[str, *_text(r"[^\x00-\x1f\x7f]{1,4096}", "a path")]
+Path = Annotated[str, *text_form(r"[^\x00-\x1f\x7f]{1,4096}", "a path")]
 
 
 NUMBER = r"[0-9]{1,9}(?:\.[0-9]{1,6})?"
@@ -249,68 +249,6 @@ EntryPointText = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^(?:{_ENTRY})$"}),
 ]
 
-_LOCATIONS = {
-    "gcp": (r"[a-z]+-[a-z]+[0-9]+(?:-[a-z])?", "gcp/us-central1 or gcp/us-central1-a"),
-    "aws": (r"[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]?", "aws/us-east-1 or aws/us-east-1a"),
-    "kubernetes": (r"[A-Za-z0-9][A-Za-z0-9@:._/-]{0,252}", "kubernetes or kubernetes/CONTEXT"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Infra:
-    """Where a job runs.
-
-    Attributes:
-        provider: `local`, `gcp`, `aws` or `kubernetes`.
-        location: A region or zone (gcp, aws), or a context (kubernetes; empty for the current one).
-    """
-
-    provider: str = "local"
-    location: str = ""
-
-    @property
-    def region(self) -> str:
-        """The region, for Google Cloud or AWS; else empty."""
-        return self.location.removesuffix(self._zone_letter).removesuffix("-") if self._is_cloud else ""
-
-    @property
-    def zone(self) -> str:
-        """The zone; empty if any zone of the region may be used."""
-        return self.location if self._is_cloud and self._zone_letter else ""
-
-    @property
-    def _is_cloud(self) -> bool:
-        return self.provider in ("gcp", "aws")
-
-    @property
-    def _zone_letter(self) -> str:
-        """The letter of the zone, such as `a` in `us-east-1a` and `us-central1-a`."""
-        return self.location[-1:] if self.location[-1:].isalpha() else ""
-
-    def __str__(self) -> str:
-        return f"{self.provider}/{self.location}" if self.location else self.provider
-
-    @classmethod
-    def parse(cls, value: object) -> Infra:
-        """Parse `local`, `gcp/REGION[-ZONE]`, `aws/REGION[ZONE]` or `kubernetes[/CONTEXT]`."""
-        if isinstance(value, Infra):
-            return value
-        words = "must be local, gcp/REGION, aws/REGION or kubernetes"
-        if not isinstance(value, str):
-            raise fault(f"{words}, not {shown(value)}")
-        provider, slash, location = value.partition("/")
-        if provider == "local" and not slash:
-            return cls()
-        if provider == "kubernetes" and not slash:
-            return cls(provider)
-        if provider in _LOCATIONS:
-            pattern, example = _LOCATIONS[provider]
-            if re.fullmatch(pattern, location):
-                return cls(provider, location)
-            raise fault(f"must say where, as {example}, not {shown(value)}")
-        raise fault(f"{words}, not {shown(value)}{did_you_mean(provider, ('local', *_LOCATIONS))}")
-
-
 _ENGINE = r"process|ray(?:/(?:auto|local|[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}))?"
 
 
@@ -326,18 +264,4 @@ EngineText = Annotated[
     str,
     PlainValidator(parse_engine),
     WithJsonSchema({"type": "string", "pattern": f"^(?:{_ENGINE})$"}),
-]
-
-InfraText = Annotated[
-    Infra,
-    PlainValidator(Infra.parse),
-    PlainSerializer(str, return_type=str),
-    WithJsonSchema(
-        {
-            "type": "string",
-            "pattern": "^(?:local|kubernetes|"
-            + "|".join(f"{provider}/{pattern}" for provider, (pattern, _) in _LOCATIONS.items())
-            + ")$",
-        }
-    ),
 ]

@@ -18,8 +18,6 @@ from scavenger.domain.forms import (
     EntryPoint,
     EntryPointText,
     FrozenModel,
-    Infra,
-    InfraText,
     JobName,
     MetricName,
     Money,
@@ -31,6 +29,7 @@ from scavenger.domain.forms import (
     parse_money,
     shown,
 )
+from scavenger.domain.infra import Infra, InfraText
 from scavenger.domain.ranges import (
     CONFIGURATIONS_MAX,
     AcceleratorsText,
@@ -296,7 +295,8 @@ class JobSpec(FrozenModel):
     )
     infra: InfraText = Field(
         default=Infra(),
-        description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE] or kubernetes[/CONTEXT].",
+        description="Where to run: local, gcp/REGION[-ZONE], aws/REGION[ZONE] or kubernetes[/CONTEXT]; or a mapping "
+        "with one of the clouds' under at, and settings of this job's VMs.",
         json_schema_extra={"default": "local"},
     )
     engine: EngineText = Field(

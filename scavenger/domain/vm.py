@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-__all__ = ["LaunchTemplate", "Notice", "Quota", "VmPackage", "VmRequest", "VmSeen", "VmState", "VmTags"]
+__all__ = [
+    "DEFAULT_SETTINGS",
+    "LaunchTemplate",
+    "Notice",
+    "Quota",
+    "VmPackage",
+    "VmRequest",
+    "VmSeen",
+    "VmSettings",
+    "VmState",
+    "VmTags",
+]
 
 VmState = Literal["pending", "running", "stopping", "gone"]
 """`pending`: accepted, not yet up. `stopping`: ending, may still be paid for. `gone`: not paid for any more."""
@@ -30,6 +41,32 @@ class VmTags:
 
 
 @dataclass(frozen=True, slots=True)
+class VmSettings:
+    """Network and identity of VMs, by the cloud's own names; empty for the cloud's defaults.
+
+    Attributes:
+        network: VPC (AWS) or network (Google Cloud).
+        subnets: At most one per zone (AWS), or one (Google Cloud).
+        firewalls: Security groups (AWS) or network tags (Google Cloud).
+        public_address: Whether VMs have an address in the internet; None: as the subnet has it.
+        identity: Instance profile (AWS) or service account (Google Cloud).
+        kms_key: Key that encrypts the disks.
+        proxy: URL of an HTTP proxy for what VMs load.
+    """
+
+    network: str = ""
+    subnets: tuple[str, ...] = ()
+    firewalls: tuple[str, ...] = ()
+    public_address: bool | None = None
+    identity: str = ""
+    kms_key: str = ""
+    proxy: str = ""
+
+
+DEFAULT_SETTINGS = VmSettings()
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchTemplate:
     """The launch parameters that all VMs of a job share.
 
@@ -39,6 +76,7 @@ class LaunchTemplate:
         image: The cloud's name of the boot image; empty for the default.
         disk_gib: Size of the boot disk.
         labels: Additional tags.
+        settings: Network and identity.
     """
 
     run_max_s: float
@@ -46,6 +84,7 @@ class LaunchTemplate:
     image: str = ""
     disk_gib: int = 20
     labels: tuple[tuple[str, str], ...] = field(default=())
+    settings: VmSettings = DEFAULT_SETTINGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from scavenger.domain.intent import (
     VmSlot,
     VmTimes,
 )
-from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags
+from scavenger.domain.vm import DEFAULT_SETTINGS, LaunchTemplate, VmRequest, VmSettings, VmTags
 from scavenger.errors import StoreError
 from scavenger.store.schema import FleetSpecRow, IntentRow, JobRow, LeaseRow
 
@@ -146,7 +146,20 @@ def _options_of(given: Collection[Mapping[str, Any]]) -> tuple[PlacementOption, 
 def _template_from(given: dict[str, Any]) -> LaunchTemplate:
     """Take the launch parameters out of a flat document."""
     found = {name: given.pop(name) for name in _TEMPLATE if name in given}
-    return LaunchTemplate(**(found | {"labels": _pairs(found.get("labels", ()))}))
+    settings: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in found.pop("settings", {}).items()
+    }
+    labels = _pairs(found.pop("labels", ()))
+    return LaunchTemplate(**found, labels=labels, settings=VmSettings(**settings))
+
+
+def _template_document(template: LaunchTemplate) -> dict[str, Any]:
+    """The launch parameters as keys of a flat document; settings only where there are any."""
+    document = asdict(template)
+    if template.settings == DEFAULT_SETTINGS:
+        del document["settings"]
+    return document
 
 
 def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
@@ -165,7 +178,7 @@ def fleet_spec_document(spec: FleetSpec) -> dict[str, Any]:
         "boot_key": spec.boot_key,
         "attempt": spec.attempt,
         "register_s": spec.register_s,
-        **asdict(spec.template),
+        **_template_document(spec.template),
     }
 
 
@@ -195,13 +208,14 @@ def _request_of(given: dict[str, Any]) -> VmRequest:
 def row_of(intent: Intent, created_at: datetime) -> IntentRow:
     """The row of a new intent; its request is stored as a flat document."""
     request = asdict(intent.request)
+    del request["template"]
     times = {name: getattr(intent.times, name) for name in _TIMES} | {"created_at": created_at}
     return IntentRow(
         id=intent.id,
         job_id=intent.job_id,
         slot=intent.slot,
         generation=intent.generation,
-        request=request.pop("tags") | request.pop("template") | request,
+        request=request.pop("tags") | _template_document(intent.request.template) | request,
         **{name: getattr(intent.charges, name) for name in _CHARGES} | {"charged_at": created_at},
         **times,
         **{name: getattr(intent, name) for name in _PLAIN},

@@ -21,7 +21,7 @@ from scavenger.masking import mask
 from scavenger.train.failpoints import load_failpoints
 from scavenger.train.failure import describe_failure, describe_limit
 from scavenger.train.transport import messages as m
-from scavenger.train.transport.sockets import HubConnection, new_keys
+from scavenger.train.transport.sockets import HubConnection
 
 __all__ = ["main"]
 
@@ -127,7 +127,7 @@ def _serve(config: m.ProcessConfiguration, context: Any, hub: HubConnection) -> 
         case _:
             from scavenger.train.worker.worker import Worker
 
-            Worker(context, config, hub, new_keys()).run()
+            Worker(context, config, hub).run()
 
 
 if __name__ == "__main__":

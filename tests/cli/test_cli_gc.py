@@ -97,7 +97,7 @@ class Scene:
 def scene(store_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     with Store.open(store_url) as store:
         made = Scene(store)
-        monkeypatch.setitem(providers.PROVIDERS, "fake", lambda region, environment: made.cloud)
+        monkeypatch.setitem(providers.PROVIDERS, "fake", lambda region, environment, settings: made.cloud)
         monkeypatch.setattr(clearing, "LIMIT_S", 0.0)
         monkeypatch.setattr(clearing, "POLL_S", 0.0)
         yield made

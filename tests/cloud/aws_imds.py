@@ -22,6 +22,7 @@ class Imds(MetadataServer):
         interrupted_at: When the VM is interrupted, once that is announced; None before.
         rebalance_at: When a rebalance was recommended; None before.
         host: This machine's address that it is reached by.
+        document: The VM's signed identity document; None where there is no such page.
     """
 
     def __init__(
@@ -30,7 +31,9 @@ class Imds(MetadataServer):
         interrupted_at: Callable[[], datetime | None],
         rebalance_at: Callable[[], datetime | None],
         host: str = "127.0.0.1",
+        document: Callable[[], str] | None = None,
     ) -> None:
+        self._document = document
         self._now, self._interrupted_at, self._rebalance_at = now, interrupted_at, rebalance_at
         self._tokens: dict[str, float] = {}
         self.requests: list[str] = []
@@ -57,6 +60,8 @@ class Imds(MetadataServer):
         interrupted, rebalance = self._interrupted_at(), self._rebalance_at()
         if path == "/latest/meta-data/spot/instance-action" and interrupted:
             return 200, TEXT, json.dumps({"action": "terminate", "time": _zulu(interrupted)})
+        if path == "/latest/dynamic/instance-identity/rsa2048" and self._document:
+            return 200, TEXT, self._document()
         if path == "/latest/meta-data/events/recommendations/rebalance" and rebalance:
             return 200, TEXT, json.dumps({"noticeTime": _zulu(rebalance)})
         return 404, TEXT, "<html>Not Found</html>"

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from aws_imds import Imds
+from identity_documents import Signer, identity_document
 from moto.ec2.models import ec2_backends
 
 __all__ = ["ACCOUNT", "REGION", "STATES", "Instances", "Life", "limit_s"]
@@ -122,7 +123,29 @@ class Instances:
         def at(moment_s: float | None) -> datetime | None:
             return None if moment_s is None else self._at(moment_s)
 
-        return Imds(self.now, lambda: at(life.interrupted_s), lambda: at(life.rebalance_s), host)
+        return Imds(
+            self.now,
+            lambda: at(life.interrupted_s),
+            lambda: at(life.rebalance_s),
+            host,
+            lambda: identity_document(Signer.of_tests(), self._identity(instance_id)),
+        )
+
+    def _identity(self, instance_id: str) -> dict[str, Any]:
+        instance = self._known()[instance_id]
+        return {
+            "accountId": ACCOUNT,
+            "architecture": "x86_64",
+            "availabilityZone": instance.placement.zone,
+            "billingProducts": None,
+            "imageId": instance.image_id,
+            "instanceId": instance_id,
+            "instanceType": instance.instance_type,
+            "pendingTime": f"{self._at(self._lives[instance_id].born_s):%Y-%m-%dT%H:%M:%SZ}",
+            "privateIp": str(instance.private_ip),
+            "region": REGION,
+            "version": "2017-09-30",
+        }
 
     def _known(self) -> dict[str, Any]:
         backend = ec2_backends[ACCOUNT][REGION]

@@ -9,6 +9,7 @@
 - Dry runs, which tell whether a call would be permitted; permissions for identities are not refused by name.
 - The console of a VM, stored or, on Nitro types, as it is; launches that are accepted and fail right after.
 - Service Quotas' list and Canonical's image aliases.
+- Permissions: calls that the policy in `scavenger.cloud.policies` does not allow are refused.
 - Faults: calls refused or denied, answers lost, calls never answered.
 """
 
@@ -25,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from email.utils import format_datetime
+from importlib import resources
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
@@ -52,9 +54,22 @@ FAMILY_QUOTAS = (
     ("L-DB2E81BA", "Running On-Demand G and VT instances"),
     ("L-0263D0A3", "EC2-VPC Elastic IPs"),
 )
+_SERVICES = {"AmazonSSM": "ssm", "ServiceQuotasV20190624": "servicequotas"}
+BY_TESTS = {"CreateSubnet", "CreateVolume", "CreateVpc", "StopInstances"}
+"""What tests do as the account's owner; all else needs what the policy allows that users apply."""
 UNANSWERED = ("Unavailable", "InternalError", "cut", "garbage")
 
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
+
+
+def _allowed() -> frozenset[str]:
+    """Every action of the policy that the documentation tells to apply; its conditions are not looked at."""
+    policy = json.loads(resources.files("scavenger.cloud.policies").joinpath("aws.json").read_text())
+    actions = (statement["Action"] for statement in policy["Statement"])
+    return frozenset(one for each in actions for one in ([each] if isinstance(each, str) else each))
+
+
+POLICY = _allowed()
 
 
 @dataclass(slots=True)
@@ -87,6 +102,10 @@ class AwsServer(Instances):
 
     Attributes:
         url: Of every service.
+        default_vpc: Whether the account has a default VPC.
+        profiles: Names of the account's instance profiles.
+        policy_denies: Actions that a policy of the organisation forbids.
+        spot_role: Whether there is the service-linked role for spot VMs, or the caller may make it.
         groups_unlisted: So many of the next lists of security groups show none.
         hung: The next call is not looked at before this is set.
         calls: How often each action was asked for.
@@ -132,6 +151,10 @@ class AwsServer(Instances):
             }
             self._tokens: dict[tuple[str, str], Token] = {}
             self.image = IMAGE
+            self.default_vpc = True
+            self.profiles: set[str] = set()
+            self.policy_denies: set[str] = set()
+            self.spot_role = True
             self.aliases: set[str] = set()
             self._unanswered = itertools.cycle(UNANSWERED)
 
@@ -174,13 +197,24 @@ class AwsServer(Instances):
         return [answer]
 
     def _refuse(self, action: str, target: str) -> None:
-        if "*" in self.denied or action in self.denied:
+        allowed = f"{_SERVICES.get(target.partition('.')[0], 'ec2')}:{action}" in POLICY
+        allowed = allowed or action in BY_TESTS or action == "GetCallerIdentity"  # which needs no permission
+        if "*" in self.denied or action in self.denied or not allowed:
             self.faults_fired += 1
             code = "AccessDeniedException" if target else "UnauthorizedOperation"
             words = (
                 "You are not authorized to perform this operation. Encoded authorization failure message: "
             )
             raise _error(code, words + "x" * 900, "400 Bad Request" if target else "403 Forbidden", target)
+        if action in self.policy_denies:
+            self.faults_fired += 1
+            words = (
+                "You are not authorized to perform this operation. User: arn:aws:iam::123456789012:user/"
+                f"{'x' * 150} is not authorized to perform: ec2:{action} on resource: "
+                "arn:aws:ec2:us-east-1:123456789012:instance/* with an explicit deny in a service control policy. "
+                "Encoded authorization failure message: "
+            )
+            raise _error("UnauthorizedOperation", words + "x" * 900, "403 Forbidden")
         if self.throttled > 0:
             self.throttled -= 1
             self.faults_fired += 1
@@ -207,6 +241,8 @@ class AwsServer(Instances):
             raise _error("DryRunOperation", words, "412 Precondition Failed")
         if action == "RunInstances":
             return self._run(form, environ)
+        if not self.default_vpc:
+            self._without_default_vpc(action, form)
         if action == "ListServiceQuotas":
             raise _json(self._list_quotas(form))
         if action == "GetParameter" and form["Name"].startswith(PUBLIC_IMAGES):
@@ -240,6 +276,53 @@ class AwsServer(Instances):
                         )
         return answer
 
+    def _without_default_vpc(self, action: str, form: dict[str, Any]) -> None:
+        if action == "DescribeSubnets" and form.get("Filter.1.Name") == "default-for-az":
+            raise Answer("200 OK", b"<DescribeSubnetsResponse><subnetSet/></DescribeSubnetsResponse>")
+        if action == "CreateSecurityGroup" and "VpcId" not in form:
+            raise _error("VPCIdNotSpecified", "No default VPC for this user")
+
+    def _check_place(self, form: dict[str, str], zone: str) -> None:
+        """What EC2 refuses because of the network and identity that are asked for."""
+        subnet_id = form.get("SubnetId") or form.get("NetworkInterface.1.SubnetId")
+        if "NetworkInterface.1.DeviceIndex" in form and ("SubnetId" in form or "SecurityGroupId.1" in form):
+            raise _error(
+                "InvalidParameterCombination",
+                "Network interfaces and an instance-level subnet ID may not be specified on the same request",
+            )
+        if subnet_id is None and not self.default_vpc:
+            raise _error("VPCIdNotSpecified", "No default VPC for this user")
+        subnets = {
+            one.id: one for by_id in ec2_backends[ACCOUNT][REGION].subnets.values() for one in by_id.values()
+        }
+        if subnet_id is not None:
+            if subnet_id not in subnets:
+                raise _error("InvalidSubnetID.NotFound", f"The subnet ID '{subnet_id}' does not exist")
+            if subnets[subnet_id].availability_zone != zone:
+                raise _error(
+                    "InvalidParameterValue",
+                    f"The subnet '{subnet_id}' is not in the Availability Zone '{zone}'",
+                )
+        profile = (
+            form.get("IamInstanceProfile.Name") or form.get("IamInstanceProfile.Arn", "").rpartition("/")[2]
+        )
+        if profile and profile not in self.profiles:
+            raise _error(
+                "InvalidParameterValue",
+                f"Value ({profile}) for parameter iamInstanceProfile.name is invalid. "
+                "Invalid IAM Instance Profile name",
+            )
+        if profile and "iam:PassRole" not in POLICY:
+            raise _error("UnauthorizedOperation", "You are not authorized to perform: iam:PassRole")
+        may_make = "iam:CreateServiceLinkedRole" in POLICY
+        if form.get("InstanceMarketOptions.MarketType") == "spot" and not (self.spot_role and may_make):
+            raise _error(
+                "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
+                "The provided credentials do not have permission to create the service-linked role for EC2 Spot "
+                "Instances.",
+                "403 Forbidden",
+            )
+
     def _forward(self, environ: dict[str, Any], body: bytes) -> tuple[str, list[tuple[str, str]], bytes]:
         heard: list[Any] = []
         inner = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
@@ -258,9 +341,12 @@ class AwsServer(Instances):
                 raise _error("IdempotentParameterMismatch", "Arguments on this idempotent request differ")
             raise Answer("200 OK", self._replay(token))
         self._check_launch(form)
+        self._check_place(form, zone)
         spot = form.get("InstanceMarketOptions.MarketType") == "spot"
         count = self._room(form, vm, zone, spot=spot)
-        body = urlencode({**form, "MinCount": str(count), "MaxCount": str(count)}).encode()
+        # moto would look for the instance profile at another service
+        kept = {key: value for key, value in form.items() if not key.startswith("IamInstanceProfile")}
+        body = urlencode({**kept, "MinCount": str(count), "MaxCount": str(count)}).encode()
         status, headers, answer = self._forward(environ, body)
         if not status.startswith("200"):
             return status, headers, answer

@@ -22,7 +22,7 @@ from conformance import Fact
 from nested import changed
 
 from scavenger.cloud.base import CONSOLE_CHARACTERS
-from scavenger.domain.vm import Quota, VmRequest, VmSeen
+from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 from scavenger.errors import (
     CloudError,
     CloudUnavailableError,
@@ -110,7 +110,7 @@ class FakeProvider:
 
     # Provider
 
-    def zones(self, vm: str) -> tuple[str, ...]:
+    def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         """See `Provider.zones`."""
         fault = self._enter("zones", vm)
         if vm not in self.types:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections.abc import Callable
 from email.message import Message
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,12 +22,17 @@ HEADERS = {
 class GceMetadata(MetadataServer):
     """Holds a request with `wait_for_change` open until the value's version is not `last_etag` any more.
 
+    Args:
+        host: This machine's address that it is reached by.
+        token: Makes the identity token for an audience; None for a VM without a service account.
+
     Attributes:
         held: Requests that wait now.
         timeouts_s: The `timeout_sec` of each request that waited; the wait itself ends by `expire` or a change alone.
     """
 
-    def __init__(self, host: str = "127.0.0.1") -> None:
+    def __init__(self, host: str = "127.0.0.1", token: Callable[[str], str] | None = None) -> None:
+        self._token = token
         self._changed = threading.Condition()
         self._preempted = False
         self._expired = 0
@@ -60,6 +66,8 @@ class GceMetadata(MetadataServer):
         if headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in headers:
             return 403, HEADERS, "Missing Metadata-Flavor:Google header."
         url = urlsplit(path)
+        if url.path == "/computeMetadata/v1/instance/service-accounts/default/identity" and method == "GET":
+            return self._identity(parse_qs(url.query))
         if url.path != "/computeMetadata/v1/instance/preempted" or method != "GET":
             return 404, HEADERS, "Not Found"
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
@@ -68,6 +76,13 @@ class GceMetadata(MetadataServer):
                 self._hold(query.get("last_etag"), int(query.get("timeout_sec", "0")))
             value, version = self._value()
         return 200, {**HEADERS, "ETag": version}, value
+
+    def _identity(self, query: dict[str, list[str]]) -> Answer:
+        if self._token is None:
+            return 404, HEADERS, "service account not found"
+        if "audience" not in query:
+            return 400, HEADERS, "non-empty audience parameter required"
+        return 200, HEADERS, self._token(query["audience"][-1])
 
     def _hold(self, last_etag: str | None, timeout_s: int) -> None:
         self.timeouts_s.append(timeout_s)

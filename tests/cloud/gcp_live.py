@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from gce_metadata import GceMetadata
 from gcp_server import ComputeServer
-from gcp_state import EPOCH, Machine, Operation, Project, shape
+from gcp_state import EPOCH, PROJECT, Machine, Operation, Project, shape
+from identity_documents import Signer, identity_token
 from machines import Machine as Vm
 from machines import Machines
 
@@ -52,7 +53,7 @@ class _LiveProject(Project):
         return operation
 
     def _boot(self, machine: Machine) -> None:
-        self.services[machine.id] = service = GceMetadata(self._machines.address)
+        self.services[machine.id] = service = GceMetadata(self._machines.address, _token_of(machine))
         items = {item["key"]: item["value"] for item in machine.body.get("metadata", {}).get("items", ())}
         vcpus, _ = shape(machine.body["machineType"].rpartition("/")[2], machine.zone)
         self.vms[machine.id] = vm = self._machines.boot(
@@ -93,6 +94,20 @@ class _LiveProject(Project):
             for number, vm in self.vms.items():
                 if now >= self.machines[number].ends_at and not vm.over.is_set():
                     vm.stop()
+
+
+def _token_of(machine: Machine) -> Callable[[str], str] | None:
+    """What makes a VM's identity tokens; only one with a service account has any."""
+    if not machine.body.get("serviceAccounts"):
+        return None
+    vm = {
+        "instance_id": str(machine.id),
+        "instance_name": machine.name,
+        "project_id": PROJECT,
+        "project_number": 739419398126,
+        "zone": machine.zone,
+    }
+    return lambda audience: identity_token(Signer.of_tests(), audience, vm)
 
 
 class LiveGcp(ComputeServer):

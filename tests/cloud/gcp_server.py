@@ -6,9 +6,10 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -25,6 +26,48 @@ _HTTP_TIMEOUT_S = 30.0
 
 class _LostError(Exception):
     """The connection ends without an answer."""
+
+
+_PERMISSIONS: Mapping[str, tuple[str, ...]] = {
+    "compute.disks.aggregatedList": ("compute.disks.list",),
+    "compute.instances.aggregatedList": ("compute.instances.list",),
+    "compute.instances.insert": (
+        "compute.disks.create",
+        "compute.images.useReadOnly",
+        "compute.instances.create",
+        "compute.subnetworks.use",
+    ),
+}
+"""Of methods that do not need the permission of their own name alone; from the reference of each method."""
+
+
+def permissions_of(method: str, body: Any) -> Iterator[str]:
+    """The permissions that a call needs."""
+    yield from _PERMISSIONS.get(method, (method,))
+    if method != "compute.instances.insert":
+        return
+    interface = next(iter(body.get("networkInterfaces", ())), {})
+    disk = next(iter(body.get("disks", ())), {}).get("initializeParams", {})
+    needs = {
+        "compute.instances.setLabels": body.get("labels"),
+        "compute.instances.setMetadata": body.get("metadata"),
+        "compute.instances.setTags": body.get("tags"),
+        "compute.instances.setServiceAccount": body.get("serviceAccounts"),
+        "compute.disks.setLabels": disk.get("labels"),
+        "compute.subnetworks.useExternalIp": interface.get("accessConfigs"),
+        "compute.networks.use": interface.get("network"),
+        "compute.networks.useExternalIp": interface.get("network") and interface.get("accessConfigs"),
+    }
+    yield from (permission for permission, needed in needs.items() if needed)
+
+
+def _role() -> frozenset[str]:
+    """The permissions of the role that the documentation tells to make."""
+    text = resources.files("scavenger.cloud.policies").joinpath("gcp.yaml").read_text()
+    return frozenset(re.findall(r"^- (\S+)$", text, re.MULTILINE))
+
+
+ROLE = _role()
 
 
 @dataclass
@@ -170,6 +213,11 @@ class ComputeServer:
             place = f"projects/{PROJECT}/zones/{parameters['zone']}"
             raise RefusedError(404, "notFound", f"The resource '{place}' was not found")
         value = self._body(method, body)
+        for permission in permissions_of(method["id"], value):
+            if permission not in ROLE:
+                raise RefusedError(
+                    403, "forbidden", f"Required '{permission}' permission for 'projects/{PROJECT}'"
+                )
         with self.project.lock:
             reply = self._handlers[method["id"]](parameters, value)
         try:

@@ -101,6 +101,9 @@ class Project:
         stock_out: Zones with nothing to give; told by the operation.
         vms_max: Of the region; told at once, or by the operation where `quota_late`.
         hidden_s: How long lists miss what is new.
+        networks: Names of the project's networks.
+        constraints: Those of the organisation that hold: `compute.vmExternalIpAccess`.
+        forbidden_accounts: Service accounts that the caller may not give to VMs.
         breaks: The codes that the next operations of an insert end with.
         consoles: What VMs have written, by their numbers.
         without_notice: Machine families that take no `preemptionNoticeDuration`.
@@ -120,6 +123,9 @@ class Project:
     breaks: list[tuple[str, int]] = field(default_factory=list)
     without_notice: set[str] = field(default_factory=set)
     leaves_disk: bool = False
+    networks: set[str] = field(default_factory=lambda: {"default"})
+    constraints: set[str] = field(default_factory=set)
+    forbidden_accounts: set[str] = field(default_factory=set)
     machines: dict[int, Machine] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
     consoles: dict[int, str] = field(default_factory=dict)
@@ -169,6 +175,7 @@ class Project:
         if any(each.zone == zone and each.name == name for each in self.alive()):
             place = f"projects/{PROJECT}/zones/{zone}/instances/{name}"
             raise RefusedError(409, "alreadyExists", f"The resource '{place}' already exists")
+        self._check_policies(zone, body)
         error, status = self._trouble(zone)
         now = self.clock()
         machine = Machine(next(self._ids), name, zone, body, now, self.up_after_s)
@@ -195,6 +202,35 @@ class Project:
                 "Invalid value for field 'resource.scheduling.preemptionNoticeDuration': "
                 f'\'{{  "seconds": "120"}}\'. It is not supported for machine family {family}.',
             )
+
+    def _check_policies(self, zone: str, body: dict[str, Any]) -> None:
+        """What Compute Engine refuses for the project's or the organisation's sake, in its words."""
+        for interface in body["networkInterfaces"]:
+            network = interface.get("network", "")
+            if network.startswith("global/") and network.rpartition("/")[2] not in self.networks:
+                place = f"{ROOT}/projects/{PROJECT}/{network}"
+                raise RefusedError(
+                    400,
+                    "invalid",
+                    f"Invalid value for field 'resource.networkInterfaces[0].network': '{place}'. The referenced "
+                    "network resource cannot be found.",
+                )
+            if "compute.vmExternalIpAccess" in self.constraints and interface.get("accessConfigs"):
+                place = f"projects/{PROJECT}/zones/{zone}/instances/{body['name']}"
+                raise RefusedError(
+                    412,
+                    "conditionNotMet",
+                    f"Constraint constraints/compute.vmExternalIpAccess violated for project 739419398126. Add "
+                    f"instance {place} to the constraint to use external IP with it.",
+                )
+        for account in body.get("serviceAccounts", []):
+            if account["email"] in self.forbidden_accounts:
+                raise RefusedError(
+                    403,
+                    "forbidden",
+                    f"The user does not have access to service account '{account['email']}'. Ask a project owner to "
+                    "grant you the iam.serviceAccountUser role on the service account",
+                )
 
     def delete(self, zone: str, instance: str, request_id: str = "") -> Operation:
         if known := self._known(request_id):

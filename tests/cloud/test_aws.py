@@ -17,7 +17,8 @@ from conformance import OWNER, ProviderConformance, World, alive, make_request
 
 from scavenger.cloud.aws.provider import AwsProvider
 from scavenger.cloud.aws.values import vm_seen
-from scavenger.cloud.notices import http_transport, watch
+from scavenger.cloud.metadata import http_transport
+from scavenger.cloud.notices import watch
 from scavenger.domain.vm import Notice
 from scavenger.errors import (
     CloudUnavailableError,

@@ -20,6 +20,7 @@ from gcp_world import DAY_S, ZONE, GcpWorld, provider_of, world_on
 
 from scavenger.cloud.gcp.provider import ENDPOINT_VARIABLE, GcpProvider
 from scavenger.cloud.gcp.vm import GcpSettings, instance_of
+from scavenger.domain.vm import VmSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 
 
@@ -90,22 +91,26 @@ def test_settings_reach_the_vm(server: ComputeServer, world: GcpWorld) -> None:
     provider = provider_of(
         server,
         world.clock,
-        settings=GcpSettings(
-            network="projects/p/global/networks/n",
-            subnetwork="regions/us-central1/subnetworks/s",
-            external_address=False,
-            service_account="robot@example.com",
-            image="projects/a/global/images/mine",
-            preemption_notice_s=0,
-        ),
+        settings=GcpSettings(image="projects/a/global/images/mine", preemption_notice_s=0),
     )
-    provider.launch(make_request(world, spot=True))
+    settings = VmSettings(
+        network="projects/p/global/networks/n",
+        subnets=("s",),
+        firewalls=("training",),
+        public_address=False,
+        identity="robot@example.com",
+        kms_key="projects/p/locations/us/keyRings/r/cryptoKeys/k",
+    )
+    asked = make_request(world, spot=True)
+    provider.launch(replace(asked, template=replace(asked.template, settings=settings)))
     body = server.requests[-1][1]
 
     assert body["networkInterfaces"] == [
         {"network": "projects/p/global/networks/n", "subnetwork": "regions/us-central1/subnetworks/s"}
     ]
     assert body["serviceAccounts"][0]["email"] == "robot@example.com"
+    assert body["tags"]["items"] == ["training"]
+    assert body["disks"][0]["diskEncryptionKey"]["kmsKeyName"] == settings.kms_key
     assert body["disks"][0]["initializeParams"]["sourceImage"] == "projects/a/global/images/mine"
     assert "preemptionNoticeDuration" not in body["scheduling"]
     assert "shieldedInstanceConfig" not in body

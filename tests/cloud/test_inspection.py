@@ -16,7 +16,7 @@ from scavenger.cloud.aws.inspection import AwsInspection
 from scavenger.control.provisioning import inspection as inspection_module
 from scavenger.control.provisioning.inspection import inspect_infra
 from scavenger.domain.check import Check
-from scavenger.domain.forms import Infra
+from scavenger.domain.infra import Infra
 from scavenger.domain.vm import VmRequest
 from scavenger.errors import ConfigurationError, CredentialsError
 

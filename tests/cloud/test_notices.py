@@ -14,7 +14,8 @@ from gce_metadata import GceMetadata
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.cloud.notices import NOTICE_DELAY_MAX_S, Reply, http_transport, watch
+from scavenger.cloud.metadata import Reply, http_transport
+from scavenger.cloud.notices import NOTICE_DELAY_MAX_S, watch
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudUnavailableError, ConfigurationError, NotSupportedError
 

@@ -97,6 +97,7 @@ class CloudJob:
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'cli'}",
             "SCAVENGER_PRICES": str(self.price_file),
             "SCAVENGER_ADDRESS": self.cloud.machines.address,
+            "SCAVENGER_CONFIG": str(self.cloud.settings_file(self.folder)),
             MARK: self.mark,
             **self.cloud.environment,
             **self.environment,

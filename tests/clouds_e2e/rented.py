@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from aws_live import LiveAws
@@ -12,6 +14,7 @@ from aws_server import REGION as AWS_REGION
 from gcp_live import LiveGcp
 from gcp_state import PROJECT
 from gcp_state import REGION as GCP_REGION
+from identity_documents import Signer
 from machines import Machine, Machines
 
 from scavenger.cloud.gcp.names import tags_of
@@ -69,6 +72,9 @@ class Rented(Protocol):
     def environment(self) -> dict[str, str]:
         """What a client needs."""
 
+    def settings_file(self, folder: Path) -> Path:
+        """A settings file, written into the folder, that trusts this cloud's signatures."""
+
     def vms(self) -> tuple[RentedVm, ...]:
         """All that there ever were since `clear`."""
 
@@ -97,6 +103,12 @@ class Rented(Protocol):
         """The next launches are carried out and not answered."""
 
 
+def _written(folder: Path, text: str) -> Path:
+    path = folder / "config.toml"
+    path.write_text(text)
+    return path
+
+
 class AwsRented:
     """See `Rented`."""
 
@@ -115,6 +127,10 @@ class AwsRented:
             "AWS_EC2_METADATA_DISABLED": "true",
             "AWS_DEFAULT_REGION": self.region,
         }
+
+    def settings_file(self, folder: Path) -> Path:
+        (folder / "certificate.pem").write_text(Signer.of_tests().certificate)
+        return _written(folder, f'[aws]\nidentity_certificate = "{folder}/certificate.pem"\n')
 
     def vms(self) -> tuple[RentedVm, ...]:
         return tuple(self._vm(each) for each in self.server.instances().values())
@@ -170,6 +186,15 @@ class GcpRented:
     @property
     def environment(self) -> dict[str, str]:
         return {"SCAVENGER_GCP_ENDPOINT": self.server.endpoint, "GOOGLE_CLOUD_PROJECT": PROJECT}
+
+    def settings_file(self, folder: Path) -> Path:
+        signer = Signer.of_tests()
+        (folder / "certificates.json").write_text(json.dumps({signer.key_id: signer.certificate}))
+        account = f"vms@{PROJECT}.iam.gserviceaccount.com"
+        return _written(
+            folder,
+            f'[gcp]\nservice_account = "{account}"\nidentity_certificates = "{folder}/certificates.json"\n',
+        )
 
     def vms(self) -> tuple[RentedVm, ...]:
         project = self.server.live

@@ -19,7 +19,9 @@ from pathlib import Path
 import pytest
 from nested import built
 
+from scavenger.cloud.aws.identity import AwsIdentity
 from scavenger.cloud.catalog.traffic import traffic_price
+from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning import fleet as module
 from scavenger.control.provisioning.fleet import Fleet
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
@@ -47,6 +49,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 
 from fake import FakeProvider, Fault
+from identity_documents import Signer, identity_document
 from processes import eventually
 from vm_driving import AGENT
 
@@ -64,10 +67,15 @@ CONFIG = ProvisioningConfig(
 
 @dataclass(slots=True)
 class AgentCloud(FakeProvider):
-    """Its VMs are agents, unless they are `broken` and end before they join."""
+    """Its VMs are agents, unless they are `broken` and end before they join.
+
+    Attributes:
+        identify: Gives each the proof of its identity, by the VM's id.
+    """
 
     folder: Path = Path()
     broken: str = ""
+    identify: Callable[[str], str] = lambda instance_id: ""
     agents: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     tickets: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -88,7 +96,11 @@ class AgentCloud(FakeProvider):
                 [sys.executable, "-c", AGENT, *arguments],
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, "AGENT_ADDRESS": f"127.0.1.{len(self.agents) + 1}"},
+                env={
+                    **os.environ,
+                    "AGENT_ADDRESS": f"127.0.1.{len(self.agents) + 1}",
+                    "AGENT_IDENTITY": self.identify(seen.instance_id),
+                },
             )
         return seen
 
@@ -128,6 +140,7 @@ class Scene:
         attempt: int = 1,
         spot: bool = False,
         wait_max_s: float = 3600.0,
+        verifier: IdentityVerifier | None = None,
     ) -> Fleet:
         number, self.count = self.count, self.count + 1
         code = self.folder / f"code-{number}"
@@ -157,10 +170,10 @@ class Scene:
             wait_max_s=wait_max_s,
             traffic_price=traffic_price("aws"),
         )
-        hosts = AgentServer("127.0.0.1", code)
+        hosts = AgentServer("127.0.0.1", code, verified=verifier is not None)
         hosts.start()
         show = {"note": self.notes.append, "inform": self.progress.append}
-        fleet = Fleet(self.store, self.cloud, hosts, spec, **show, config=CONFIG)
+        fleet = Fleet(self.store, self.cloud, hosts, spec, **show, verifier=verifier, config=CONFIG)
         self.fleets.append(fleet)
         self.engines.append(fleet.engine(self.folder / f"logs-{number}", -1, command=WORK))
         return fleet
@@ -237,6 +250,28 @@ def test_no_two_vms_join_by_the_same_key_and_no_key_is_kept(scene: Scene) -> Non
     scene.engines[0].close()
     fleet.close()
     assert scene.store.boot_key(job, "fake", "fake-1") == ""
+
+
+def test_a_vm_joins_with_its_own_identity_alone_and_one_whose_key_another_has_used_is_replaced(
+    scene: Scene,
+) -> None:
+    signer, asked = Signer.of_tests(), list[str]()
+
+    def signed(instance_id: str) -> str:
+        asked.append(instance_id)
+        # with the first VM's key, another VM of the same account joins
+        holder = "fake-another" if len(asked) == 1 else instance_id
+        return identity_document(signer, {"instanceId": holder, "region": scene.cloud.region})
+
+    scene.cloud.identify = signed
+    scene.fleet(scene.job(), verifier=AwsIdentity(scene.cloud.region, signer.key.public_key()))
+    scene.launch("w0")
+    scene.placed("w0")
+
+    (stolen,) = (note for note in scene.notes if "proof of identity" in note)
+    assert "is that of VM 'fake-another'" in stolen
+    assert len(asked) == 2
+    scene.until(lambda: len(scene.alive()) == 1)
 
 
 def test_a_vm_that_is_lost_takes_its_worker_along_and_another_comes_for_the_next_one(scene: Scene) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from random import Random
 
-from scavenger.domain.vm import Quota, VmRequest, VmSeen, VmState
+from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings, VmState
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,
@@ -112,7 +112,7 @@ class SimulatedCloud:
 
     # ---- the provider --------------------------------------------------------------------------------------
 
-    def zones(self, vm: str) -> tuple[str, ...]:
+    def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         return ZONES
 
     def launch(self, request: VmRequest) -> VmSeen:

@@ -377,9 +377,18 @@ class TestDatabase:
         budget=st.floats(0, 1e9) | st.just(float("inf")),
         price=st.floats(1e-6, 1e4),
         labels=st.lists(st.tuples(st.text("ab"), st.text("ab")), max_size=2).map(tuple),
+        subnets=st.lists(st.text("ab"), max_size=2).map(tuple),
+        public_address=st.none() | st.booleans(),
     )
     def test_a_fleet_spec_is_read_as_it_was_written(
-        self, store: Store, slots: set[int], budget: float, price: float, labels: Any
+        self,
+        store: Store,
+        slots: set[int],
+        budget: float,
+        price: float,
+        labels: Any,
+        subnets: Any,
+        public_address: bool | None,
     ) -> None:
         job_id = store.create_job("digits", spec={}, job_file="job.yaml").id
         slots = tuple(VmSlot(slot, slot % 3) for slot in sorted(slots))
@@ -395,6 +404,8 @@ class TestDatabase:
             budget_usd=budget,
             run_max_s=60.0,
             labels=labels,
+            subnets=subnets,
+            public_address=public_address,
             user_data="#!",
         )
         store.want_vms(spec)

@@ -98,3 +98,32 @@ def test_messages_of_a_replaced_process_do_not_arrive_even_if_it_is_still_connec
     hub.router.send("aggregator-0", m.Joined())
     assert after.socket.poll(WITHIN_S * 1000)
     assert not before.socket.poll(0)
+
+
+def test_a_key_may_follow_its_connection_where_processes_learn_of_each_other_late() -> None:
+    context, keys, late = zmq.Context(), new_keys(), new_keys()
+    authenticator = Authenticator(context, may_follow=True)
+    router = Router(context, keys, authenticator=authenticator)
+    dealer = Dealer(context, "w0", router.address, keys[0], late)
+
+    def received(within_s: float) -> list[tuple[str, m.Message]]:
+        for _ in range(int(within_s / 0.02)):
+            router.wait(0.02)
+            if found := [(peer, message) for peer, message, _ in router.receive()]:
+                return found
+        return []
+
+    try:
+        dealer.send(m.Join())
+        assert received(SILENCE_S) == []
+        authenticator.admit("w0", late[0].decode())
+        assert received(WITHIN_S) == [("w0", m.Join())], "it has tried again, with what it had to say"
+        authenticator.dismiss("w0")
+        dealer.send(m.Join())
+        assert received(SILENCE_S) == []
+        assert router.malformed.count == 1
+    finally:
+        dealer.close()
+        router.close()
+        authenticator.close()
+        context.destroy(linger=0)

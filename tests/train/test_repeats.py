@@ -96,12 +96,13 @@ class Host:
         def control(name: str, keys: tuple[bytes, bytes]) -> Dealer:
             return Dealer(context, name, hub.address, hub_keys[0], keys)
 
+        own: Any = zmq.Context()  # an aggregator's process authenticates all that connect to its context
         aggregator = Aggregator(
-            context,
+            own,
             boot("aggregator", "aggregator-0", aggregator_keys),
             control("aggregator-0", aggregator_keys),
         )
-        made = Worker(context, boot("worker", "w0", worker_keys), control("w0", worker_keys), worker_keys)
+        made = Worker(context, boot("worker", "w0", worker_keys), control("w0", worker_keys))
         self.slow(made)
         threads = [threading.Thread(target=one.run, daemon=True) for one in (aggregator, made)]
         for thread in threads:
@@ -111,6 +112,8 @@ class Host:
             hub.wait(60.0)
             for _, message, _ in hub.receive():
                 match message:
+                    case m.AggregatorReady():
+                        hub.send("aggregator-0", m.Admit({"w0": worker_keys[0].decode()}))
                     case m.Hello():
                         manifest = message.manifest
                         hub.send("w0", m.Prepare(manifest, (aggregator._address,), False))
@@ -137,6 +140,7 @@ class Host:
             thread.join(60.0)
         assert not any(thread.is_alive() for thread in threads)
         context.destroy(linger=0)
+        own.destroy(linger=0)
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_a_worker_that_was_prepared_can_still_give_its_initial_weights_where_oth
     block = create_block()
     control = Control(context)
     boot = bootstraps(context, memory_fd=block).of("worker", "w1")
-    worker = Worker(context, boot, control, new_keys())
+    worker = Worker(context, boot, control)
     weights = worker._program.initial_state()
     address = m.AggregatorAddress("tcp://127.0.0.1:9", new_keys()[0].decode(), memory_id(block))
     order = m.Prepare(worker._program.manifest, (address,), initial=False)
@@ -83,3 +83,31 @@ def test_a_worker_that_was_prepared_can_still_give_its_initial_weights_where_oth
     held = Block(block, layout).tensors(layout.state_at(0))
     assert all(np.array_equal(a, b) for a, b in zip(held, weights, strict=True))
     worker._samples.close()
+
+
+def test_an_aggregator_at_a_port_hears_only_the_processes_that_it_was_told_of(context: Any) -> None:
+    own = zmq.Context()
+    made = Aggregator(own, bootstraps(context).of("aggregator", NAME), Control(own))
+    address, known, stranger = made._address, new_keys(), new_keys()
+    made._from_control(m.Admit({"w0": known[0].decode(), "w1": new_keys()[0].decode()}))
+
+    def answered(name: str, keys: tuple[bytes, bytes], turns: int) -> bool:
+        dealer = Dealer(context, name, address.address, address.key.encode(), keys)
+        dealer.send(m.Join())
+        try:
+            for _ in range(turns):
+                made._serve_once()
+                if dealer.socket.poll(0):
+                    return [message for message, _ in dealer.receive()] == [m.Joined()]
+            return False
+        finally:
+            dealer.close()
+
+    assert address.address.startswith("tcp://")
+    assert answered("w0", known, 100)
+    assert not answered("w0", stranger, 4), "it knows the aggregator's public key, and no more"
+    assert not answered("w1", known, 4), "nobody speaks for another"
+    made._from_control(m.Forget("w0"))
+    assert not answered("w0", known, 4), "a process that is gone is heard no more"
+    made.close()
+    own.destroy(linger=0)

@@ -107,31 +107,88 @@ def test_a_vm_whose_timer_does_not_start_anew_is_not_renewed(stage: Stage) -> No
     assert any("`false` ended with status 1" in told for told in stage.hosts.alarms())
 
 
-def test_the_first_public_key_wins_and_a_second_is_refused_with_an_alarm(
+def ended(stage: Stage, intent: str, why: str) -> bool:
+    """Whether a VM is shut out, so that the fleet replaces it, and nobody can speak for it any more."""
+    (seen,) = (vm for vm in stage.hosts.vms() if vm.spec.intent == intent)
+    told = [one for one in stage.hosts.alarms() if why in one]
+    return seen.preemption is not None and seen.preemption.in_s == 0.0 and len(told) == 1
+
+
+def test_a_key_that_is_used_a_second_time_ends_both_whoever_was_first(
     stage: Stage, peer: Callable[..., Peer]
 ) -> None:
-    keys = one_time(stage, "vm-0")
-    first, second = new_keys()[0], new_keys()[0]
-    thief = peer(keys)
+    keys, first = one_time(stage, "vm-0"), new_keys()
+    one, other = peer(keys), peer(keys)
 
-    assert peer(keys).ask(join(first)) == m.Admitted()
-    assert isinstance(thief.ask(join(second)), m.Refused)
-    assert thief.ask(join(first)) == m.Admitted(), "a repetition is taken for what it is"
-    assert any("second time" in told for told in stage.hosts.alarms())
+    assert one.ask(join(first[0])) == m.Admitted()
+    assert one.ask(join(first[0])) == m.Admitted(), "a repetition is taken for what it is"
+    assert other.ask(join(new_keys()[0]), SILENCE_MS) is None
+
+    assert ended(stage, "vm-0", "used a second time")
+    assert one.ask(join(first[0]), SILENCE_MS) is None
+    mine = peer(first)
+    mine.socket.send(m.encode(m.Packet(1, 0, m.Hello("192.0.2.6"))))
+    assert not mine.socket.poll(SILENCE_MS)
+    assert stage.hosts.free() == ()
+    assert stage.hosts.alarms() == (), "told once"
 
 
-def test_once_a_vm_was_heard_its_one_time_key_is_good_for_an_alarm_only(
+def test_a_key_that_is_used_after_its_vm_has_joined_ends_that_vm(
     stage: Stage, peer: Callable[..., Peer]
 ) -> None:
     keys = one_time(stage, "vm-0")
     stage.add("vm-0")
     stage.joined("vm-0")
-    thief = peer(keys)
 
-    assert thief.ask(join(new_keys()[0]), SILENCE_MS) is None
-    assert sum("second time" in told for told in stage.hosts.alarms()) == 1
     assert peer(keys).ask(join(new_keys()[0]), SILENCE_MS) is None
-    assert stage.hosts.alarms() == (), "told once"
+
+    assert ended(stage, "vm-0", "used a second time")
+    assert not stage.hosts.renew("vm-0", 900.0)
+
+
+@pytest.fixture
+def strict(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path / "strict", verified=True)
+    yield made
+    made.close()
+
+
+def test_where_vms_prove_their_identity_an_agent_waits_until_its_proof_is_verified(
+    strict: Stage,
+) -> None:
+    strict.add("vm-0", identity="what its cloud signed")
+
+    assert eventually(lambda: bool(strict.hosts.candidates()))
+    (candidate,) = strict.hosts.candidates()
+    assert (candidate.intent, candidate.identity) == ("vm-0", "what its cloud signed")
+    assert strict.names() == []
+
+    strict.hosts.accept(candidate)
+    strict.joined("vm-0")
+    assert strict.hosts.candidates() == ()
+
+
+def test_a_stolen_key_that_joins_first_gets_nothing_and_ends_its_vm(strict: Stage) -> None:
+    stage, peers = strict, list[Peer]()
+
+    def thief(intent: str) -> Peer:
+        peers.append(Peer(stage.hosts, one_time(stage, intent)))
+        return peers[-1]
+
+    try:
+        assert thief("vm-0").ask(join(new_keys()[0]), SILENCE_MS) is None
+        (candidate,) = stage.hosts.candidates()
+        stage.hosts.refuse(candidate, "is missing")
+        assert ended(stage, "vm-0", "proof of identity that came with its one-time key is missing")
+
+        assert thief("vm-1").ask(join(new_keys()[0]), SILENCE_MS) is None
+        stage.add("vm-1", identity="what its cloud signed")
+        assert eventually(lambda: ended(stage, "vm-1", "used a second time"))
+        assert stage.hosts.candidates() == ()
+        assert stage.hosts.free() == ()
+    finally:
+        for one in peers:
+            one.close()
 
 
 def test_with_a_one_time_key_nobody_speaks_as_a_vm_or_takes_what_is_meant_for_it(

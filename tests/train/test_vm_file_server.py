@@ -285,3 +285,33 @@ def test_answers_that_nobody_waits_for_are_dropped(line: FarLine) -> None:
         line.files.end(VM, 99)
 
         assert not line.waiting
+
+
+def test_what_a_vm_writes_leaves_room_on_the_leader_s_disk(line: FarLine, files: Files, root: Path) -> None:
+    free = [3 << 30]
+    line.files._usage = lambda _: (100 << 30, 0, free[0])
+    part = memoryview(bytes(f.CHUNK_BYTES))
+
+    files.write("step-1", "part", iter([part]))
+    free[0] = (1 << 30) + f.CHUNK_BYTES - 1
+    with pytest.raises(OSError, match="nearly full") as refused:
+        files.write("step-2", "part", iter([part]))
+
+    assert refused.value.errno == errno.ENOSPC
+    assert set(everything(root)) == {"step-1/part"}, "nothing incomplete is left"
+    line.files._usage = lambda _: (1 << 30, 0, 1 << 29)
+    files.write("step-2", "part", iter([part]))
+
+
+def test_what_a_vm_writes_is_a_limited_number_of_files(line: FarLine, files: Files, root: Path) -> None:
+    line.files._entries_max = 3
+    for name in "abc":
+        files.write("step-1", name, iter([]))
+
+    with pytest.raises(OSError, match="too many files"):
+        files.write("step-1", "d", iter([]))
+    for step in (2, 3):
+        files.write(f"step-{step}", "a", iter([]))
+    with pytest.raises(OSError, match="too many files"):
+        files.write("step-4", "a", iter([]))
+    assert len(everything(root)) == 5

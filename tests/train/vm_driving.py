@@ -24,7 +24,8 @@ import os, scavenger.train.engines.vm.agent
 if "AGENT_ADDRESS" in os.environ:  # this machine has many, of which the way to the leader shows one alone
     scavenger.train.engines.vm.agent.address_towards = lambda endpoint: os.environ["AGENT_ADDRESS"]
 agent = Agent(
-    read_ticket(Path(sys.argv[1])), Path(sys.argv[2]), silent_s=float(sys.argv[3]), poweroff_s=float(sys.argv[4])
+    read_ticket(Path(sys.argv[1])), Path(sys.argv[2]), silent_s=float(sys.argv[3]), poweroff_s=float(sys.argv[4]),
+    identify=lambda public_key: os.environ.get("AGENT_IDENTITY", ""),
 )
 signal.signal(signal.SIGTERM, lambda *_: agent.end("its VM is being shut down"))
 def fail(*_):
@@ -56,6 +57,7 @@ class Stage:
         silent_s, poweroff_s, lost_s: See `Agent` and `AgentServer`.
         beyond: A folder that is not on VMs: a process there that touches it ends at once.
         address: Of this machine, by which VMs reach it.
+        verified: Whether VMs join only after their identity was verified.
         within: What the command of a VM's agent begins with, to run elsewhere than beside the leader.
     """
 
@@ -70,13 +72,14 @@ class Stage:
         beyond: Path | None = None,
         address: str = "127.0.0.1",
         within: Sequence[str] = (),
+        verified: bool = False,
     ) -> None:
         self._within = within
         self.folder, self._limits = folder, (silent_s, poweroff_s)
         folder.mkdir(parents=True, exist_ok=True)
         empty = folder / "nothing"
         empty.mkdir()
-        self.hosts = AgentServer(address, job_dir or empty, lost_s=lost_s)
+        self.hosts = AgentServer(address, job_dir or empty, lost_s=lost_s, verified=verified)
         self.hosts.start()
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(os.environ)
@@ -116,6 +119,7 @@ class Stage:
         vm: str = SOME_TYPE,
         places: int = 8,
         address: str = "",
+        identity: str = "",
         **more: str,
     ) -> None:
         """Have a VM boot; `joined` waits until it has."""
@@ -136,7 +140,11 @@ class Stage:
                 start_new_session=True,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**self._env, **({"AGENT_ADDRESS": address} if address else {})},
+                env={
+                    **self._env,
+                    **({"AGENT_ADDRESS": address} if address else {}),
+                    "AGENT_IDENTITY": identity,
+                },
             )
 
     def joined(self, *intents: str) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from scavenger import __version__
 from scavenger.domain.check import Check
-from scavenger.domain.forms import Infra
+from scavenger.domain.infra import Infra
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger_cli.ui import console
 from scavenger_cli.ui.formatting import clean, plural, size

@@ -7,6 +7,7 @@ a definite refusal has started nothing, and whatever is unknown and may have bee
 
 from __future__ import annotations
 
+import re
 from typing import Any, cast
 
 from botocore import exceptions as sdk
@@ -25,6 +26,9 @@ from scavenger.errors import (
 
 __all__ = ["error_code", "translated"]
 
+_NO_ROLE = {"AuthFailure.ServiceLinkedRoleCreationNotPermitted"}
+_POLICY = "explicit deny in a service control policy"
+_ACTION = re.compile(r"not authorized to perform: ([a-z0-9]+:\w+)")
 _STOCK_OUT = {
     "InsufficientCapacity",
     "InsufficientFreeAddressesInSubnet",
@@ -79,6 +83,13 @@ _NO_CREDENTIALS = (
     sdk.TokenRetrievalError,
 )
 _OUR_FAULT = (sdk.NoRegionError, sdk.ParamValidationError, sdk.UnknownServiceError, sdk.InvalidRegionError)
+_HINTS = {
+    "InvalidGroup.NotFound": "see aws.security_groups in the settings",
+    "InvalidGroupId.Malformed": "see aws.security_groups in the settings",
+    "InvalidSubnetID.NotFound": "see aws.subnets in the settings",
+    "VPCIdNotSpecified": "name a VPC or subnets in the settings (aws.vpc, aws.subnets)",
+    "DefaultVpcDoesNotExist": "name a VPC or subnets in the settings (aws.vpc, aws.subnets)",
+}
 _WORDS_MAX = 220
 """Of the cloud's own words; authorization failures come with a kilobyte of encoded details."""
 
@@ -104,6 +115,18 @@ def translated(
     where = f"aws {location or region}"
     code = error_code(error)
     words = _words(error)
+    if code in _NO_ROLE:
+        return CredentialsError(
+            f"{where}: the first spot VM of an account needs a service-linked role: run 'aws iam "
+            "create-service-linked-role --aws-service-name spot.amazonaws.com' once, or allow "
+            "iam:CreateServiceLinkedRole"
+        )
+    if code in _CREDENTIALS and _POLICY in str(error):
+        denied = _ACTION.search(str(error))
+        return CredentialsError(
+            f"{where}: a policy of the organisation (service control policy) forbids "
+            f"{denied[1] if denied else 'this call'}; ask its administrator, or choose another region or other settings"
+        )
     if isinstance(error, _NO_CREDENTIALS) or code in _CREDENTIALS:
         return CredentialsError(
             f"{where}: no access ({words}); check the credentials with 'aws sts get-caller-identity' "
@@ -123,6 +146,8 @@ def translated(
         )
     if code in _GONE:
         return GoneError(f"{where}: there is no such VM ({words})")
+    if code in _HINTS:
+        return ConfigurationError(f"{where} does not take the request: {words}; {_HINTS[code]}")
     if isinstance(error, _OUR_FAULT) or (code and 400 <= _status(error) < 500):
         return ConfigurationError(f"{where} does not take the request: {words}")
     return CloudUnavailableError(f"{where}: no answer ({words}); try again")

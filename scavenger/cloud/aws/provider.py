@@ -6,10 +6,7 @@ zone: the same one in another zone is another launch. So a request may move to a
 In addition to VMs, it creates a security group per owner, whose members reach each other and whom nobody else reaches,
 and a key pair where a public key is given.
 
-Needs the permissions `ec2:Describe*` for instances, instance types and their offerings, images, subnets, security
-groups, key pairs and volumes; `ec2:RunInstances`, `TerminateInstances`, `GetConsoleOutput`, `CreateTags`,
-`CreateSecurityGroup`, `AuthorizeSecurityGroupIngress`, `DeleteSecurityGroup`, `ImportKeyPair`, `DeleteKeyPair`,
-`DeleteVolume`; `ssm:GetParameter`; and, for quotas, `servicequotas:ListServiceQuotas`.
+The permissions that it needs are in `scavenger/cloud/policies/aws.json`.
 """
 
 from __future__ import annotations
@@ -27,11 +24,17 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from scavenger.cloud.aws.errors import error_code, translated
+from scavenger.cloud.aws.network import (
+    encryption_parameters,
+    network_parameters,
+    no_subnet,
+    profile_parameters,
+)
 from scavenger.cloud.aws.shared_resources import SharedResources
 from scavenger.cloud.aws.values import OWNER_TAG, TOKEN_TAG, quotas_of, tags_of, vm_seen
 from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.boot.user_data import user_data
-from scavenger.domain.vm import Quota, VmRequest, VmSeen
+from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,
@@ -113,12 +116,13 @@ class AwsProvider:
             raise translated(error, region=region) from error
         self._shared_resources = SharedResources(self._ec2, self._read, public_key)
         self._types: dict[str, dict[str, Any]] = {}
+        self._subnets: dict[tuple[str, tuple[str, ...]], dict[str, dict[str, Any]]] = {}
         self._images: dict[str, tuple[str, str, int]] = {}
         self._fresh: dict[str, tuple[VmSeen, float]] = {}
         self._unseen: dict[str, float] = {}
 
-    def zones(self, vm: str) -> tuple[str, ...]:
-        """See `Provider.zones`: those which have the type and, as the default VPC has, a subnet."""
+    def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
+        """See `Provider.zones`: those which have the type and a subnet, of the default VPC if no other is named."""
         offered = {
             offering["Location"]
             for offering in self._pages(
@@ -130,15 +134,10 @@ class AwsProvider:
         }
         if not offered:
             raise ConfigurationError(f"aws {self.region} has no VM type {vm!r}")
-        subnets = self._pages(
-            self._ec2.describe_subnets, "Subnets", Filters=[{"Name": "default-for-az", "Values": ["true"]}]
-        )
-        zones = tuple(sorted(offered & {subnet["AvailabilityZone"] for subnet in subnets}))
+        subnets = self._subnets_of(settings)
+        zones = tuple(sorted(offered & subnets.keys()))
         if not zones:
-            raise ConfigurationError(
-                f"aws {self.region} has no default subnet where {vm} is offered; "
-                "'aws ec2 create-default-vpc' makes them"
-            )
+            raise ConfigurationError(f"aws {self.region}: {no_subnet(vm, settings, subnets)}")
         return zones
 
     def launch(self, request: VmRequest) -> VmSeen:
@@ -150,14 +149,13 @@ class AwsProvider:
         parameters = self.parameters(request)
         for _ in range(2):
             try:
-                answer = self._ec2.run_instances(
-                    **parameters, **self._shared_resources.of(request.tags.owner)
-                )
+                answer = self._ec2.run_instances(**parameters, **self._network(request))
             except (ClientError, BotoCoreError) as error:
                 code = error_code(error)
                 if code == "IdempotentParameterMismatch":
                     return self._adopt(request)
-                if code not in ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound"):
+                own = code in ("InvalidGroup.NotFound", "InvalidKeyPair.NotFound")
+                if not own or request.template.settings.firewalls:
                     raise translated(
                         error, region=self.region, location=request.zone, vm=request.vm, spot=request.spot
                     ) from error
@@ -258,6 +256,7 @@ class AwsProvider:
                         "VolumeSize": request.template.disk_gib,
                         "VolumeType": "gp3",
                         "DeleteOnTermination": True,
+                        **encryption_parameters(request.template.settings),
                     },
                 }
             ],
@@ -266,12 +265,45 @@ class AwsProvider:
                 for kind in ("instance", "volume", *(["spot-instances-request"] if request.spot else []))
             ],
         }
+        if request.template.settings.identity:
+            parameters["IamInstanceProfile"] = profile_parameters(request.template.settings)
         if request.spot:
             parameters["InstanceMarketOptions"] = {
                 "MarketType": "spot",
                 "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
             }
         return parameters
+
+    def _network(self, request: VmRequest) -> dict[str, Any]:
+        """Parameters of the subnet, the security groups and the key pair."""
+        settings, owner = request.template.settings, request.tags.owner
+        if not (settings.network or settings.subnets):
+            return network_parameters(settings, self._shared_resources.of(owner, groups=settings.firewalls))
+        subnets = self._subnets_of(settings)
+        if request.zone not in subnets:
+            raise ConfigurationError(f"aws {request.zone}: {no_subnet(request.vm, settings, subnets)}")
+        subnet = subnets[request.zone]
+        shared = self._shared_resources.of(owner, vpc=subnet["VpcId"], groups=settings.firewalls)
+        return network_parameters(settings, shared, subnet["SubnetId"])
+
+    def _subnets_of(self, settings: VmSettings) -> dict[str, dict[str, Any]]:
+        """The subnet for VMs in each zone; looked up once in a process where the settings name subnets or a VPC."""
+        key = (settings.network, settings.subnets)
+        if key in self._subnets:
+            return self._subnets[key]
+        asked: dict[str, Any] = {"SubnetIds": list(settings.subnets)} if settings.subnets else {}
+        vpc = {"Name": "vpc-id", "Values": [settings.network]}
+        if not settings.subnets:
+            default = {"Name": "default-for-az", "Values": ["true"]}
+            asked = {"Filters": [vpc if settings.network else default]}
+        found = self._pages(self._ec2.describe_subnets, "Subnets", **asked)
+        subnets: dict[str, dict[str, Any]] = {}
+        for subnet in sorted(found, key=lambda one: str(one["SubnetId"])):  # always the same one of a zone
+            if settings.network in ("", subnet["VpcId"]):
+                subnets.setdefault(str(subnet["AvailabilityZone"]), subnet)
+        if key != ("", ()):
+            self._subnets[key] = subnets
+        return subnets
 
     def _launched(self, request: VmRequest, answer: dict[str, Any]) -> VmSeen:
         """The VM of a launch's answer, which is that of the first launch, and may be as it was then."""

@@ -26,24 +26,29 @@ class SharedResources:
 
     def __init__(self, ec2: Any, call: Callable[[Callable[[], Any]], Any], public_key: str) -> None:
         self._ec2, self._call, self._public_key = ec2, call, public_key
-        self._groups: dict[str, str] = {}
+        self._groups: dict[tuple[str, str], str] = {}
         self._keys: set[str] = set()
 
-    def of(self, owner: str) -> dict[str, Any]:
-        """Launch parameters for the security group in the default VPC, whose members reach each other, and for the key.
+    def of(self, owner: str, *, vpc: str = "", groups: tuple[str, ...] = ()) -> dict[str, Any]:
+        """Launch parameters for the security group, whose members reach each other, and for the key.
+
+        Args:
+            owner: Of the VMs.
+            vpc: Of the security group; empty for the default VPC.
+            groups: Security groups to use instead; none is made then.
 
         Raises:
             ConfigurationError: If there is no default VPC, or the public key is none.
             CredentialsError, QuotaError, ThrottledError, CloudUnavailableError: As the cloud says.
         """
-        parameters: dict[str, Any] = {"SecurityGroupIds": [self._group_id(owner)]}
+        parameters: dict[str, Any] = {"SecurityGroupIds": list(groups) or [self._group_id(owner, vpc)]}
         if self._public_key:
             parameters["KeyName"] = self._key_name(owner)
         return parameters
 
     def forget(self, owner: str) -> None:
         """Forget removed resources, so that they are created again when next needed."""
-        self._groups.pop(owner, None)
+        self._groups = {key: group for key, group in self._groups.items() if key[0] != owner}
         self._keys.discard(owner)
 
     def remove(self, owner: str) -> tuple[str, ...]:
@@ -82,16 +87,16 @@ class SharedResources:
                 removed.append(f"{kind} {identifier}")
         return tuple(removed)
 
-    def _group_id(self, owner: str) -> str:
-        if owner not in self._groups:
-            group = self._find_group(owner) or self._make_group(owner)
+    def _group_id(self, owner: str, vpc: str) -> str:
+        if (owner, vpc) not in self._groups:
+            group = self._find_group(owner, vpc) or self._make_group(owner, vpc)
             members = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
             self._idempotent(
                 partial(self._ec2.authorize_security_group_ingress, GroupId=group, IpPermissions=[members]),
                 "InvalidPermission.Duplicate",
             )
-            self._groups[owner] = group
-        return self._groups[owner]
+            self._groups[owner, vpc] = group
+        return self._groups[owner, vpc]
 
     def _key_name(self, owner: str) -> str:
         name = _name(owner)
@@ -108,28 +113,29 @@ class SharedResources:
             self._keys.add(owner)
         return name
 
-    def _find_group(self, owner: str) -> str:
-        named = [{"Name": "group-name", "Values": [_name(owner)]}]
+    def _find_group(self, owner: str, vpc: str) -> str:
+        named = [{"Name": "group-name", "Values": [_group_name(owner, vpc)]}]
         groups = self._call(partial(self._ec2.describe_security_groups, Filters=named))["SecurityGroups"]
         return next((str(group["GroupId"]) for group in groups if _owned(group, owner)), "")
 
-    def _make_group(self, owner: str) -> str:
+    def _make_group(self, owner: str, vpc: str) -> str:
         made = self._idempotent(
             partial(
                 self._ec2.create_security_group,
-                GroupName=_name(owner),
+                GroupName=_group_name(owner, vpc),
                 Description="VMs of one Scavenger installation",
+                **({"VpcId": vpc} if vpc else {}),
                 TagSpecifications=[_tags("security-group", owner)],
             ),
             "InvalidGroup.Duplicate",
         )
         if made:
             return str(made["GroupId"])
-        group = self._find_group(owner)
+        group = self._find_group(owner, vpc)
         if not group:
             raise CloudUnavailableError(
-                f"aws has a security group {_name(owner)!r} that is not listed as Scavenger's own; try again, and "
-                "delete it if that does not help"
+                f"aws has a security group {_group_name(owner, vpc)!r} that is not listed as Scavenger's own; try "
+                "again, and delete it if that does not help"
             )
         return group
 
@@ -149,6 +155,10 @@ class SharedResources:
 
 def _name(owner: str) -> str:
     return f"scavenger-{owner}"
+
+
+def _group_name(owner: str, vpc: str) -> str:
+    return f"{_name(owner)}-{vpc}" if vpc else _name(owner)
 
 
 def _tags(kind: str, owner: str) -> dict[str, Any]:

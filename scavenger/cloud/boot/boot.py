@@ -50,6 +50,9 @@ venv_made() {
         { apt update && apt install --no-install-recommends python3-venv && venv; }
 }
 """
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+_NO_PROXY_VARIABLES = ("no_proxy", "NO_PROXY")
+_PROXY_NOT_FOR = "169.254.169.254,metadata.google.internal,localhost,127.0.0.1"
 
 _SCRIPT = """\
 #!/bin/sh
@@ -57,6 +60,7 @@ _SCRIPT = """\
 set -eu
 umask 077
 PATH=$PATH:/opt/scavenger/bin
+@PROXY@
 end() {
     echo "@MARK@$1; this VM ends" >&2
     systemctl poweroff
@@ -125,7 +129,7 @@ SuccessAction=poweroff
 FailureAction=poweroff
 [Service]
 ExecStart=$agent /run/scavenger/join.json
-Environment=HOME=/root
+Environment=HOME=/root @PROXIES@
 StandardOutput=journal+console
 StandardError=journal+console
 OOMPolicy=continue
@@ -198,7 +202,7 @@ class Join:
     provider: str
 
 
-def boot_script(join: Join, package: VmPackage) -> str:
+def boot_script(join: Join, package: VmPackage, *, proxy: str = "") -> str:
     """Create the POSIX shell script for cloud-init; equal values give the identical text.
 
     The secret is written to a file that only root can read, and appears in no command line and no log.
@@ -207,6 +211,8 @@ def boot_script(join: Join, package: VmPackage) -> str:
         join: Written to `/run/scavenger/join.json`, which the agent removes after reading it.
         package: Installed if the image has no agent, or the agent of another package. An agent of the image is used in
             any case where the user has named a requirement.
+        proxy: URL of an HTTP proxy through which the VM loads packages and data; empty for none. The metadata service
+            is asked directly.
 
     Raises:
         ConfigurationError: If the requirement is not a single line, or is a URL with a password, since user data stays
@@ -231,6 +237,8 @@ def boot_script(join: Join, package: VmPackage) -> str:
             "@INSTALL@": f"pip install {shlex.join(package.tools)} &&\n"
             f"        /opt/scavenger/bin/python {fetch} &&\n        {_install(package)} -r gpus.txt",
         }
+    variables = [f"{name}={proxy}" for name in _PROXY_VARIABLES] if proxy else []
+    variables += [f"{name}={_PROXY_NOT_FOR}" for name in _NO_PROXY_VARIABLES] if proxy else []
     host, _, port = join.endpoint.removeprefix("tcp://").rpartition(":")
     values |= {
         "@MARK@": boot.MARK,
@@ -246,6 +254,8 @@ def boot_script(join: Join, package: VmPackage) -> str:
         "@PORT@": shlex.quote(port),
         "@NAME@": shlex.quote(package.name),
         "@AGENT@": _AGENT,
+        "@PROXY@": f"export {' '.join(map(shlex.quote, variables))}" if proxy else "# no proxy",
+        "@PROXIES@": " ".join(variables),
         "@LIMIT@": LIMIT_TIMER,
         "@UNIT@": _UNIT,
         "@JOIN@": json.dumps(asdict(join)),

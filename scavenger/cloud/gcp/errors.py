@@ -57,6 +57,17 @@ _DENIED = frozenset(
 )
 _REFUSED = frozenset({"unsupportedoperation", "conditionnotmet", "resourcenotfound", "notfound"})
 _STOCK_OUT = ("zoneresourcepoolexhausted", "resourcepoolexhausted", "stockout")
+_CONSTRAINT = re.compile(r"[Cc]onstraint (?:constraints/)?([\w.]+) violated")
+_CONSTRAINTS = {
+    "compute.vmExternalIpAccess": "set gcp.public_address = false in the settings; VMs then need a NAT or a proxy",
+    "compute.trustedImageProjects": "name an image of an allowed project in SCAVENGER_IMAGE",
+    "compute.restrictSharedVpcSubnetworks": "name an allowed subnetwork as gcp.subnetwork in the settings",
+    "compute.restrictNonCmekServices": "name a key as gcp.kms_key in the settings",
+    "compute.restrictCmekCryptoKeyProjects": "name a key of an allowed project as gcp.kms_key in the settings",
+    "gcp.resourceLocations": "choose an allowed region",
+}
+"""What helps where a policy of the organisation forbids a VM, by the name of its constraint."""
+_NO_NETWORK = re.compile(r"field 'resource\.networkInterfaces\[\d+\]\.(?:sub)?network'")
 _QUOTA_NAME = re.compile(r"[Qq]uota '(?:projects/\S*/)?([^']+)'")
 
 
@@ -107,7 +118,7 @@ def of_operation(operation: Any, *, doing: str, region: str, location: str) -> S
     if status in (401, 403):
         return CredentialsError(message)
     if 400 <= status < 500 or reasons & _REFUSED or any(each.startswith("invalid") for each in reasons):
-        return ConfigurationError(message)
+        return ConfigurationError(_with_hint(message))
     return CloudUnavailableError(message)
 
 
@@ -129,6 +140,16 @@ def is_missing(error: BaseException | None, kind: str) -> bool:
     )
 
 
+def _with_hint(message: str) -> str:
+    """Add what helps against a refusal that settings can avoid."""
+    if found := _CONSTRAINT.search(message):
+        helps = _CONSTRAINTS.get(found[1], "ask its administrator for an exception")
+        return f"{message}; this is a policy of the organisation ({found[1]}): {helps}"
+    if _NO_NETWORK.search(message):
+        return f"{message}; name a network or subnetwork in the settings (gcp.network, gcp.subnetwork)"
+    return message
+
+
 def _of_call(
     error: GoogleAPICallError, doing: str, region: str, location: str, refused: type[ScavengerError]
 ) -> ScavengerError:
@@ -147,7 +168,7 @@ def _of_call(
         return GoneError(message)
     if status in (408, 409) or status >= 500 or status < 400:
         return CloudUnavailableError(message)
-    return refused(message)
+    return refused(_with_hint(message))
 
 
 def _by_reason(

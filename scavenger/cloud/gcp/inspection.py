@@ -100,21 +100,22 @@ class GcpInspection:
         """See `Inspection.network`."""
         (interface,) = instance_of(request, self._provider.settings).network_interfaces
         network = str(interface.network).rpartition("/")[2]
+        # a shared network belongs to another project, which its full name begins with
+        place = str(interface.subnetwork or interface.network).split("/")
+        project = place[1] if place[0] == "projects" else self._provider.project
         subnetworks = compute_v1.SubnetworksClient(**self._provider.client_options)
         with self._told("looking for subnetworks"):
             listed = subnetworks.list(
-                request=compute_v1.ListSubnetworksRequest(
-                    project=self._provider.project, region=self._provider.region
-                ),
+                request=compute_v1.ListSubnetworksRequest(project=project, region=self._provider.region),
                 timeout=_ANSWER_MAX_S,
                 retry=None,
             )
-            found = [one for one in listed if one.network.rpartition("/")[2] == network]
+            found = [one for one in listed if network in ("", one.network.rpartition("/")[2])]
         wanted = str(interface.subnetwork).rpartition("/")[2]
         names = [one.name for one in found]
         if not names or (wanted and wanted not in names):
             raise ConfigurationError(
-                f"network {network!r} of project {self._provider.project} has no subnetwork "
+                f"network {network!r} of project {project} has no subnetwork "
                 f"{f'{wanted!r} ' if wanted else ''}in {self._provider.region}"
             )
         outside = "with" if interface.access_configs else "without"

@@ -33,7 +33,7 @@ from scavenger.cloud.base import CONSOLE_CHARACTERS
 from scavenger.cloud.gcp.errors import is_missing, is_taken, of_operation, translated_errors
 from scavenger.cloud.gcp.names import custom_type, instance_name, owner_filter, request_id, tags_of
 from scavenger.cloud.gcp.vm import GcpSettings, instance_of, seen_of, time_of
-from scavenger.domain.vm import Quota, VmRequest, VmSeen
+from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmRequest, VmSeen, VmSettings
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,
@@ -100,7 +100,7 @@ class GcpProvider:
         self._call_timeout_s, self._operation_timeout_s = call_timeout_s, operation_timeout_s
         self._without_notice: set[str] = set()  # machine families
 
-    def zones(self, vm: str) -> tuple[str, ...]:
+    def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         """See `Provider.zones`: by name, those that are up."""
         custom_type(vm)
         deadline = self._deadline()

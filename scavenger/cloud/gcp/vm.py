@@ -44,21 +44,13 @@ _STATES: dict[str, VmState] = {
 
 @dataclass(frozen=True, slots=True)
 class GcpSettings:
-    """What all VMs of an installation share.
+    """What all VMs of an installation share, in addition to each request's `VmSettings`.
 
     Attributes:
-        network: As Compute Engine names it.
-        subnetwork: `regions/us-central1/subnetworks/x`; empty for the network's own in the region.
-        external_address: Whether a VM has an address in the internet; without one it needs a NAT to load packages.
-        service_account: Its e-mail address; empty for none: a VM then can do nothing in the project.
         image: In place of Ubuntu's newest long-term image; needs cloud-init.
         preemption_notice_s: How long before its end a spot VM is notified of it; 0 for the platform's default.
     """
 
-    network: str = "global/networks/default"
-    subnetwork: str = ""
-    external_address: bool = True
-    service_account: str = ""
     image: str = ""
     preemption_notice_s: int = 120
 
@@ -91,16 +83,21 @@ def instance_of(request: VmRequest, settings: GcpSettings) -> compute_v1.Instanc
                 ),
             )
         ],
-        network_interfaces=[_interface(settings)],
+        network_interfaces=[_interface(request)],
         scheduling=_scheduling(request, settings, accelerated=accelerated),
         metadata=compute_v1.Metadata(items=[compute_v1.Items(key="user-data", value=user_data(request))]),
     )
-    if settings.service_account:
+    own = request.template.settings
+    if own.identity:  # without one, a VM can do nothing in the project, nor prove which one it is
         instance.service_accounts = [
             compute_v1.ServiceAccount(
-                email=settings.service_account, scopes=["https://www.googleapis.com/auth/cloud-platform"]
+                email=own.identity, scopes=["https://www.googleapis.com/auth/cloud-platform"]
             )
         ]
+    if own.firewalls:
+        instance.tags = compute_v1.Tags(items=list(own.firewalls))
+    if own.kms_key:
+        instance.disks[0].disk_encryption_key = compute_v1.CustomerEncryptionKey(kms_key_name=own.kms_key)
     if not image:  # of another's image nobody knows what it boots with
         instance.shielded_instance_config = compute_v1.ShieldedInstanceConfig(
             enable_vtpm=True, enable_integrity_monitoring=True, enable_secure_boot=not accelerated
@@ -157,11 +154,17 @@ def _scheduling(request: VmRequest, settings: GcpSettings, *, accelerated: bool)
     return scheduling
 
 
-def _interface(settings: GcpSettings) -> compute_v1.NetworkInterface:
-    interface = compute_v1.NetworkInterface(network=settings.network)
-    if settings.subnetwork:
-        interface.subnetwork = settings.subnetwork
-    if settings.external_address:
+def _interface(request: VmRequest) -> compute_v1.NetworkInterface:
+    settings, interface = request.template.settings, compute_v1.NetworkInterface()
+    if settings.network or not settings.subnets:  # a subnetwork determines its network
+        network = settings.network or "default"
+        interface.network = network if "/" in network else f"global/networks/{network}"
+    for subnetwork in settings.subnets:
+        region = request.zone.rpartition("-")[0]
+        interface.subnetwork = (
+            subnetwork if "/" in subnetwork else f"regions/{region}/subnetworks/{subnetwork}"
+        )
+    if settings.public_address is not False:
         interface.access_configs = [compute_v1.AccessConfig(name="External NAT", type_="ONE_TO_ONE_NAT")]
     return interface
 

@@ -238,7 +238,7 @@ def _faults(error: ValidationError) -> list[_Fault]:
 def _worded(error: ErrorDetails) -> _Fault:
     kind, loc, value, context = error["type"], error["loc"], error["input"], error.get("ctx", {})
     if kind == FAULT:
-        return _Fault(loc + context["at"], context["text"])
+        return _Fault(loc + context["at"], context["text"], key=context["text"].startswith("unknown key"))
     if kind == "missing":
         return _Fault(loc, f"is missing; add {_example(loc)}", missing=True)
     if kind == "extra_forbidden":

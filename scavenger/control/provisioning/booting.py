@@ -12,7 +12,7 @@ import msgspec
 
 from scavenger.cloud.base import Provider
 from scavenger.cloud.boot.boot import Join, boot_script
-from scavenger.domain.vm import Quota, VmPackage, VmRequest, VmSeen
+from scavenger.domain.vm import DEFAULT_SETTINGS, Quota, VmPackage, VmRequest, VmSeen, VmSettings
 from scavenger.errors import CloudUnavailableError, ConfigurationError
 from scavenger.store import Store
 from scavenger.train.engines.vm.values import one_time_keys
@@ -51,9 +51,9 @@ class BootingProvider(Provider):
         self._provider, self._store = provider, store
         self.name, self.region, self.visibility_s = provider.name, provider.region, provider.visibility_s
 
-    def zones(self, vm: str) -> tuple[str, ...]:
+    def zones(self, vm: str, settings: VmSettings = DEFAULT_SETTINGS) -> tuple[str, ...]:
         """See `Provider.zones`."""
-        return self._provider.zones(vm)
+        return self._provider.zones(vm, settings)
 
     def launch(self, request: VmRequest) -> VmSeen:
         """See `Provider.launch`.
@@ -73,7 +73,9 @@ class BootingProvider(Provider):
             ) from error
         _, secret = one_time_keys(bytes.fromhex(key), request.tags.token)
         join = Join(boot.endpoint, boot.server_key, request.tags.token, secret, boot.provider)
-        template = replace(request.template, user_data=boot_script(join, boot.package))
+        template = replace(
+            request.template, user_data=boot_script(join, boot.package, proxy=request.template.settings.proxy)
+        )
         return self._provider.launch(replace(request, template=template))
 
     def describe(self, instance_id: str, zone: str) -> VmSeen:

@@ -22,8 +22,9 @@ from scavenger.cloud.catalog.traffic import traffic_price
 from scavenger.cloud.quotas import vms_left
 from scavenger.control.provisioning.fleet import Fleet, new_boot_key
 from scavenger.control.provisioning.offers import CatalogCloud, ChangeCosts
-from scavenger.control.provisioning.providers import open_provider
+from scavenger.control.provisioning.providers import open_provider, open_verifier
 from scavenger.control.provisioning.traffic_counter import recorded_traffic
+from scavenger.control.settings import settings_of
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
@@ -107,19 +108,21 @@ class CloudResources:
         environment: Environment variables, which may set the address, prices and the image.
 
     Attributes:
+        settings: Settings of the job's VMs.
         cloud: The cloud's catalogue.
         offered: The offers of the search, with messages for the user.
         pause: Waits for a number of seconds before a question to the cloud is repeated.
         warn: Receives a warning when that happens.
 
     Raises:
-        ConfigurationError: If a VM type does not exist or a price is unknown.
+        ConfigurationError: If a VM type does not exist or a price is unknown, or the settings file is invalid.
     """
 
     def __init__(self, job: JobSpec, environment: Mapping[str, str] = os.environ) -> None:
         self._job, self._environment = job, environment
         self.pause: Callable[[float], None] = time.sleep
         self.warn: Callable[[str], None] = lambda message: None
+        self.settings = settings_of(job.infra, environment)
         self.cloud = CatalogCloud(
             job.infra.provider, job.infra.region, spot=job.spot, environment=environment
         )
@@ -160,7 +163,8 @@ class CloudResources:
         Raises:
             ConfigurationError, CloudError: If the provider cannot be opened.
         """
-        return open_provider(self._job.infra.provider, self._job.infra.region, self._environment)
+        infra = self._job.infra
+        return open_provider(infra.provider, infra.region, self._environment, self.settings)
 
     def _answer(self, ask: Callable[[], Answer]) -> Answer:
         """Ask the cloud, and again if it throttles the call or does not answer.
@@ -270,9 +274,10 @@ class CloudResources:
         job, offers = self._job, self.offered.offers
         provider = self.provider
         aggregator_offer = self.aggregators
+        settings = self.settings.launch_settings()
         zones = common_first(
             {
-                vm: _zones(job, self._answer(partial(provider.zones, vm)), vm)
+                vm: _zones(job, self._answer(partial(provider.zones, vm, settings)), vm)
                 for vm in {aggregator_offer.vm, *(offer.vm for offer in offers)}
             }
         )
@@ -291,6 +296,8 @@ class CloudResources:
                     run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
                     image=self._environment.get(IMAGE_VARIABLE, ""),
                     disk_gib=self._disk_gib,
+                    labels=self.settings.vm_tags(),
+                    settings=self.settings.launch_settings(),
                 ),
                 attempt=record.attempts,
             ),
@@ -308,6 +315,7 @@ class CloudResources:
             traffic_price=traffic_price(provider.name),
         )
         host, port = address_of(self._environment)
+        verifier = open_verifier(job.infra, self.settings, self._environment)
         hosts = AgentServer(
             host,
             folder,
@@ -315,10 +323,11 @@ class CloudResources:
             boot_key=new_boot_key(),
             leave_out=(outputs,),
             package=own_wheel().data if inputs.package.wheel else b"",
+            verified=verifier is not None,
             clock=clock,
         )
         hosts.start()
-        return Fleet(store, provider, hosts, inputs, note=note, inform=inform, clock=clock)
+        return Fleet(store, provider, hosts, inputs, note=note, inform=inform, verifier=verifier, clock=clock)
 
     def package(self, folder: Path) -> VmPackage:
         """What VMs install: what the user has named, or else this process's own code with what the job needs there."""

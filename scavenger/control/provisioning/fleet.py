@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from scavenger.cloud.base import Provider
+from scavenger.cloud.identity import IdentityVerifier
 from scavenger.control.provisioning.boot_watch import BootWatch
 from scavenger.control.provisioning.booting import BootingProvider, boot_document
 from scavenger.control.provisioning.clean_up import LIMIT_S
@@ -86,6 +87,7 @@ class Fleet:
         inputs: Specification of the VMs and their limits.
         note: Shows a warning to the user.
         inform: Shows progress to the user.
+        verifier: Verifies the identity of VMs that join, if `hosts` waits for that.
         config: Time limits and intervals of the provisioning; None for the defaults.
         clock: Monotonic clock, seconds.
 
@@ -103,6 +105,7 @@ class Fleet:
         *,
         note: Callable[[str], None],
         inform: Callable[[str], None] = lambda line: None,
+        verifier: IdentityVerifier | None = None,
         config: ProvisioningConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -117,7 +120,7 @@ class Fleet:
         self._spec = inputs.spec
         self.drain_s = inputs.spec.drain_s
         self.meter = VmCostMeter(inputs, clock=clock)
-        self._agents = FleetAgents(store, hosts, inputs)
+        self._agents = FleetAgents(store, hosts, inputs, verifier)
         self._notes = FleetNotes(note, inputs.offers, inform=inform)
         self._plan = FleetPlan()
         self._wanted: tuple[tuple[VmSlot, ...], float] | None = None
@@ -218,6 +221,7 @@ class Fleet:
         self._looked_at = now
         self.meter.look(self._intents)
         self._agents.admit(self._intents, self._plan.types)
+        self._agents.verify(self._intents)
         self._agents.acknowledge(now)
         if self._reconciler is not None and not self._reconciler.acts:
             # another process holds the region's lease and cannot reach this job's VMs

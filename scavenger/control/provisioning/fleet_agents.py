@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from scavenger.cloud.identity import IdentityVerifier
 from scavenger.domain.intent import Intent
+from scavenger.errors import CloudUnavailableError
 from scavenger.policy.provisioning.fleet_plan import AgentSeen, FleetInputs
 from scavenger.policy.provisioning.slots import AGGREGATORS
 from scavenger.store import Store
@@ -24,10 +26,14 @@ class FleetAgents:
         store: Receives the heartbeats of the VMs.
         hosts: The server that agents connect to.
         inputs: Specification of the job's VMs.
+        verifier: Verifies the identity of VMs that join; None if their cloud gives them no proof of it.
     """
 
-    def __init__(self, store: Store, hosts: AgentServer, inputs: FleetInputs) -> None:
+    def __init__(
+        self, store: Store, hosts: AgentServer, inputs: FleetInputs, verifier: IdentityVerifier | None = None
+    ) -> None:
         self._store, self._agent_server, self._inputs = store, hosts, inputs
+        self._verifier = verifier
         self._vms: dict[str, AgentStatus] = {}
         self._ended: set[str] = set()
         self._acknowledged_at: dict[str, float] = {}
@@ -86,6 +92,27 @@ class FleetAgents:
             if (intent.state == "GONE" or taken) and intent.id not in self._ended:
                 self._ended.add(intent.id)
                 self._agent_server.gone(intent.id, intent.reason or "its VM has ended")
+
+    def verify(self, intents: Iterable[Intent]) -> None:
+        """Admit the agents that have proven to be on the VM of their intent, once that VM is known by its id.
+
+        One that cannot be verified now is left for the next call: it repeats its request.
+        """
+        vms = {intent.id: intent.instance_id for intent in intents if intent.state == "UP"}
+        for candidate in self._agent_server.candidates():
+            instance_id = vms.get(candidate.intent)
+            if self._verifier is None or not instance_id:
+                continue
+            try:
+                refusal = self._verifier.refusal(
+                    candidate.identity, instance_id=instance_id, public_key=candidate.public_key
+                )
+            except CloudUnavailableError:
+                continue
+            if refusal:
+                self._agent_server.refuse(candidate, refusal if candidate.identity else "is missing")
+            else:
+                self._agent_server.accept(candidate)
 
     def _expect(self, intent: Intent, vm: str) -> None:
         self._agent_server.expect(

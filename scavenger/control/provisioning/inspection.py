@@ -21,13 +21,15 @@ from scavenger.control.provisioning.cloud_resources import (
 )
 from scavenger.control.provisioning.offers import CatalogCloud
 from scavenger.control.provisioning.providers import INSPECTIONS, open_provider
+from scavenger.control.settings import settings_of
 from scavenger.domain.check import Check
 from scavenger.domain.configuration import Offer
-from scavenger.domain.forms import Infra
-from scavenger.domain.vm import LaunchTemplate, VmRequest, VmTags
+from scavenger.domain.infra import Infra
+from scavenger.domain.vm import LaunchTemplate, VmRequest, VmSettings, VmTags
 from scavenger.errors import (
     CloudUnavailableError,
     ConfigurationError,
+    JobFileError,
     NotSupportedError,
     ScavengerError,
     ThrottledError,
@@ -55,10 +57,14 @@ def inspect_infra(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
 
 def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Check]:
     try:
-        provider = open_provider(infra.provider, infra.region, environment)
+        settings = settings_of(infra, environment)
+        provider = open_provider(infra.provider, infra.region, environment, settings)
         inspection = INSPECTIONS[infra.provider](provider)
     except NotSupportedError as error:
         yield Check("cloud", "fail", str(error))
+        return
+    except JobFileError as error:
+        yield Check("settings", "fail", str(error))
         return
     except ScavengerError as error:
         yield _failure("credentials", error)
@@ -72,22 +78,24 @@ def _cloud_checks(infra: Infra, environment: Mapping[str, str]) -> Iterator[Chec
     except ConfigurationError as error:
         yield Check("VM type", "fail", str(error))
         return
+    own = settings.launch_settings()
     zones = _checked(
-        "VM type", lambda: f"{offer.vm} in {', '.join(provider.zones(offer.vm))}", "name another region"
+        "VM type", lambda: f"{offer.vm} in {', '.join(provider.zones(offer.vm, own))}", "name another region"
     )
     yield zones
     if zones.status != "ok":
         return
-    zone = infra.zone or provider.zones(offer.vm)[0]
-    request = _request(offer.vm, zone, environment)
+    zone = infra.zone or provider.zones(offer.vm, own)[0]
+    request = _request(offer.vm, zone, environment, own)
     yield _permissions(inspection, request)
     yield _checked("image", lambda: inspection.image(request), f"name another one in {IMAGE_VARIABLE}")
     yield _checked("network", lambda: inspection.network(request), "see docs/clouds.md")
     yield _quotas(provider, offer)
 
 
-def _request(vm: str, zone: str, environment: Mapping[str, str]) -> VmRequest:
-    template = LaunchTemplate(3600.0, image=environment.get(IMAGE_VARIABLE, ""), disk_gib=DISK_GIB)
+def _request(vm: str, zone: str, environment: Mapping[str, str], settings: VmSettings) -> VmRequest:
+    image = environment.get(IMAGE_VARIABLE, "")
+    template = LaunchTemplate(3600.0, image=image, disk_gib=DISK_GIB, settings=settings)
     return VmRequest(VmTags("scavenger-doctor", str(uuid4()), "doctor", 0, 0), vm, zone, False, template)
 
 

@@ -6,6 +6,8 @@ extras require; a VM asks it of its image before it installs anything.
 
 from __future__ import annotations
 
+import functools
+import http.client
 import logging
 import signal
 import sys
@@ -17,12 +19,13 @@ from pathlib import Path
 
 from scavenger import logs
 from scavenger.cloud.boot.package import is_own
+from scavenger.cloud.identity import read_proof
 from scavenger.cloud.notices import watch
 from scavenger.domain.vm import Notice
 from scavenger.errors import CloudError, ConfigurationError
 from scavenger.train.engines.vm.agent import Agent, read_ticket
 
-__all__ = ["main", "watch_notices"]
+__all__ = ["identify", "main", "watch_notices"]
 
 log = logging.getLogger("scavenger.control.provisioning.on_vm")  # this module may be `__main__`
 
@@ -30,6 +33,18 @@ _WORDS = {
     "preemption": "the cloud takes its VM back",
     "rebalance": "the cloud says that its VM is at a higher risk of being taken back",
 }
+
+
+def identify(provider: str, public_key: str) -> str:
+    """The cloud's proof of this VM's identity; empty, with a log line, if there is none."""
+    try:
+        proof = read_proof(provider, public_key)
+    except (OSError, http.client.HTTPException, ConfigurationError) as error:
+        log.warning("this VM cannot prove its identity: the metadata service does not answer: %s", error)
+        return ""
+    if not proof:
+        log.info("%s gives this VM no proof of its identity", provider)
+    return proof
 
 
 def watch_notices(agent: Agent, provider: str, ended: threading.Event) -> None:
@@ -71,7 +86,12 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     log.info("joins %s", ticket.endpoint)
-    agent = Agent(ticket, Path(tempfile.gettempdir()), show=log.info)
+    agent = Agent(
+        ticket,
+        Path(tempfile.gettempdir()),
+        show=log.info,
+        identify=functools.partial(identify, ticket.provider),
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.end("its VM is being shut down"))
     ended = threading.Event()

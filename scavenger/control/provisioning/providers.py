@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from scavenger.cloud.base import Inspection, Provider
+from scavenger.cloud.identity import IdentityVerifier
+from scavenger.control.settings import cloud_settings, settings_path
+from scavenger.domain.infra import Infra
+from scavenger.domain.vm_settings import AwsSettings, CloudSettings, GcpSettings
 from scavenger.errors import ConfigurationError, NotSupportedError
 
-__all__ = ["INSPECTIONS", "PROVIDERS", "open_provider"]
+__all__ = ["INSPECTIONS", "PROVIDERS", "open_provider", "open_verifier", "project_of"]
 
 GCP_PROJECT = "GOOGLE_CLOUD_PROJECT"
 """Environment variable with the project's id, as for Google's own tools."""
 
 
-def _aws(region: str, environment: Mapping[str, str]) -> Provider:
+def project_of(settings: CloudSettings | None, environment: Mapping[str, str]) -> str:
+    """The id of the Google Cloud project: the environment's, or else that of the settings.
+
+    Raises:
+        ConfigurationError: If neither names one.
+    """
+    if project := environment.get(GCP_PROJECT):
+        return project
+    # the file is read only where it is needed: a fault in it must not keep VMs from being ended
+    settings = settings or cloud_settings("gcp", environment)
+    project = settings.project if isinstance(settings, GcpSettings) else ""
+    if not project:
+        raise ConfigurationError(
+            f"no Google Cloud project is named: set {GCP_PROJECT}, or gcp.project in {settings_path(environment)}"
+        )
+    return project
+
+
+def _aws(region: str, environment: Mapping[str, str], settings: CloudSettings | None) -> Provider:
     from scavenger.cloud.aws.provider import AwsProvider
 
     return AwsProvider(region)
 
 
-def _gcp(region: str, environment: Mapping[str, str]) -> Provider:
+def _gcp(region: str, environment: Mapping[str, str], settings: CloudSettings | None) -> Provider:
     from scavenger.cloud.gcp.provider import GcpProvider
 
-    if not (project := environment.get(GCP_PROJECT)):
-        raise ConfigurationError(f"no Google Cloud project is named: set {GCP_PROJECT}")
+    project = project_of(settings, environment)
     # Below the reconciler's time limit for a call; a launch that takes longer is repeated with the same token.
     return GcpProvider(project, region, environment=environment, operation_timeout_s=45.0)
 
 
-PROVIDERS: dict[str, Callable[[str, Mapping[str, str]], Provider]] = {"aws": _aws, "gcp": _gcp}
+PROVIDERS: dict[str, Callable[[str, Mapping[str, str], CloudSettings | None], Provider]] = {
+    "aws": _aws,
+    "gcp": _gcp,
+}
 
 
 def _inspect_aws(provider: Any) -> Inspection:
@@ -48,8 +74,19 @@ def _inspect_gcp(provider: Any) -> Inspection:
 INSPECTIONS: dict[str, Callable[[Any], Inspection]] = {"aws": _inspect_aws, "gcp": _inspect_gcp}
 
 
-def open_provider(name: str, region: str, environment: Mapping[str, str] = os.environ) -> Provider:
+def open_provider(
+    name: str,
+    region: str,
+    environment: Mapping[str, str] = os.environ,
+    settings: CloudSettings | None = None,
+) -> Provider:
     """Open a cloud provider in one region.
+
+    Args:
+        name: Of the cloud.
+        region: One of its regions.
+        environment: Environment variables.
+        settings: Those of the job; None to read the settings file for what the environment does not say.
 
     Raises:
         NotSupportedError: If this version does not support the cloud, or its client library is not installed.
@@ -58,8 +95,43 @@ def open_provider(name: str, region: str, environment: Mapping[str, str] = os.en
     """
     if name not in PROVIDERS:
         raise NotSupportedError(f"cloud {name!r} is not supported; supported are {', '.join(PROVIDERS)}")
+    with _explained(name):
+        return PROVIDERS[name](region, environment, settings)
+
+
+def open_verifier(
+    infra: Infra, settings: CloudSettings, environment: Mapping[str, str] = os.environ
+) -> IdentityVerifier | None:
+    """Open the verifier of the identity of a job's VMs; None if their cloud gives them no proof of it.
+
+    Compute Engine gives one to VMs with a service account only.
+
+    Raises:
+        NotSupportedError: If a library is not installed.
+        ConfigurationError: If the key of the region is not known, or a file with certificates is invalid.
+    """
+    with _explained(infra.provider):
+        match settings:
+            case AwsSettings():
+                from scavenger.cloud.aws.identity import AwsIdentity, key_of_region
+
+                return AwsIdentity(infra.region, key_of_region(infra.region, settings.identity_certificate))
+            case GcpSettings(service_account=account, identity_certificates=file) if account:
+                from scavenger.cloud.gcp.identity import GcpIdentity, fetched_certificates, saved_certificates
+
+                if not file:
+                    return GcpIdentity(project_of(settings, environment), fetched_certificates)
+                saved_certificates(file)  # what is wrong with the file is said before a VM is rented
+                read = functools.partial(saved_certificates, file)
+                return GcpIdentity(project_of(settings, environment), read)
+            case _:
+                return None
+
+
+@contextlib.contextmanager
+def _explained(name: str) -> Iterator[None]:
     try:
-        return PROVIDERS[name](region, environment)
+        yield
     except ModuleNotFoundError as error:
         raise NotSupportedError(
             f"{name} needs {error.name}; install it with `pip install 'scavenger-ml[{name}]'`"

@@ -28,6 +28,7 @@ from scavenger.train.aggregation.upstream import Upstream
 from scavenger.train.checkpoints.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore
 from scavenger.train.names import aggregator_name
 from scavenger.train.transport import messages as m
+from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.block_file import memory_id, open_block, same_block
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.replication import WeightsInbox
@@ -61,12 +62,18 @@ class Aggregator:
         self.index = config.index
         keys: Keys = (config.data_public_key.encode(), config.data_secret_key.encode())
         self._fd = open_block(config)
-        self._data = Router(context, keys, address_towards(config.coordinator))
+        address = address_towards(config.coordinator)
+        # others cannot reach a Unix socket in a private folder; at a port, the key of each process is asked for
+        self._admitted = None if address.startswith("/") else Authenticator(context, may_follow=True)
+        self._data = Router(context, keys, address, authenticator=self._admitted)
         self._address = m.AggregatorAddress(self._data.address, config.data_public_key, memory_id(self._fd))
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
         self._poller.register(self._data.socket, zmq.POLLIN)
-        self._upstream = Upstream(context, aggregator_name(self.index), keys, self._poller)
+        if self._admitted is not None:
+            self._poller.register(self._admitted.socket, zmq.POLLIN)
+        own: Keys = (config.public_key.encode(), config.secret_key.encode())
+        self._upstream = Upstream(context, aggregator_name(self.index), own, self._poller)
         self._remote_workers = RemoteWorkers(self.index, self._data.send)
         self._shard: ModelShard | None = None
         self._sequencer: Sequencer | None = None
@@ -117,6 +124,8 @@ class Aggregator:
                 self._post_arrived(self._posted.get())
         self._heartbeat.close()
         self._data.close()
+        if self._admitted is not None:
+            self._admitted.close()
         self._upstream.close()
         if self._config.memory_fd < 0:
             os.close(
@@ -140,7 +149,13 @@ class Aggregator:
                     self._control.send(m.Inform(False, 0, None, 0))
             case m.Reconnect() if self._upstream.connected:
                 self._connect_upstream(message.aggregators[0])
+            case m.Admit():
+                if self._admitted is not None:
+                    for name, key in message.keys.items():
+                        self._admitted.admit(name, key)
             case m.Forget():
+                if self._admitted is not None:
+                    self._admitted.dismiss(message.worker)
                 free = self._config.memory_fd < 0 and not self._config.memory
                 self._remote_workers.forget(message.worker, free=free)
             case m.Quit():

@@ -19,7 +19,7 @@ class Upstream:
     Args:
         context: ZeroMQ context.
         name: The aggregator's name.
-        keys: Its key pair for the data channel.
+        keys: The aggregator's key pair as a client.
         poller: Waits for messages from the sequencer too.
     """
 

@@ -16,6 +16,7 @@ import zmq
 from scavenger.train.engines.base import Engine
 from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.process_configurations import ProcessConfigurations
+from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.messages import Message
 from scavenger.train.transport.sockets import Malformed, Router, new_keys
@@ -26,6 +27,8 @@ LAST_MESSAGES_S = 1.0
 """How long a message of a process that has ended may still be under way, seconds."""
 
 _STACK_DUMP_S = 0.5
+_QUEUE_MAX = 1000
+"""Messages of one process that wait at the hub; further ones wait with the process itself, in its own memory."""
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,8 @@ class Processes:
     _context: Any
     _authenticator: Authenticator
     _configurations: ProcessConfigurations
+    _aggregators: tuple[str, ...]
+    _keys: dict[str, str]
     _closed: bool = False
 
     @classmethod
@@ -89,6 +94,7 @@ class Processes:
                 port=made.leader_port,
                 authenticator=authenticator,
                 malformed=malformed,
+                queue_max=_QUEUE_MAX,
             )
             undo.pop_all()
         configurations = ProcessConfigurations(
@@ -99,14 +105,29 @@ class Processes:
             memory_fd=block_fd,
             aggregators=aggregators,
         )
-        return cls(made, hub, block_fd, context, authenticator, configurations)
+        return cls(made, hub, block_fd, context, authenticator, configurations, aggregators, {})
 
     def launch(
         self, role: str, name: str, *, token: int = 0, threads: int | None = None, vm: str = ""
     ) -> None:
         """Start a process; see `ProcessConfigurations.of` and `Engine.launch`."""
-        self.engine.launch(self._configurations.of(role, name, token=token, threads=threads), vm=vm)
+        config = self._configurations.of(role, name, token=token, threads=threads)
+        if role in ("worker", "aggregator"):
+            self._keys[name] = config.public_key
+            for aggregator in self._aggregators:
+                self.send(aggregator, m.Admit({name: config.public_key}))
+        self.engine.launch(config, vm=vm)
         log.info("started %s", name)
+
+    def introduce(self, aggregator: str) -> None:
+        """Name all processes with their keys to an aggregator that has started."""
+        self.send(aggregator, m.Admit(self._keys))
+
+    def forget(self, worker: str) -> None:
+        """Have aggregators forget a worker that is gone."""
+        self._keys.pop(worker, None)
+        for aggregator in self._aggregators:
+            self.send(aggregator, m.Forget(worker))
 
     def send(self, name: str, message: Message) -> None:
         """Queue a message; it is dropped if the process has ended."""

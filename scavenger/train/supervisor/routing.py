@@ -13,6 +13,10 @@ from scavenger.train.transport.sockets import EVERYBODY
 __all__ = ["Routing"]
 
 
+_UNDELIVERED_MAX = 10_000
+"""Messages that wait for the first coordinator: a few of each process, unless one sends without end."""
+
+
 class Routing:
     """Passes messages on, and shows them to the supervisor.
 
@@ -83,6 +87,7 @@ class Routing:
         coordinator = self._registry.coordinator
         if self._is_first() and self._registry[coordinator].beat is None:
             # the first coordinator may start after processes that send to it, and it sends no roll call
-            self._undelivered.append((peer, body))
+            if len(self._undelivered) < _UNDELIVERED_MAX:
+                self._undelivered.append((peer, body))
         else:
             self._processes.pass_on(coordinator, peer.encode(), body)

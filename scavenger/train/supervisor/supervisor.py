@@ -476,6 +476,8 @@ class Supervisor:
                 view = message.view
                 log.info("view %d holds from step %d on: %s", view.number, view.first_step, view.reason)
                 self._events.append(message)
+            case m.AggregatorReady() if peer in self._aggregators:
+                self._processes.introduce(peer)
             case m.Initialised() if peer in self._aggregators:
                 self._recoveries.part_held(peer, message.step)
             case _:
@@ -511,8 +513,7 @@ class Supervisor:
         for name in self._slots.freed(roster):
             if self._slots.layout is not None and self._processes.block_fd >= 0:
                 Block(self._processes.block_fd, self._slots.layout).release_slots(worker_slot(name))
-            for aggregator in self._aggregators:
-                self._processes.send(aggregator, m.Forget(name))
+            self._processes.forget(name)
 
     def _brief(self) -> m.Brief:
         return m.Brief(

@@ -45,6 +45,8 @@ _LINGER_MS = 500
 
 log = logging.getLogger(__name__)
 _MESSAGE_BYTES_MAX = 64 << 20
+_TURN_MAX = 10_000
+"""Largest number of messages that are taken before the caller does something else."""
 
 
 def new_keys() -> Keys:
@@ -147,6 +149,7 @@ class Router:
         authenticator: Decides which keys may connect, and under which names; None to accept every client that knows
             the public key, under any name.
         malformed: Called for each invalid message; None to log them.
+        queue_max: Messages of a peer that are queued here, before its connection is read no further; 0 for any number.
 
     Attributes:
         malformed: Counts the invalid messages that were dropped.
@@ -165,6 +168,7 @@ class Router:
         port: int = 0,
         authenticator: Authenticator | None = None,
         malformed: Malformed | None = None,
+        queue_max: int = 0,
     ) -> None:
         self._authenticator, self.malformed = authenticator, malformed or Malformed()
         self.socket = context.socket(zmq.ROUTER)
@@ -172,7 +176,7 @@ class Router:
         self.socket.setsockopt(zmq.BACKLOG, _BACKLOG)
         self.socket.setsockopt(zmq.MAXMSGSIZE, _MESSAGE_BYTES_MAX)
         self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, queue_max)
         # a restarted process takes over the name of its predecessor
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.curve_server = True
@@ -206,10 +210,10 @@ class Router:
         poller.poll(int(max(0.0, timeout_s) * 1000))
 
     def take(self) -> Iterator[tuple[str, list[bytes]]]:
-        """Yield the frames of everything that has arrived, with the sender's name."""
+        """Yield the frames of what has arrived, with the sender's name; a limited number, so that a flood ends."""
         if self._authenticator is not None:
             self._authenticator.answer()
-        while True:
+        for _ in range(_TURN_MAX):
             try:
                 peer, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:

@@ -24,7 +24,7 @@ class Connections:
     Args:
         context: ZeroMQ context.
         name: The worker's name.
-        keys: The worker's key pair for the data channel.
+        keys: The worker's key pair.
         memory: Identity of the worker's memory block.
         control: Connection to the hub, for which `wait` waits too.
 

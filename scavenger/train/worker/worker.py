@@ -113,10 +113,10 @@ class Worker:
         context: ZeroMQ context.
         config: Identity of the worker, and location of the training code.
         control: Connection to the supervisor's hub.
-        keys: The worker's own key pair for the data channel.
     """
 
-    def __init__(self, context: Any, config: m.ProcessConfiguration, control: Dealer, keys: Keys) -> None:
+    def __init__(self, context: Any, config: m.ProcessConfiguration, control: Dealer) -> None:
+        keys: Keys = (config.public_key.encode(), config.secret_key.encode())
         self._config, self._control = config, control
         self._program = load_program(config.train, config.job_dir, config.seed)
         self._in_parts = InParts(self._program, lambda samples: control.send(m.MemoryExceeded(samples)))

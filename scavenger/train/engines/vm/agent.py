@@ -103,6 +103,7 @@ class Agent:
         ticket: What the agent needs to join.
         folder: A private folder, in which the agent leaves nothing behind.
         show: Called with lines for users.
+        identify: Returns the cloud's proof that the holder of a public key (Z85) is on this VM; empty for none.
         silent_s: Silence of the leader after which processes end.
         poweroff_s: Silence of the leader after which the VM ends.
         join_s: Time without an answer after which the VM ends if it has not joined.
@@ -115,12 +116,14 @@ class Agent:
         folder: Path,
         *,
         show: Callable[[str], None] = lambda line: print(line, flush=True),
+        identify: Callable[[str], str] = lambda public_key: "",
         silent_s: float = LEADER_SILENT_S,
         poweroff_s: float = POWEROFF_S,
         join_s: float = JOIN_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ticket, self._show, self._clock = ticket, show, clock
+        self._identify = identify
         self._silent_s, self._poweroff_s, self._join_s = silent_s, poweroff_s, join_s
         self._directory = Path(tempfile.mkdtemp(prefix="scavenger-vm-", dir=folder))
         self._leader = LeaderConnection(
@@ -156,6 +159,7 @@ class Agent:
         """Serve until asked to end or the leader is gone; return the exit status."""
         try:
             self._file_proxy.open()
+            self._leader.identity = self._identify(self._leader.public_key)
             self._leader.open(self._clock())
             while self._status is None:
                 self._serve_once()

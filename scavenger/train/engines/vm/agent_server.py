@@ -1,10 +1,11 @@
 """The leader's server for the agents on its VMs: admits each agent once, and keeps a channel to it.
 
 A VM's user data holds a one-time key for joining. With it, the VM first fetches the package that it installs, unless
-its image has it. The agent then generates its own keys, and sends the public one under the one-time key. After the
-first message under the agent's own key, every use of the one-time key raises an alarm, because another party must have
-read the user data. The server identifies a peer by the key of each message, never by the name that a peer claims, so
-that the holder of a one-time key cannot impersonate another peer.
+its image has it. The agent then generates its own keys, and sends the public one under the
+one-time key, with its cloud's proof that it is on that VM. If the proof is not valid, or the one-time key is used a
+second time for another public key, another party must have read the user data: then the VM is shut out, whoever has
+joined first, and the fleet replaces it. The server identifies a peer by the key of each message, never by the name that
+a peer claims, so that the holder of a one-time key cannot impersonate another peer.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pathlib import Path
 
 import zmq
 
-from scavenger import __version__
 from scavenger.errors import ConfigurationError, MessageError
 from scavenger.train.engines.vm import messages as m
+from scavenger.train.engines.vm.admission import Admission
 from scavenger.train.engines.vm.agent_socket import AgentSocket
 from scavenger.train.engines.vm.channel import Channel
 from scavenger.train.engines.vm.event_queue import EventQueue
@@ -34,6 +35,7 @@ from scavenger.train.engines.vm.values import (
     AgentSpec,
     AgentStatus,
     Alarms,
+    Candidate,
     Gone,
     MisbehavedError,
     ProcessEvent,
@@ -68,6 +70,7 @@ class AgentServer:
         leave_out: Paths in the folder that are not sent, see `Archive`.
         package: The wheel that VMs may fetch before they join; empty for none.
         lost_s: Silence after which the processes of a VM count as lost.
+        verified: See `Admission`.
         clock: Returns monotonic seconds.
 
     Attributes:
@@ -87,6 +90,7 @@ class AgentServer:
         leave_out: Collection[Path] = (),
         package: bytes = b"",
         lost_s: float = LOST_S,
+        verified: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -94,6 +98,7 @@ class AgentServer:
         self.boot_key = boot_key or secrets.token_bytes(32)
         self._archive, self._package = Archive(job_dir, leave_out=leave_out), package
         self._socket = AgentSocket(address, port)
+        self._admission = Admission(self._socket, self.boot_key, verified=verified)
         self._sessions: dict[str, AgentSession] = {}
         self._gone: set[str] = set()
         self._heard: set[str] = set()
@@ -166,12 +171,36 @@ class AgentServer:
         Returns:
             The secret one-time key for the VM's user data, Z85.
         """
-        public, secret = one_time_keys(self.boot_key, intent)
         with self._lock:
             if intent not in self._sessions and intent not in self._gone:
                 self._sessions[intent] = AgentSession(AgentSpec(intent, vm, role, threads, slots))
-                self._socket.admit(f"join.{intent}", public)
-        return secret
+                self._admission.expect(intent)
+        return one_time_keys(self.boot_key, intent)[1]
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return the agents that wait for `accept` or `refuse`."""
+        with self._lock:
+            waiting = (session.link.candidate for session in self._sessions.values())
+            return tuple(candidate for candidate in waiting if candidate is not None)
+
+    def accept(self, candidate: Candidate) -> None:
+        """Admit an agent, whose VM's identity has been verified."""
+        with self._lock:
+            session = self._sessions.get(candidate.intent)
+            if session is not None and session.link.candidate == candidate:
+                self._admission.accept(session, candidate)
+
+    def refuse(self, candidate: Candidate, why: str) -> None:
+        """Shut out the VM for which an agent without a valid proof of identity has asked to join.
+
+        Args:
+            candidate: The agent.
+            why: What is wrong with its proof, as the predicate of a sentence.
+        """
+        with self._lock:
+            session = self._sessions.get(candidate.intent)
+            if session is not None and session.link.candidate == candidate:
+                self._shut_out(session, f"the proof of identity that came with its one-time key {why}")
 
     def gone(self, intent: str, reason: str) -> None:
         """Record the end of a VM: its processes are lost, and its keys are revoked."""
@@ -180,7 +209,7 @@ class AgentServer:
             session = self._sessions.pop(intent, None)
             if session is not None:
                 self._lose(session, reason)
-                self._revoke_keys(intent)
+                self._admission.revoke(intent)
             self._alarms.forget(intent)
 
     def heard(self) -> frozenset[str]:
@@ -375,14 +404,13 @@ class AgentServer:
             return
         match name, message:
             case "join", m.Join():
-                self._join(session, route, message)
+                answer = self._admission.answer(session, message)
+                if isinstance(answer, m.Refused):
+                    self._alarms.add_from(session.spec.intent, answer.reason)
+                if answer is not None:
+                    self._socket.send(route, answer)
             case "join", m.Fetch():
                 self._socket.send(route, self._package_chunk(session, message.offset))
-            case "spent", m.Join() if message.public_key == session.link.key:
-                pass  # the message was still in flight
-            case "spent", _:
-                self._alarms.add(_MISUSED.format(session.spec.intent))
-                self._socket.shut(f"spent.{session.spec.intent}")
             case "vm", m.Packet():
                 self._handle_packet(session, route, message, now)
             case _:
@@ -396,30 +424,7 @@ class AgentServer:
         session.package_bytes += len(data)
         return m.Chunk(offset, len(self._package), data)
 
-    def _join(self, session: AgentSession, route: bytes, message: m.Join) -> None:
-        refusal = ""
-        if (message.protocol, message.version) != (m.PROTOCOL, __version__):
-            refusal = (
-                f"VM {session.spec.intent} cannot join: it has Scavenger {message.version} "
-                f"(protocol {message.protocol}), and this is {__version__} (protocol {m.PROTOCOL})"
-            )
-        elif session.link.key not in ("", message.public_key):
-            refusal = _MISUSED.format(session.spec.intent)
-        if refusal:
-            self._alarms.add_from(session.spec.intent, refusal)
-            self._socket.send(route, m.Refused(refusal))
-            return
-        if not session.link.key:
-            session.link.key = message.public_key
-            self._socket.admit(f"vm.{session.spec.intent}", session.link.key)
-        self._socket.send(route, m.Admitted())
-
     def _handle_packet(self, session: AgentSession, route: bytes, packet: m.Packet, now: float) -> None:
-        if session.link.heard_at == float("-inf"):
-            # admit the one-time key under another name: its messages are ignored, but raise an alarm
-            self._socket.admit(
-                f"spent.{session.spec.intent}", one_time_keys(self.boot_key, session.spec.intent)[0]
-            )
         session.link.route, session.link.heard_at = route, now
         self._heard.add(session.spec.intent)
         if self._events.is_full(session):  # the agent resends them after the engine has taken events
@@ -496,8 +501,8 @@ class AgentServer:
             self._clock(),
         )
         self._lose(session, f"was lost: its VM ({session.link.address}) was shut out: {why}")
-        self._revoke_keys(session.spec.intent)
-        session.link.route, session.link.channel = b"", Channel()
+        self._admission.revoke(session.spec.intent)
+        session.link.route, session.link.channel, session.link.candidate = b"", Channel(), None
 
     # ---- for the leader's files ----------------------------------------------------------------------------
 
@@ -511,13 +516,3 @@ class AgentServer:
             self.send(intent, m.FileAnswer(number, body))
             if self._wakeup >= 0:
                 os.eventfd_write(self._wakeup, 1)
-
-    def _revoke_keys(self, intent: str) -> None:
-        for name in ("join", "spent", "vm"):
-            self._socket.shut(f"{name}.{intent}")
-
-
-_MISUSED = (
-    "VM {}: its one-time key was used a second time, with another public key: another party has read its user data, "
-    "or its agent was started again"
-)

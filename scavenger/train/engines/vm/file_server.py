@@ -1,13 +1,16 @@
 """Server through which processes on VMs read and write checkpoints in shared folders of the leader, and only there.
 
-Every operation has its own thread, so a slow or hanging disk delays only the process that waits for it.
+Every operation has its own thread, so a slow or hanging disk delays only the process that waits for it. What VMs write
+leaves a part of the disk free, and is a limited number of files, whatever they ask for.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +24,10 @@ __all__ = ["FileServer"]
 _OPERATIONS_MAX = 32
 """Largest number of concurrent operations of a VM; a checkpoint needs one per aggregator."""
 _ANSWER_BYTES_MAX = 1 << 20
+_FREE_BYTES, _FREE_SHARE = 1 << 30, 0.05
+"""Space that VMs leave on the disk: so many bytes, or this share of a small disk."""
+_ENTRIES_MAX = 10_000
+"""Largest number of folders in a shared folder, and of files in each: far more than checkpoints have."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 _CLOSE_S = 5.0
 """How long cancelled operations may take to clean up."""
@@ -42,12 +49,20 @@ class FileServer:
     Args:
         answer: Called with intent, number and answer, by the operations' threads.
         is_allowed: Returns whether a process, given by intent and launch number, may use files.
+        usage: Returns the total, used and free bytes of the disk that a folder is on.
+        entries_max: Largest number of folders in a shared folder, and of files in each.
     """
 
     def __init__(
-        self, answer: Callable[[str, int, bytes], None], is_allowed: Callable[[str, int], bool]
+        self,
+        answer: Callable[[str, int, bytes], None],
+        is_allowed: Callable[[str, int], bool],
+        *,
+        usage: Callable[[str], tuple[int, int, int]] = shutil.disk_usage,
+        entries_max: int = _ENTRIES_MAX,
     ) -> None:
         self._answer, self._is_allowed = answer, is_allowed
+        self._usage, self._entries_max = usage, entries_max
         self._roots: frozenset[str] = frozenset()
         self._operations: dict[tuple[str, int], _Operation] = {}
 
@@ -146,12 +161,36 @@ class FileServer:
                 send(f.Ok())
             case f.Write():
                 folder, name = _name(first.folder), _name(first.name)
-                files.write(folder, name, _chunks(receive, send))
+                self._check_entries(files.root, folder)
+                files.write(folder, name, self._with_room(files.root, _chunks(receive, send)))
                 send(f.Ok())
             case f.Read():
                 with files.reading(_name(first.folder), _name(first.name)) as (file, size):
                     send(f.Opened(size))
                     _send_file(file, receive, send)
+
+    def _check_entries(self, root: str, folder: str) -> None:
+        """Check that one more file may be written.
+
+        Raises:
+            OSError: If there are too many already.
+        """
+        path = os.path.join(root, folder)
+        full = root if not os.path.isdir(path) else path
+        if os.path.isdir(full) and len(os.listdir(full)) >= self._entries_max:
+            raise OSError(errno.EDQUOT, "there are too many files in the leader's folder")
+
+    def _with_room(self, root: str, chunks: Iterator[memoryview]) -> Iterator[memoryview]:
+        """Yield the chunks as long as the disk has room for them.
+
+        Raises:
+            OSError: If a chunk does not leave enough of the disk free.
+        """
+        for chunk in chunks:
+            total, _, free = self._usage(root)
+            if free - len(chunk) < min(_FREE_BYTES, _FREE_SHARE * total):
+                raise OSError(errno.ENOSPC, "the leader's disk is nearly full")
+            yield chunk
 
 
 def _chunks(receive: Callable[[], f.Question], send: Callable[[f.Answer], None]) -> Iterator[memoryview]:

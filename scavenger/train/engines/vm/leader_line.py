@@ -38,6 +38,7 @@ class LeaderConnection:
     Attributes:
         channel: Channel for messages to the leader.
         joined: Whether the leader has admitted the agent.
+        identity: The cloud's proof of this VM's identity, for the request to join.
         heard_at: Time of the leader's last message; before the first one, the time of creation.
     """
 
@@ -51,8 +52,14 @@ class LeaderConnection:
         self._socket: Any = None
         self.channel = Channel()
         self.joined = False
+        self.identity = ""
         self.heard_at = self._connected_at = self._ask_at = now
         self._pause_s = _JOIN_S
+
+    @property
+    def public_key(self) -> str:
+        """Public key that the agent has generated, Z85."""
+        return self._own[0].decode()
 
     def open(self, now: float) -> None:
         """Connect."""
@@ -98,7 +105,7 @@ class LeaderConnection:
             for packet in self.channel.due(now):
                 self._send(packet)
         elif now >= self._ask_at:
-            self._send(m.Join(m.PROTOCOL, __version__, self._own[0].decode()))
+            self._send(m.Join(m.PROTOCOL, __version__, self.public_key, self.identity))
             self._ask_at = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, _JOIN_MAX_S)
 

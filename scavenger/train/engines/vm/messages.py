@@ -50,11 +50,13 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Incremented when an older agent or leader would misread a message."""
 CHUNK_BYTES = 1 << 20
 """Chunk size of the job's folder and of the package: small enough to arrive before the packet would be resent."""
 LOG_PART_BYTES = 64 << 10
+IDENTITY_CHARACTERS_MAX = 16 << 10
+"""Longest proof of a VM's identity; EC2's document and Google's token have 2,000 characters or so."""
 MESSAGE_BYTES_MAX = 4 << 20
 """Longest accepted message; a chunk and a process configuration are much shorter."""
 AGENT_BYTES_MAX = FRAME_BYTES_MAX + (64 << 10)
@@ -71,11 +73,15 @@ _Status = Annotated[int, msgspec.Meta(ge=-128, le=255)]
 
 
 class Join(Tagged, frozen=True):
-    """Request of an agent to be admitted with a key that it has generated; repeated until it is answered."""
+    """Request of an agent to be admitted with a key that it has generated; repeated until it is answered.
+
+    `identity`: the cloud's proof that the agent is on this VM; empty if the cloud gives none.
+    """
 
     protocol: _Count
     version: _Text
     public_key: _Key
+    identity: Annotated[str, msgspec.Meta(max_length=IDENTITY_CHARACTERS_MAX)] = ""
 
 
 class Admitted(Tagged, frozen=True):

@@ -74,6 +74,7 @@ from scavenger.train.transport.messages.reports import (
     ViewInstalled,
 )
 from scavenger.train.transport.messages.requests import (
+    Admit,
     Announcement,
     Finish,
     Forget,
@@ -109,6 +110,7 @@ from scavenger.train.transport.messages.values import (
 )
 
 __all__ = [
+    "Admit",
     "AggregatorAddress",
     "AggregatorReady",
     "Announcement",

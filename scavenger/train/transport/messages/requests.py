@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from scavenger.train.transport.messages.values import (
@@ -15,6 +17,7 @@ from scavenger.train.transport.messages.values import (
 )
 
 __all__ = [
+    "Admit",
     "Announcement",
     "Finish",
     "Forget",
@@ -183,12 +186,19 @@ class Forget(Tagged, frozen=True):
     worker: str
 
 
+class Admit(Tagged, frozen=True):
+    """To an aggregator: accept these processes on the data channel, by name, each with its public key."""
+
+    keys: dict[str, Annotated[str, msgspec.Meta(min_length=40, max_length=40)]]
+
+
 class Quit(Tagged, frozen=True):
     """Order for a process to end."""
 
 
 RequestMessage = (
-    Announcement
+    Admit
+    | Announcement
     | Finish
     | Forget
     | Initialise

@@ -1,0 +1,276 @@
+"""The settings of rented VMs that a user writes, in the settings file and for a job under `infra`.
+
+Each cloud has its own keys, in its own words; `vm_settings` turns them into what providers take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
+from pydantic_core import ErrorDetails
+
+from scavenger.domain.forms import FAULT, FrozenModel, Path, did_you_mean, fault, shown, text_form
+from scavenger.domain.vm import VmSettings
+
+__all__ = [
+    "CLOUD_SETTINGS",
+    "AwsSettings",
+    "CloudSettings",
+    "GcpSettings",
+    "Settings",
+    "faults_of",
+    "overridden",
+]
+
+
+def _list_form(pattern: str, words: str) -> tuple[BeforeValidator, WithJsonSchema]:
+    """The form of a list of different texts."""
+    compiled = re.compile(pattern)
+
+    def check(value: object) -> object:
+        if not isinstance(value, list | tuple) or not value:
+            raise fault(f"must be a list in which each is {words}, not {shown(value)}")
+        for index, one in enumerate(value):
+            if not (isinstance(one, str) and compiled.fullmatch(one)):
+                raise fault(f"must be {words}, not {shown(one)}", index)
+            if one in value[:index]:
+                raise fault("is there twice; remove one", index)
+        return tuple(value)
+
+    item = {"type": "string", "pattern": f"^(?:{pattern})$"}
+    schema = {"type": "array", "items": item, "minItems": 1, "uniqueItems": True}
+    return BeforeValidator(check), WithJsonSchema(schema)
+
+
+def _flag(value: object) -> object:
+    if not isinstance(value, bool):
+        raise fault(f"must be true or false, not {shown(value)}")
+    return value
+
+
+def _pairs(value: object) -> object:
+    if not isinstance(value, Mapping) or not value:
+        raise fault(f"must hold keys with texts, such as team: vision, not {shown(value)}")
+    for key, text in value.items():
+        if not isinstance(text, str):
+            raise fault(f"must be a text in quotes, not {shown(text)}", str(key))
+        if not key or len(key) > 128 or len(text) > 256:
+            raise fault("must have a key of 1 to 128 characters, and at most 256 characters", str(key))
+        if key.lower().startswith(("scavenger-", "aws:", "goog")):
+            raise fault("must have another key: these are the cloud's or Scavenger's own", str(key))
+    return dict(value)
+
+
+_Flag = Annotated[bool, BeforeValidator(_flag), WithJsonSchema({"type": "boolean"})]
+_Pairs = Annotated[
+    dict[str, str],
+    BeforeValidator(_pairs),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+]
+_Proxy = Annotated[
+    str,
+    *text_form(
+        r"https?://[A-Za-z0-9.:\[\]-]+/?",
+        "the URL of a proxy without a password, such as 'http://proxy.example:3128'",
+    ),
+]
+_NAME = r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_PROJECT = r"(?:[a-z0-9.-]+:)?[a-z][-a-z0-9]{4,28}[a-z0-9]"
+_Vpc = Annotated[str, *text_form("vpc-[0-9a-f]{8,17}", "the id of a VPC such as 'vpc-0a1b2c3d'")]
+_Subnets = Annotated[
+    tuple[str, ...], *_list_form("subnet-[0-9a-f]{8,17}", "the id of a subnet such as 'subnet-0a1b2c3d'")
+]
+_SecurityGroups = Annotated[
+    tuple[str, ...], *_list_form("sg-[0-9a-f]{8,17}", "the id of a security group such as 'sg-0a1b2c3d'")
+]
+_InstanceProfile = Annotated[
+    str,
+    *text_form(
+        r"[\w+=,.@-]{1,128}|arn:aws[a-z-]*:iam::[0-9]{12}:instance-profile/[\w+=,.@/-]{1,512}",
+        "the name or ARN of an instance profile",
+    ),
+]
+_AwsKey = Annotated[
+    str,
+    *text_form(
+        r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:(?:key|alias)/[\w/-]{1,256}|alias/[\w/-]{1,250}"
+        r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+        "the ARN, alias or id of a KMS key",
+    ),
+]
+_Project = Annotated[str, *text_form(_PROJECT, "the id of a project")]
+_Network = Annotated[
+    str,
+    *text_form(
+        rf"{_NAME}|projects/{_PROJECT}/global/networks/{_NAME}",
+        "the name of a network, or projects/PROJECT/global/networks/NAME",
+    ),
+]
+_Subnetwork = Annotated[
+    str,
+    *text_form(
+        rf"{_NAME}|projects/{_PROJECT}/regions/[a-z0-9-]+/subnetworks/{_NAME}",
+        "the name of a subnetwork, or projects/PROJECT/regions/REGION/subnetworks/NAME",
+    ),
+]
+_NetworkTags = Annotated[tuple[str, ...], *_list_form(_NAME, "a network tag such as 'training'")]
+_ServiceAccount = Annotated[
+    str, *text_form(r"[a-z0-9.-]+@[a-z0-9.-]+", "the e-mail address of a service account")
+]
+_GcpKey = Annotated[
+    str,
+    *text_form(
+        rf"projects/{_PROJECT}/locations/[a-z0-9-]+/keyRings/[\w-]+/cryptoKeys/[\w-]+",
+        "projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY",
+    ),
+]
+
+
+class CloudSettings(FrozenModel):
+    """The settings that both clouds have."""
+
+    public_address: _Flag | None = Field(
+        default=None,
+        description="Whether VMs have an address in the internet; without one, they need a NAT or a proxy to load "
+        "packages.",
+    )
+    proxy: _Proxy = Field(default="", description="HTTP proxy through which VMs load packages and data.")
+
+    def launch_settings(self) -> VmSettings:
+        """What a launch needs of them."""
+        return VmSettings(public_address=self.public_address, proxy=self.proxy)
+
+    def vm_tags(self) -> tuple[tuple[str, str], ...]:
+        """The additional tags of VMs."""
+        return ()
+
+
+class AwsSettings(CloudSettings):
+    """Settings of VMs at AWS."""
+
+    vpc: _Vpc = Field(default="", description="VPC whose subnets are used; without it, the default VPC.")
+    subnets: _Subnets = Field(default=(), description="Subnets for VMs, at most one per zone.")
+    security_groups: _SecurityGroups = Field(
+        default=(),
+        description="Security groups of VMs, instead of one that Scavenger makes. VMs must reach each other.",
+    )
+    instance_profile: _InstanceProfile = Field(
+        default="", description="Instance profile of VMs, whose role may read data and write checkpoints."
+    )
+    kms_key: _AwsKey = Field(default="", description="KMS key that encrypts the VMs' disks.")
+    tags: _Pairs = Field(default={}, description="Tags of VMs and disks.")
+    identity_certificate: Path = Field(
+        default="",
+        description="File with the region's RSA-2048 certificate for identity documents, for a region that is newer "
+        "than this version.",
+    )
+
+    def launch_settings(self) -> VmSettings:
+        """See `CloudSettings.launch_settings`."""
+        return VmSettings(
+            network=self.vpc,
+            subnets=self.subnets,
+            firewalls=self.security_groups,
+            public_address=self.public_address,
+            identity=self.instance_profile,
+            kms_key=self.kms_key,
+            proxy=self.proxy,
+        )
+
+    def vm_tags(self) -> tuple[tuple[str, str], ...]:
+        """See `CloudSettings.vm_tags`."""
+        return tuple(sorted(self.tags.items()))
+
+
+class GcpSettings(CloudSettings):
+    """Settings of VMs at Google Cloud."""
+
+    project: _Project = Field(
+        default="", description="Project of the VMs; GOOGLE_CLOUD_PROJECT, if set, instead."
+    )
+    network: _Network = Field(
+        default="", description="Network of VMs; without it and a subnetwork, `default`."
+    )
+    subnetwork: _Subnetwork = Field(default="", description="Subnetwork of VMs, in the job's region.")
+    network_tags: _NetworkTags = Field(
+        default=(), description="Network tags of VMs, by which firewall rules apply to them."
+    )
+    service_account: _ServiceAccount = Field(
+        default="",
+        description="Service account of VMs, which may read data and write checkpoints, and by which a VM proves "
+        "its identity when it joins.",
+    )
+    kms_key: _GcpKey = Field(default="", description="KMS key that encrypts the VMs' disks.")
+    labels: _Pairs = Field(default={}, description="Labels of VMs and disks.")
+    identity_certificates: Path = Field(
+        default="",
+        description="File with the certificates of Google's signing keys, PEM by key id in JSON; without it, they are "
+        "read from Google.",
+    )
+
+    def launch_settings(self) -> VmSettings:
+        """See `CloudSettings.launch_settings`."""
+        return VmSettings(
+            network=self.network,
+            subnets=(self.subnetwork,) if self.subnetwork else (),
+            firewalls=self.network_tags,
+            public_address=self.public_address,
+            identity=self.service_account,
+            kms_key=self.kms_key,
+            proxy=self.proxy,
+        )
+
+    def vm_tags(self) -> tuple[tuple[str, str], ...]:
+        """See `CloudSettings.vm_tags`."""
+        return tuple(sorted(self.labels.items()))
+
+
+class Settings(FrozenModel):
+    """The settings file."""
+
+    aws: AwsSettings = Field(default=AwsSettings(), description="VMs at AWS.")
+    gcp: GcpSettings = Field(default=GcpSettings(), description="VMs at Google Cloud.")
+
+
+CLOUD_SETTINGS: Mapping[str, type[CloudSettings]] = {"aws": AwsSettings, "gcp": GcpSettings}
+
+
+def overridden(settings: CloudSettings, by: CloudSettings | None) -> CloudSettings:
+    """Settings in which the keys that a job names replace those of the settings file.
+
+    Args:
+        settings: Of the settings file.
+        by: Of the job, for the same cloud; None if it names none.
+    """
+    if by is None:
+        return settings
+    return settings.model_copy(update={key: getattr(by, key) for key in by.model_fields_set})
+
+
+def faults_of(
+    error: ValidationError, known: type[FrozenModel] = Settings
+) -> list[tuple[tuple[str | int, ...], str]]:
+    """Describe the faults of settings, unknown keys first: the place of each, and what completes its key to a sentence.
+
+    Args:
+        error: What validation has raised.
+        known: The model that was validated.
+    """
+    found = [_described(details, known) for details in error.errors(include_url=False)]
+    return sorted(found, key=lambda one: not one[1].startswith("unknown"))
+
+
+def _described(details: ErrorDetails, known: type[FrozenModel]) -> tuple[tuple[str | int, ...], str]:
+    kind, loc, context = details["type"], details["loc"], details.get("ctx", {})
+    if kind == FAULT:
+        return (*loc, *context["at"]), context["text"]
+    if kind == "extra_forbidden":
+        model = CLOUD_SETTINGS[str(loc[0])] if known is Settings and len(loc) > 1 else known
+        keys = list(model.model_fields)
+        where = f" in {loc[0]}" if len(loc) > 1 else ""
+        hint = did_you_mean(str(loc[-1]), keys) or f"; known are {', '.join(keys)}"
+        return loc, f"unknown key {shown(str(loc[-1]))}{where}{hint}"
+    return loc, f"cannot be {shown(details['input'])}"
