@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from collections.abc import Mapping
@@ -70,10 +71,17 @@ def test_without_an_address_vms_cannot_come_and_with_a_strangers_neither() -> No
     assert address_of({ADDRESS_VARIABLE: "127.0.0.1"}) == ("127.0.0.1", 0)
     assert address_of({ADDRESS_VARIABLE: "localhost:0"}) == ("127.0.0.1", 0)
     # as behind a router that passes ports on
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
+    free = _first_of_two_free_ports()
     assert address_of({ADDRESS_VARIABLE: f"192.0.2.77:{free}"}) == ("192.0.2.77", free)
+
+
+def _first_of_two_free_ports() -> int:
+    while True:
+        with socket.socket() as one, socket.socket() as next_one, contextlib.suppress(OSError):
+            one.bind(("", 0))
+            port: int = one.getsockname()[1]
+            next_one.bind(("", port + 1))
+            return port
 
 
 GPU_JOB: dict[str, Any] = {"resources": {"accelerators": "T4"}, "search": {"workers": 1, "batch_size": [64]}}
