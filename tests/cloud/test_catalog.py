@@ -346,3 +346,11 @@ def test_a_refreshed_region_is_all_there_is_of_it() -> None:
 )
 def test_a_bucket_without_upper_end_bounds_nothing(words: str, bound: float | None) -> None:
     assert Listing(PLAIN, "r-1", interruption=words).interrupted_monthly == bound
+
+
+def test_a_boot_disk_on_compute_engine_is_a_balanced_one() -> None:
+    price = Catalog(read_snapshot(), today=date(2026, 1, 1)).disk_price("gcp", "us-central1")
+
+    assert price is not None
+    assert price.usd_per_hour == pytest.approx(0.1 / 730, rel=0.05)
+    assert "2.5 times a standard disk's" in price.source

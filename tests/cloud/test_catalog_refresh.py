@@ -117,6 +117,7 @@ SKUS = [
         sku("G2 Instance Ram running in Americas", 0.003, unit="GiBy.h"),
         sku("Nvidia L4 GPU running in Americas", 0.56),
         sku("Storage PD Capacity", 0.04, unit="GiBy.mo"),
+        sku("Balanced PD Capacity", 0.1, unit="GiBy.mo"),
         sku("E2 Instance Core running in Americas", 0.0),
         {"description": "a fee"},
     ],
@@ -140,7 +141,7 @@ def test_googles_rates_make_the_prices_of_its_types(server: PriceServer) -> None
     assert catalog.listing("gcp", "us-central1", "e2-standard-4").on_demand is None
     disk = catalog.disk_price("gcp", "us-central1")
     assert disk is not None
-    assert disk.usd_per_hour == pytest.approx(0.04 / 730)
+    assert disk.usd_per_hour == pytest.approx(0.1 / 730)
     assert [question.get("pageToken") for question in server.asked] == [None, "1"]
     assert server.asked[0]["path"] == "/v1/services/6F81-5844-456A/skus"
 

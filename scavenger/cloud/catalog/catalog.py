@@ -158,7 +158,7 @@ class Catalog:
         return ResourceRates(cpu.usd_per_hour, ram.usd_per_hour)
 
     def disk_price(self, provider: str, region: str) -> Price | None:
-        """Of one GiB of a plain boot disk in an hour; None where it is not known."""
+        """Of one GiB of a VM's boot disk (Compute Engine: a balanced one) in an hour; None where it is not known."""
         return self._stock.disks.get((provider, region))
 
     def is_own(self, provider: str, region: str, vm: str, *, spot: bool) -> bool:

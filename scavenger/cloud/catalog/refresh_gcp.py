@@ -168,7 +168,7 @@ def parse_skus(found: Iterable[Mapping[str, Any]], now: datetime) -> Stock:
             continue  # commitments and fees, which have no such parts
         if not usd > 0:
             continue
-        if what == "storage pd capacity" and unit == "GiBy.mo" and not spot:
+        if what == "balanced pd capacity" and unit == "GiBy.mo" and not spot:
             for region in regions:
                 disks["gcp", region] = Price(usd / _MONTH_H, _SOURCE, now.date())
         for family, resource in _kinds(what):

@@ -23,6 +23,8 @@ __all__ = ["read_snapshot"]
 
 _RESOURCES = ("cpu", "ram")
 _USAGES = {"on_demand": False, "preemptible": True}
+_BALANCED_OVER_STANDARD = 2.5
+"""Google lists $0.10 and $0.04 per GiB and month in us-central1; other regions' prices have about the same ratio."""
 _MENDED = {
     "": "",
     "corrected": ", corrected from a dedicated VM's",
@@ -124,8 +126,10 @@ def _skus(families: Mapping[str, Any]) -> list[tuple[str, str, str, bool, Mappin
 
 
 def _gce_disks(disks: Mapping[str, Any], source: str, dated: date) -> dict[tuple[str, str], Price]:
+    """Prices of balanced disks, which VMs boot from; the snapshot has only those of standard disks."""
+    source = f"{source}, {_BALANCED_OVER_STANDARD:g} times a standard disk's"
     return {
-        ("gcp", region): Price(float(sku["price"]), source, dated)
+        ("gcp", region): Price(_BALANCED_OVER_STANDARD * float(sku["price"]), source, dated)
         for region, sku in disks["Standard"]["on_demand"].items()
         if sku["price"] > 0
     }
