@@ -111,7 +111,7 @@ def test_what_trains_otherwise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     def a_little_faster(step: int, view: int, lr_scale: float, pieces: Any) -> ApplyPart:
         return ApplyPart(step, view, 1.001 * lr_scale, pieces)
 
-    monkeypatch.setattr("benchmarks.keras_support.ApplyPart", a_little_faster)
+    monkeypatch.setattr("benchmarks.keras_training.ApplyPart", a_little_faster)
 
     assert verdict_of(_OPTIMIZERS["SGD"]).answer == "different"
 

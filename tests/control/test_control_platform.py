@@ -80,12 +80,12 @@ def test_folders_and_buckets_may_hold_checkpoints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "words"), [("s3://bucket/job", "Install s3fs"), ("nosuch://bucket/job", "Protocol not known")]
+    ("url", "words"), [("abfs://bucket/job", "Install adlfs"), ("nosuch://bucket/job", "Protocol not known")]
 )
 def test_checkpoints_in_storage_that_no_installed_package_reaches_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it was not installed
+    monkeypatch.setitem(sys.modules, "adlfs", None)  # as if it was not installed
     with pytest.raises(
         ConfigurationError, match=rf"^{tmp_path}/job\.yaml: checkpoint\.path: {url}: .*{words}"
     ):

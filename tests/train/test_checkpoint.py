@@ -678,9 +678,9 @@ def test_a_place_that_cannot_be_is_named_in_one_line(
 
 
 def test_a_protocol_whose_package_is_missing_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    with pytest.raises(NotSupportedError, match="s3fs"):
-        CheckpointStore("s3://bucket/job")
+    monkeypatch.setitem(sys.modules, "adlfs", None)
+    with pytest.raises(NotSupportedError, match="adlfs"):
+        CheckpointStore("abfs://bucket/job")
 
 
 def test_a_store_that_keeps_nothing_is_refused() -> None:
