@@ -42,4 +42,7 @@ def test_each_step_of_each_worker_elsewhere_sends_the_weights_twice_and_is_bille
     assert total.gib == pytest.approx(2.09)
     assert second.attempt_usd == pytest.approx(0.04)
     assert total.usd == pytest.approx(2.09 * 0.02)
-    assert total.price == "$0.02 per GiB (EC2 data transfer between zones, out and in, 2026-06-25)"
+    assert (
+        total.price
+        == "$0.02 per GiB (EC2 data transfer between zones, out and in, as third parties list it, 2026-06-25)"
+    )
