@@ -124,12 +124,7 @@ def test_a_job_whose_store_is_lost_is_recovered_from_its_folder_and_resumed(
     make_job: MakeJob, mark: str
 ) -> None:
     epochs = 3
-    job = make_job(
-        goal={"max_epochs": epochs},
-        search={"workers": 1, "batch_size": [32]},
-        checkpoint={"path": "./saved", "every_steps": 20},
-        code={"sleep_s": 0.001},
-    )
+    job = _with_checkpoints(make_job, epochs)
     driver = job.start("optimize", "--audit")
     (copy,) = wait_for(lambda: list(job.folder.glob(".scavenger/*/record.json")), driver)
     wait_for(lambda: json.loads(copy.read_text())["job"]["checkpoint"], driver)
@@ -161,12 +156,7 @@ def test_a_job_of_which_only_its_code_and_checkpoints_are_left_is_resumed(
     make_job: MakeJob, mark: str
 ) -> None:
     epochs = 3
-    job = make_job(
-        goal={"max_epochs": epochs},
-        search={"workers": 1, "batch_size": [32]},
-        checkpoint={"path": "./saved", "every_steps": 20},
-        code={"sleep_s": 0.001},
-    )
+    job = _with_checkpoints(make_job, epochs)
     driver = job.start("optimize")
     (kept,) = wait_for(
         lambda: {path.parents[1] for path in job.folder.glob("saved/*/*/manifest.json")}, driver
@@ -196,6 +186,16 @@ def _lose(store: str) -> None:
 def _job(job: Job) -> Any:
     with Store.open(job.store) as store:
         return store.job("tiny")
+
+
+def _with_checkpoints(make_job: MakeJob, epochs: int) -> Job:
+    """A job of one configuration that trains for seconds."""
+    return make_job(
+        goal={"max_epochs": epochs},
+        search={"workers": 1, "batch_size": [32]},
+        checkpoint={"path": "./saved", "every_steps": 20},
+        code={"sleep_s": 0.001},
+    )
 
 
 def _progress(job: Job) -> int:
