@@ -90,5 +90,5 @@ def test_cloud_init_sets_the_limits_first_and_then_starts_the_agent(tmp_path: Pa
         assert '"status": "done"' in said
         assert '"errors": []' in said
         assert renewed.returncode == 0
-        assert machine.over.wait(15)
+        assert machine.over.wait(60)
         assert machine.how == "poweroff"

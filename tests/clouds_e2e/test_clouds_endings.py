@@ -184,7 +184,7 @@ def test_a_leader_that_sleeps_until_its_vms_have_ended_goes_on_from_its_newest_c
             process.suspend()
         for vm in cloud.vms():
             cloud.machine(vm.id).run("systemctl", "poweroff")
-            assert cloud.machine(vm.id).over.wait(20.0)
+            assert cloud.machine(vm.id).over.wait(60)
         for process in processes:
             process.resume()
         eventually(lambda: [vm for vm in job.workers_vms() if vm.id not in first], driver)

@@ -44,7 +44,7 @@ JOB = JobSpec.model_validate({"version": 1, "name": "tiny", "train": "train:job"
 
 
 def wait_for(what: Callable[[], Any]) -> None:
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 60.0
     while not what():
         assert time.monotonic() < until
         time.sleep(0.002)

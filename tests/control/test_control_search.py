@@ -345,7 +345,7 @@ def test_training_goes_on_while_a_question_stands(tmp_path: Path) -> None:
     before, moved_on = trainer.step, threading.Event()
     trainer.progress = lambda: moved_on.set() if trainer.step > before + 10 else None
 
-    assert ask_while_training(lambda: moved_on.wait(20), trainer, at_end=lambda error: None)
+    assert ask_while_training(lambda: moved_on.wait(60), trainer, at_end=lambda error: None)
     assert trainer.step > before + 10
 
 

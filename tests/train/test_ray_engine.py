@@ -68,7 +68,7 @@ def _nothing_is_left_behind() -> Iterator[None]:
     """In place of this folder's own, which would take Ray's for ours."""
     before = _launched()
     yield
-    assert eventually(lambda: not _launched() - before, within_s=10.0), "a process was left behind"
+    assert eventually(lambda: not _launched() - before, within_s=60.0), "a process was left behind"
 
 
 def _of_ray(folder: str) -> list[psutil.Process]:
@@ -92,7 +92,7 @@ def ray_folder() -> Iterator[str]:
             patch.setenv(name, value)
         pytest.importorskip("ray")  # which reads them
         yield folder
-    assert eventually(lambda: not {process.name() for process in _of_ray(folder)} - _LINGERING, within_s=20.0)
+    assert eventually(lambda: not {process.name() for process in _of_ray(folder)} - _LINGERING, within_s=60.0)
     for process in _of_ray(folder):
         process.kill()
     shutil.rmtree(folder)

@@ -135,7 +135,7 @@ def test_a_seat_in_a_pool_is_given_up_when_its_job_is_gone_without_a_word(
     hub.close()
     os.close(block)
 
-    assert eventually(lambda: not _seats(), within_s=10.0)
+    assert eventually(lambda: not _seats(), within_s=60.0)
     serving.destroy(linger=0)
 
 
@@ -152,6 +152,6 @@ def test_a_seat_for_what_is_no_block_is_refused_and_its_job_told(tmp_path: Path,
     assert peer == NAME
     assert isinstance(said, m.Failed)
     assert "PermissionError" in said.message
-    assert eventually(lambda: not _seats(), within_s=10.0)
+    assert eventually(lambda: not _seats(), within_s=60.0)
     hub.close()
     serving.destroy(linger=0)

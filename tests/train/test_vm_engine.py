@@ -331,22 +331,22 @@ class TestWhenMostVmsFallSilentAtOnce:
             return any(text.startswith(words) for text in told)
 
         self.send(signal.SIGSTOP)
-        assert eventually(lambda: was_told("not hearing the VMs (2 of 2 are silent)"), within_s=20.0)
+        assert eventually(lambda: was_told("not hearing the VMs (2 of 2 are silent)"), within_s=60.0)
         assert eventually(
             lambda: all(vm.heard_s_ago > 2 * self.LOST_S for vm in self.stage.hosts.vms()), within_s=60.0
         )
         assert engine.in_doubt
         self.send(signal.SIGCONT)
 
-        assert eventually(lambda: was_told("hearing the VMs again, after"), within_s=20.0)
-        assert eventually(lambda: not engine.in_doubt, within_s=20.0)
+        assert eventually(lambda: was_told("hearing the VMs again, after"), within_s=60.0)
+        assert eventually(lambda: not engine.in_doubt, within_s=60.0)
         assert {name: engine.pid(name) for name in engine.running} == pids
         assert all(map(alive, pids.values()))
 
     @pytest.mark.slow
     def test_a_process_that_is_to_end_anyway_is_not_waited_for(self, engine: VmEngine) -> None:
         self.send(signal.SIGSTOP)
-        assert eventually(lambda: engine.in_doubt, within_s=20.0)
+        assert eventually(lambda: engine.in_doubt, within_s=60.0)
 
         engine.stop(["w0"], grace_s=0.1)
 

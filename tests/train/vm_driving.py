@@ -149,7 +149,7 @@ class Stage:
 
     def joined(self, *intents: str) -> None:
         """Wait until these VMs have joined."""
-        assert eventually(lambda: set(intents) <= set(self.names()), within_s=20.0), self.hosts.vms()
+        assert eventually(lambda: set(intents) <= set(self.names()), within_s=60.0), self.hosts.vms()
 
     def names(self) -> Sequence[str]:
         return [vm.spec.intent for vm in self.hosts.vms() if vm.joined]
