@@ -1,0 +1,4 @@
+"""Aggregation that many jobs share: which node holds which bucket, and when nodes are started and ended.
+
+Pure decisions over values. `pool` has the values, `cycles` the formulas of an execution cycle.
+"""
