@@ -9,7 +9,7 @@ what did not change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -252,12 +252,16 @@ class NodeLoad:
         tenants = {name: other for name, other in self.tenants.items() if name != job}
         if tenant is not None:
             tenants[job] = tenant
-        alone = {other.step_time_s for other in tenants.values()}
+        return NodeLoad(self.node, self.cycle_for(tenants.values(), rules), tenants)
+
+    def cycle_for(self, tenants: Iterable[Tenant], rules: Rules) -> float:
+        """The cycle in which this node would serve these tenants."""
+        alone = {tenant.step_time_s for tenant in tenants}
         cycle_s = execution_cycle(alone, cycle_max=rules.cycle_max, loss_limit=rules.loss_limit)
-        if tenants and not rules.allows(worst_loss(cycle_s, alone)):
-            kept = self.cycle_s if worst_loss(self.cycle_s, alone) < worst_loss(cycle_s, alone) else cycle_s
-            cycle_s = kept
-        return NodeLoad(self.node, cycle_s, tenants)
+        loss = worst_loss(cycle_s, alone)
+        if not rules.allows(loss) and worst_loss(self.cycle_s, alone) < loss:
+            return self.cycle_s
+        return cycle_s
 
 
 @dataclass(frozen=True, slots=True)

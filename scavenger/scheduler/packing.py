@@ -1,0 +1,150 @@
+"""Fewer nodes for the jobs of a pool, by moving buckets.
+
+`recycle` empties nodes one by one, least loaded first, as AutoPS does when a job has left [1]_. `repack` also
+tries to assign all jobs again in several orders, which finds what no series of single moves does. Neither
+starts a node of a type that costs more than what it frees.
+
+References:
+    .. [1] Gu et al., "Elastic Model Aggregation with Parameter Service", 2022, section 3.3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from scavenger.scheduler.assignment import Refused
+from scavenger.scheduler.joint import assign, reassign
+from scavenger.scheduler.pool import JobLoad, NodeType, Pool
+
+__all__ = ["moved_buckets", "recycle", "repack", "vacated"]
+
+_ORDERS_MAX = 12
+"""Orders of the jobs that `repack` tries; more have hardly ever found a better one."""
+
+
+def recycle(pool: Pool) -> Pool:
+    """Empty as many nodes as possible, least loaded first, onto the others that are in use.
+
+    A node is emptied wholly or not at all. Empty nodes stay in the pool.
+    """
+    loads = sorted(pool.nodes.values(), key=lambda load: (load.utilisation, load.node.name))
+    for name in [load.node.name for load in loads if load.tenants]:
+        pool = vacated(pool, name, start=False) or pool
+    return pool
+
+
+def vacated(pool: Pool, name: str, *, start: bool) -> Pool | None:
+    """The pool with nothing on a node, or None if the others do not hold it.
+
+    Args:
+        start: Whether empty nodes may be used, and nodes be started.
+    """
+    jobs = pool.nodes[name].tenants
+    trial = pool if start else replace(pool, types=())
+    empty = () if start else [other for other, load in pool.nodes.items() if not load.tenants]
+    for job in sorted(jobs, key=lambda job: (-jobs[job].execution_s, job)):
+        placement = reassign(trial, job, name, avoid=empty)
+        if isinstance(placement, Refused):
+            return None
+        trial = placement.pool
+    return replace(trial, types=pool.types)
+
+
+def repack(pool: Pool) -> Pool:
+    """The jobs on the cheapest nodes that are found for them; the same pool if none are cheaper.
+
+    Every job is assigned again to nodes of the pool's types, in several orders. The best result is laid over
+    the nodes that are there so that as few bytes as possible move. Nodes that are not needed stay, empty.
+    """
+    best = recycle(pool)
+    types = tuple({load.node.type: None for load in pool.nodes.values()} | dict.fromkeys(pool.types))
+    blank = Pool(types, replace(pool.rules, nodes_max=None))
+    for order in _orders([placed.load for placed in pool.jobs.values()]):
+        packed = _assigned(blank, order)
+        if packed is not None and _cost(packed := recycle(packed)) < _cost(best):
+            laid = _laid_over(packed, pool)
+            if laid is not None and _cost(laid) < _cost(best):
+                best = laid
+    return best
+
+
+def moved_buckets(before: Pool, after: Pool) -> Iterator[tuple[str, int, str, str]]:
+    """Job, number, old and new node of every bucket that is elsewhere in the second pool."""
+    for job, placed in after.jobs.items():
+        if job in before.jobs:
+            places = zip(before.jobs[job].nodes, placed.nodes, strict=True)
+            yield from ((job, i, old, new) for i, (old, new) in enumerate(places) if old != new)
+
+
+def _assigned(pool: Pool, loads: Sequence[JobLoad]) -> Pool | None:
+    """The pool with these jobs too, assigned in this order; None if one does not fit."""
+    for load in loads:
+        placement = assign(pool, load)
+        if isinstance(placement, Refused):
+            return None
+        pool = placement.pool
+    return pool
+
+
+def _cost(pool: Pool) -> tuple[float, int]:
+    """Price and number of the nodes in use."""
+    used = [load.node.type.price_usd_per_hour for load in pool.nodes.values() if load.tenants]
+    return round(sum(used), 9), len(used)
+
+
+def _orders(loads: Sequence[JobLoad]) -> Iterator[list[JobLoad]]:
+    """By step time, so that those which share a cycle well come together, beginning anywhere; and by work."""
+    slowest = sorted(loads, key=lambda load: (-load.step_time_s, load.name))
+    yield sorted(loads, key=lambda load: (-_demand(load), load.name))
+    yield slowest[::-1]
+    for first in range(0, len(slowest), -(-len(slowest) // (_ORDERS_MAX - 2))):
+        yield slowest[first:] + slowest[:first]
+
+
+def _demand(load: JobLoad) -> float:
+    """Processors that the job needs in the mean."""
+    return sum(bucket.execution_s for bucket in load.buckets) / load.step_time_s
+
+
+def _laid_over(packed: Pool, pool: Pool) -> Pool | None:
+    """The assignments of the first pool on nodes of the second where there are such; None if it may not grow so."""
+    names: dict[str, str] = {}
+    result = pool
+    for job in pool.jobs:
+        result = result.without_job(job)
+    used = [name for name, load in packed.nodes.items() if load.tenants]
+    for type_ in {packed.nodes[name].node.type: None for name in used}:
+        groups = [name for name in used if packed.nodes[name].node.type == type_]
+        there = [name for name, load in pool.nodes.items() if load.node.type == type_]
+        names |= _matched(packed, pool, groups, there)
+        for group in groups:
+            if group not in names:
+                if not _may_start(result, type_):
+                    return None
+                result, node = result.started(type_)
+                names[group] = node.name
+    for placed in packed.jobs.values():
+        result = result.with_job(placed.load, tuple(names[name] for name in placed.nodes))
+    return replace(result, jobs={job: result.jobs[job] for job in pool.jobs})
+
+
+def _matched(packed: Pool, pool: Pool, groups: Sequence[str], there: Sequence[str]) -> dict[str, str]:
+    """Which node each group of buckets goes to so that most bytes, then most buckets, stay where they are."""
+    stays = np.zeros((len(groups), len(there)))
+    rows = {name: row for row, name in enumerate(groups)}
+    columns = {name: column for column, name in enumerate(there)}
+    for job, placed in packed.jobs.items():
+        for bucket, new, old in zip(placed.load.buckets, placed.nodes, pool.jobs[job].nodes, strict=True):
+            if new in rows and old in columns:
+                stays[rows[new], columns[old]] += bucket.memory_bytes + 1
+    chosen = linear_sum_assignment(stays, maximize=True)
+    return {groups[row]: there[column] for row, column in zip(*chosen, strict=True)}
+
+
+def _may_start(pool: Pool, type_: NodeType) -> bool:
+    limit = pool.rules.nodes_max
+    return type_ in pool.types and (limit is None or len(pool.nodes) < limit)
