@@ -13,7 +13,7 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.sequencer import Sequencer
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.shared_memory import Layout
+from scavenger.train.transport.layout import Layout
 
 __all__ = ["BENCHMARK", "SequencedJob"]
 

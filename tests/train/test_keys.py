@@ -18,8 +18,9 @@ from driving import Run, assert_same_weights, plain_keras
 from scavenger.elastic.view import Piece, Share
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.replication import Outbox, piece_payload
-from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import Dealer, Keys, Router, new_keys
 
 pytestmark = pytest.mark.slow

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,11 +17,12 @@ from hypothesis import strategies as st
 
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
 from scavenger.errors import NotSupportedError
-from scavenger.train.transport import shared_memory
+from scavenger.train.transport import layout as layout_module
 from scavenger.train.transport.block_file import block_path, create_block, memory_id, open_block, same_block
+from scavenger.train.transport.layout import BUCKET_BYTES, Layout
 from scavenger.train.transport.messages import StepReport, decode, encode
 from scavenger.train.transport.messages.values import Manifest, ProcessConfiguration, TensorSpec
-from scavenger.train.transport.shared_memory import Block, JobRecord, Layout, OptimizerMemory, PartRecord
+from scavenger.train.transport.shared_memory import Block, JobRecord, OptimizerMemory, PartRecord
 
 _shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
 _tensors = st.lists(
@@ -31,7 +33,9 @@ _tensors = st.lists(
     ),
     max_size=8,
 )
-_SGD, _CLIPPED = '{"config": {"global_clipnorm": null}}', '{"config": {"global_clipnorm": 0.5}}'
+_SGD = '{"class_name": "SGD", "config": {"global_clipnorm": null}}'
+_ADAFACTOR = '{"class_name": "Adafactor", "config": {}}'
+_CLIPPED = '{"class_name": "SGD", "config": {"global_clipnorm": 0.5}}'
 Tensor = tuple[tuple[int, ...], str, str]
 
 
@@ -85,21 +89,90 @@ def test_no_two_sections_or_tensors_overlap_and_all_lie_within_the_block(
     assert layout.fixed_bytes <= layout.optimizer_at(0) < layout.optimizer_at(1) <= layout.slots_at
 
 
-@given(tensors=_tensors, aggregators=st.integers(1, 4), optimizer=st.sampled_from([_SGD, _CLIPPED]))
-def test_every_tensor_is_in_one_part_and_a_part_in_one_range(
-    tensors: list[Tensor], aggregators: int, optimizer: str
+@given(
+    tensors=_tensors,
+    aggregators=st.integers(1, 4),
+    optimizer=st.sampled_from([_SGD, _ADAFACTOR, _CLIPPED]),
+    bucket_bytes=st.sampled_from([None, 64, 1000]),
+    mixed=st.booleans(),
+)
+def test_every_element_is_in_one_segment_and_that_in_a_range_of_the_one_aggregator_that_holds_it(
+    tensors: list[Tensor], aggregators: int, optimizer: str, bucket_bytes: int | None, mixed: bool
 ) -> None:
-    layout = Layout.of(manifest(tensors, [], optimizer), aggregators)
+    made = manifest(tensors, [], optimizer)
+    layout = Layout.of(made, aggregators, bucket_bytes=bucket_bytes)
+    if mixed:  # any map of buckets will do
+        holders = [(7 * n + n // 3) % aggregators for n in range(len(layout.buckets))]
+        layout = Layout.of(made, aggregators, holders, bucket_bytes=bucket_bytes)
 
-    assert sorted(index for part in layout.parts for index in part) == list(range(len(tensors)))
-    for part, (begin, end) in zip(layout.parts, layout.part_ranges, strict=True):
-        for index in part:
-            shape, dtype, _ = tensors[index]
-            assert begin <= layout.offsets[index] <= layout.offsets[index] + size(shape, dtype) <= end
-    assert all(a[1] <= b[0] for a, b in pairwise(layout.part_ranges))
-    for later in layout.parts[1:]:
-        # what has no gradient, and what needs the norm of all gradients, lies with the first
-        assert all(tensors[index][2] == "trainable" and optimizer == _SGD for index in later)
+    assert sorted(number for part in layout.parts for number in part) == list(range(len(layout.segments)))
+    for index, (shape, dtype, _) in enumerate(tensors):
+        own = [layout.segments[number] for number in layout.segments_of(index)]
+        bounds = [0, *(segment.elements[1] for segment in own)]
+        assert bounds == [0, *(segment.elements[0] for segment in own[1:]), int(np.prod(shape))]
+        assert [segment.is_whole for segment in own] == [len(own) == 1] * len(own)
+        itemsize = np.dtype(dtype).itemsize
+        for segment in own:
+            begin, end = segment.elements
+            assert segment.offset == layout.offsets[index] + begin * itemsize
+            assert segment.offset % 64 == 0
+            assert int(np.prod(segment.spec.shape)) == end - begin
+            if segment.by_rows:
+                assert segment.spec.shape[1:] == shape[1:]
+    for part, ranges in zip(layout.parts, layout.part_ranges, strict=True):
+        for number in part:
+            begin, end = layout.used(number)
+            assert begin == end or any(a <= begin and end <= b for a, b in ranges)
+    every = sorted(a_range for ranges in layout.part_ranges for a_range in ranges)
+    assert all(a[1] == b[0] for a, b in pairwise([(0, 0), *every]))
+    roles = [[layout.segments[number].spec.role for number in part] for part in layout.parts]
+    if optimizer == _CLIPPED and not mixed:  # it needs the norm of all gradients
+        assert not any(roles[1:])
+    if optimizer != _SGD:
+        assert all(segment.is_whole for segment in layout.segments if segment.spec.role == "trainable")
+
+
+def test_a_table_is_cut_between_rows_and_a_constrained_tensor_is_not() -> None:
+    made = manifest([((1000, 12), "float32", "trainable"), ((1000, 12), "float32", "trainable")], [])
+    constrained = msgspec.structs.replace(made, constraints=((1, "{}"),))
+
+    cut, kept = Layout.of(made, 2, bucket_bytes=4000), Layout.of(constrained, 2, bucket_bytes=4000)
+
+    assert all(segment.by_rows and segment.spec.shape[1:] == (12,) for segment in cut.segments)
+    assert len(cut.segments_of(1)) == len(cut.segments_of(0)) > 12
+    assert len(kept.segments_of(1)) == 1
+    assert len(kept.segments_of(0)) > 12
+
+
+def test_rows_too_long_for_buckets_are_cut_and_have_no_sparse_gradient() -> None:
+    layout = Layout.of(manifest([((3, 1000), "float32", "trainable")], []), bucket_bytes=1024)
+
+    assert not any(segment.by_rows for segment in layout.segments)
+    assert not any(layout.saves(number, 1) for number in range(len(layout.segments)))
+
+
+def test_most_of_a_model_in_one_tensor_is_shared_out_evenly() -> None:
+    tensors: list[Tensor] = [((90_000, 100), "float32", "trainable"), ((1000, 1000), "float32", "trainable")]
+    for aggregators in (2, 3, 5, 16):
+        layout = Layout.of(manifest(tensors, []), aggregators)
+        held = [sum(end - begin for begin, end in ranges) for ranges in layout.part_ranges]
+        assert max(held) - min(held) <= BUCKET_BYTES
+        assert all(len(ranges) == 1 for ranges in layout.part_ranges)
+
+
+@pytest.mark.parametrize("holders", [(), (0, 2), (0, -1), (0, 0, 0)])
+def test_a_map_that_does_not_fit_is_refused(holders: tuple[int, ...]) -> None:
+    made = manifest([((32,), "float32", "trainable")], [])
+    assert len(Layout.of(made, 2, (0, 1), bucket_bytes=64).buckets) == 2
+
+    with pytest.raises(ValueError, match="does not name one of 2 aggregators"):
+        Layout.of(made, 2, holders, bucket_bytes=64)
+
+
+@pytest.mark.parametrize("shape", [(-1,), (4, -4), (1 << 60,), (1 << 40, 1 << 40)])
+def test_no_model_has_tensors_without_end(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="no model has such tensors"):
+        Layout.of(manifest([(shape, "float32", "trainable")], []))
 
 
 @given(worker=st.integers(0, 10**6), other=st.integers(0, 10**6))
@@ -252,7 +325,7 @@ def test_a_process_with_another_layout_of_the_block_is_refused(
     """As after an update of the program while a job runs."""
     Block(fd, _LAYOUT).write_job(JobRecord(5))
     with monkeypatch.context() as patch:
-        patch.setattr(shared_memory, "_REPORT_BYTES", 32 << 10)
+        patch.setattr(layout_module, "REPORT_BYTES", 32 << 10)
         with pytest.raises(NotSupportedError, match="another version"):
             Block(fd, _LAYOUT)
 
@@ -396,7 +469,8 @@ _LIMITED = """
 import resource, sys
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.messages.values import Manifest, TensorSpec
-from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.layout import Layout
+from scavenger.train.transport.shared_memory import Block
 tensors = (TensorSpec("kernel", (1_000_000,), "float32", "trainable"),)
 layout = Layout.of(Manifest(tensors, (), "", "", 0, 1, 0, 1, ()))
 with open("/proc/self/statm") as file:

@@ -19,6 +19,7 @@ from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport import replication as mirror
 from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages import Check, Chunk, Contributed, Pull
 from scavenger.train.transport.messages.values import Manifest, RowCounts, TensorSpec
 from scavenger.train.transport.replication import (
@@ -31,7 +32,7 @@ from scavenger.train.transport.replication import (
     piece_payload,
     weights_payload,
 )
-from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import address_towards
 from scavenger.train.worker.memory import packed_optimizers
 from scavenger.train.worker.results import Results
@@ -120,18 +121,20 @@ def test_a_piece_arrives_byte_by_byte_in_the_parts_that_its_aggregators_hold(agg
         assert inbox.holds(WORKER, 7)
         assert not inbox.holds(WORKER, 8)
         assert not inbox.holds("w1", 7)
-        begin, end = layout.part_ranges[index]
-        whole[begin:end] = target.range(at + begin, end - begin)
+        for begin, end in layout.part_ranges[index]:
+            whole[begin:end] = target.range(at + begin, end - begin)
         if index == 0:
             assert target.metrics(at)[0].tolist() == source.metrics(at)[0].tolist()
-    used = layout.part_ranges[-1][1]
+    used = layout.buckets[-1][1]
     assert bytes(whole[:used]) == bytes(source.range(at, used))
 
 
 @pytest.mark.parametrize("aggregators", [1, 2, 3])
 def test_of_a_sparse_gradient_only_its_rows_travel(aggregators: int) -> None:
-    layout = Layout.of(manifest(40, 30, 20, 7), aggregators)
-    at, rows = layout.slot_at(SLOT), ((1, 4), (3, 0))
+    layout = Layout.of(manifest(40, 30, 20, 7), aggregators, bucket_bytes=1024)
+    at, counts = layout.slot_at(SLOT), {1: 1, 3: 0}
+    own = {number: segment for number, segment in enumerate(layout.segments) if segment.tensor in counts}
+    rows = tuple((number, counts[segment.tensor]) for number, segment in own.items())
     source = filled(layout, at, 1)
     dense = sparse = 0
     for index in range(aggregators):
@@ -142,12 +145,13 @@ def test_of_a_sparse_gradient_only_its_rows_travel(aggregators: int) -> None:
 
         dense += sum(len(data) for _, data in sent(source, index, 7))
         sparse += sum(len(data) for _, data in chunks)
-        for tensor in layout.parts[index]:
-            begin, end = layout.used(tensor, dict(rows).get(tensor))
+        for number in layout.parts[index]:
+            begin, end = layout.used(number, dict(rows).get(number))
             assert bytes(target.range(at + begin, end - begin)) == bytes(
                 source.range(at + begin, end - begin)
             )
-    assert sparse == dense - (640 - 128) - 192, "of 30 rows of 20 bytes 4 with their indices, of 7 rows none"
+    ones = sum(segment.tensor == 1 for segment in own.values())
+    assert sparse == dense - (640 - 64 * ones) - 192, "one row of 20 bytes and its index a segment, or none"
 
 
 def test_a_worker_that_was_not_heard_is_asked_for_the_rows_alone() -> None:
@@ -166,8 +170,8 @@ def test_a_worker_that_was_not_heard_is_asked_for_the_rows_alone() -> None:
 
 
 def test_an_aggregator_without_a_part_still_tells_that_a_piece_is_there() -> None:
-    layout = Layout.of(manifest(4), 3)
-    empty = [index for index, (begin, end) in enumerate(layout.part_ranges) if begin == end]
+    layout = Layout.of(manifest(1), 3)
+    empty = [index for index, ranges in enumerate(layout.part_ranges) if not ranges]
     assert empty
     for index in empty:
         assert feed(Inbox(block(layout), index), sent(block(layout), index, 1)) == [True]
@@ -232,7 +236,7 @@ def test_whatever_is_lost_and_however_often_an_order_is_repeated_each_chunk_arri
 
     assert link.inbox.holds(WORKER, 7)
     assert set(link.arrived.values()) == {1}
-    at, end = LAYOUT.slot_at(SLOT), LAYOUT.part_ranges[0][1]
+    at, end = LAYOUT.slot_at(SLOT), END
     assert bytes(link.target.range(at, end)) == bytes(SOURCE.range(at, end))
     assert link.target.metrics(at)[0].tolist() == SOURCE.metrics(at)[0].tolist()
 
@@ -246,7 +250,7 @@ def test_orders_that_are_repeated_while_nothing_is_lost_cost_no_payload() -> Non
         link.carry(messages)
 
     assert link.inbox.holds(WORKER, 7)
-    assert link.sent_bytes == once > LAYOUT.part_ranges[0][1]
+    assert link.sent_bytes == once > END
 
 
 def test_a_gradient_that_was_overwritten_is_not_sent_as_what_it_was() -> None:
@@ -261,6 +265,7 @@ def test_a_gradient_that_was_overwritten_is_not_sent_as_what_it_was() -> None:
 
 
 LAYOUT = Layout.of(manifest(40, 30))
+END = LAYOUT.buckets[-1][1]
 SOURCE = filled(LAYOUT, LAYOUT.slot_at(SLOT), 3)
 
 
@@ -301,7 +306,7 @@ GOOD = Chunk(step=7, offset=0, piece=7, slot=SLOT, view=1)
         (WORKER, {"slot": SLOT + SLOTS_PER_WORKER}, 100),
         (WORKER, {"slot": -1}, 100),
         (WORKER, {"offset": -100}, 100),
-        (WORKER, {"offset": LAYOUT.part_ranges[0][1]}, 100),
+        (WORKER, {"offset": END}, 100),
         (WORKER, {"offset": LAYOUT.state_bytes}, 100),
         (WORKER, {"offset": 1 << 62}, 100),
         (WORKER, {}, LAYOUT.state_bytes + 1),
@@ -352,7 +357,7 @@ def test_one_that_wakes_up_changes_nothing_in_the_place_that_another_has_by_now(
 
     assert inbox.holds(HEIR, 9)
     assert not inbox.holds(WORKER, 9)
-    end = LAYOUT.part_ranges[0][1]
+    end = END
     assert bytes(target.range(at, end)) == bytes(filled(LAYOUT, at, 4).range(at, end))
 
 
@@ -401,9 +406,9 @@ def test_weights_are_there_when_all_parts_of_the_step_are(wires: Callable[[int, 
             inbox.take(index, chunk, data)
 
     assert not inbox.lacking
-    assert inbox.received_bytes == sum(end - begin for begin, end in layout.part_ranges)
+    assert inbox.received_bytes == layout.buckets[-1][1]
     whole = b"".join(data for index in (0, 1) for _, data in wires(index, Pull(5, 0)))
-    assert bytes(target.range(layout.state_at(5), layout.part_ranges[1][1])) == whole
+    assert bytes(target.range(layout.state_at(5), layout.buckets[-1][1])) == whole
     inbox.want(5)
     assert not inbox.lacking
     inbox.want(5, changed=True)
@@ -424,7 +429,7 @@ def test_weights_that_nobody_asked_for_are_passed_over(wires: Callable[[int, Pul
         (0, msgspec.structs.replace(chunk, piece=inbox.number - 1), data),
         (1, chunk, data),
         (0, msgspec.structs.replace(chunk, offset=-1), data),
-        (0, msgspec.structs.replace(chunk, offset=layout.part_ranges[0][1]), data),
+        (0, msgspec.structs.replace(chunk, offset=layout.part_ranges[0][-1][1]), data),
         (0, chunk, bytes(layout.state_bytes)),
     ]
 
@@ -462,8 +467,9 @@ def test_the_optimizer_s_state_travels_behind_the_weights(lost: int, monkeypatch
     try:
         shards = [ModelShard(fd, layout, index) for index in range(2)]
         source = SavedOptimizer(fd, layout)
-        for number, array in enumerate(source.state(5, 1.0).slots.values()):
-            array[...] = np.random.default_rng(number).normal(size=array.shape)
+        for index, memory in source.memories.items():
+            for number, array in enumerate(memory.slots(5)):
+                array[...] = np.random.default_rng([index, number]).normal(size=array.shape)
         saved = SavedOptimizer(own_fd, layout)
         inbox = WeightsInbox(Block(own_fd, layout), (0, 1))
         inbox.want(5, changed=True, optimizers=saved.memories)
@@ -538,7 +544,7 @@ def test_weights_that_are_asked_for_again_are_sent_where_they_were_lost(lost: se
     inbox, outbox = WeightsInbox(target, (0,)), Outbox()
     inbox.want(5)
     at = LAYOUT.state_at(5)
-    ranges = (LAYOUT.part_ranges[0],)
+    ranges = LAYOUT.part_ranges[0]
     payload = Payload(Chunk(5, 0, inbox.number), ranges, lambda offset, size: source.range(at + offset, size))
     wire: list[tuple[Any, Any]] = []
 

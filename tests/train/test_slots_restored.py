@@ -20,9 +20,10 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.checkpoints import checkpoint
 from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
 from scavenger.train.checkpoints.checkpoint import Part as CheckpointPart
+from scavenger.train.checkpoints.ranges import SavedArrays
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.shared_memory import Layout
+from scavenger.train.transport.layout import Layout
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +103,7 @@ class Model:
         for saved in found.manifest.parts:
             tensors |= found.tensors(saved.name)
         for part in self.parts:
-            part.load(found.manifest.step, tensors)
+            part.load(found.manifest.step, SavedArrays.of(tensors))
 
 
 @contextmanager

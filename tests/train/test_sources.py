@@ -17,7 +17,8 @@ from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.process_configurations import ProcessConfigurations
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block, memory_id
-from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.layout import Layout
+from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import Dealer, Router, new_keys
 from scavenger.train.worker.worker import Worker
 

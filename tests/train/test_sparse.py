@@ -18,10 +18,10 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Update
 from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages import ApplyPart
 from scavenger.train.transport.messages.values import Manifest, RowCounts, TensorSpec
 from scavenger.train.transport.rows import Rows
-from scavenger.train.transport.shared_memory import Layout
 
 pytestmark = pytest.mark.slow
 
@@ -148,16 +148,12 @@ class Shards:
         self.shards = [ModelShard(self._fd, self.layout, index) for index in range(self.layout.aggregators)]
 
     def push(self, slot: int, piece: Piece) -> RowCounts:
-        at, counts = self.layout.slot_at(slot), []
+        at, counts = self.layout.slot_at(slot), list[tuple[int, int]]()
         for index, gradient in enumerate(piece.gradients(self._dtype)):
             (dense,) = self.block.tensors(at, [index])
             dense[...] = np.nan  # of an earlier piece
-            if isinstance(gradient, Rows) and self.layout.saves(index, len(gradient.indices)):
-                counts.append((index, len(gradient.indices)))
-                for place, part in zip(self.block.rows(at, *counts[-1]), gradient, strict=True):
-                    place[...] = part
-            elif isinstance(gradient, Rows):
-                gradient.write_dense(dense)
+            if isinstance(gradient, Rows):
+                counts += self.block.write_sparse(at, index, gradient)
             else:
                 dense[...] = gradient
         return tuple(counts)
@@ -168,7 +164,7 @@ class Shards:
         return [shard.apply(order).finite for shard in self.shards]
 
     def state(self, step: int) -> list[Array]:
-        return [array.copy() for shard in self.shards for _, array in shard._named(step)]
+        return [record.array.copy() for shard in self.shards for record in shard._records(step)]
 
 
 class Reference:
@@ -176,13 +172,13 @@ class Reference:
 
     def __init__(self, shards: Shards, dtype: str) -> None:
         self._dtype, layout = dtype, shards.layout
-        tensors = layout.manifest.tensors
-        self._parts = layout.parts
+        segments = layout.segments
+        self._parts = [[segments[n] for n in part] for part in layout.parts]
         self._updates = [
-            Update([tensors[i] for i in part], layout.manifest.optimizer) for part in self._parts
+            Update([one.spec for one in part], layout.manifest.optimizer) for part in self._parts
         ]
         weights = shards.block.tensors(layout.state_at(0))
-        self._weights = [[weights[i].copy() for i in part] for part in self._parts]
+        self._weights = [[one.of(weights[one.tensor]).copy() for one in part] for part in self._parts]
         self._slots = [u.initial_slots(w) for u, w in zip(self._updates, self._weights, strict=True)]
 
     def apply(self, step: int, pieces: list[Piece]) -> None:
@@ -195,7 +191,7 @@ class Reference:
                 continue
             self._weights[number] = [np.empty_like(array) for array in weights]
             self._slots[number] = [np.empty_like(array) for array in slots]
-            mine = [(samples, [gradients[i] for i in part]) for samples, gradients in counted]
+            mine = [(n, [one.of(gradients[one.tensor]) for one in part]) for n, gradients in counted]
             after = ShardState(self._weights[number], self._slots[number])
             one.apply(mine, ShardState(weights, slots), after, step=step)
 
@@ -220,9 +216,12 @@ def check(name: str, dtype: str, aggregators: int, steps: Any, rtol: float) -> N
                 if event == "restart in it":
                     shards.start()
             elif event == "nan":
-                counts = tuple((i, 1) for i in range(len(_SHAPES)) if shards.layout.saves(i, 1))
-                for index, _ in counts:
-                    rows = shards.block.rows(shards.layout.slot_at(0), index, 1)
+                every, at = range(len(shards.layout.segments)), shards.layout.slot_at(0)
+                counts = tuple((n, 1) for n in every if shards.layout.saves(n, 1))
+                for segment in shards.block.segments(at, every):
+                    segment[...] = np.nan
+                for number, _ in counts:
+                    rows = shards.block.rows(at, number, 1)
                     rows.indices[...], rows.values[...] = 0, np.nan
                 order = ApplyPart(step, view, 1.0, ((0, 1, 0, counts),))
                 assert [shard.apply(order).finite for shard in shards.shards] == [

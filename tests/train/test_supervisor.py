@@ -14,16 +14,16 @@ from scavenger.errors import WorkersLostError
 from scavenger.train.names import partial_model
 from scavenger.train.supervisor.processes import Processes
 from scavenger.train.supervisor.supervisor import Supervisor
+from scavenger.train.transport import layout
 from scavenger.train.transport import messages as m
-from scavenger.train.transport import shared_memory as memory
-from scavenger.train.transport.shared_memory import Layout
+from scavenger.train.transport.layout import Layout
 
 SLOTS = 3
 
 
 @pytest.fixture(autouse=True)
 def _few_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_WORKERS_MAX", SLOTS)
+    monkeypatch.setattr(layout, "_WORKERS_MAX", SLOTS)
 
 
 def slot_index(worker: str) -> int:

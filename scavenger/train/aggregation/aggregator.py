@@ -25,14 +25,16 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.remote_workers import RemoteWorkers
 from scavenger.train.aggregation.sequencer import Sequencer
 from scavenger.train.aggregation.upstream import Upstream
-from scavenger.train.checkpoints.checkpoint import FORMAT_VERSION, Checkpoint, CheckpointStore
+from scavenger.train.checkpoints.checkpoint import OLDEST_VERSION, Checkpoint, CheckpointStore
+from scavenger.train.checkpoints.ranges import SavedArrays
 from scavenger.train.names import aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.block_file import memory_id, open_block, same_block
 from scavenger.train.transport.heartbeat import Heartbeat
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.replication import WeightsInbox
-from scavenger.train.transport.shared_memory import JobRecord, Layout
+from scavenger.train.transport.shared_memory import JobRecord
 from scavenger.train.transport.sockets import Dealer, Keys, Router, address_towards
 
 __all__ = ["Aggregator"]
@@ -293,7 +295,7 @@ class Aggregator:
             tensors: dict[str, Any] = {}
             for saved in manifest.parts:
                 tensors |= checkpoint.tensors(saved.name)
-            shard.load(manifest.step, tensors)
+            shard.load(manifest.step, SavedArrays.of(tensors))
             quarantined = tuple(int(index) for index in manifest.state.get("quarantined", ()))
             # without the view number: the coordinator of this attempt counts its own
             record = JobRecord(
@@ -415,7 +417,7 @@ def _checkpoint(url: str, model: m.Manifest) -> Checkpoint:
         raise ScavengerError(
             f"the checkpoint in {url} belongs to another model or data set than the training code defines now"
         )
-    if manifest.version < FORMAT_VERSION:
+    if manifest.version < OLDEST_VERSION:
         raise ScavengerError(
             f"the checkpoint in {url} was written by an older Scavenger (format {manifest.version}), which did not "
             "always record which tensor a part of the optimizer's state belongs to; resume the job with that "

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.errors import ScavengerError
+from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train.aggregation.constraints import read_constraint
 from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
 from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Norms
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
+from scavenger.train.checkpoints.ranges import SavedArrays, range_name
 from scavenger.train.failpoints import fail_here
+from scavenger.train.transport.layout import Layout, Segment
 from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved, Pull
-from scavenger.train.transport.messages.values import RowCounts, SlotSpec
+from scavenger.train.transport.messages.values import RowCounts
 from scavenger.train.transport.replication import Payload, weights_payload
 from scavenger.train.transport.rows import Rows
-from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory, PartRecord
+from scavenger.train.transport.shared_memory import Block, OptimizerMemory, PartRecord
 
 __all__ = ["ModelShard"]
 
@@ -42,19 +46,24 @@ class ModelShard:
 
     def __init__(self, fd: int, layout: Layout, index: int) -> None:
         self.block, self.layout, self.index = Block(fd, layout), layout, index
-        tensors = layout.manifest.tensors
+        segments = layout.segments
         self._all = layout.parts[index]
-        self._trainable = [i for i in self._all if tensors[i].role == "trainable"]
-        self._states = [i for i in self._all if tensors[i].role != "trainable"]
-        places = {i: place for place, i in enumerate(self._trainable)}
+        self._trainable = [n for n in self._all if segments[n].spec.role == "trainable"]
+        self._states = [n for n in self._all if segments[n].spec.role != "trainable"]
+        texts = dict(layout.manifest.constraints)
         constraints = {
-            places[i]: constraint
-            for i, text in layout.manifest.constraints
-            if i in places and (constraint := read_constraint(text)) is not None
+            place: constraint
+            for place, n in enumerate(self._trainable)
+            if (text := texts.get(segments[n].tensor)) is not None
+            and (constraint := read_constraint(text)) is not None
         }
         self._update = make_update(
-            [tensors[i] for i in self._trainable], layout.manifest.optimizer, constraints
+            [segments[n].spec for n in self._trainable], layout.manifest.optimizer, constraints
         )
+        for slot in self._update.slots:
+            owner = None if slot.tensor < 0 else segments[self._trainable[slot.tensor]]
+            if owner is not None and not owner.is_whole and slot.shape != owner.spec.shape:
+                raise NotSupportedError(f"{slot.path} belongs to a tensor that is cut, and has another shape")
         self._optimizer = OptimizerMemory(fd, layout, index, self._update.slots)
         self._weights = [self._section(turn, self._trainable) for turn in (0, 1)]
         self._slots: dict[int, list[Array]] = {}
@@ -64,8 +73,8 @@ class ModelShard:
         self._copied = threading.Event()
         self._copied.set()
 
-    def _section(self, step: int, indices: Sequence[int]) -> list[Array]:
-        return self.block.tensors(self.layout.state_at(step), indices)
+    def _section(self, step: int, numbers: Sequence[int]) -> list[Array]:
+        return self.block.segments(self.layout.state_at(step), numbers)
 
     # ---- start-up ------------------------------------------------------------------------------------------
 
@@ -83,21 +92,26 @@ class ModelShard:
         begun = self.layout.manifest.iterations > 0 and bool(self._trainable)
         return {self.index: self._optimizer} if begun else {}
 
-    def load(self, step: int, tensors: dict[str, Array]) -> None:
-        """Restore the state after `step` from the tensors of a checkpoint.
+    def load(self, step: int, saved: SavedArrays) -> None:
+        """Restore the state after `step` from a checkpoint, whose shards may have been others.
 
         Raises:
-            ScavengerError: If a tensor is missing, or has another shape or type.
+            ScavengerError: If an array is missing, or has another size or type.
         """
-        for name, target in self._named(step):
-            value = tensors.get(name)
-            if value is None or value.shape != target.shape or value.dtype != target.dtype:
-                raise ScavengerError(f"the checkpoint has no matching {name}: it belongs to another model")
-            target[...] = value
-        for index, target in zip(self._all, self.block.tensors(self.layout.best_at, self._all), strict=True):
-            if (value := tensors.get(f"best.{index}")) is not None:
-                target[...] = value
+        for record in self._records(step):
+            if not self._read(saved, record):
+                raise ScavengerError(
+                    f"the checkpoint has no matching {record.key}: it belongs to another model"
+                )
+        for record in self._best():
+            self._read(saved, record)
         self.block.write_part(self.index, PartRecord(step))
+
+    def _read(self, saved: SavedArrays, record: _Record) -> bool:
+        if (segment := record.cut) is None:
+            return saved.read(record.key, record.array)
+        size = math.prod(self.layout.manifest.tensors[segment.tensor].shape)
+        return saved.read(record.key, record.array, first=segment.elements[0], size=size)
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
@@ -161,18 +175,22 @@ class ModelShard:
 
     def expect(self, slot: int) -> None:
         """Map the pages of a slot in advance, before a new worker writes to it."""
-        begin, end = self.layout.part_ranges[self.index]
-        place = (self.layout.slot_at(slot) + begin, end - begin)
-        threading.Thread(target=self.block.touch, args=place, name="touch", daemon=True).start()
+        at = self.layout.slot_at(slot)
+
+        def touch() -> None:
+            for begin, end in self.layout.part_ranges[self.index]:
+                self.block.touch(at + begin, end - begin)
+
+        threading.Thread(target=touch, name="touch", daemon=True).start()
 
     def _gradients(self, slot: int, rows: RowCounts) -> list[Array | Rows]:
         """Return views of the gradients in a slot, of which some are sparse."""
         place, at, counts = self.layout.place_of(slot), self.layout.slot_at(slot), dict(rows)
         if place not in self._slots:
-            self._slots[place] = self.block.tensors(at, self._trainable)
+            self._slots[place] = self.block.segments(at, self._trainable)
         return [
-            self.block.rows(at, index, counts[index]) if index in counts else dense
-            for index, dense in zip(self._trainable, self._slots[place], strict=True)
+            self.block.rows(at, number, counts[number]) if number in counts else dense
+            for number, dense in zip(self._trainable, self._slots[place], strict=True)
         ]
 
     def _merge_states(self, step: int, counted: list[tuple[int, int]]) -> None:
@@ -180,13 +198,13 @@ class ModelShard:
         if not self._states:
             return
         total = sum(samples for samples, _ in counted)
-        contributed = [self.block.tensors(self.layout.slot_at(slot), self._states) for _, slot in counted]
-        for place, (index, target) in enumerate(
+        contributed = [self.block.segments(self.layout.slot_at(slot), self._states) for _, slot in counted]
+        for place, (number, target) in enumerate(
             zip(self._states, self._section(step, self._states), strict=True)
         ):
             first = contributed[0][place]
             target[...] = first
-            if self.layout.manifest.tensors[index].role == "mean":
+            if self.layout.segments[number].spec.role == "mean":
                 # computed from differences, so that values that no worker changed (frozen layers) stay bit-identical
                 for (samples, _), values in zip(counted[1:], contributed[1:], strict=True):
                     target += (samples / total) * (values[place] - first)
@@ -224,20 +242,19 @@ class ModelShard:
     def keep_best(self, step: int) -> None:
         """Keep the shard's weights after `step` as the best so far."""
         self._copied.wait()
-        begin, end = self.layout.part_ranges[self.index]
-        source, target = self.layout.state_at(step), self.layout.best_at
-        size = end - begin
-        self.block.range(target + begin, size)[:] = self.block.range(source + begin, size)
+        self._copy(self.layout.state_at(step), self.layout.best_at)
+
+    def _copy(self, source: int, target: int) -> None:
+        for begin, end in self.layout.part_ranges[self.index]:
+            size = end - begin
+            self.block.range(target + begin, size)[:] = self.block.range(source + begin, size)
 
     def finalise(self, step: int, *, best: bool) -> None:
         """Replace the weights after `step` by the final ones: the best, or as the optimizer finalises them."""
         self._copied.wait()
         self._differing[:] = [None] * len(self._trainable)
-        begin, end = self.layout.part_ranges[self.index]
         if best:
-            source, target = self.layout.best_at, self.layout.state_at(step)
-            size = end - begin
-            self.block.range(target + begin, size)[:] = self.block.range(source + begin, size)
+            self._copy(self.layout.best_at, self.layout.state_at(step))
         elif self._trainable:
             weights = self._weights[step % 2]
             self._update.finalise(weights, self._optimizer.slots(step), weights)
@@ -276,10 +293,8 @@ class ModelShard:
         then: Callable[[PartSaved], None],
     ) -> None:
         try:
-            tensors = {name: array.copy() for name, array in self._named(step)}
-            if best:
-                kept = self.block.tensors(self.layout.best_at, self._all)
-                tensors |= {f"best.{i}": array.copy() for i, array in zip(self._all, kept, strict=True)}
+            records = self._records(step) + (self._best() if best else [])
+            tensors = {record.name: record.array.copy() for record in records}
         finally:
             self._copied.set()
         fail_here("aggregator.saving")
@@ -295,16 +310,47 @@ class ModelShard:
         if self._saving is not None:
             self._saving.join()
 
-    def _named(self, step: int) -> list[tuple[str, Array]]:
-        """Return all tensors of the shard as of a step, with their names in checkpoints."""
-        named = [(f"weight.{i}", a) for i, a in zip(self._all, self._section(step, self._all), strict=True)]
-        slots = zip(self._update.slots, self._optimizer.slots(step), strict=True)
-        named += [(self._slot_name(spec), array) for spec, array in slots]
+    def _records(self, step: int) -> list[_Record]:
+        """Return all arrays of the shard as of a step."""
+        records = self._of_section("weight", self.layout.state_at(step))
+        for slot, array in zip(self._update.slots, self._optimizer.slots(step), strict=True):
+            if slot.tensor < 0:
+                records.append(_Record(f"slot.shared.{slot.number}", None, array))
+            else:
+                segment = self.layout.segments[self._trainable[slot.tensor]]
+                records.append(_Record.of(f"slot.{segment.tensor}.{slot.number}", segment, array))
         if self.index == 0:
-            named += [(f"sums.{j}", array) for j, array in enumerate(self.metric_sums(step))]
-        return named
+            records += [_Record(f"sums.{j}", None, array) for j, array in enumerate(self.metric_sums(step))]
+        return records
 
-    def _slot_name(self, slot: SlotSpec) -> str:
-        """Name a slot by its tensor's index in the manifest, which does not depend on how tensors are sharded."""
-        owner = "shared" if slot.tensor < 0 else self._trainable[slot.tensor]
-        return f"slot.{owner}.{slot.number}"
+    def _best(self) -> list[_Record]:
+        return self._of_section("best", self.layout.best_at)
+
+    def _of_section(self, kind: str, at: int) -> list[_Record]:
+        arrays = zip(self._all, self.block.segments(at, self._all), strict=True)
+        of = self.layout.segments
+        return [_Record.of(f"{kind}.{of[number].tensor}", of[number], array) for number, array in arrays]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """An array of a shard as checkpoints know it.
+
+    Attributes:
+        key: Its key: of a tensor or a slot, by the tensor's index in the manifest, which does not depend on how tensors
+            are sharded.
+        cut: The segment that it is a range for, if the tensor is cut.
+        array: The array.
+    """
+
+    key: str
+    cut: Segment | None
+    array: Array
+
+    @classmethod
+    def of(cls, key: str, segment: Segment, array: Array) -> _Record:
+        return cls(key, None if segment.is_whole else segment, array)
+
+    @property
+    def name(self) -> str:
+        return range_name(self.key, None if self.cut is None else self.cut.elements[0])

@@ -26,13 +26,17 @@ from scavenger.errors import ConfigurationError, NotSupportedError, TransientErr
 from scavenger.train.checkpoints.files import Files, open_files
 from scavenger.train.checkpoints.format import Array, DamagedError, TensorStream, check_size, read_tensors
 
-__all__ = ["FORMAT_VERSION", "Checkpoint", "CheckpointStore", "Manifest", "Part"]
+__all__ = ["FORMAT_VERSION", "OLDEST_VERSION", "Checkpoint", "CheckpointStore", "Manifest", "Part"]
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Incremented when an older Scavenger would misread a checkpoint, or this one an older checkpoint.
 
-1: optimizer state named by paths, which several tensors may share. 2: named by tensor index.
+1: optimizer state named by paths, which several tensors may share. 2: named by tensor index. 3: by tensor index and
+range.
 """
+
+OLDEST_VERSION = 2
+"""The oldest format from which a job can resume."""
 
 _MANIFEST = "manifest.json"
 _MANIFEST_BYTES_MAX = 4 << 20

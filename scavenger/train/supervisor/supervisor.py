@@ -35,7 +35,8 @@ from scavenger.train.supervisor.watching import MemoryWatch, NetworkWatch, WorkW
 from scavenger.train.supervisor.worker_slots import WorkerSlots
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
-from scavenger.train.transport.shared_memory import Block, Layout
+from scavenger.train.transport.layout import Layout
+from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import Malformed
 
 __all__ = ["Supervisor"]

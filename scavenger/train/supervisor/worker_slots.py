@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from scavenger.elastic.membership import worker_name, worker_slot
 from scavenger.errors import WorkersLostError
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages import Roster
-from scavenger.train.transport.shared_memory import Layout
 
 __all__ = ["WorkerSlots"]
 

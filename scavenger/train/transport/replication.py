@@ -22,9 +22,10 @@ import numpy.typing as npt
 from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.payloads import Arrival, Delivery
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece
+from scavenger.train.transport.layout import Layout, Ranges, joined
 from scavenger.train.transport.messages import Check, Chunk, Contributed, Lacking, Pull
 from scavenger.train.transport.messages.values import RowCounts
-from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory
+from scavenger.train.transport.shared_memory import Block, OptimizerMemory
 
 __all__ = [
     "CHUNK_BYTES",
@@ -45,7 +46,6 @@ CHUNK_BYTES = 4 << 20
 _LISTS_MAX = 64
 """How many lists of chunks an inbox remembers; all pieces without sparse gradients have the same one."""
 
-Ranges = tuple[tuple[int, int], ...]
 Send = Callable[[Any, Any], None]
 """Sends one message to one receiver, with its payload or None."""
 
@@ -56,14 +56,9 @@ def _ranges(layout: Layout, index: int, rows: RowCounts) -> Ranges:
     Of a sparse gradient, that is only its rows. The result has at least one range, which may be empty.
     """
     counts = dict(rows)
-    found: list[tuple[int, int]] = []
-    for place in (layout.used(tensor, counts.get(tensor)) for tensor in layout.parts[index]):
-        if found and found[-1][1] == place[0]:
-            place = found.pop()[0], place[1]
-        found.append(place)
-    if index == 0:
-        found.append((layout.weights_bytes, layout.state_bytes))
-    return tuple(a_range for a_range in found if a_range[0] < a_range[1]) or (layout.part_ranges[index],)
+    found = joined(layout.used(number, counts.get(number)) for number in layout.parts[index])
+    sums = ((layout.weights_bytes, layout.state_bytes),) if index == 0 else ()
+    return (*found, *sums) or ((0, 0),)
 
 
 def _chunks(ranges: Ranges) -> Iterator[tuple[int, int]]:
@@ -124,8 +119,8 @@ def weights_payload(
 
 def _weights_ranges(layout: Layout, index: int, optimizer: OptimizerMemory | None) -> Ranges:
     """Return an aggregator's share of a state section, followed by the optimizer's state behind all sections."""
-    part, end = layout.part_ranges[index], layout.state_bytes
-    return (part, (end, end + optimizer.bytes)) if optimizer is not None and optimizer.bytes else (part,)
+    parts, end = layout.part_ranges[index], layout.state_bytes
+    return (*parts, (end, end + optimizer.bytes)) if optimizer is not None and optimizer.bytes else parts
 
 
 def _weights_bytes(
@@ -289,8 +284,7 @@ class WeightsInbox:
 
     def __init__(self, block: Block, remote: Sequence[int]) -> None:
         self._block = block
-        ranges = block.layout.part_ranges
-        self._remote = tuple(i for i in remote if ranges[i][0] < ranges[i][1])
+        self._remote = tuple(index for index in remote if block.layout.part_ranges[index])
         self._optimizers: Mapping[int, OptimizerMemory] = {}
         self._arrivals: dict[int, Arrival] = {}
         self._step: int | None = None

@@ -28,6 +28,11 @@ class Rows(NamedTuple):
     indices: Array
     values: Array
 
+    def between(self, first: int, last: int) -> Rows:
+        """Return the rows from `first` to before `last`, as views, with indices that count from `first`."""
+        begin, end = np.searchsorted(self.indices, (first, last))
+        return Rows(self.indices[begin:end] - first, self.values[begin:end])
+
     def write_dense(self, target: Array) -> None:
         """Write the whole gradient to an array of the tensor's shape."""
         target[...] = 0

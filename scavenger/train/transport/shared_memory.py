@@ -8,13 +8,14 @@ Layout, every section aligned to 4096 bytes, every tensor to 64::
 
     | signature, records | state, even steps | odd steps | best weights | optimizer of part 0 | ... | slot 0 | ...
 
-A state section holds all tensors, grouped by the aggregator that holds them, and then the epoch's metric sums so
-far. The state after step s is written to the other section than that after step s - 1, which stays intact until the
-*record* of step s marks s as complete. A slot holds gradients (at the trainable tensors' offsets), updated state and
-metric variables. A sparse gradient uses the beginning of its tensor's place, for the indices of its rows and then the
-rows; how many they are is told by messages. The file is sparse: pages that no process has written take no memory. It
-ends with the last slot that a process has used, and each process maps only the slots that it uses: limits on file sizes
-and on the address space of a process (`ulimit -f`, `ulimit -v`) concern what a job needs, not what it could need.
+A state section holds all tensors (`scavenger.train.transport.layout`), and then the epoch's metric sums so far. The
+state after step s is written to the other section than that after step s - 1, which stays intact until the *record* of
+step s marks s as complete. A slot holds gradients (at the trainable tensors' offsets), updated state and metric
+variables. A sparse gradient uses the beginning of each segment's place, for the indices of the rows that it has of the
+segment and then these rows; how many they are is told by messages. The file is sparse: pages that no process has
+written take no memory. It ends with the last slot that a process has used, and each process maps only the slots that it
+uses: limits on file sizes and on the address space of a process (`ulimit -f`, `ulimit -v`) concern what a job needs,
+not what it could need.
 
 The block begins with a signature of its layout. A process that computes another layout, because the program was
 replaced by another version while the job ran, is refused: it would read and write in the wrong places.
@@ -23,7 +24,6 @@ replaced by another version while the job ran, is refused: it would read and wri
 from __future__ import annotations
 
 import fcntl
-import json
 import mmap
 import os
 import struct
@@ -33,223 +33,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes  # noqa: F401 - gives NumPy the type bfloat16
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.elastic.placement import place
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
 from scavenger.errors import NotSupportedError
-from scavenger.train.transport.messages.values import Manifest, RowCounts, TensorSpec
-from scavenger.train.transport.rows import Rows, rows_bytes, rows_view
+from scavenger.train.transport.layout import (
+    HEADER_BYTES,
+    RECORD_BYTES,
+    RECORDS_BYTES,
+    REPORT_BYTES,
+    SECTION_ALIGNMENT,
+    Layout,
+    aligned,
+    tensor_bytes,
+)
+from scavenger.train.transport.messages.values import RowCounts, TensorSpec
+from scavenger.train.transport.rows import Rows, row_size, rows_view
 
 __all__ = [
     "Block",
     "JobRecord",
-    "Layout",
     "OptimizerMemory",
     "PartRecord",
 ]
 
 Array = npt.NDArray[Any]
-_TENSOR_ALIGNMENT = 64
-_SECTION_ALIGNMENT = mmap.ALLOCATIONGRANULARITY
-_WORKERS_MAX = 4096
-_SLOTS_BYTES_MAX = 1 << 45
-"""Room for slots, bytes. Slots that no process uses take neither memory nor addresses."""
-_OPTIMIZER_COPIES_MAX = 16
-_OPTIMIZER_EXTRA_BYTES = 1 << 20
-_RECORDS_BYTES = 4096
-_REPORT_BYTES = 256 << 10
-"""Room for the report of a step by `_WORKERS_MAX` workers: up to 43 bytes each, for its name, time and piece."""
 _enlarging = threading.Lock()
-_HEADER_BYTES = _RECORDS_BYTES + 2 * _REPORT_BYTES
-
-
-def _aligned(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment
-
-
-def _tensor_bytes(tensor: TensorSpec) -> int:
-    return int(np.prod(tensor.shape, dtype=np.int64)) * np.dtype(tensor.dtype).itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The layout of a block. It follows from the manifest alone, so that every process computes the same layout.
-
-    Attributes:
-        manifest: The model's tensors, metrics and optimizer.
-        aggregators: How many aggregators share the model.
-        offsets: Offset of each tensor within a state section, bytes.
-        parts: For each aggregator, the indices of its tensors, in the manifest's order.
-        part_ranges: For each aggregator, the offsets at which its tensors begin and end in a state section, bytes.
-        weights_bytes: Size of all tensors in a state section.
-        metric_offsets: Offset of each metric variable (float64) within the metric sums, bytes.
-        metric_bytes: Size of the metric sums.
-        workers_max: How many workers a job may have at a time.
-    """
-
-    manifest: Manifest
-    aggregators: int
-    offsets: tuple[int, ...]
-    parts: tuple[tuple[int, ...], ...]
-    part_ranges: tuple[tuple[int, int], ...]
-    weights_bytes: int
-    metric_offsets: tuple[int, ...]
-    metric_bytes: int
-    workers_max: int
-
-    @classmethod
-    def of(cls, manifest: Manifest, aggregators: int = 1) -> Layout:
-        """Compute the layout of a model that is sharded over some aggregators.
-
-        Aggregator 0, the sequencer, holds the state that has no gradient. If the optimizer needs all gradients at
-        once, aggregator 0 holds the whole model.
-        """
-        tensors = manifest.tensors
-        trainable = [i for i, tensor in enumerate(tensors) if tensor.role == "trainable"]
-        holders = [0] * len(tensors)
-        if _splittable(manifest.optimizer):
-            placed = place([_tensor_bytes(tensors[i]) for i in trainable], aggregators)
-            for index, aggregator in zip(trainable, placed, strict=True):
-                holders[index] = aggregator
-        parts = tuple(tuple(i for i, h in enumerate(holders) if h == a) for a in range(aggregators))
-        offsets, ranges, at = [0] * len(tensors), [], 0
-        for part in parts:
-            begin = at
-            for index in part:
-                offsets[index] = at
-                at += _aligned(_tensor_bytes(tensors[index]), _TENSOR_ALIGNMENT)
-            ranges.append((begin, at))
-        metric_offsets, metric_at = [], 0
-        for shape in manifest.metrics:
-            metric_offsets.append(metric_at)
-            metric_at += _aligned(int(np.prod(shape, dtype=np.int64)) * 8, _TENSOR_ALIGNMENT)
-        weights_bytes = _aligned(max(at, 1), _SECTION_ALIGNMENT)
-        metric_bytes = _aligned(max(metric_at, 1), _SECTION_ALIGNMENT)
-        room = _SLOTS_BYTES_MAX // (SLOTS_PER_WORKER * (weights_bytes + metric_bytes))
-        return cls(
-            manifest=manifest,
-            aggregators=aggregators,
-            offsets=tuple(offsets),
-            parts=parts,
-            part_ranges=tuple(ranges),
-            weights_bytes=weights_bytes,
-            metric_offsets=tuple(metric_offsets),
-            metric_bytes=metric_bytes,
-            workers_max=max(1, min(_WORKERS_MAX, room)),
-        )
-
-    def saves(self, index: int, count: int) -> bool:
-        """Whether so many rows of a tensor's gradient take less of a slot than all of it."""
-        tensor = self.manifest.tensors[index]
-        return bool(tensor.shape) and 0 <= rows_bytes(tensor, count) < _tensor_bytes(tensor)
-
-    def accepts(self, rows: RowCounts) -> bool:
-        """Whether a slot can have these sparse gradients."""
-        indices = [index for index, _ in rows]
-        return indices == sorted({*indices}) and all(
-            0 <= index < len(self.offsets)
-            and self.manifest.tensors[index].role == "trainable"
-            and self.saves(index, count)
-            for index, count in rows
-        )
-
-    def used(self, index: int, count: int | None = None) -> tuple[int, int]:
-        """Return where the used part of a tensor's place in a slot begins and ends.
-
-        Args:
-            index: The tensor's index.
-            count: The number of rows of a sparse gradient; None for a dense one.
-        """
-        tensor, begin = self.manifest.tensors[index], self.offsets[index]
-        size = _tensor_bytes(tensor) if count is None else rows_bytes(tensor, count)
-        return begin, begin + _aligned(size, _TENSOR_ALIGNMENT)
-
-    @property
-    def slots(self) -> int:
-        """Number of slots in the block."""
-        return self.workers_max * SLOTS_PER_WORKER
-
-    @property
-    def state_bytes(self) -> int:
-        """Size of a state section, and of a slot: tensors and metric sums."""
-        return self.weights_bytes + self.metric_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        """Size of a block whose slots are all used."""
-        return self.slots_at + self.slots * self.state_bytes
-
-    @property
-    def signature(self) -> int:
-        """Checksum of all offsets, by which processes notice that they compute different layouts."""
-        numbers = (
-            *(
-                _RECORDS_BYTES,
-                _REPORT_BYTES,
-                _RECORD_BYTES,
-                self.aggregators,
-                self.weights_bytes,
-                self.metric_bytes,
-            ),
-            *(self.fixed_bytes, self.slots_at, self.slots, *self.offsets, *self.metric_offsets),
-        )
-        return zlib.crc32(repr(numbers).encode())
-
-    def state_at(self, step: int) -> int:
-        """Return the offset of the state section of a step."""
-        return _HEADER_BYTES + (step % 2) * self.state_bytes
-
-    @property
-    def best_at(self) -> int:
-        """Offset of the best weights."""
-        return _HEADER_BYTES + 2 * self.state_bytes
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Size of what every process maps: records, state sections and best weights."""
-        return self.best_at + self.weights_bytes
-
-    @property
-    def slots_at(self) -> int:
-        """Offset of the first slot."""
-        return self.optimizer_at(self.aggregators)
-
-    def place_of(self, slot: int) -> int:
-        """Return the index of a slot in the block. Slot numbers only grow; indices of lost workers are reused.
-
-        Raises:
-            IndexError: If the number is negative.
-        """
-        if slot < 0:
-            raise IndexError(f"slot {slot}")
-        return slot % self.slots
-
-    def slot_at(self, slot: int) -> int:
-        """Return the offset of a slot; see `place_of`."""
-        return self.slots_at + self.place_of(slot) * self.state_bytes
-
-    def optimizer_at(self, aggregator: int) -> int:
-        """Return the offset of the section for an aggregator's optimizer state, large enough for Keras's optimizers."""
-        stride = _OPTIMIZER_COPIES_MAX * 2 * self.weights_bytes + _OPTIMIZER_EXTRA_BYTES
-        return self.fixed_bytes + aggregator * _aligned(stride, _SECTION_ALIGNMENT)
-
-
-def _splittable(optimizer: str) -> bool:
-    """Whether shards of the model can be updated independently.
-
-    They cannot if the optimizer clips by the global norm, or skips a step in which any gradient is not finite.
-    """
-
-    def needs_all(part: Any) -> bool:
-        if isinstance(part, dict):  # an optimizer may contain others
-            scales = part.get("class_name") == "LossScaleOptimizer"
-            return scales or bool(part.get("global_clipnorm")) or any(map(needs_all, part.values()))
-        return isinstance(part, list) and any(map(needs_all, part))
-
-    return not (optimizer and needs_all(json.loads(optimizer)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +101,6 @@ class PartRecord:
 _JOB = struct.Struct("<QQQQQdI")
 _PART = struct.Struct("<QQddI")
 _SIGNATURE = struct.Struct("<II")
-_RECORD_BYTES = 64
 _LENGTH = struct.Struct("<II")
 
 
@@ -340,10 +149,40 @@ class Block:
             for i in chosen
         ]
 
-    def rows(self, offset: int, index: int, count: int) -> Rows:
-        """Return views of the `count` rows of tensor `index`'s sparse gradient in the slot at `offset`."""
-        tensor, at = self.layout.manifest.tensors[index], self.layout.offsets[index]
-        return rows_view(self.range(offset + at, _tensor_bytes(tensor)), tensor, count)
+    def segments(self, offset: int, numbers: Sequence[int]) -> list[Array]:
+        """Return views of some segments of the section at `offset`, by their indices in the layout."""
+        mapped, begin = self._mapped_at(offset)
+        return [
+            _view(mapped, begin + one.offset, one.spec.shape, np.dtype(one.spec.dtype))
+            for one in map(self.layout.segments.__getitem__, numbers)
+        ]
+
+    def rows(self, offset: int, number: int, count: int) -> Rows:
+        """Return views of the `count` rows of segment `number`'s sparse gradient in the slot at `offset`.
+
+        Their indices count from the segment's first row.
+        """
+        segment = self.layout.segments[number]
+        return rows_view(self.range(offset + segment.offset, segment.bytes), segment.spec, count)
+
+    def write_sparse(self, offset: int, tensor: int, gradient: Rows) -> RowCounts:
+        """Write a tensor's sparse gradient to the slot at `offset`; returns which segments have rows alone there."""
+        segments, counts = self.layout.segments, list[tuple[int, int]]()
+        numbers = self.layout.segments_of(tensor)
+        if not all(segments[number].by_rows for number in numbers):
+            gradient.write_dense(*self.tensors(offset, [tensor]))
+            return ()
+        width = max(1, row_size(self.layout.manifest.tensors[tensor]))
+        for number in numbers:
+            first, last = (at // width for at in segments[number].elements)
+            some = gradient if segments[number].is_whole else gradient.between(first, last)
+            if self.layout.saves(number, len(some.indices)):
+                counts.append((number, len(some.indices)))
+                for place, part in zip(self.rows(offset, *counts[-1]), some, strict=True):
+                    np.copyto(place, part)
+            else:
+                some.write_dense(*self.segments(offset, [number]))
+        return tuple(counts)
 
     def metrics(self, offset: int) -> list[npt.NDArray[np.float64]]:
         """Return views of the metric sums of the state section or slot at `offset`."""
@@ -412,25 +251,25 @@ class Block:
 
     def forget(self, aggregator: int) -> None:
         """Erase the records of a model shard that is initialised again; for aggregator 0, also the job's records."""
-        size = 2 * _RECORD_BYTES
+        size = 2 * RECORD_BYTES
         begin = _record_at(1 + aggregator)
         self._map[begin : begin + size] = bytes(size)
         if aggregator == 0:
             self._map[_record_at(0) : _record_at(1)] = bytes(size)
-            self._map[_RECORDS_BYTES:_HEADER_BYTES] = bytes(2 * _REPORT_BYTES)
+            self._map[RECORDS_BYTES:HEADER_BYTES] = bytes(2 * REPORT_BYTES)
 
     def write_report(self, step: int, report: bytes) -> None:
         """Keep the report of a step, so that it can be sent again if the sequencer dies while it sends it."""
-        if len(report) <= _REPORT_BYTES - _LENGTH.size:
-            at = _RECORDS_BYTES + (step % 2) * _REPORT_BYTES
+        if len(report) <= REPORT_BYTES - _LENGTH.size:
+            at = RECORDS_BYTES + (step % 2) * REPORT_BYTES
             self._map[at : at + _LENGTH.size] = _LENGTH.pack(len(report), zlib.crc32(report, 1))
             self._map[at + _LENGTH.size : at + _LENGTH.size + len(report)] = report
 
     def read_report(self, step: int) -> bytes | None:
         """Read the report of a step; None if no complete one was kept."""
-        at = _RECORDS_BYTES + (step % 2) * _REPORT_BYTES
+        at = RECORDS_BYTES + (step % 2) * REPORT_BYTES
         size, checksum = _LENGTH.unpack(self._map[at : at + _LENGTH.size])
-        if not 0 < size <= _REPORT_BYTES - _LENGTH.size:
+        if not 0 < size <= REPORT_BYTES - _LENGTH.size:
             return None
         report = self._map[at + _LENGTH.size : at + _LENGTH.size + size]
         return report if zlib.crc32(report, 1) == checksum else None
@@ -472,8 +311,8 @@ class OptimizerMemory:
         offsets, at = [], 0
         for slot in slots:
             offsets.append(at)
-            at += _aligned(_tensor_bytes(slot), _TENSOR_ALIGNMENT)
-        self.bytes, self._stride = at, _aligned(max(at, 1), _SECTION_ALIGNMENT)
+            at += aligned(tensor_bytes(slot))
+        self.bytes, self._stride = at, aligned(max(at, 1), SECTION_ALIGNMENT)
         begin = layout.optimizer_at(aggregator)
         if 2 * self._stride > layout.optimizer_at(aggregator + 1) - begin:
             raise ValueError(f"there is no room for the {len(slots)} state tensors of the optimizer")
@@ -498,7 +337,7 @@ class OptimizerMemory:
 
 def _record_at(index: int, step: int = 0) -> int:
     """Return the offset of the copy of a record that is written after `step`; record 0 is the job's."""
-    return (2 * (1 + index) + step % 2) * _RECORD_BYTES
+    return (2 * (1 + index) + step % 2) * RECORD_BYTES
 
 
 def _mapped(fd: int, offset: int, size: int) -> mmap.mmap:

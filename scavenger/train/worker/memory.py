@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.data import Lacking
 from scavenger.train.transport.messages.values import Manifest, RowCounts
 from scavenger.train.transport.replication import Outbox, Payload, Send, initial_payload, pack
 from scavenger.train.transport.rows import Rows
-from scavenger.train.transport.shared_memory import Block, Layout, OptimizerMemory
+from scavenger.train.transport.shared_memory import Block, OptimizerMemory
 from scavenger.train.worker.gradients import Gradient
 from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
@@ -50,22 +51,18 @@ class WorkerMemory:
         """Write the results for a piece to its slot, where the aggregators read them.
 
         Returns:
-            Which gradients are sparse in the slot: those that are smaller so.
+            Which segments' gradients are sparse in the slot: those that are smaller so.
         """
-        at, counts = self.layout.slot_at(slot), []
+        at, counts = self.layout.slot_at(slot), list[tuple[int, int]]()
         if slot not in self._slots:
             self._slots[slot] = [*self.block.tensors(at), *self.block.metrics(at)]
         values = (*result.gradients, *result.states, *result.metrics)
         for index, (target, value) in enumerate(zip(self._slots[slot], values, strict=True)):
-            if not isinstance(value, Rows):
-                np.copyto(target, value)
-            elif self.layout.saves(index, len(value.indices)):
-                counts.append((index, len(value.indices)))
-                for place, part in zip(self.block.rows(at, *counts[-1]), value, strict=True):
-                    np.copyto(place, part)
+            if isinstance(value, Rows):
+                counts += self.block.write_sparse(at, index, value)
             else:
-                value.write_dense(target)
-        return tuple(counts)
+                np.copyto(target, value)
+        return tuple(sorted(counts))
 
     def touch(self) -> None:
         """Map the pages of the weights now, so that the first step does not wait for it."""

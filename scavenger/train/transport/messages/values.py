@@ -35,7 +35,7 @@ __all__ = [
 
 
 RowCounts = tuple[tuple[int, int], ...]
-"""Which gradients of a slot are sparse (`scavenger.train.transport.rows`): index of the tensor in the manifest, and its
+"""Which gradients of a slot are sparse (`scavenger.train.transport.rows`): index of the segment in the layout, and its
 number of rows in the slot."""
 
 
