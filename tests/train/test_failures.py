@@ -18,7 +18,7 @@ from scavenger.errors import (
     TrainingHungError,
     WorkersLostError,
 )
-from scavenger.train.transport import shared_memory as memory
+from scavenger.train.transport import layout
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +135,7 @@ def test_an_aggregator_that_stands_still_is_replaced(tmp_path: Path) -> None:
 def test_no_more_workers_start_than_there_is_room_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_WORKERS_MAX", 1)
+    monkeypatch.setattr(layout, "_WORKERS_MAX", 1)
     with Run("small:momentum", tmp_path) as run:
         run.begin(1, 20)
         with pytest.raises(WorkersLostError, match="room for the gradients of 1 workers"):
