@@ -184,26 +184,42 @@ def before_of(folder: Path) -> EarlierAttempts:
     )
 
 
+@pytest.fixture(scope="module")
+def plainly_cycled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    return by_fit("called:cycled", "by_batches", tmp_path_factory.mktemp("plain"))
+
+
 def test_hooks_of_batches_do_what_they_do_in_fit_whoever_dies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plainly_cycled: tuple[Path, Any, Any]
 ) -> None:
     monkeypatch.setenv("CALLED_FOLDER", str(tmp_path))
     # the sequencer dies before it has reported a step, and the worker before it has answered
     faults = ("aggregator.published/aggregator-0:kill@4", "worker.called/w0:kill@9")
     trainer = attempt(tmp_path, "called:cycled", faults=faults)
     assert any("w0" in str(departure.worker) for departure in trainer.history.departures)
+    assert_cycled(tmp_path, trainer, plainly_cycled)
 
-    expected = tmp_path / "plain"
-    expected.mkdir()
-    _, model, history = by_fit("called:cycled", "by_batches", expected)
+
+def test_hooks_of_batches_go_on_where_the_job_is_resumed_within_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plainly_cycled: tuple[Path, Any, Any]
+) -> None:
+    monkeypatch.setenv("CALLED_FOLDER", str(tmp_path))
+    attempt(tmp_path, "called:cycled", stop_after=7)
+    before = before_of(tmp_path)
+    assert before.consumed > 0
+    assert_cycled(tmp_path, attempt(tmp_path, "called:cycled", before=before), plainly_cycled)
+
+
+def assert_cycled(folder: Path, trainer: Trainer, plain: tuple[Path, Any, Any]) -> None:
+    expected, model, history = plain
     assert trainer.warnings[-1] == "stopped by Cycle at step 13, in epoch 3"
     assert [record.epoch for record in trainer.history.epochs] == history.epoch
-    rows, plainly = (np.array(json.loads((at / "rows.json").read_text())) for at in (tmp_path, expected))
+    rows, plainly = (np.array(json.loads((at / "rows.json").read_text())) for at in (folder, expected))
     np.testing.assert_allclose(rows, plainly, rtol=1e-4, atol=1e-6)
     names = sorted(path.name for path in expected.glob("*.keras"))
     assert names
     for name in names:
-        saved, told = (keras.models.load_model(at / name) for at in (tmp_path, expected))
+        saved, told = (keras.models.load_model(at / name) for at in (folder, expected))
         assert_same_weights(saved.get_weights(), told.get_weights())
-    final = keras.models.load_model(tmp_path / "model.keras")
+    final = keras.models.load_model(folder / "model.keras")
     assert_same_weights(final.get_weights(), model.get_weights())
