@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.util import spec_from_file_location
+from pathlib import Path
+
 import pytest
 from scavenger_cli.commands import doctor
 
@@ -58,10 +61,28 @@ def test_a_gpu_that_tensorflow_cannot_use_is_told_with_the_fix(
     assert fix in check.fix
 
 
-def test_two_builds_of_tensorflow_in_one_place_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("build", "status", "words"),
+    [
+        ("True", "ok", "tensorflow 2.21.0, for GPUs, installed over tensorflow-cpu 2.21.0"),
+        ("False", "warn", "tensorflow-cpu 2.21.0 and tensorflow 2.21.0 write the same files"),
+    ],
+)
+def test_two_builds_of_tensorflow_in_one_place_are_told_apart(
+    build: str, status: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tensorflow"
+    (folder / "python" / "platform").mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "python" / "platform" / "build_info.py").write_text(
+        f"build_info = [('is_cuda_build', {build})]"
+    )
     monkeypatch.setattr(doctor, "_version", lambda package: "2.21.0")
+    monkeypatch.setattr(
+        doctor, "find_spec", lambda name: spec_from_file_location(name, folder / "__init__.py")
+    )
 
     (check,) = (check for check in doctor._training() if check.name == "TensorFlow")
 
-    assert check.status == "warn"
-    assert "tensorflow-cpu 2.21.0 and tensorflow 2.21.0 write the same files" in check.found
+    assert check.status == status
+    assert words in check.found

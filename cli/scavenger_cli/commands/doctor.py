@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -95,6 +96,8 @@ def _training() -> Iterable[Check]:
                 f"{there[0]} is listed but its files are gone",
                 f"pip install --force-reinstall {packages[0]}",
             )
+        elif len(there) > 1 and is_gpu_build():
+            yield Check(name, "ok", f"{there[-1]}, for GPUs, installed over {there[0]}")
         elif len(there) > 1:
             yield Check(
                 name,
@@ -104,6 +107,15 @@ def _training() -> Iterable[Check]:
             )
         else:
             yield Check(name, "ok", there[0])
+
+
+def is_gpu_build() -> bool:
+    """Whether the files of TensorFlow are those of the build for GPUs; read, since importing it takes seconds."""
+    found = find_spec("tensorflow")
+    assert found is not None
+    assert found.origin is not None
+    build = Path(found.origin).with_name("python") / "platform" / "build_info.py"
+    return build.exists() and "'is_cuda_build', True" in build.read_text()
 
 
 def gpu_build() -> str:
