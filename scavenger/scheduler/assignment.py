@@ -53,7 +53,7 @@ def assign_by_bucket(pool: Pool, load: JobLoad, *, avoid: Collection[str] = ()) 
     """
     if not pool.types and not pool.nodes:
         return Refused("the pool has no node, and none can be started")
-    rules, nodes = pool.rules, {name: load_ for name, load_ in pool.nodes.items() if name not in avoid}
+    rules, nodes = pool.rules, {node.node.name: node for node in pool.open_to(load.name, avoid)}
     started: list[Node] = []
     chosen: list[str] = []
     for index, bucket in enumerate(load.buckets):

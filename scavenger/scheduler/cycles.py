@@ -24,6 +24,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+import numpy as np
+
 __all__ = ["cyclic_step_time", "execution_cycle", "speed_loss", "steps_in_cycle", "worst_loss"]
 
 _ROUNDING = 1e-9
@@ -50,7 +52,10 @@ def speed_loss(step_time_s: float, alone_s: float) -> float:
 
 def worst_loss(cycle_s: float, alone_s: Collection[float]) -> float:
     """The greatest loss of jobs with these step times in one cycle; 0 without jobs."""
-    return max((speed_loss(cyclic_step_time(cycle_s, alone), alone) for alone in alone_s), default=0.0)
+    used_s = cycle_s
+    for alone in alone_s:
+        used_s = min(used_s, math.floor(cycle_s / alone * (1.0 + _ROUNDING)) * alone)
+    return 1.0 - used_s / cycle_s if alone_s else 0.0
 
 
 def execution_cycle(alone_s: Collection[float], *, cycle_max: float = 1.0, loss_limit: float = 0.1) -> float:
@@ -73,19 +78,18 @@ def execution_cycle(alone_s: Collection[float], *, cycle_max: float = 1.0, loss_
         return 0.0
     distinct = sorted(set(alone_s), reverse=True)
     longest = distinct[0]
-    best, least = longest, worst_loss(longest, distinct)
-    if cycle_max <= 1.0 or least <= _ROUNDING:
+    if cycle_max <= 1.0 or worst_loss(longest, distinct) <= _ROUNDING:
         return longest
     highest = longest * cycle_max * (1.0 + _ROUNDING)
-    candidates = {
-        multiple * alone
+    multiples = {
+        count * alone
         for alone in distinct
         if alone > loss_limit * longest
-        for multiple in range(steps_in_cycle(longest, alone), steps_in_cycle(highest, alone) + 1)
-        if longest <= multiple * alone <= highest
+        for count in range(steps_in_cycle(longest, alone), steps_in_cycle(highest, alone) + 1)
     }
-    for cycle_s in sorted(candidates):
-        loss = worst_loss(cycle_s, distinct)
-        if loss < least - _ROUNDING:
-            best, least = cycle_s, loss
-    return best
+    cycles = np.array(sorted(cycle for cycle in multiples if longest <= cycle <= highest))
+    times = np.array(distinct)
+    steps = np.floor(cycles[:, None] / times * (1.0 + _ROUNDING))
+    losses = 1.0 - (steps * times).min(axis=1) / cycles
+    shortest = int(np.argmax(losses <= losses.min() + _ROUNDING))
+    return float(cycles[shortest])

@@ -52,8 +52,8 @@ def _spread(
 ) -> Placement | Refused:
     used: list[Room] = []
     empty: list[Room] = []
-    for name, node in pool.nodes.items():
-        if name not in avoid and (room := room_for(node, load, pool.rules)):
+    for node in pool.open_to(load.name, avoid):
+        if room := room_for(node, load, pool.rules):
             (used if node.tenants else empty).append(room)
     left = [bucket for index, bucket in enumerate(load.buckets) if index not in kept]
     if whole := _tightest(used, Tenant.of(load.step_time_s, left)):

@@ -62,7 +62,7 @@ def repack(pool: Pool) -> Pool:
     """
     best = recycle(pool)
     types = tuple({load.node.type: None for load in pool.nodes.values()} | dict.fromkeys(pool.types))
-    blank = Pool(types, replace(pool.rules, nodes_max=None))
+    blank = Pool(types, replace(pool.rules, nodes_max=None), apart=pool.apart)
     for order in _orders([placed.load for placed in pool.jobs.values()]):
         packed = _assigned(blank, order)
         if packed is not None and _cost(packed := recycle(packed)) < _cost(best):

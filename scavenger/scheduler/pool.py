@@ -9,7 +9,7 @@ what did not change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -284,6 +284,7 @@ class Pool:
         types: Of nodes that can be started.
         nodes: By name, with their load.
         jobs: By name, with their assignment.
+        apart: For a job, those with which it must not share a node.
         prefix, numbered: A node that is started is called by them, and no name is used twice.
     """
 
@@ -291,6 +292,7 @@ class Pool:
     rules: Rules = Rules()
     nodes: Mapping[str, NodeLoad] = field(default_factory=dict)
     jobs: Mapping[str, PlacedJob] = field(default_factory=dict)
+    apart: Mapping[str, frozenset[str]] = field(default_factory=dict)
     prefix: str = "node-"
     numbered: int = 0
 
@@ -306,6 +308,21 @@ class Pool:
     def price_usd_per_hour(self) -> float:
         """Of all nodes, used or not."""
         return sum(load.node.type.price_usd_per_hour for load in self.nodes.values())
+
+    def open_to(self, job: str, avoid: Collection[str] = ()) -> Iterator[NodeLoad]:
+        """The nodes that may get buckets of a job: not those to avoid, nor those of jobs that it is kept apart from."""
+        apart = self.apart.get(job, frozenset())
+        for name, load in self.nodes.items():
+            if name not in avoid and apart.isdisjoint(load.tenants):
+                yield load
+
+    def keeping_apart(self, job: str, others: Collection[str]) -> Pool:
+        """With a job that is from now on not put on a node with these others. Where they are now stays as it is."""
+        apart = dict(self.apart)
+        for other in others:
+            apart[job] = apart.get(job, frozenset()) | {other}
+            apart[other] = apart.get(other, frozenset()) | {job}
+        return replace(self, apart=apart)
 
     def with_node(self, node: Node) -> Pool:
         """With one more node, which is empty.
@@ -359,9 +376,8 @@ class Pool:
         changed = dict(self.nodes)
         for name in set(self.jobs[job].nodes):
             changed[name] = changed[name].with_tenant(job, None, self.rules)
-        return replace(
-            self, nodes=changed, jobs={name: placed for name, placed in self.jobs.items() if name != job}
-        )
+        others = {name: placed for name, placed in self.jobs.items() if name != job}
+        return replace(self, nodes=changed, jobs=others)
 
     def moved(self, job: str, targets: Mapping[int, str]) -> Pool:
         """With buckets of a job elsewhere.
