@@ -18,14 +18,19 @@ __all__ = [
     "NodeLost",
     "PeriodEnded",
     "PlaceJob",
+    "Reason",
+    "RunAlone",
     "StartNode",
     "StepTimeMeasured",
 ]
 
 
+Reason = Literal["pack", "drain", "revert"]
+
+
 @dataclass(frozen=True, slots=True)
 class JobArrived:
-    """A job was measured alone, and now shares the pool."""
+    """A job that was measured alone asks for its place in the pool; one that is there was measured again."""
 
     load: JobLoad
 
@@ -101,7 +106,14 @@ class MoveBucket:
     bucket: int
     source: str
     target: str
-    why: Literal["pack", "drain", "revert"]
+    why: Reason
 
 
-Action = StartNode | EndNode | PlaceJob | MoveBucket
+@dataclass(frozen=True, slots=True)
+class RunAlone:
+    """The pool has no place for a job now: it goes on, or stays, with aggregators of its own until `PlaceJob`."""
+
+    job: str
+
+
+Action = StartNode | EndNode | PlaceJob | MoveBucket | RunAlone

@@ -10,7 +10,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -54,11 +54,14 @@ def vacated(pool: Pool, name: str, *, start: bool) -> Pool | None:
     return replace(trial, types=pool.types)
 
 
-def repack(pool: Pool) -> Pool:
+def repack(pool: Pool, *, unstarted: Collection[str] = ()) -> Pool:
     """The jobs on the cheapest nodes that are found for them; the same pool if none are cheaper.
 
     Every job is assigned again to nodes of the pool's types, in several orders. The best result is laid over
     the nodes that are there so that as few bytes as possible move. Nodes that are not needed stay, empty.
+
+    Args:
+        unstarted: Nodes of the pool that are not there yet, which empty ones replace.
     """
     best = recycle(pool)
     types = tuple({load.node.type: None for load in pool.nodes.values()} | dict.fromkeys(pool.types))
@@ -69,15 +72,36 @@ def repack(pool: Pool) -> Pool:
             laid = _laid_over(packed, pool)
             if laid is not None and _cost(laid) < _cost(best):
                 best = laid
-    return best
+    return _without_starting(best, unstarted)
 
 
-def moved_buckets(before: Pool, after: Pool) -> Iterator[tuple[str, int, str, str]]:
-    """Job, number, old and new node of every bucket that is elsewhere in the second pool."""
+def moved_buckets(
+    before: Pool, after: Pool, *, except_for: Collection[str] = ()
+) -> Iterator[tuple[str, int, str, str]]:
+    """Job, number, old and new node of every bucket that is elsewhere in the second pool.
+
+    Args:
+        except_for: Jobs that are left out, as those which are in only one of the pools.
+    """
     for job, placed in after.jobs.items():
-        if job in before.jobs:
+        if job in before.jobs and job not in except_for:
             places = zip(before.jobs[job].nodes, placed.nodes, strict=True)
             yield from ((job, i, old, new) for i, (old, new) in enumerate(places) if old != new)
+
+
+def _without_starting(pool: Pool, unstarted: Collection[str]) -> Pool:
+    """The pool with an empty node in the place of each of its type that is not there yet."""
+    for name in sorted(unstarted):
+        type_ = pool.nodes[name].node.type
+        empty = (
+            other
+            for other, load in pool.nodes.items()
+            if not load.tenants and load.node.type == type_ and other not in unstarted
+        )
+        if pool.nodes[name].tenants and (target := next(empty, None)):
+            for job in pool.nodes[name].tenants:
+                pool = pool.moved(job, dict.fromkeys(pool.jobs[job].on(name), target))
+    return pool
 
 
 def _assigned(pool: Pool, loads: Sequence[JobLoad]) -> Pool | None:
@@ -101,7 +125,7 @@ def _orders(loads: Sequence[JobLoad]) -> Iterator[list[JobLoad]]:
     slowest = sorted(loads, key=lambda load: (-load.step_time_s, load.name))
     yield sorted(loads, key=lambda load: (-_demand(load), load.name))
     yield slowest[::-1]
-    for first in range(0, len(slowest), -(-len(slowest) // (_ORDERS_MAX - 2))):
+    for first in range(0, len(slowest), max(1, -(-len(slowest) // (_ORDERS_MAX - 2)))):
         yield slowest[first:] + slowest[:first]
 
 

@@ -324,6 +324,16 @@ class Pool:
             apart[other] = apart.get(other, frozenset()) | {job}
         return replace(self, apart=apart)
 
+    def forgetting(self, job: str) -> Pool:
+        """Without what was found out about a job that has left."""
+        apart = {name: others - {job} for name, others in self.apart.items() if name != job}
+        return replace(self, apart={name: others for name, others in apart.items() if others})
+
+    def neighbours(self, job: str) -> frozenset[str]:
+        """The jobs that share a node with a job."""
+        shared = (self.nodes[name].tenants for name in set(self.jobs[job].nodes))
+        return frozenset().union(*shared) - {job}
+
     def with_node(self, node: Node) -> Pool:
         """With one more node, which is empty.
 

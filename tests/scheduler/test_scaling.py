@@ -1,0 +1,297 @@
+"""Scaling of a shared pool: what each event leads to, and the laws over any series of events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_cases import GB, LARGE, SMALL, check_pool, job, job_lists
+
+from scavenger.scheduler.events import (
+    Action,
+    DrainNode,
+    EndNode,
+    Event,
+    JobArrived,
+    JobLeft,
+    MoveBucket,
+    NodeLost,
+    PeriodEnded,
+    PlaceJob,
+    RunAlone,
+    StartNode,
+    StepTimeMeasured,
+)
+from scavenger.scheduler.pool import JobLoad, Pool, Rules
+from scavenger.scheduler.scaling import Decided, ScalingRules, SharedPool, decide
+
+
+class World:
+    """Nodes and jobs as the actions leave them."""
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+        self.places: dict[str, list[str]] = {}
+        self.alone: set[str] = set()
+
+    def lose(self, node: str) -> None:
+        """A node dies."""
+        self.nodes.discard(node)
+        for places in self.places.values():
+            places[:] = [None if place == node else place for place in places]
+
+    def leave(self, name: str) -> None:
+        """A job ends."""
+        self.places.pop(name, None)
+        self.alone.discard(name)
+
+    def act(self, action: Action) -> None:
+        """Carry out an action, which must be possible."""
+        match action:
+            case StartNode(node):
+                assert node.name not in self.nodes
+                self.nodes.add(node.name)
+            case EndNode(node):
+                assert all(node not in places for places in self.places.values())
+                self.nodes.remove(node)
+            case PlaceJob(name, nodes):
+                self.alone.discard(name)
+                self.places[name] = list(nodes)
+            case MoveBucket(name, bucket, source, target):
+                assert self.places[name][bucket] == source
+                assert {source, target} <= self.nodes
+                self.places[name][bucket] = target
+            case RunAlone(name):
+                self.alone.add(name)
+                self.places.pop(name, None)
+
+
+def after(state: SharedPool, *events: Event) -> SharedPool:
+    """The state after these events."""
+    for event in events:
+        state = decide(state, event).state
+    return state
+
+
+def pool(*, nodes_max: int | None = None, loss_limit: float = 0.1, **rules: int) -> SharedPool:
+    """An empty pool of small nodes."""
+    return SharedPool(
+        Pool((SMALL,), Rules(loss_limit=loss_limit, nodes_max=nodes_max)), ScalingRules(**rules)
+    )
+
+
+def two_on_a_node() -> SharedPool:
+    """Jobs a and b on one node, both measured within the limit; then c beside them."""
+    state = after(pool(), JobArrived(job("a", 1.0, 0.2)), JobArrived(job("b", 1.0, 0.2)))
+    state = after(state, StepTimeMeasured("a", 1.0), StepTimeMeasured("b", 1.05))
+    assert state.trials == ()
+    return after(state, JobArrived(job("c", 1.0, 0.2)))
+
+
+@st.composite
+def event_lists(draw: st.DrawFn) -> list[Event]:
+    loads = draw(job_lists())
+    names = st.sampled_from([load.name for load in loads])
+    nodes = st.integers(0, 8).map(lambda number: f"node-{number}")
+    events = st.one_of(
+        st.sampled_from(loads).map(JobArrived),
+        st.sampled_from(loads).map(JobArrived),
+        names.map(JobLeft),
+        st.builds(StepTimeMeasured, names, st.floats(0.1, 5.0)),
+        st.just(PeriodEnded()),
+        nodes.map(DrainNode),
+        nodes.map(NodeLost),
+    )
+    return draw(st.lists(events, min_size=1, max_size=15))
+
+
+@settings(max_examples=200)
+@given(
+    event_lists(),
+    st.sampled_from([None, 1, 2, 3]),
+    st.builds(
+        ScalingRules,
+        starts_min=st.integers(1, 2),
+        spare_nodes=st.integers(0, 1),
+        moves_max=st.sampled_from([0, 3, 1000]),
+    ),
+    st.sampled_from([(SMALL,), (LARGE, SMALL)]),
+    st.sampled_from([1.0, 4.0]),
+)
+def test_actions_lead_to_the_state_and_the_rules_hold_after_every_event(
+    events: list[Event], nodes_max: int | None, rules: ScalingRules, types: tuple, cycle_max: float
+) -> None:
+    state = SharedPool(Pool(types, Rules(nodes_max=nodes_max, cycle_max=cycle_max)), rules)
+    world, asked = World(), set()
+    for event in events:
+        match event:
+            case NodeLost(node):
+                world.lose(node)
+            case JobLeft(name):
+                world.leave(name)
+                asked.discard(name)
+            case JobArrived(load):
+                asked.add(load.name)
+        decided = decide(state, event)
+        for action in decided.actions:
+            world.act(action)
+        state = decided.state
+        assert decided.reason
+        assert world.nodes == set(state.pool.nodes)
+        assert {name: tuple(places) for name, places in world.places.items()} == {
+            name: placed.nodes for name, placed in state.pool.jobs.items()
+        }
+        assert world.alone == {load.name for load in state.waiting}
+        assert world.alone | set(world.places) == asked
+        check_pool(state.pool)
+        assert nodes_max is None or len(state.pool.nodes) <= nodes_max
+        assert sum(not load.tenants for load in state.pool.nodes.values()) <= rules.spare_nodes
+        for name in state.pool.jobs:
+            assert state.pool.neighbours(name).isdisjoint(state.pool.apart.get(name, frozenset()))
+
+
+def test_a_first_job_starts_a_node_and_is_placed_there() -> None:
+    decided = decide(pool(), JobArrived(job("a", 1.0, 0.2, 0.1)))
+
+    (start, place) = decided.actions
+    assert isinstance(start, StartNode)
+    assert place == PlaceJob("a", ("node-0", "node-0"))
+
+
+def test_the_last_jobs_exit_ends_its_node() -> None:
+    state = after(pool(), JobArrived(job("a", 1.0, 0.2)))
+
+    assert decide(state, JobLeft("a")).actions == (EndNode("node-0"),)
+    spared = after(pool(spare_nodes=1), JobArrived(job("a", 1.0, 0.2)))
+    assert decide(spared, JobLeft("a")).actions == ()
+
+
+def test_on_exit_the_least_loaded_node_is_emptied_onto_the_others() -> None:
+    state = after(
+        pool(), JobArrived(job("a", 1.0, 0.7)), JobArrived(job("b", 1.0, 0.6)), JobArrived(job("c", 1.0, 0.3))
+    )
+    assert len(state.pool.nodes) == 2
+    assert state.pool.jobs["c"].nodes == state.pool.jobs["a"].nodes
+
+    decided = decide(state, JobLeft("a"))
+    assert decided.actions == (MoveBucket("c", 0, "node-0", "node-1", "pack"), EndNode("node-0"))
+    assert decided.state.pool.nodes["node-1"].cycle_s == 1.0
+
+
+def test_too_many_moves_are_not_made() -> None:
+    arrivals = [JobArrived(job(name, 1.0, work)) for name, work in (("a", 0.7), ("b", 0.6), ("c", 0.3))]
+    state = after(pool(moves_max=0), *arrivals)
+
+    assert decide(state, JobLeft("a")).actions == ()
+
+
+def test_on_arrival_jobs_are_moved_together_before_a_node_is_started() -> None:
+    state = pool()
+    for name, work in (("a", 0.4), ("b", 0.4), ("c", 0.5), ("d", 0.1)):
+        state = after(state, JobArrived(job(name, 1.0, work)))
+    assert len(state.pool.nodes) == 2
+
+    decided = decide(state, JobArrived(job("e", 1.0, 0.6)))
+    assert len(decided.state.pool.nodes) == 2
+    assert not any(isinstance(action, StartNode) for action in decided.actions)
+    assert any(isinstance(action, MoveBucket) for action in decided.actions)
+
+
+def test_too_small_a_demand_waits_for_the_period() -> None:
+    state = pool(starts_min=2)
+    first = decide(state, JobArrived(job("a", 1.0, 0.9)))
+    assert first.actions == (RunAlone("a"),)
+
+    second = decide(first.state, JobArrived(job("b", 1.0, 0.9)))
+    assert [type(action) for action in second.actions] == [StartNode, StartNode, PlaceJob, PlaceJob]
+
+    period = decide(first.state, PeriodEnded())
+    assert [type(action) for action in period.actions] == [StartNode, PlaceJob]
+
+
+def test_a_newcomer_that_slows_another_job_down_leaves_it_and_never_comes_back() -> None:
+    state = two_on_a_node()
+    decided = decide(state, StepTimeMeasured("a", 1.3))
+
+    assert [type(action) for action in decided.actions] == [StartNode, MoveBucket]
+    assert decided.actions[1] == MoveBucket("c", 0, "node-0", "node-1", "revert")
+    assert decided.state.pool.jobs["b"].nodes == ("node-0",)
+    later = after(decided.state, StepTimeMeasured("a", 1.0), PeriodEnded(), PeriodEnded())
+    assert later.pool.jobs["c"].nodes != later.pool.jobs["a"].nodes
+
+
+def test_a_newcomer_that_is_slow_itself_gets_a_node_of_its_own() -> None:
+    decided = decide(two_on_a_node(), StepTimeMeasured("c", 1.3))
+
+    assert decided.actions[1] == MoveBucket("c", 0, "node-0", "node-1", "revert")
+
+
+def test_a_job_that_grows_slow_later_leaves_its_neighbours() -> None:
+    state = after(
+        two_on_a_node(), StepTimeMeasured("a", 1.0), StepTimeMeasured("b", 1.0), StepTimeMeasured("c", 1.0)
+    )
+    decided = decide(state, StepTimeMeasured("b", 1.5))
+
+    assert decided.actions[1] == MoveBucket("b", 0, "node-0", "node-1", "revert")
+
+
+def test_a_job_that_is_slow_without_sharing_is_measured_so() -> None:
+    state = after(pool(), JobArrived(job("a", 1.0, 0.2)))
+    decided = decide(state, StepTimeMeasured("a", 2.0))
+
+    assert decided.actions == ()
+    assert decided.state.pool.jobs["a"].load.step_time_s == 2.0
+    assert decided.state.pool.nodes["node-0"].cycle_s == 2.0
+
+
+def test_measuring_every_job_confirms_a_change() -> None:
+    state = two_on_a_node()
+    assert state.trials[-1].awaited == {"a", "b", "c"}
+
+    state = after(state, StepTimeMeasured("a", 1.0), StepTimeMeasured("c", 1.11))
+    assert state.trials[-1].awaited == {"b"}
+    assert after(state, StepTimeMeasured("b", 1.0)).trials == ()
+
+
+def test_a_drained_nodes_buckets_move_and_it_ends() -> None:
+    state = after(pool(), JobArrived(job("a", 1.0, 0.4, 0.4)), JobArrived(job("b", 1.0, 0.5)))
+    decided = decide(state, DrainNode("node-0"))
+
+    assert decided.actions[-1] == EndNode("node-0")
+    assert "node-0" not in decided.state.pool.nodes
+    assert {action.why for action in decided.actions if isinstance(action, MoveBucket)} == {"drain"}
+
+
+def test_where_no_node_may_be_started_a_drained_job_runs_alone() -> None:
+    state = after(pool(nodes_max=1), JobArrived(job("a", 1.0, 0.9)))
+    full = replace(state, pool=replace(state.pool, types=()))
+
+    assert decide(full, DrainNode("node-0")).actions == (RunAlone("a"), EndNode("node-0"))
+
+
+def test_what_a_lost_node_held_is_placed_again() -> None:
+    state = after(pool(), JobArrived(job("a", 1.0, 0.4, 0.4)))
+    decided = decide(state, NodeLost("node-0"))
+
+    assert [type(action) for action in decided.actions] == [StartNode, PlaceJob]
+
+
+@pytest.mark.parametrize("event", [StepTimeMeasured("x", 1.0), DrainNode("x"), NodeLost("x"), JobLeft("x")])
+def test_events_that_crossed_another_change_nothing(event: Event) -> None:
+    state = two_on_a_node()
+    decided = decide(state, event)
+
+    assert isinstance(decided, Decided)
+    assert (decided.actions, decided.state) == ((), state)
+
+
+def test_a_job_that_was_measured_again_stays_if_it_fits() -> None:
+    state = two_on_a_node()
+    assert decide(state, JobArrived(job("a", 1.0, 0.3))).actions == ()
+
+    decided = decide(
+        state, JobArrived(JobLoad("a", 1.0, job("a", 1.0, 0.3, memory_bytes=8 * GB).buckets * 2))
+    )
+    assert decided.actions[-1] == PlaceJob("a", ("node-0", "node-1"))
