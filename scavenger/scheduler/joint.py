@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from scavenger.scheduler.assignment import Placement, Refused
-from scavenger.scheduler.cycles import steps_in_cycle, worst_loss
+from scavenger.scheduler.cycles import cyclic_step_time, speed_loss, steps_in_cycle
 from scavenger.scheduler.pool import Bucket, JobLoad, Node, NodeLoad, NodeType, Pool, Rules, Tenant
 
 __all__ = ["Room", "assign", "reassign", "room_for"]
@@ -52,7 +52,11 @@ def _spread(
 ) -> Placement | Refused:
     used: list[Room] = []
     empty: list[Room] = []
+    least = min(bucket.execution_s for index, bucket in enumerate(load.buckets) if index not in kept)
     for node in pool.open_to(load.name, avoid):
+        free = node.node.type.cores * (pool.rules.fill_max * (1.0 + _TOLERANCE) - node.utilisation)
+        if free * load.step_time_s < least:
+            continue  # full: only a longer step of the others would make room
         if room := room_for(node, load, pool.rules):
             (used if node.tenants else empty).append(room)
     left = [bucket for index, bucket in enumerate(load.buckets) if index not in kept]
@@ -98,24 +102,18 @@ def room_for(node: NodeLoad, load: JobLoad, rules: Rules) -> Room | None:
     It is in terms of the job's step: of the processor time that is free in the cycle which the node would
     have with the job, each of the job's steps in that cycle gets an equal part.
     """
-    tenants = list(node.tenants.values())
-    if load.name not in node.tenants:
-        tenants.append(Tenant(load.step_time_s, 0, 0.0, 0, 0))
-    cycle_s = node.cycle_for(tenants, rules)
-    if not rules.allows(worst_loss(cycle_s, {tenant.step_time_s for tenant in tenants})):
+    cycle_s = node.cycle_with(load.step_time_s, rules)
+    others = node if cycle_s == node.cycle_s else NodeLoad(node.node, cycle_s, node.tenants)
+    loss = speed_loss(cyclic_step_time(cycle_s, load.step_time_s), load.step_time_s)
+    if not (rules.allows(loss) and rules.allows(others.worst_loss)):
         return None
-    busy_s = moved = 0.0
-    for tenant in node.tenants.values():
-        steps = steps_in_cycle(cycle_s, tenant.step_time_s)
-        busy_s += steps * tenant.execution_s
-        moved += steps * tenant.traffic_bytes
     planned_s = rules.fill_max * cycle_s * (1.0 + _TOLERANCE)
-    type_, own = node.node.type, steps_in_cycle(cycle_s, load.step_time_s)
+    type_, steps = node.node.type, steps_in_cycle(cycle_s, load.step_time_s)
     return Room(
         node.node.name,
-        (type_.cores * planned_s - busy_s) / own,
+        (type_.cores * planned_s - others.busy_s) / steps,
         type_.memory_bytes - node.memory_bytes,
-        (type_.bandwidth_bytes_per_s * planned_s - moved) / own,
+        (type_.bandwidth_bytes_per_s * planned_s - others.traffic_bytes_per_s * cycle_s) / steps,
     )
 
 

@@ -20,33 +20,38 @@ from scavenger.scheduler.assignment import Refused
 from scavenger.scheduler.joint import assign, reassign
 from scavenger.scheduler.pool import JobLoad, NodeType, Pool
 
-__all__ = ["moved_buckets", "recycle", "repack", "vacated"]
+__all__ = ["moved_buckets", "recycle", "repack"]
 
 _ORDERS_MAX = 12
 """Orders of the jobs that `repack` tries; more have hardly ever found a better one."""
 
 
-def recycle(pool: Pool) -> Pool:
+def recycle(pool: Pool, *, failures_max: int = 0) -> Pool:
     """Empty as many nodes as possible, least loaded first, onto the others that are in use.
 
     A node is emptied wholly or not at all. Empty nodes stay in the pool.
+
+    Args:
+        failures_max: Nodes that cannot be emptied after which the others are still tried. AutoPS ends at
+            the first.
     """
     loads = sorted(pool.nodes.values(), key=lambda load: (load.utilisation, load.node.name))
     for name in [load.node.name for load in loads if load.tenants]:
-        pool = vacated(pool, name, start=False) or pool
+        emptied = _emptied(pool, name)
+        if emptied is None:
+            failures_max -= 1
+            if failures_max < 0:
+                break
+        else:
+            pool = emptied
     return pool
 
 
-def vacated(pool: Pool, name: str, *, start: bool) -> Pool | None:
-    """The pool with nothing on a node, or None if the others do not hold it.
-
-    Args:
-        start: Whether empty nodes may be used, and nodes be started.
-    """
-    jobs = pool.nodes[name].tenants
-    trial = pool if start else replace(pool, types=())
-    empty = () if start else [other for other, load in pool.nodes.items() if not load.tenants]
-    for job in sorted(jobs, key=lambda job: (-jobs[job].execution_s, job)):
+def _emptied(pool: Pool, name: str) -> Pool | None:
+    """The pool with nothing on a node, or None if the other nodes in use do not hold it."""
+    jobs, trial = pool.nodes[name].tenants, replace(pool, types=())
+    empty = [other for other, load in pool.nodes.items() if not load.tenants]
+    for job in sorted(jobs, key=lambda job: (-jobs[job].execution_s / jobs[job].step_time_s, job)):
         placement = reassign(trial, job, name, avoid=empty)
         if isinstance(placement, Refused):
             return None
@@ -63,12 +68,14 @@ def repack(pool: Pool, *, unstarted: Collection[str] = ()) -> Pool:
     Args:
         unstarted: Nodes of the pool that are not there yet, which empty ones replace.
     """
-    best = recycle(pool)
+    best = recycle(pool, failures_max=len(pool.nodes))
     types = tuple({load.node.type: None for load in pool.nodes.values()} | dict.fromkeys(pool.types))
     blank = Pool(types, replace(pool.rules, nodes_max=None), apart=pool.apart)
     for order in _orders([placed.load for placed in pool.jobs.values()]):
         packed = _assigned(blank, order)
-        if packed is not None and _cost(packed := recycle(packed)) < _cost(best):
+        if packed is not None and _cost(packed := recycle(packed, failures_max=len(packed.nodes))) < _cost(
+            best
+        ):
             laid = _laid_over(packed, pool)
             if laid is not None and _cost(laid) < _cost(best):
                 best = laid
@@ -84,8 +91,9 @@ def moved_buckets(
         except_for: Jobs that are left out, as those which are in only one of the pools.
     """
     for job, placed in after.jobs.items():
-        if job in before.jobs and job not in except_for:
-            places = zip(before.jobs[job].nodes, placed.nodes, strict=True)
+        was = before.jobs.get(job, placed)
+        if was is not placed and job not in except_for:
+            places = zip(was.nodes, placed.nodes, strict=True)
             yield from ((job, i, old, new) for i, (old, new) in enumerate(places) if old != new)
 
 

@@ -8,8 +8,7 @@ what did not change.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -199,7 +198,7 @@ class NodeLoad:
     @cached_property
     def worst_loss(self) -> float:
         """The greatest loss of its jobs; 0 without jobs."""
-        return worst_loss(self.cycle_s, {tenant.step_time_s for tenant in self.tenants.values()})
+        return worst_loss(self.cycle_s, self._alone_s)
 
     @cached_property
     def busy_s(self) -> float:
@@ -214,7 +213,7 @@ class NodeLoad:
         """`F_n`: processor seconds of a cycle that no job uses, over all cores; 0 without a cycle."""
         return self.node.type.cores * self.cycle_s - self.busy_s
 
-    @property
+    @cached_property
     def utilisation(self) -> float:
         """Share of the node's processor time that is used, 0 without jobs."""
         return self.busy_s / (self.node.type.cores * self.cycle_s) if self.cycle_s else 0.0
@@ -243,25 +242,48 @@ class NodeLoad:
             and self.traffic_bytes_per_s <= rules.fill_max * type_.bandwidth_bytes_per_s * slack
         )
 
+    def cycle_with(self, alone_s: float, rules: Rules) -> float:
+        """The cycle that serves a job with this step time too.
+
+        It is kept as long as it serves everybody within the rules, so that the others keep their slots.
+        Otherwise it is the best one.
+        """
+        if alone_s in self._alone_s:
+            return self.cycle_s
+        kept = speed_loss(cyclic_step_time(self.cycle_s, alone_s), alone_s) if self.cycle_s else 1.0
+        if rules.allows(kept) and rules.allows(self.worst_loss):
+            return self.cycle_s
+        return execution_cycle(
+            {*self._alone_s, alone_s}, cycle_max=rules.cycle_max, loss_limit=rules.loss_limit
+        )
+
     def with_tenant(self, job: str, tenant: Tenant | None, rules: Rules) -> NodeLoad:
         """This node with the job's buckets there as in `tenant`, or without the job if that is None.
 
-        The cycle is chosen anew by the rules, but a cycle that served all jobs well is kept where the new
-        one would not: with the rule of AutoPS, jobs can become slower because another one left.
+        Without the job the cycle is chosen anew, but it is kept where the new one would cost a job too much:
+        by the rule of AutoPS, jobs can become slower because another one has left.
         """
-        tenants = {name: other for name, other in self.tenants.items() if name != job}
-        if tenant is not None:
-            tenants[job] = tenant
-        return NodeLoad(self.node, self.cycle_for(tenants.values(), rules), tenants)
+        others = {name: other for name, other in self.tenants.items() if name != job}
+        rest = self if job not in self.tenants else NodeLoad(self.node, self._cycle_of(others, rules), others)
+        if tenant is None:
+            return rest
+        before = self.tenants.get(job)
+        same = before is not None and before.step_time_s == tenant.step_time_s
+        cycle_s = self.cycle_s if same else rest.cycle_with(tenant.step_time_s, rules)
+        return NodeLoad(self.node, cycle_s, {**others, job: tenant})
 
-    def cycle_for(self, tenants: Iterable[Tenant], rules: Rules) -> float:
-        """The cycle in which this node would serve these tenants."""
-        alone = {tenant.step_time_s for tenant in tenants}
+    def _cycle_of(self, tenants: Mapping[str, Tenant], rules: Rules) -> float:
+        alone = {tenant.step_time_s for tenant in tenants.values()}
         cycle_s = execution_cycle(alone, cycle_max=rules.cycle_max, loss_limit=rules.loss_limit)
         loss = worst_loss(cycle_s, alone)
         if not rules.allows(loss) and worst_loss(self.cycle_s, alone) < loss:
             return self.cycle_s
         return cycle_s
+
+    @cached_property
+    def _alone_s(self) -> frozenset[float]:
+        """Step times of the jobs here, measured alone."""
+        return frozenset(tenant.step_time_s for tenant in self.tenants.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +392,12 @@ class Pool:
         if len(nodes) != len(load.buckets):
             raise ValueError(f"{len(load.buckets)} buckets of job {load.name} at {len(nodes)} nodes")
         before = self.jobs[load.name].nodes if load.name in self.jobs else ()
+        here: dict[str, list[Bucket]] = {name: [] for name in (*before, *nodes)}
+        for bucket, name in zip(load.buckets, nodes, strict=True):
+            here[name].append(bucket)
         changed = dict(self.nodes)
-        for name in Counter((*nodes, *before)):
-            here = [bucket for bucket, node in zip(load.buckets, nodes, strict=True) if node == name]
-            tenant = Tenant.of(load.step_time_s, here) if here else None
+        for name, buckets in here.items():
+            tenant = Tenant.of(load.step_time_s, buckets) if buckets else None
             changed[name] = changed[name].with_tenant(load.name, tenant, self.rules)
         return replace(self, nodes=changed, jobs={**self.jobs, load.name: PlacedJob(load, nodes)})
 

@@ -319,6 +319,9 @@ def _with_trial(trials: tuple[Trial, ...], pool: Pool, changed: frozenset[str]) 
     """With the change of these jobs on trial, if there is anyone whom it could slow down."""
     shared = {job: pool.neighbours(job) for job in changed}
     awaited = frozenset(job for job, others in shared.items() if others).union(*shared.values())
-    older = (Trial(trial.moved - changed, trial.awaited) for trial in trials)
+    older = (
+        trial if changed.isdisjoint(trial.moved) else Trial(trial.moved - changed, trial.awaited)
+        for trial in trials
+    )
     kept = tuple(trial for trial in older if trial.moved)
     return (*kept, Trial(changed, awaited)) if awaited else kept
