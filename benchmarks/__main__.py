@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import (
     agents,
     aggregation,
+    assignment,
     backtest,
     curves,
     elastic_faults,
@@ -49,6 +50,7 @@ _MODULES = (
     step,
     aggregation,
     sequencing,
+    assignment,
     elastic_joining,
     elastic_step,
     elastic_round,

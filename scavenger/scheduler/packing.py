@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
@@ -23,7 +24,7 @@ from scavenger.scheduler.pool import JobLoad, NodeType, Pool
 __all__ = ["moved_buckets", "recycle", "repack"]
 
 _ORDERS_MAX = 12
-"""Orders of the jobs that `repack` tries; more have hardly ever found a better one."""
+"""About as many orders of the jobs are tried by `repack`."""
 
 
 def recycle(pool: Pool, *, failures_max: int = 0) -> Pool:
@@ -62,16 +63,19 @@ def _emptied(pool: Pool, name: str) -> Pool | None:
 def repack(pool: Pool, *, unstarted: Collection[str] = ()) -> Pool:
     """The jobs on the cheapest nodes that are found for them; the same pool if none are cheaper.
 
-    Every job is assigned again to nodes of the pool's types, in several orders. The best result is laid over
-    the nodes that are there so that as few bytes as possible move. Nodes that are not needed stay, empty.
+    Every job is assigned again to nodes of the pool's types, and of each of them alone, in several orders. The
+    best result is laid over the nodes that are there so that as few bytes as possible move. Nodes that are
+    not needed stay, empty.
 
     Args:
         unstarted: Nodes of the pool that are not there yet, which empty ones replace.
     """
     best = recycle(pool, failures_max=len(pool.nodes))
     types = tuple({load.node.type: None for load in pool.nodes.values()} | dict.fromkeys(pool.types))
-    blank = Pool(types, replace(pool.rules, nodes_max=None), apart=pool.apart)
-    for order in _orders([placed.load for placed in pool.jobs.values()]):
+    choices = [types, *((type_,) for type_ in types if len(types) > 1)]
+    loads = [placed.load for placed in pool.jobs.values()]
+    for order, choice in product(_orders(loads), choices):
+        blank = Pool(choice, replace(pool.rules, nodes_max=None), apart=pool.apart)
         packed = _assigned(blank, order)
         if packed is not None and _cost(packed := recycle(packed, failures_max=len(packed.nodes))) < _cost(
             best
@@ -133,8 +137,11 @@ def _orders(loads: Sequence[JobLoad]) -> Iterator[list[JobLoad]]:
     slowest = sorted(loads, key=lambda load: (-load.step_time_s, load.name))
     yield sorted(loads, key=lambda load: (-_demand(load), load.name))
     yield slowest[::-1]
-    for first in range(0, len(slowest), max(1, -(-len(slowest) // (_ORDERS_MAX - 2)))):
+    for first in range(0, len(slowest), max(1, -(-len(slowest) // (_ORDERS_MAX // 2)))):
         yield slowest[first:] + slowest[:first]
+    rng = np.random.default_rng(len(loads))  # any order may be best; the same jobs get the same ones
+    for _ in range(_ORDERS_MAX // 2):
+        yield [slowest[index] for index in rng.permutation(len(slowest))]
 
 
 def _demand(load: JobLoad) -> float:
