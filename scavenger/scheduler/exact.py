@@ -40,6 +40,8 @@ __all__ = ["Solution", "cheapest", "least_loss"]
 
 _LIMIT_REACHED, _INFEASIBLE = 1, 2
 _CLOSE = 1e-9
+_SMALL = 1e-6
+"""Shares of a node below this count as nothing: the solver's own tolerance is of that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,8 @@ class _Program:
             if job in mode.anchors:
                 anchors[x] = 1.0
         for shares in (work, memory, traffic):
-            if any(shares.values()):
+            shares = {x: share for x, share in shares.items() if share > _SMALL}
+            if shares:
                 self._rows.append(({**shares, z: -1.0}, -np.inf, 0.0))
         self._rows.append(({**anchors, z: -1.0}, 0.0, np.inf))
 

@@ -1,17 +1,17 @@
 """Whose node it is: the share of a shared node's price that each job bears.
 
-Over any time, a job bears of a node's price
+Of each node's price a job bears
 
-    price x (used_j + idle x weight_j / sum of weights)
+    price x use_j / (sum of the uses of all jobs there)
 
-where `used_j` is the share of the node that it used, and `idle` what nobody used. A node has processors, memory
-and a network, and the scarcest of them is why no other job fits: so a job's *use* is the greatest of its
-shares of the three, its dominant share [1]_. If the uses of all jobs exceed the node, they are scaled to it.
+which is what it uses, and of the idle rest a part in proportion: the idle rest is there for those who are
+there, and a job that uses twice as much keeps twice as much of the node from others. A node has processors,
+memory and a network, and the scarcest of them is why no other job fits. So a job's *use* is the greatest of
+its shares of the three, its dominant share [1]_, when it runs as fast as alone.
 
-The idle part is shared by use: it is there because of those who are there, and a job that uses twice as much
-keeps twice as much of the node from others. So a job alone on a node bears its whole price, which is what a
-node of its own would cost it, and no job bears more because another one joined. The price of a node without
-jobs is nobody's use: it is shared by all jobs of the pool, by what they bear otherwise.
+So a job alone on a node bears its whole price, as it would on a node of its own, and no job bears more of a node
+because another one joins it. A node without jobs is nobody's use: all jobs of the pool bear it, in
+proportion to what they bear otherwise.
 
 References:
     .. [1] Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scavenger.scheduler.cycles import steps_in_cycle
 from scavenger.scheduler.pool import NodeLoad, Pool
 
 __all__ = ["node_shares", "pool_shares"]
@@ -51,9 +50,8 @@ def pool_shares(pool: Pool) -> Mapping[str, float]:
 def _use(load: NodeLoad, job: str) -> float:
     """The greatest of the job's shares of the node's processor time, memory and bandwidth."""
     tenant, type_ = load.tenants[job], load.node.type
-    steps_per_s = steps_in_cycle(load.cycle_s, tenant.step_time_s) / load.cycle_s
     return max(
-        tenant.execution_s * steps_per_s / type_.cores,
+        tenant.execution_s / tenant.step_time_s / type_.cores,
         tenant.memory_bytes / type_.memory_bytes,
-        tenant.traffic_bytes * steps_per_s / type_.bandwidth_bytes_per_s,
+        tenant.traffic_bytes / tenant.step_time_s / type_.bandwidth_bytes_per_s,
     )

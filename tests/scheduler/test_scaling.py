@@ -107,7 +107,7 @@ def event_lists(draw: st.DrawFn) -> list[Event]:
     return draw(st.lists(events, min_size=1, max_size=15))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100, deadline=None)
 @given(
     event_lists(),
     st.sampled_from([None, 1, 2, 3]),
