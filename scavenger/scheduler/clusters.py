@@ -164,13 +164,14 @@ class Manager:
 
     def _keep(self, name: str, state: SharedPool) -> None:
         """Replace a cluster's state; a cluster without nodes and jobs is forgotten."""
-        before = self._clusters[name].pool.nodes.keys() if name in self._clusters else frozenset()
+        known = self._clusters.get(name)
+        before = known.pool.nodes.keys() if known is not None else frozenset()
         now = state.pool.nodes.keys()
         self._nodes += len(now) - len(before)
         for node in before - now:
             del self._of_node[node]
         self._of_node.update((node, name) for node in now - before)
-        if before and not now and not state.waiting:
+        if known is not None and not now and not state.waiting:
             del self._clusters[name]
             self._by_free.remove(name)
             self._by_nodes.remove(name)
