@@ -170,7 +170,8 @@ def _left(state: SharedPool, job: str) -> Decided:
 
 
 def _period(state: SharedPool) -> Decided:
-    packed = _within_moves(state.pool, repack(state.pool), state.rules)
+    recycled = _within_moves(state.pool, recycle(state.pool), state.rules)
+    packed = _within_moves(state.pool, repack(state.pool), state.rules, otherwise=recycled)
     return _place_waiting(state, replace(state, pool=packed), start=True)
 
 

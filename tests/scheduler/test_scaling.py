@@ -228,6 +228,17 @@ def test_a_newcomer_that_is_slow_itself_gets_a_node_of_its_own() -> None:
     assert decided.actions[1] == MoveBucket("c", 0, "node-0", "node-1", "revert")
 
 
+def test_a_newcomer_that_is_slow_beside_others_that_came_with_it_leaves_all_of_them() -> None:
+    state = pool(starts_min=2)
+    big = (job("x", 1.0, 0.7), job("y", 1.0, 0.7))
+    state = after(state, *map(JobArrived, (job("a", 1.0, 0.3), *big)))
+    assert state.pool.jobs["a"].nodes == state.pool.jobs["x"].nodes
+    assert {"a", "x"} <= state.trials[-1].moved
+
+    decided = decide(state, StepTimeMeasured("a", 1.3))
+    assert [action.job for action in decided.actions if isinstance(action, MoveBucket)] == ["a"]
+
+
 def test_a_job_that_grows_slow_later_leaves_its_neighbours() -> None:
     state = after(
         two_on_a_node(), StepTimeMeasured("a", 1.0), StepTimeMeasured("b", 1.0), StepTimeMeasured("c", 1.0)

@@ -1,0 +1,55 @@
+"""Packing of a pool: fewer nodes, with few bytes moved."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from scheduler_cases import GB, SMALL, assigned, check_pool, job, job_lists, rules
+
+from scavenger.scheduler.packing import moved_buckets, recycle, repack
+from scavenger.scheduler.pool import JobLoad, Pool, Rules
+
+
+@settings(max_examples=50, deadline=None)
+@given(job_lists(), rules)
+def test_packing_never_costs_more_and_keeps_the_rules(loads: list[JobLoad], rules: Rules) -> None:
+    pool = assigned(Pool((SMALL,), rules), *loads)
+    for packed in (recycle(pool), repack(pool)):
+        check_pool(packed)
+        assert set(packed.jobs) == set(pool.jobs)
+        assert sum(bool(load.tenants) for load in packed.nodes.values()) <= len(pool.nodes)
+
+
+def spread_out() -> Pool:
+    """Four jobs on three nodes; two hold them: (a, d) and (b, c)."""
+    pool = Pool((SMALL,))
+    for load in (
+        job("a", 1.0, 0.6, memory_bytes=4 * GB),
+        job("b", 1.0, 0.55, memory_bytes=4 * GB),
+        job("c", 1.0, 0.45, memory_bytes=GB),
+        job("d", 1.0, 0.4),
+    ):
+        pool, node = pool.started(SMALL)
+        pool = pool.with_job(load, (node.name,))
+    return pool
+
+
+def test_what_is_packed_stays_where_most_bytes_are() -> None:
+    packed = repack(spread_out())
+
+    assert sum(bool(load.tenants) for load in packed.nodes.values()) == 2
+    assert {job for job, _, _, _ in moved_buckets(spread_out(), packed)} == {"c", "d"}
+
+
+def test_an_empty_node_is_used_before_one_that_would_have_to_be_started() -> None:
+    pool = assigned(Pool((SMALL,)), job("a", 1.0, 0.6), job("b", 1.0, 0.6)).without_job("a")
+
+    assert repack(pool, unstarted={"node-1"}).jobs["b"].nodes == ("node-0",)
+
+
+def test_a_cheap_large_node_takes_the_place_of_small_ones() -> None:
+    large = SMALL.__class__("large", 2.0, 16 * GB, 2e9, 0.06)
+    pool = assigned(Pool((SMALL,)), job("a", 1.0, 0.9), job("b", 1.0, 0.9))
+    packed = repack(Pool((SMALL, large), pool.rules, pool.nodes, pool.jobs, numbered=2))
+
+    (used,) = (load for load in packed.nodes.values() if load.tenants)
+    assert used.node.type == large
