@@ -19,25 +19,27 @@ def test_packing_never_costs_more_and_keeps_the_rules(loads: list[JobLoad], rule
         assert sum(bool(load.tenants) for load in packed.nodes.values()) <= len(pool.nodes)
 
 
-def spread_out() -> Pool:
-    """Four jobs on three nodes; two hold them: (a, d) and (b, c)."""
+def placed(*nodes: tuple[JobLoad, ...]) -> Pool:
+    """A pool in which each of the nodes has these jobs."""
     pool = Pool((SMALL,))
-    for load in (
-        job("a", 1.0, 0.6, memory_bytes=4 * GB),
-        job("b", 1.0, 0.55, memory_bytes=4 * GB),
-        job("c", 1.0, 0.45, memory_bytes=GB),
-        job("d", 1.0, 0.4),
-    ):
+    for loads in nodes:
         pool, node = pool.started(SMALL)
-        pool = pool.with_job(load, (node.name,))
+        for load in loads:
+            pool = pool.with_job(load, (node.name,) * len(load.buckets))
     return pool
 
 
-def test_what_is_packed_stays_where_most_bytes_are() -> None:
-    packed = repack(spread_out())
+def test_packing_again_finds_what_emptying_nodes_does_not_and_leaves_most_bytes_where_they_are() -> None:
+    pool = placed(
+        (job("a", 1.0, 0.5, memory_bytes=4 * GB), job("b", 1.0, 0.2)),
+        (job("c", 1.0, 0.5, memory_bytes=GB), job("d", 1.0, 0.2)),
+        (job("e", 1.0, 0.6, memory_bytes=4 * GB),),
+    )
+    assert recycle(pool, failures_max=3) == pool
 
+    packed = repack(pool)
     assert sum(bool(load.tenants) for load in packed.nodes.values()) == 2
-    assert {job for job, _, _, _ in moved_buckets(spread_out(), packed)} == {"c", "d"}
+    assert {job for job, _, _, _ in moved_buckets(pool, packed)} == {"b", "c", "d"}
 
 
 def test_an_empty_node_is_used_before_one_that_would_have_to_be_started() -> None:

@@ -222,6 +222,13 @@ def test_a_newcomer_that_slows_another_job_down_leaves_it_and_never_comes_back()
     assert later.pool.jobs["c"].nodes != later.pool.jobs["a"].nodes
 
 
+def test_who_has_left_is_not_kept_apart_any_more() -> None:
+    state = after(two_on_a_node(), StepTimeMeasured("a", 1.3))
+    assert set(state.pool.apart) == {"a", "c"}
+
+    assert after(state, JobLeft("a")).pool.apart == {}
+
+
 def test_a_newcomer_that_is_slow_itself_gets_a_node_of_its_own() -> None:
     decided = decide(two_on_a_node(), StepTimeMeasured("c", 1.3))
 
