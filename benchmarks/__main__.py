@@ -65,7 +65,8 @@ _MODULES = (
     gpu,
 )
 BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark for benchmark in (*(module.BENCHMARK for module in _MODULES), step.HARD_CASES)
+    benchmark.name: benchmark
+    for benchmark in (*(module.BENCHMARK for module in _MODULES), step.HARD_CASES, assignment.SPEED)
 }
 
 

@@ -5,9 +5,10 @@ most `nodes_max`, as AutoPS does [1]_: it chooses a cluster for each job by the 
 and the cluster decides the rest, by `scaling.decide`. So the time of an assignment depends on the size of a
 cluster, not on that of the whole pool, and what one job changes stays within its cluster.
 
-The best fit comes first: the cluster with least free processors that suffice. Free processors can lie on
-many nodes of which none suits the job. Then the next clusters are tried, and at last one in which a node may
-be started, the fullest one first.
+The best fit comes first: the cluster with least free processors that suffice. Those of its roomiest node
+count, where AutoPS counts all that are free: they lie on many nodes of which none may have room for the job.
+If the cluster does not take it after all, the next ones are tried, and at last one in which a node may be
+started, the fullest one first.
 
 References:
     .. [1] Gu et al., "Elastic Model Aggregation with Parameter Service", 2022, section 3.3.3.
@@ -210,8 +211,10 @@ class _Ranking:
 
 
 def _free_processors(pool: Pool) -> float:
-    return sum(
-        load.node.type.cores * (pool.rules.fill_max - load.utilisation) for load in pool.nodes.values()
+    """Free processors of the node that has most of them."""
+    return max(
+        (load.node.type.cores * (pool.rules.fill_max - load.utilisation) for load in pool.nodes.values()),
+        default=0.0,
     )
 
 
