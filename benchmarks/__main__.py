@@ -23,6 +23,7 @@ from benchmarks import (
     elastic_watching,
     first_run,
     gpu,
+    philly,
     planning,
     prediction,
     priors,
@@ -63,6 +64,7 @@ _MODULES = (
     agents,
     reading,
     gpu,
+    philly,
 )
 BENCHMARKS: dict[str, Benchmark] = {
     benchmark.name: benchmark

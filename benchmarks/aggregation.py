@@ -17,7 +17,7 @@ from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Update
 from scavenger.train.transport.messages.values import TensorSpec
 
-__all__ = ["BENCHMARK"]
+__all__ = ["BENCHMARK", "one_core"]
 
 _Shapes = tuple[tuple[int, ...], ...]
 _LARGE: _Shapes = ((5000, 4000), (4_999_744,), (256,))
@@ -93,7 +93,16 @@ def run(repetitions: int, work_dir: Path) -> Result:
     )
 
 
-def _measure(case: _Case, repetitions: int) -> tuple[Spread, int, Spread]:
+def one_core(workers: int, repetitions: int) -> tuple[float, int]:
+    """Median processor seconds in which one core sums so many gradients and updates by Adam, and the parameters."""
+    case = _Case("Adam", "Adam", workers=workers, threads=1)
+    spread, _, _ = _measure(case, repetitions, clock=time.process_time)
+    return spread.median, _PARAMETERS
+
+
+def _measure(
+    case: _Case, repetitions: int, clock: Callable[[], float] = time.perf_counter
+) -> tuple[Spread, int, Spread]:
     """Time of a step, how many arrays of the parameters' size pass, and the time of a copy of as many."""
     random = np.random.default_rng(0)
 
@@ -118,16 +127,16 @@ def _measure(case: _Case, repetitions: int) -> tuple[Spread, int, Spread]:
             for source, target in zip(*weights, strict=True):
                 np.copyto(target, source)
 
-    return _timed(step, repetitions), arrays, _timed(copy, repetitions)
+    return _timed(step, repetitions, clock), arrays, _timed(copy, repetitions, clock)
 
 
-def _timed(task: Callable[[int], None], repetitions: int) -> Spread:
+def _timed(task: Callable[[int], None], repetitions: int, clock: Callable[[], float]) -> Spread:
     task(1)
     seen = []
     for number in range(repetitions):
-        begin = time.perf_counter()
+        begin = clock()
         task(number + 2)
-        seen.append(time.perf_counter() - begin)
+        seen.append(clock() - begin)
     return Spread.of(seen)
 
 
