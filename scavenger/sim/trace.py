@@ -237,6 +237,9 @@ class _Replay:
         for cluster, node in changed:
             for name in self._tenants(cluster, node):
                 self._pace(at_s, name, self._manager.clusters[cluster].pool.loss(name))
+        for state in self._manager.clusters.values():
+            for load in state.waiting:  # with aggregators of its own
+                self._pace(at_s, load.name, 0.0)
         self._use(at_s)
 
     def _changed(self) -> set[tuple[str, str]]:
@@ -268,7 +271,7 @@ class _Replay:
             for name in self._tenants(cluster, node):
                 step_s = self._manager.clusters[cluster].pool.step_time_s(name)
                 actions += self._manager.handle(StepTimeMeasured(name, step_s))
-        self._seen = dict(self._manager.clusters)
+        changed |= self._changed()
 
     def _tenants(self, cluster: str, node: str) -> list[str]:
         state = self._manager.clusters.get(cluster)
@@ -309,12 +312,7 @@ class _Replay:
     def _use(self, at_s: float) -> None:
         clusters = self._manager.clusters.values()
         nodes = sum(len(state.pool.nodes) for state in clusters)
-        nodes += sum(
-            self._running[load.name].job.servers
-            for state in clusters
-            for load in state.waiting
-            if load.name in self._running
-        )
+        nodes += sum(self._running[load.name].job.servers for state in clusters for load in state.waiting)
         servers = sum(one.job.servers for one in self._running.values())
         self._history.uses.append(Use(at_s, nodes, servers, len(self._running)))
 
