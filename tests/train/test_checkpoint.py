@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import io
 import itertools
 import os
 import re
@@ -33,7 +35,16 @@ from scavenger.errors import ConfigurationError, NotSupportedError, ScavengerErr
 from scavenger.train.checkpoints import checkpoint
 from scavenger.train.checkpoints.checkpoint import FORMAT_VERSION, CheckpointStore, Manifest, Part
 from scavenger.train.checkpoints.files import LocalFiles, RemoteFiles
-from scavenger.train.checkpoints.format import Array, DamagedError, TensorStream, read_tensors, verify_tensors
+from scavenger.train.checkpoints.format import (
+    Array,
+    DamagedError,
+    Readable,
+    TensorStream,
+    read_header,
+    read_tensor,
+    read_tensors,
+    verify_tensors,
+)
 
 _MIB = 1 << 20
 _TYPES = ["bool", "f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"]
@@ -103,7 +114,7 @@ def test_a_part_gives_back_every_bit_and_the_reference_library_agrees(tensors: d
     stream = TensorStream(tensors)
     data = b"".join(stream)
     assert len(data) == stream.bytes
-    assert hashlib.sha256(data).hexdigest() == stream.sha256
+    assert _digest(data) == stream.sha256
     assert same(_read(data), tensors)
     assert same(safetensors.numpy.load(data), tensors)
     assert same(_read(safetensors.numpy.save(tensors)), tensors)
@@ -200,6 +211,12 @@ def test_a_hostile_part_is_refused_before_memory_is_taken_for_it(data: bytes) ->
         tracemalloc.stop()
 
 
+def _digest(data: bytes) -> str:
+    """The digest of a part: of the header that has those of its tensors, or of all of an older part."""
+    header = data[: 8 + int.from_bytes(data[:8], "little")]
+    return hashlib.sha256(header if b'"__metadata__":' in header else data).hexdigest()
+
+
 def _read(data: bytes) -> dict[str, Array]:
     tensors: dict[str, Array] = _opened(data, read_tensors)
     return tensors
@@ -213,7 +230,32 @@ def _opened(data: bytes, read: Callable[..., Any]) -> Any:
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.seek(0)
-        return read(file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        return read(file, size=len(data), sha256=_digest(data))
+
+
+@settings(max_examples=30)
+@given(tensors=tensor_dicts.filter(bool), data=st.data())
+def test_one_tensor_is_read_and_verified_without_the_others(
+    tensors: dict[str, Array], data: st.DataObject
+) -> None:
+    part = bytearray(b"".join(stream := TensorStream(tensors)))
+    header = read_header(io.BytesIO(part), size=len(part), sha256=stream.sha256)
+    assert header.digests is not None
+    wanted = data.draw(st.sampled_from(header.tensors))
+    damaged = data.draw(st.integers(header.data_at, len(part))) if len(part) > header.data_at else len(part)
+    if damaged < len(part):
+        part[damaged] ^= 1
+    name, tensor = wanted
+    begin, end = (header.data_at + at for at in tensor.data_offsets)
+    file = io.BytesIO(part)
+    file.seek(begin)
+
+    if begin <= damaged < end:
+        with pytest.raises(DamagedError, match="SHA-256"):
+            read_tensor(file, tensor, sha256=header.digests[name])
+    else:
+        read = read_tensor(file, tensor, sha256=header.digests[name])
+        assert same({name: read}, {name: tensors[name]})
 
 
 def test_no_part_is_held_twice_in_memory(tmp_path: Path) -> None:
@@ -235,6 +277,72 @@ def test_no_part_is_held_twice_in_memory(tmp_path: Path) -> None:
 
 
 # ---- the store ---------------------------------------------------------------------------------------------
+
+
+class _Counted:
+    """Counts the bytes that are read of a file."""
+
+    def __init__(self, file: Readable, counts: list[int]) -> None:
+        self._file, self._counts = file, counts
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        count = self._file.readinto(buffer)
+        self._counts.append(count or 0)
+        return count
+
+
+def test_of_a_checkpoint_only_what_is_asked_for_is_read_at_any_storage(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(url)
+    whole = np.arange(400_000, dtype=np.float32)
+    cuts = [(begin, begin + 50_000) for begin in range(0, 400_000, 50_000)]
+    parts = tuple(
+        store.write_part(1, "a", str(n), {f"weight.0@{begin}": whole[begin:end] for begin, end in cuts[n::2]})
+        for n in (0, 1)
+    )
+    store.commit(manifest(1, "a", parts))
+    found = CheckpointStore(url).open("step-00000001-a")
+    assert found is not None
+    counts: list[int] = []
+    plain = type(found._files).reading
+
+    @contextlib.contextmanager
+    def counted(self: Any, *place: Any) -> Iterator[tuple[Readable, int]]:
+        with plain(self, *place) as (file, size):
+            yield _Counted(file, counts), size
+
+    monkeypatch.setattr(type(found._files), "reading", counted)
+
+    target = np.zeros((500, 200), np.float32)
+    with found.arrays() as saved:
+        assert saved.read("weight.0", target, first=120_000, size=400_000)
+        assert not saved.read("weight.0", target, first=120_000, size=400_001)
+        assert not saved.read("weight.0", target.astype("float64"), first=0, size=400_000)
+        assert not saved.read("weight.1", target)
+
+    np.testing.assert_array_equal(target.reshape(-1), whole[120_000:220_000])
+    assert sum(counts) < 3 * 50_000 * 4 + 10_000, "of the ranges that overlap, and headers"
+
+
+def test_a_range_that_is_damaged_is_not_read(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path))
+    tensors: dict[str, Array] = {"a": np.zeros(1000), "b": np.zeros(1000)}
+    store.commit(manifest(1, "a", (store.write_part(1, "a", "a0", tensors),)))
+    path = tmp_path / "step-00000001-a" / "part-a0.safetensors"
+    _flip(path, path.stat().st_size - 1, 2)
+    found = store.open("step-00000001-a")
+    assert found is not None
+
+    with found.arrays() as saved:
+        assert saved.read("a", np.zeros(1000))
+        with pytest.raises(TransientError, match=r"part-a0.*SHA-256"):
+            saved.read("b", np.zeros(1000))
+    _flip(path, 20, 2)
+    with pytest.raises(TransientError, match="part-a0"), found.arrays():
+        pass
+    assert store.open("step-00000002-a") is None
+    assert store.open("../elsewhere") is None
 
 
 @pytest.fixture(params=["local", "file", "memory", "folders", "leader"])

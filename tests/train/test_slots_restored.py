@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import msgspec
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from scavenger.errors import ScavengerError
 from scavenger.train.aggregation import aggregator
@@ -20,10 +23,11 @@ from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.checkpoints import checkpoint
 from scavenger.train.checkpoints.checkpoint import CheckpointStore, Manifest
 from scavenger.train.checkpoints.checkpoint import Part as CheckpointPart
-from scavenger.train.checkpoints.ranges import SavedArrays
+from scavenger.train.checkpoints.files import LocalFiles
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
+from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +62,7 @@ class Model:
     """All parts of a model, on some aggregators."""
 
     def __init__(self, fd: int, made: m.Manifest, aggregators: int) -> None:
-        self.layout = Layout.of(made, aggregators)
+        self.fd, self.layout = fd, Layout.of(made, aggregators)
         self.parts = [ModelShard(fd, self.layout, index) for index in range(aggregators)]
         self._block = self.parts[0].block
 
@@ -99,11 +103,9 @@ class Model:
     def restore(self, store: CheckpointStore) -> None:
         found = store.latest()
         assert found is not None
-        tensors: dict[str, Any] = {}
-        for saved in found.manifest.parts:
-            tensors |= found.tensors(saved.name)
         for part in self.parts:
-            part.load(found.manifest.step, SavedArrays.of(tensors))
+            with found.arrays() as saved:
+                part.load(found.manifest.step, saved)
 
 
 @contextmanager
@@ -115,14 +117,14 @@ def model(made: m.Manifest, aggregators: int) -> Iterator[Model]:
         os.close(fd)
 
 
-@pytest.mark.parametrize("aggregators", [1, 2, 3])
+@pytest.mark.parametrize("aggregators", [1, 2, 5])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_job_goes_on_as_it_would_have_on_any_number_of_aggregators(
     name: str, aggregators: int, tmp_path: Path
 ) -> None:
     made, store = manifest(OPTIMIZERS[name](), TWINS.items()), CheckpointStore(str(tmp_path))
-    with model(made, 2) as first:
-        assert all(len(part) > 1 for part in first.layout.parts)
+    with model(made, 3) as first:
+        assert all(first.layout.parts)
         first.begin()
         first.train(1, 3)
         first.save(store, 3)
@@ -165,8 +167,106 @@ def test_a_checkpoint_of_the_form_that_confused_tensors_is_refused(
             first.save(store, 0)
 
         with pytest.raises(ScavengerError, match=r"format 1\).*start a new job"):
-            aggregator._checkpoint(str(tmp_path), made)
+            aggregator._checkpoint(m.Restore(str(tmp_path)), made)
         first.train(1, 1)
         first.save(store, 1)
 
-    assert aggregator._checkpoint(str(tmp_path), made).manifest.step == 1
+    newest = aggregator._checkpoint(m.Restore(str(tmp_path)), made)
+    assert newest.manifest.step == 1
+
+
+def test_an_aggregator_reads_only_its_own_part_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = manifest(_O.Adam(0.1), {"table": (40_000, 4), "bias": (1000,)}.items())
+    store, counts = CheckpointStore(str(tmp_path)), [0]
+
+    class Counted:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def readinto(self, buffer: Any, /) -> int | None:
+            count: int | None = self._file.readinto(buffer)
+            counts[-1] += count or 0
+            return count
+
+    @contextmanager
+    def counted(self: Any, *place: Any) -> Iterator[Any]:
+        with reading(self, *place) as (file, size):
+            yield Counted(file), size
+
+    with model(made, 3) as first:
+        first.begin()
+        first.train(1, 2)
+        first.save(store, 2)
+        expected = first.train(3, 3)
+    found = store.latest()
+    assert found is not None
+    whole = sum(part.bytes for part in found.manifest.parts)
+    with model(made, 5) as again:
+        reading = LocalFiles.reading
+        monkeypatch.setattr(LocalFiles, "reading", counted)
+        for part in again.parts:
+            counts.append(0)
+            chosen = aggregator._checkpoint(m.Restore(str(tmp_path), found.manifest.folder), made)
+            with chosen.arrays() as saved:
+                part.load(2, saved)
+        after = again.train(3, 3)
+
+    for one, other in zip(after, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert all(count < 0.45 * whole for count in counts[1:]), "a fifth, and what its buckets overlap"
+
+
+def as_of_format_2(
+    made: m.Manifest, folder: Path, arrays: list[Any], slots: dict[tuple[int, int], Any]
+) -> None:
+    """Write a checkpoint of step 3 as Scavenger did whose parts held whole tensors, with one digest each."""
+    names: list[dict[str, Any]] = [{}, {}]
+    for index, array in enumerate(arrays):
+        names[index % 2][f"weight.{index}"] = array
+    for (tensor, number), array in slots.items():
+        names[tensor % 2][f"slot.{'shared' if tensor < 0 else tensor}.{number}"] = np.asarray(array)
+    place, parts = folder / "step-00000003-old", []
+    place.mkdir(parents=True)
+    for number, tensors in enumerate(names):
+        data = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+        (place / f"part-{number}.safetensors").write_bytes(data)
+        digest = hashlib.sha256(data).hexdigest()
+        parts.append({"name": str(number), "sha256": digest, "bytes": len(data), "finite": True})
+    body = msgspec.json.encode(
+        {
+            "fingerprint": made.digest,
+            "step": 3,
+            "attempt": "old",
+            "epoch": 0,
+            "consumed": 0,
+            "view": 1,
+            "parts": parts,
+            "created_at": "2030-01-01T00:00:00Z",
+            "state": {},
+            "serial": 1,
+            "version": 2,
+        }
+    )
+    document = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
+    (place / "manifest.json").write_bytes(msgspec.json.encode(document))
+
+
+@pytest.mark.parametrize("name", ["Adam", "Nadam", "Adafactor"])
+def test_a_checkpoint_of_whole_tensors_goes_on_in_ranges(name: str, tmp_path: Path) -> None:
+    made = manifest(OPTIMIZERS[name](), TWINS.items())
+    with model(made, 1) as first:
+        first.begin()
+        weights = first.train(1, 3)
+        slots = SavedOptimizer(first.fd, first.layout).state(3, 1.0).slots
+        as_of_format_2(made, tmp_path, weights, dict(slots))
+        expected = first.train(4, 6)
+
+    assert aggregator._checkpoint(m.Restore(str(tmp_path)), made).manifest.version == 2
+    with model(made, 3) as again:
+        again.restore(CheckpointStore(str(tmp_path)))
+        found = again.train(4, 6)
+
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)

@@ -88,6 +88,18 @@ def test_whatever_is_written_comes_back_however_it_is_cut(
     assert list(everything(root)) == ["step-1/part"]
 
 
+def test_a_file_is_read_from_any_of_its_bytes(files: Files) -> None:
+    data, buffer = os.urandom(2 * f.CHUNK_BYTES), bytearray(2 * f.CHUNK_BYTES)
+    files.write("step-1", "part", [memoryview(data)])
+    for begin in (0, 7, f.CHUNK_BYTES, 2 * f.CHUNK_BYTES - 1, 2 * f.CHUNK_BYTES):
+        got = bytearray()
+        with files.reading("step-1", "part", begin) as (file, size):
+            while count := file.readinto(buffer):
+                got += buffer[:count]
+        assert size == len(data)
+        assert got == data[begin:]
+
+
 def test_a_file_that_grows_while_it_is_read_is_seen_to_be_longer(files: Files, root: Path) -> None:
     files.write("step-1", "part", [memoryview(bytes(f.CHUNK_BYTES))])
     buffer = bytearray(2 * f.CHUNK_BYTES)

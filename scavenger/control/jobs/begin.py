@@ -20,6 +20,7 @@ from scavenger.control.training.recorder import Recorder
 from scavenger.domain.report import Noted, Observer, PhaseChanged
 from scavenger.store import Store
 from scavenger.train.names import partial_model
+from scavenger.train.transport.messages.values import Restore
 
 __all__ = ["Attempt", "Options", "begin_job", "open_journals"]
 
@@ -137,7 +138,7 @@ def _build(
         folder=prepared.folder,
         work_dir=attempt.work_dir,
         checkpoints=checkpoints,
-        resumed=resumed is not None,
+        restore=None if resumed is None else Restore(resumed.url, resumed.folder),
         engine=resources.engine,
         clock=options.clock,
     )

@@ -23,12 +23,14 @@ class Resumption:
 
     Attributes:
         url: Location of its checkpoints.
+        folder: The checkpoint that is restored.
         before: Time, cost and progress up to the checkpoint that is restored.
         chosen: The chosen configuration; None if the search had not ended.
     """
 
     job_id: str
     url: str
+    folder: str
     before: EarlierAttempts
     chosen: Configuration | None
     predicted: Predicted | None
@@ -76,4 +78,11 @@ def find_resumption(job: JobRecord, journal: Path) -> Resumption:
         samples_by_batch=history.samples_by_batch,
         callback_runs=history.callback_runs,
     )
-    return Resumption(job_id=job.id, url=url, before=before, chosen=job.chosen, predicted=job.predicted)
+    return Resumption(
+        job_id=job.id,
+        url=url,
+        folder=manifest.folder,
+        before=before,
+        chosen=job.chosen,
+        predicted=job.predicted,
+    )

@@ -32,7 +32,7 @@ def supervisor_of(
     folder: Path,
     work_dir: Path,
     checkpoints: str,
-    resumed: bool,
+    restore: Restore | None,
     engine: Callable[[Path, int], Engine] | None,
     clock: Callable[[], float],
 ) -> Supervisor:
@@ -44,7 +44,7 @@ def supervisor_of(
         folder: Folder of the training module.
         work_dir: The job's output folder.
         checkpoints: URL of the checkpoints.
-        resumed: Whether to restore the newest checkpoint.
+        restore: The checkpoint to restore; None for a new job.
     """
     plan = job.checkpoint or CheckpointSpec(path="./checkpoints")
     return Supervisor.open(
@@ -52,7 +52,7 @@ def supervisor_of(
         work_dir=work_dir,
         timeouts=Timeouts(job.limits.start, job.limits.step, job.limits.evaluation, job.limits.callbacks),
         aggregators=job.elastic.aggregators,
-        restore=Restore(checkpoints) if resumed else None,
+        restore=restore,
         checkpoint=CheckpointPlan(checkpoints, plan.every, plan.every_steps or 0),
         engine=engine or engine_maker(job.engine),
         clock=clock,

@@ -26,7 +26,6 @@ from scavenger.train.aggregation.remote_workers import RemoteWorkers
 from scavenger.train.aggregation.sequencer import Sequencer
 from scavenger.train.aggregation.upstream import Upstream
 from scavenger.train.checkpoints.checkpoint import OLDEST_VERSION, Checkpoint, CheckpointStore
-from scavenger.train.checkpoints.ranges import SavedArrays
 from scavenger.train.names import aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
@@ -290,12 +289,10 @@ class Aggregator:
             shard.begin()
             record = JobRecord()
         else:
-            checkpoint = _checkpoint(message.restore.url, message.manifest)
+            checkpoint = _checkpoint(message.restore, message.manifest)
             manifest = checkpoint.manifest
-            tensors: dict[str, Any] = {}
-            for saved in manifest.parts:
-                tensors |= checkpoint.tensors(saved.name)
-            shard.load(manifest.step, SavedArrays.of(tensors))
+            with checkpoint.arrays() as saved:
+                shard.load(manifest.step, saved)
             quarantined = tuple(int(index) for index in manifest.state.get("quarantined", ()))
             # without the view number: the coordinator of this attempt counts its own
             record = JobRecord(
@@ -403,13 +400,18 @@ class Aggregator:
         self._remote_workers.answer(self._applied)
 
 
-def _checkpoint(url: str, model: m.Manifest) -> Checkpoint:
-    """Return the newest checkpoint from which a job can resume.
+def _checkpoint(restore: m.Restore, model: m.Manifest) -> Checkpoint:
+    """Return the checkpoint that was chosen, or the newest from which a job can resume.
+
+    All aggregators have to find the same one. So what is verified here is the same for all: the manifest of the chosen
+    one, or all parts of the newest, and not only those parts that this one will read.
 
     Raises:
         ScavengerError: If there is none, or it belongs to another model or has an older format.
     """
-    checkpoint = CheckpointStore(url).latest(finite=True)
+    url, store = restore.url, CheckpointStore(restore.url)
+    # the chosen one may have been superseded while the job ran
+    checkpoint = (store.open(restore.folder) if restore.folder else None) or store.latest(finite=True)
     if checkpoint is None:
         raise ScavengerError(f"{url} holds no checkpoint that can be read")
     manifest = checkpoint.manifest

@@ -7,15 +7,18 @@ A store holds one folder per attempt to write a checkpoint; only one job may wri
                            manifest.json            written last, by the first: the commit
 
 The attempt's name is unique, so the parts of two attempts at one step never mix. The manifest holds the SHA-256
-of every part, and of itself. Data is used only after its digest was verified; nothing is pickled.
+of every part, and of itself; a part holds that of every tensor. Data is used only after its digest was verified;
+nothing is pickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -24,7 +27,18 @@ import msgspec
 
 from scavenger.errors import ConfigurationError, NotSupportedError, TransientError
 from scavenger.train.checkpoints.files import Files, open_files
-from scavenger.train.checkpoints.format import Array, DamagedError, TensorStream, check_size, read_tensors
+from scavenger.train.checkpoints.format import (
+    Array,
+    DamagedError,
+    Readable,
+    SavedTensor,
+    TensorStream,
+    check_size,
+    read_header,
+    read_tensor,
+    read_tensors,
+)
+from scavenger.train.checkpoints.ranges import SavedArrays, SavedRange, ranges_of
 
 __all__ = ["FORMAT_VERSION", "OLDEST_VERSION", "Checkpoint", "CheckpointStore", "Manifest", "Part"]
 
@@ -32,7 +46,7 @@ FORMAT_VERSION = 3
 """Incremented when an older Scavenger would misread a checkpoint, or this one an older checkpoint.
 
 1: optimizer state named by paths, which several tensors may share. 2: named by tensor index. 3: by tensor index and
-range.
+range, with a digest for each.
 """
 
 OLDEST_VERSION = 2
@@ -114,7 +128,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A committed checkpoint whose manifest and parts were verified.
+    """A committed checkpoint whose manifest was verified, and by `CheckpointStore.latest` its parts.
 
     Attributes:
         manifest: Its manifest.
@@ -133,13 +147,88 @@ class Checkpoint:
             TransientError: If the part was damaged since the search; a new search finds another checkpoint.
         """
         part = {part.name: part for part in self.manifest.parts}[name]
-        try:
-            with self._files.reading(self.manifest.folder, _file(part.name)) as (file, size):
-                check_size(size, part.bytes)
-                return read_tensors(file, size=size, sha256=part.sha256)
-        except (DamagedError, OSError) as error:
-            place = f"{self._files.root}/{self.manifest.folder}/{_file(part.name)}"
-            raise TransientError(f"{place}: cannot be read: {_reason(error)}") from error
+        with (
+            _transient(f"{self._files.root}/{self.manifest.folder}/{_file(part.name)}"),
+            self._files.reading(self.manifest.folder, _file(part.name)) as (file, size),
+        ):
+            check_size(size, part.bytes)
+            return read_tensors(file, size=size, sha256=part.sha256)
+
+    @contextlib.contextmanager
+    def arrays(self) -> Iterator[SavedArrays]:
+        """Open the checkpoint; of its parts, only the headers and what is asked for are read, and verified on the way.
+
+        A part of an older format, which can only be verified as a whole, is read as a whole.
+
+        Raises:
+            TransientError: As `tensors`; `SavedArrays.read` does, too.
+        """
+        with contextlib.ExitStack() as opened:
+            found: list[SavedRange] = []
+            for part in self.manifest.parts:
+                reader = _PartReader(self._files, self.manifest.folder, part)
+                opened.callback(reader.close)
+                ranges = reader.ranges()
+                found += ranges if ranges is not None else ranges_of(self.tensors(part.name))
+            yield SavedArrays(found)
+
+
+class _PartReader:
+    """Reads some tensors of one part; the file stays open between tensors that follow each other in it."""
+
+    def __init__(self, files: Files, folder: str, part: Part) -> None:
+        self._files, self._folder, self._part = files, folder, part
+        self._opened = contextlib.ExitStack()
+        self._file: Readable | None = None
+        self._at = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._opened.close()
+        self._file = None
+
+    def ranges(self) -> list[SavedRange] | None:
+        """Return what the part holds; None if it can only be verified as a whole."""
+        with self._reading() as file:
+            header = read_header(file, size=self._part.bytes, sha256=self._part.sha256)
+            self._at = header.data_at
+        if header.digests is None:
+            return None
+        return [
+            SavedRange(
+                name,
+                tensor.shape,
+                tensor.type,
+                functools.partial(
+                    self._load, header.data_at + tensor.data_offsets[0], tensor, header.digests[name]
+                ),
+            )
+            for name, tensor in header.tensors
+        ]
+
+    def _load(self, at: int, tensor: SavedTensor, sha256: str) -> Array:
+        with self._reading(at) as file:
+            array = read_tensor(file, tensor, sha256=sha256)
+            self._at = at + tensor.bytes
+        return array
+
+    @contextlib.contextmanager
+    def _reading(self, at: int = 0) -> Iterator[Readable]:
+        with _transient(f"{self._files.root}/{self._folder}/{_file(self._part.name)}"):
+            if self._file is None or self._at != at:
+                self.close()
+                opening = self._files.reading(self._folder, _file(self._part.name), at)
+                self._file, size = self._opened.enter_context(opening)
+                check_size(size, self._part.bytes)
+            yield self._file
+
+
+@contextlib.contextmanager
+def _transient(place: str) -> Iterator[None]:
+    try:
+        yield
+    except (DamagedError, OSError) as error:
+        raise TransientError(f"{place}: cannot be read: {_reason(error)}") from error
 
 
 class CheckpointStore:
@@ -232,6 +321,25 @@ class CheckpointStore:
             problems.append(problem)
         self.problems = tuple(problems)
         return None if found is None else Checkpoint(found, self.problems, self._files)
+
+    def open(self, folder: str) -> Checkpoint | None:
+        """Return a checkpoint by its folder's name, as `Manifest.folder`; its parts are verified as they are read.
+
+        Returns:
+            The checkpoint, or None if there is none that is committed and intact; `problems` then says why.
+
+        Raises:
+            TransientError: If the location cannot be read now.
+            NotSupportedError: If the checkpoint was written by a newer Scavenger.
+            ConfigurationError: If reading the location is not permitted.
+        """
+        self.problems = ()
+        try:
+            if _FOLDER.fullmatch(folder):
+                return Checkpoint(self._read_manifest(folder), (), self._files)
+        except (DamagedError, OSError) as error:
+            self.problems = (self._problem(folder, _MANIFEST, error),)
+        return None
 
     def discard_unfinished(self) -> None:
         """Remove every attempt without a manifest; only while no process writes: at the start or after a failure.

@@ -45,8 +45,10 @@ class Files(Protocol):
     def write(self, folder: str, name: str, chunks: Iterable[memoryview]) -> None:
         """Create or replace a file; folders are created as needed. On failure, the old file is intact."""
 
-    def reading(self, folder: str, name: str) -> contextlib.AbstractContextManager[tuple[Readable, int]]:
-        """Open a file; the context value is the file and its size, bytes."""
+    def reading(
+        self, folder: str, name: str, begin: int = 0
+    ) -> contextlib.AbstractContextManager[tuple[Readable, int]]:
+        """Open a file; the context value is the file, positioned at byte `begin`, and its size, bytes."""
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
         """Verify a part by reading all of it at its storage; see `verify_tensors`.
@@ -96,13 +98,14 @@ class LocalFiles:
             raise
 
     @contextlib.contextmanager
-    def reading(self, folder: str, name: str) -> Iterator[tuple[Readable, int]]:
+    def reading(self, folder: str, name: str, begin: int = 0) -> Iterator[tuple[Readable, int]]:
         """See `Files.reading`."""
         path = os.path.join(self.root, folder, name)
         with open(path, "rb", buffering=0, opener=_open_plain) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
+            file.seek(begin)
             yield file, status.st_size
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
@@ -200,12 +203,14 @@ class RemoteFiles:
                 raise
 
     @contextlib.contextmanager
-    def reading(self, folder: str, name: str) -> Iterator[tuple[Readable, int]]:
+    def reading(self, folder: str, name: str, begin: int = 0) -> Iterator[tuple[Readable, int]]:
         """See `Files.reading`."""
         path = self._path(folder, name)
         with _as_os_errors():
             self._filesystem.invalidate_cache()
             with self._filesystem.open(path, "rb") as file:
+                if begin:
+                    file.seek(begin)
                 yield file, int(self._filesystem.size(path))
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from scavenger.train.checkpoints.format import Array
 
-__all__ = ["SavedArrays", "SavedRange", "range_name"]
+__all__ = ["SavedArrays", "SavedRange", "range_name", "ranges_of"]
 
 
 def range_name(key: str, first: int | None) -> str:
@@ -58,23 +58,26 @@ class SavedRange:
         return self.begin + math.prod(self.shape)
 
 
+def ranges_of(tensors: Mapping[str, Array]) -> list[SavedRange]:
+    """Return arrays that are in memory, by name."""
+    return [
+        SavedRange(name, array.shape, array.dtype, functools.partial(np.asarray, array))
+        for name, array in tensors.items()
+    ]
+
+
 class SavedArrays:
-    """The arrays of a checkpoint; only those ranges are loaded that are needed, each once if they are read in order."""
+    """The arrays of a checkpoint; only those ranges are loaded that are needed.
+
+    A range whose end has not been read yet is kept, so each is loaded once if what is read of it follows in order.
+    """
 
     def __init__(self, ranges: Iterable[SavedRange]) -> None:
         found: defaultdict[str, list[SavedRange]] = defaultdict(list)
         for one in ranges:
             found[one.key].append(one)
         self._ranges = {key: sorted(some, key=lambda one: one.begin) for key, some in found.items()}
-        self._loaded: tuple[SavedRange, Array] | None = None
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Array]) -> SavedArrays:
-        """Return arrays that are in memory, by name."""
-        return cls(
-            SavedRange(name, array.shape, array.dtype, functools.partial(np.asarray, array))
-            for name, array in tensors.items()
-        )
+        self._loaded: dict[str, Array] = {}
 
     def read(self, key: str, target: Array, *, first: int = 0, size: int | None = None) -> bool:
         """Fill an array with elements of a saved one.
@@ -97,14 +100,10 @@ class SavedArrays:
         flat, at = target.reshape(-1), first
         for one in ranges:
             if one.begin <= at < min(one.end, end):
-                upto = min(one.end, end)
-                flat[at - first : upto - first] = self._load(one).reshape(-1)[
-                    at - one.begin : upto - one.begin
-                ]
+                upto, loaded = min(one.end, end), self._loaded.pop(one.name, None)
+                loaded = one.load() if loaded is None else loaded
+                flat[at - first : upto - first] = loaded.reshape(-1)[at - one.begin : upto - one.begin]
+                if upto < one.end:
+                    self._loaded[one.name] = loaded
                 at = upto
         return at == end
-
-    def _load(self, one: SavedRange) -> Array:
-        if self._loaded is None or self._loaded[0] is not one:
-            self._loaded = one, one.load()
-        return self._loaded[1]

@@ -109,6 +109,7 @@ class Read(Tagged, frozen=True):
     root: _Root
     folder: _Name
     name: _Name
+    begin: _Count = 0
 
 
 # ---- what goes on ------------------------------------------------------------------------------------------
@@ -206,11 +207,11 @@ class LeaderFiles:
                 operation.receive(Ok)
 
     @contextlib.contextmanager
-    def reading(self, folder: str, name: str) -> Iterator[tuple[Readable, int]]:
+    def reading(self, folder: str, name: str, begin: int = 0) -> Iterator[tuple[Readable, int]]:
         """See `Files.reading`."""
         with self._connect() as operation:
-            size = operation.ask(Read(self._launch, self._path, folder, name), Opened).size
-            yield _RemoteFile(operation, size), size
+            size = operation.ask(Read(self._launch, self._path, folder, name, begin), Opened).size
+            yield _RemoteFile(operation, max(0, size - begin)), size
 
     def verify(self, folder: str, name: str, *, size: int, sha256: str) -> None:
         """See `Files.verify`."""
@@ -279,7 +280,7 @@ class _Operation:
 
 
 class _RemoteFile:
-    """A file of the leader, read from its beginning; chunks are requested ahead, up to its size."""
+    """A file of the leader, read in order; chunks are requested ahead, up to its end."""
 
     def __init__(self, operation: _Operation, size: int) -> None:
         self._operation, self._unrequested_bytes = operation, size

@@ -167,7 +167,7 @@ class Supervisor:
             events,
             aggregators=names,
             timeouts=timeouts,
-            restore=None if restore is None else m.Restore(reachable(restore.url)),
+            restore=restore and msgspec.structs.replace(restore, url=reachable(restore.url)),
             checkpoint=checkpoint and msgspec.structs.replace(checkpoint, url=reachable(checkpoint.url)),
             clock=clock,
         )

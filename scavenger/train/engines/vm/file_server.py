@@ -165,7 +165,7 @@ class FileServer:
                 files.write(folder, name, self._with_room(files.root, _chunks(receive, send)))
                 send(f.Ok())
             case f.Read():
-                with files.reading(_name(first.folder), _name(first.name)) as (file, size):
+                with files.reading(_name(first.folder), _name(first.name), first.begin) as (file, size):
                     send(f.Opened(size))
                     _send_file(file, receive, send)
 

@@ -254,9 +254,15 @@ class DeathBody(Body, frozen=True):
 
 
 class Restore(Body, frozen=True):
-    """Begin with a checkpoint instead of a worker's initial weights."""
+    """Begin with a checkpoint instead of a worker's initial weights.
+
+    Attributes:
+        url: Location of the job's checkpoints.
+        folder: The chosen one, whose parts were verified; empty for the newest that passes verification.
+    """
 
     url: str
+    folder: str = ""
 
 
 class CheckpointPlan(Body, frozen=True):
