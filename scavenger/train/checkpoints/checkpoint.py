@@ -163,35 +163,32 @@ class Checkpoint:
         Raises:
             TransientError: As `tensors`; `SavedArrays.read` does, too.
         """
-        with contextlib.ExitStack() as opened:
+        with contextlib.closing(_Reader(self._files, self.manifest.folder)) as reader:
             found: list[SavedRange] = []
             for part in self.manifest.parts:
-                reader = _PartReader(self._files, self.manifest.folder, part)
-                opened.callback(reader.close)
-                ranges = reader.ranges()
+                ranges = reader.ranges(part)
                 found += ranges if ranges is not None else ranges_of(self.tensors(part.name))
             yield SavedArrays(found)
 
 
-class _PartReader:
-    """Reads some tensors of one part; the file stays open between tensors that follow each other in it."""
+class _Reader:
+    """Reads some tensors of a checkpoint; one file is open at a time, as long as tensors follow each other in it."""
 
-    def __init__(self, files: Files, folder: str, part: Part) -> None:
-        self._files, self._folder, self._part = files, folder, part
+    def __init__(self, files: Files, folder: str) -> None:
+        self._files, self._folder = files, folder
         self._opened = contextlib.ExitStack()
         self._file: Readable | None = None
-        self._at = 0
+        self._place: tuple[Part, int] | None = None
 
     def close(self) -> None:
         """Close the file."""
         self._opened.close()
-        self._file = None
+        self._file = self._place = None
 
-    def ranges(self) -> list[SavedRange] | None:
-        """Return what the part holds; None if it can only be verified as a whole."""
-        with self._reading() as file:
-            header = read_header(file, size=self._part.bytes, sha256=self._part.sha256)
-            self._at = header.data_at
+    def ranges(self, part: Part) -> list[SavedRange] | None:
+        """Return what a part holds; None if it can only be verified as a whole."""
+        with self._reading(part, 0) as file:
+            header = read_header(file, size=part.bytes, sha256=part.sha256)
         if header.digests is None:
             return None
         return [
@@ -200,26 +197,31 @@ class _PartReader:
                 tensor.shape,
                 tensor.type,
                 functools.partial(
-                    self._load, header.data_at + tensor.data_offsets[0], tensor, header.digests[name]
+                    self._load,
+                    part,
+                    header.data_at + tensor.data_offsets[0],
+                    tensor,
+                    header.digests[name],
                 ),
             )
             for name, tensor in header.tensors
         ]
 
-    def _load(self, at: int, tensor: SavedTensor, sha256: str) -> Array:
-        with self._reading(at) as file:
+    def _load(self, part: Part, at: int, tensor: SavedTensor, sha256: str) -> Array:
+        with self._reading(part, at) as file:
             array = read_tensor(file, tensor, sha256=sha256)
-            self._at = at + tensor.bytes
+        self._place = part, at + tensor.bytes
         return array
 
     @contextlib.contextmanager
-    def _reading(self, at: int = 0) -> Iterator[Readable]:
-        with _transient(f"{self._files.root}/{self._folder}/{_file(self._part.name)}"):
-            if self._file is None or self._at != at:
+    def _reading(self, part: Part, at: int) -> Iterator[Readable]:
+        with _transient(f"{self._files.root}/{self._folder}/{_file(part.name)}"):
+            if self._file is None or self._place != (part, at):
                 self.close()
-                opening = self._files.reading(self._folder, _file(self._part.name), at)
+                opening = self._files.reading(self._folder, _file(part.name), at)
                 self._file, size = self._opened.enter_context(opening)
-                check_size(size, self._part.bytes)
+                check_size(size, part.bytes)
+            self._place = None  # until it is known where the file is
             yield self._file
 
 
