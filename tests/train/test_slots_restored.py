@@ -230,7 +230,7 @@ def as_of_format_2(
     place, parts = folder / "step-00000003-old", []
     place.mkdir(parents=True)
     for number, tensors in enumerate(names):
-        data = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in tensors.items()})
+        data = safetensors.numpy.save({name: np.array(array, order="C") for name, array in tensors.items()})
         (place / f"part-{number}.safetensors").write_bytes(data)
         digest = hashlib.sha256(data).hexdigest()
         parts.append({"name": str(number), "sha256": digest, "bytes": len(data), "finite": True})
