@@ -130,6 +130,15 @@ def test_clusters_that_a_quota_does_not_allow_are_left_out_and_said() -> None:
     ]
 
 
+def test_every_aggregator_vm_takes_its_part_of_a_quota_and_is_paid_for() -> None:
+    elastic = {"aggregators": 5, "aggregator_vms": 2}
+    found = renting((Quota(STANDARD, "us-east-1", 16, 4),), elastic=elastic)
+    trainer: Any = SimpleNamespace(setup_s=[], ready_on=lambda vm: 0)
+
+    assert found.within_quotas()[0].workers == (1, 2, 3, 4)
+    assert found.terms(trainer).shared.aggregators == 2
+
+
 def test_a_quota_that_allows_nothing_ends_the_job_before_a_vm_is_asked_for() -> None:
     with pytest.raises(QuotaError, match="leaves room for 0 workers") as found:
         renting((Quota(STANDARD, "us-east-1", 2, 0),)).within_quotas()

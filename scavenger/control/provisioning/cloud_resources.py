@@ -34,6 +34,7 @@ from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
 from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
 from scavenger.policy.provisioning.config import Backoff
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
+from scavenger.policy.provisioning.slots import evenly
 from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
@@ -128,7 +129,10 @@ class CloudResources:
         )
         workers = job.worker_counts
         self.offered = self.cloud.offers_for(
-            job.resources, workers=(workers[0], workers[-1]), deadline_s=job.constraints.deadline
+            job.resources,
+            workers=(workers[0], workers[-1]),
+            deadline_s=job.constraints.deadline,
+            aggregator_vms=job.elastic.aggregator_vms,
         )
         with_gpus = [offer for offer in self.offered.offers if self.cloud.has_gpus(offer.vm)]
         if with_gpus and environment.get(UNPROVEN_VARIABLE) != GPU_VMS:
@@ -143,7 +147,7 @@ class CloudResources:
 
     @property
     def aggregators(self) -> Offer:
-        """The offer for the aggregators' VM."""
+        """The offer for an aggregator VM."""
         return self.cloud.on_demand_offer(self.offered.offers[0].vm)
 
     @property
@@ -225,11 +229,12 @@ class CloudResources:
             if found is None:
                 return None
             count, quota = found
-            # the aggregators' VM is launched first, on demand
+            # the aggregator VMs are launched first, on demand
             same = (
                 vms_left(name, (quota,), aggregator_offer.vm, aggregator_offer.cpus, spot=False) is not None
             )
-            room = max(0, count - (-(-aggregator_offer.cpus // offer.cpus) if same else 0))
+            cpus = self._job.elastic.aggregator_vms * aggregator_offer.cpus
+            room = max(0, count - (-(-cpus // offer.cpus) if same else 0))
             return room * offer.workers_per_vm, quota
 
         room = left(spot=offer.spot)
@@ -245,7 +250,13 @@ class CloudResources:
         ready = {
             offer.vm: -(-trainer.ready_on(offer.vm) // offer.workers_per_vm) for offer in self.offered.offers
         }
-        return self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=setup_s, ready=ready)
+        return self.cloud.terms(
+            self.offered,
+            disk_gib=self._disk_gib,
+            setup_s=setup_s,
+            ready=ready,
+            aggregator_vms=self._job.elastic.aggregator_vms,
+        )
 
     def fleet(
         self,
@@ -290,7 +301,7 @@ class CloudResources:
                 slots=(),
                 options=(),
                 # in the worst case, all VMs are replaced at once or moved to another VM type
-                vms_max=2 * max(job.worker_counts[-1], job.elastic_range[1]) + 2,
+                vms_max=2 * (max(job.worker_counts[-1], job.elastic_range[1]) + job.elastic.aggregator_vms),
                 budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
                 template=LaunchTemplate(
                     run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
@@ -309,6 +320,7 @@ class CloudResources:
             ),
             offers=offers,
             threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
+            aggregators_on=evenly(job.elastic.aggregators, job.elastic.aggregator_vms),
             wait_max_s=job.limits.vms,
             before_usd=max(0.0, before_usd - recorded_traffic(store, record.id).usd),
             disk_usd_per_hour=self.disk_usd_per_hour,

@@ -106,6 +106,7 @@ class CatalogCloud:
         workers: tuple[int, int],
         deadline_s: float | None = None,
         work_s: float | None = None,
+        aggregator_vms: int = 1,
     ) -> Offered:
         """Select the VM types that a job may use.
 
@@ -113,6 +114,7 @@ class CatalogCloud:
             resources: Requirements of the job file; None selects the cheapest type with 4 vCPUs.
             workers: Minimum and maximum number of workers.
             deadline_s, work_s: See `decide_spot`.
+            aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
 
         Raises:
             ConfigurationError: If a named type does not exist, its price on demand is unknown, or no type is suitable.
@@ -130,7 +132,7 @@ class CatalogCloud:
                 f"are searched: {names}"
             )
         aggregator = self.on_demand_offer(listings[0].machine.name)
-        fixed = aggregator.price_usd_per_hour
+        fixed = aggregator_vms * aggregator.price_usd_per_hour
         decisions = [
             self._decide(listing, fixed, workers, deadline_s=deadline_s, work_s=work_s)
             for listing in listings
@@ -142,7 +144,7 @@ class CatalogCloud:
         return Offered(tuple(offers), tuple(decisions), tuple(notes))
 
     def on_demand_offer(self, vm: str) -> Offer:
-        """The on-demand offer for the aggregators' VM when workers run on this VM type.
+        """The on-demand offer for an aggregator VM when workers run on this VM type.
 
         It is the same type, unless that has accelerators or more than 8 vCPUs; then it is the cheapest type without
         accelerators that has 2 vCPUs and 4 GiB.
@@ -161,20 +163,27 @@ class CatalogCloud:
         return next(offer for offer in offers if not self._machine(offer).accelerators)
 
     def terms(
-        self, offered: Offered, *, disk_gib: float, setup_s: float, ready: Mapping[str, int] | None = None
+        self,
+        offered: Offered,
+        *,
+        disk_gib: float,
+        setup_s: float,
+        ready: Mapping[str, int] | None = None,
+        aggregator_vms: int = 1,
     ) -> CostTerms:
-        """Costs besides the workers: one VM for the aggregators, disks, setup and interruptions.
+        """Costs besides the workers: VMs for the aggregators, disks, setup and interruptions.
 
         Args:
             offered: The offers of the search.
             disk_gib: Size of each VM's boot disk.
             setup_s: Time from a VM's launch to its worker's first step.
             ready: Number of VMs of each type that have completed their setup.
+            aggregator_vms: Number of aggregator VMs.
         """
         disk = self._catalog.disk_price(self._provider, self._region)
         return CostTerms(
             shared=SharedCosts(
-                aggregators=1,
+                aggregators=aggregator_vms,
                 usd_per_aggregator_hour=self.on_demand_offer(offered.offers[0].vm).price_usd_per_hour,
                 disk_gib=disk_gib,
                 usd_per_gib_hour=None if disk is None else disk.usd_per_hour,
