@@ -14,6 +14,7 @@ from spaces import CLOUD, SPACE, job_model
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
 from scavenger.domain.curve import FloatArray, TradeoffCurve
+from scavenger.models.aggregation import HeldWorkers
 from scavenger.models.cost import NEVER_COUNTED, estimate_of, expected_time_s
 from scavenger.models.job_model import NOT_COUNTED
 from scavenger.models.statistical import StatisticalModel
@@ -122,6 +123,15 @@ def test_aggregator_vms_cost_their_number_times_price_times_time_and_nothing_els
         assert after.time_s == before.time_s
         added = vms * each_usd_per_hour * after.time_s / 3600.0
         assert after.cost_usd == pytest.approx(before.cost_usd + added)
+
+
+def test_clusters_that_the_aggregators_do_not_hold_are_left_out_unless_they_were_measured() -> None:
+    held = HeldWorkers(2, "too many workers for the memory of 1 aggregator VM c5.large of 4 GiB")
+    curve = build_curve(MODEL, SPOT_SPACE, costs=TERMS, held=held)
+
+    for point in curve:
+        assert (point.excluded == held.reason) == (point.configuration.workers > 2 and not point.measured)
+    assert any(point.measured and point.configuration.workers > 2 for point in curve)
 
 
 def test_traffic_between_zones_is_paid_by_the_step_for_each_worker_elsewhere() -> None:

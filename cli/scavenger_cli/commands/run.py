@@ -132,8 +132,8 @@ def _preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tu
         price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
         yield "on", f"{clean(offer.vm)} ({job.infra}{', spot' if offer.spot else ''}), {price}"
     if aggregators is not None:
-        vms, price = job.elastic.aggregator_vms, aggregators.price_usd_per_hour
-        hourly = f"{money(price)} an hour" if vms == 1 else f"{money(vms * price)} an hour in all"
+        vms = job.elastic.aggregator_vms
+        hourly = f"{money(vms * aggregators.price_usd_per_hour)} an hour{'' if vms == 1 else ' in all'}"
         yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
     for note in platform.notes:
         yield "", clean(note)

@@ -156,6 +156,7 @@ def _build(
         clock=options.clock,
     )
     trainer.terms = lambda: resources.terms(trainer)
+    trainer.aggregator_vms = lambda: resources.aggregator_vms(trainer)
     workflow = JobWorkflow(
         trainer,
         job,

@@ -32,6 +32,7 @@ from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
 from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
+from scavenger.models.aggregation import AggregatorVms, optimizer_copies
 from scavenger.policy.provisioning.config import Backoff
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
 from scavenger.policy.provisioning.slots import evenly
@@ -39,6 +40,8 @@ from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.transport.messages.values import Manifest
+from scavenger.train.transport.shared_memory import Layout
 from scavenger.train.transport.sockets import is_own
 
 __all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "CloudResources", "address_of"]
@@ -149,6 +152,22 @@ class CloudResources:
     def aggregators(self) -> Offer:
         """The offer for an aggregator VM."""
         return self.cloud.on_demand_offer(self.offered.offers[0].vm)
+
+    def aggregator_vms(self, manifest: Manifest) -> AggregatorVms:
+        """The aggregator VMs with a model; the one with most of it is taken to have the largest shares."""
+        elastic, offer = self._job.elastic, self.aggregators
+        layout = Layout.of(manifest, elastic.aggregators)
+        shares = sorted((end - begin for begin, end in layout.part_ranges), reverse=True)
+        most = sum(shares[: evenly(elastic.aggregators, elastic.aggregator_vms)[0]])
+        return AggregatorVms(
+            vms=elastic.aggregator_vms,
+            vm=offer.vm,
+            vm_bytes=offer.memory_bytes,
+            weights_bytes=layout.weights_bytes,
+            copies=optimizer_copies(manifest.optimizer),
+            largest_share=most / layout.weights_bytes,
+            vm_bytes_per_s=self.cloud.network_bytes_per_s(offer.vm),
+        )
 
     @property
     def space(self) -> SearchSpace:

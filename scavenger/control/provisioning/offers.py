@@ -230,6 +230,11 @@ class CatalogCloud:
         """Whether a VM type has GPUs."""
         return self._catalog.listing(self._provider, self._region, vm).machine.accelerators > 0
 
+    def network_bytes_per_s(self, vm: str) -> float | None:
+        """Highest bandwidth of a VM type's network; None if unknown."""
+        gbits = self._catalog.listing(self._provider, self._region, vm).machine.network_gbits
+        return None if gbits is None else gbits * 1e9 / 8.0
+
     @property
     def _knows_spot_prices(self) -> bool:
         age_days = self._catalog.age_days(self._provider, self._region, spot=True)
