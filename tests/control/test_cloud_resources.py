@@ -152,7 +152,7 @@ def test_the_memory_of_aggregator_vms_limits_the_workers_of_a_large_model(aggreg
     share = {1: 1.0, 2: 0.5, 3: 2 / 3}[aggregators]
     most = int(3072 / (600 * share)) - 7
     held = found.held(8)
-    assert found.largest_share == pytest.approx(share)
+    assert found.largest_share == pytest.approx(share, rel=0.02)
     assert (None if held is None else held.workers_max) == (None if most >= 8 else max(0, most))
     assert found.vm_bytes_per_s == 1.25e9
 

@@ -40,8 +40,8 @@ from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.values import Manifest
-from scavenger.train.transport.shared_memory import Layout
 from scavenger.train.transport.sockets import is_own
 
 __all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "CloudResources", "address_of"]
@@ -157,7 +157,8 @@ class CloudResources:
         """The aggregator VMs with a model; the one with most of it is taken to have the largest shares."""
         elastic, offer = self._job.elastic, self.aggregators
         layout = Layout.of(manifest, elastic.aggregators)
-        shares = sorted((end - begin for begin, end in layout.part_ranges), reverse=True)
+        parts = (sum(end - begin for begin, end in ranges) for ranges in layout.part_ranges)
+        shares = sorted(parts, reverse=True)
         most = sum(shares[: evenly(elastic.aggregators, elastic.aggregator_vms)[0]])
         return AggregatorVms(
             vms=elastic.aggregator_vms,
