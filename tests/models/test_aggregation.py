@@ -63,6 +63,12 @@ def test_neither_more_workers_nor_a_larger_model_nor_faster_steps_need_fewer_vms
     assert least * rate * step_s >= 2 * k * model * (1 - 1e-9)
 
 
+def test_the_example_of_the_documentation() -> None:
+    """docs/clouds.md, "Aggregator VMs"."""
+    assert vms_for_memory(16, 1e9, 2, vm_bytes=4 * GIB) == 8
+    assert vms_for_bandwidth(16, 1e9, step_time_s=4.0, vm_bytes_per_s=1.25e9) == 7
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     assert vms_for_bandwidth(8, 1e9, step_time_s=1.0, vm_bytes_per_s=None) is None
     assert vms_for_memory(1, 1.0, 2, vm_bytes=OWN_BYTES) is None

@@ -128,14 +128,15 @@ class CloudResources:
         self.warn: Callable[[str], None] = lambda message: None
         self.settings = settings_of(job.infra, environment)
         self.cloud = CatalogCloud(
-            job.infra.provider, job.infra.region, spot=job.spot, environment=environment
+            job.infra.provider,
+            job.infra.region,
+            spot=job.spot,
+            environment=environment,
+            aggregator_vms=job.elastic.aggregator_vms,
         )
         workers = job.worker_counts
         self.offered = self.cloud.offers_for(
-            job.resources,
-            workers=(workers[0], workers[-1]),
-            deadline_s=job.constraints.deadline,
-            aggregator_vms=job.elastic.aggregator_vms,
+            job.resources, workers=(workers[0], workers[-1]), deadline_s=job.constraints.deadline
         )
         with_gpus = [offer for offer in self.offered.offers if self.cloud.has_gpus(offer.vm)]
         if with_gpus and environment.get(UNPROVEN_VARIABLE) != GPU_VMS:
@@ -270,13 +271,7 @@ class CloudResources:
         ready = {
             offer.vm: -(-trainer.ready_on(offer.vm) // offer.workers_per_vm) for offer in self.offered.offers
         }
-        return self.cloud.terms(
-            self.offered,
-            disk_gib=self._disk_gib,
-            setup_s=setup_s,
-            ready=ready,
-            aggregator_vms=self._job.elastic.aggregator_vms,
-        )
+        return self.cloud.terms(self.offered, disk_gib=self._disk_gib, setup_s=setup_s, ready=ready)
 
     def fleet(
         self,

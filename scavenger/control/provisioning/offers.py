@@ -72,6 +72,7 @@ class CatalogCloud:
         catalog: The price catalogue; by default this user's.
         environment: Environment variables, which may name the user's price file.
         changes: Costs of losing a worker.
+        aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
 
     Raises:
         ConfigurationError: If the catalogue cannot be opened.
@@ -86,17 +87,27 @@ class CatalogCloud:
         catalog: Catalog | None = None,
         environment: Mapping[str, str] = os.environ,
         changes: ChangeCosts | None = None,
+        aggregator_vms: int = 1,
     ) -> None:
         self._provider, self._region, self._spot = provider, region, spot
         self._catalog = catalog or open_catalog(environment)
         self._changes = changes or ChangeCosts()
+        self._aggregator_vms = aggregator_vms
 
     def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
         """See `Cloud.offers`: the offers for a job without resource requirements."""
         return self.offers_for(None, workers=(1, workers_max)).offers
 
     def hardware(self) -> str:
-        """See `Cloud.hardware`: the processors of a VM type may differ by region."""
+        """See `Cloud.hardware`: the processors of a VM type may differ by region.
+
+        Several aggregator VMs are hardware of its own: step times are not carried over from one number to another.
+        """
+        several = f" with {self._aggregator_vms} aggregator VMs" if self._aggregator_vms > 1 else ""
+        return f"{self._place}{several}"
+
+    @property
+    def _place(self) -> str:
         return f"{self._provider}/{self._region}"
 
     def offers_for(
@@ -106,7 +117,6 @@ class CatalogCloud:
         workers: tuple[int, int],
         deadline_s: float | None = None,
         work_s: float | None = None,
-        aggregator_vms: int = 1,
     ) -> Offered:
         """Select the VM types that a job may use.
 
@@ -114,7 +124,6 @@ class CatalogCloud:
             resources: Requirements of the job file; None selects the cheapest type with 4 vCPUs.
             workers: Minimum and maximum number of workers.
             deadline_s, work_s: See `decide_spot`.
-            aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
 
         Raises:
             ConfigurationError: If a named type does not exist, its price on demand is unknown, or no type is suitable.
@@ -128,11 +137,11 @@ class CatalogCloud:
             listings = sorted(listings, key=_on_demand)[:TYPES_MAX]
             names = ", ".join(listing.machine.name for listing in listings)
             notes.append(
-                f"resources: {left_out + TYPES_MAX} VM types of {self.hardware()} would do; the {TYPES_MAX} cheapest "
+                f"resources: {left_out + TYPES_MAX} VM types of {self._place} would do; the {TYPES_MAX} cheapest "
                 f"are searched: {names}"
             )
         aggregator = self.on_demand_offer(listings[0].machine.name)
-        fixed = aggregator_vms * aggregator.price_usd_per_hour
+        fixed = self._aggregator_vms * aggregator.price_usd_per_hour
         decisions = [
             self._decide(listing, fixed, workers, deadline_s=deadline_s, work_s=work_s)
             for listing in listings
@@ -163,13 +172,7 @@ class CatalogCloud:
         return next(offer for offer in offers if not self._machine(offer).accelerators)
 
     def terms(
-        self,
-        offered: Offered,
-        *,
-        disk_gib: float,
-        setup_s: float,
-        ready: Mapping[str, int] | None = None,
-        aggregator_vms: int = 1,
+        self, offered: Offered, *, disk_gib: float, setup_s: float, ready: Mapping[str, int] | None = None
     ) -> CostTerms:
         """Costs besides the workers: VMs for the aggregators, disks, setup and interruptions.
 
@@ -178,12 +181,11 @@ class CatalogCloud:
             disk_gib: Size of each VM's boot disk.
             setup_s: Time from a VM's launch to its worker's first step.
             ready: Number of VMs of each type that have completed their setup.
-            aggregator_vms: Number of aggregator VMs.
         """
         disk = self._catalog.disk_price(self._provider, self._region)
         return CostTerms(
             shared=SharedCosts(
-                aggregators=aggregator_vms,
+                aggregators=self._aggregator_vms,
                 usd_per_aggregator_hour=self.on_demand_offer(offered.offers[0].vm).price_usd_per_hour,
                 disk_gib=disk_gib,
                 usd_per_gib_hour=None if disk is None else disk.usd_per_hour,
@@ -221,7 +223,7 @@ class CatalogCloud:
         if not found:
             each = f"{count} {accelerators.name}" if accelerators else "no accelerator"
             raise ConfigurationError(
-                f"resources: {self.hardware()} offers no VM type with {wanted} and {each} on each",
+                f"resources: {self._place} offers no VM type with {wanted} and {each} on each",
                 key="resources",
             )
         return found
