@@ -137,7 +137,8 @@ class CostTerms:
         risks: Preemption risk by VM type, for types used as spot VMs; the estimate notes a missing one as unknown.
         ready: Number of VMs of each type that are already set up.
         reserve_s: The cost of all VMs for this time is kept back from the budget, to shut them down.
-        elsewhere: Number of workers in another zone than the aggregators; others are taken to join them there.
+        elsewhere: Number of workers in another zone than the aggregators, a part of one where only some of these are;
+            others are taken to join them there.
         traffic_usd_per_step: Cost of what one of these sends and gets in a step.
     """
 
@@ -146,7 +147,7 @@ class CostTerms:
     risks: Mapping[str, SpotRisk] = field(default_factory=dict)
     ready: Mapping[str, int] = field(default_factory=dict)
     reserve_s: float = 0.0
-    elsewhere: int = 0
+    elsewhere: float = 0.0
     traffic_usd_per_step: float = 0.0
 
     def __post_init__(self) -> None:

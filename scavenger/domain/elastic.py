@@ -156,6 +156,12 @@ class ElasticSpec(FrozenModel):
         le=AGGREGATORS_MAX,
         description="Processes that share the master copy of the weights, by size.",
     )
+    aggregator_vms: int = Field(
+        default=1,
+        ge=1,
+        le=AGGREGATORS_MAX,
+        description="VMs that the aggregators are spread over, each at the price of an aggregator VM; only on a cloud.",
+    )
     failures: FailuresSpec = Field(default=FailuresSpec(), description="What follows when workers die.")
 
     @model_validator(mode="after")
@@ -164,6 +170,11 @@ class ElasticSpec(FrozenModel):
             raise fault(f"must be at least min ({self.min}), not {self.max}", "max")
         if self.batch_max is not None and self.batch != "weak":
             raise fault("is for batch: weak alone; with strong the global batch never changes", "batch_max")
+        if self.aggregator_vms > self.aggregators:
+            raise fault(
+                f"must be at most aggregators ({self.aggregators}), not {self.aggregator_vms}: each has one or more",
+                "aggregator_vms",
+            )
         return self
 
     @property

@@ -234,7 +234,7 @@ def terms_notes(terms: CostTerms, offers: Iterable[Offer]) -> tuple[str, ...]:
     if shared.disk_gib and shared.usd_per_gib_hour is not None:
         counted.append(f"boot disks ({shared.disk_gib:g} GiB)")
     if terms.elsewhere and terms.traffic_usd_per_step:
-        workers = "1 worker" if terms.elsewhere == 1 else f"{terms.elsewhere} workers"
+        workers = "1 worker" if terms.elsewhere == 1 else f"{terms.elsewhere:.3g} workers"
         counted.append(f"traffic of {workers} in another zone than the aggregators")
     spot = [offer for offer in offers if offer.spot]
     risks = [(offer.vm, terms.risks[offer.vm]) for offer in spot if offer.vm in terms.risks]
@@ -264,7 +264,7 @@ def traffic_usd_per_second(workers: IntArray, step_time_s: FloatArray, terms: Co
     return np.asarray(np.minimum(workers, terms.elsewhere) * terms.traffic_usd_per_step / step_time_s)
 
 
-def traffic_gib(steps: int, workers: int, weights_bytes: float) -> float:
+def traffic_gib(steps: int, workers: float, weights_bytes: float) -> float:
     """Data that workers exchange with aggregators in another zone, `2 s K M`, GiB.
 
     At each of s steps, each of K workers sends a gradient as large as the weights, M bytes, and gets the new weights.

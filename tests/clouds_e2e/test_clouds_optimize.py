@@ -10,6 +10,7 @@ from conftest import MakeJob
 from rented import Rented
 
 from scavenger.control.training.audit import AUDIT_FILE, verify_audit
+from scavenger.policy.provisioning.slots import aggregator_slot
 from scavenger.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
@@ -124,3 +125,51 @@ def _alone(cloud: Rented) -> list[Any]:
     """The only worker's VM that lives; none while there is another."""
     alive = [vm for vm in cloud.vms() if vm.alive and vm.spot]
     return alive if len(alive) == 1 else []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cloud", ["aws"], indirect=True)
+def test_aggregators_on_two_vms_train_through_the_loss_of_one_and_each_vm_is_billed_its_life(
+    cloud: Rented, make_job: MakeJob
+) -> None:
+    job = make_job(
+        tiny=True,
+        search={"workers": 2, "batch_size": [32]},
+        objective="time",
+        profile={"steps": 8},
+        goal={"metric": "val_loss", "max_epochs": 60},
+        elastic={"aggregators": 2, "aggregator_vms": 2},
+        checkpoint={"path": "./checkpoints", "every_steps": 25},
+    )
+    second = aggregator_slot(1)
+
+    def of_second(generation: int) -> list[str]:
+        """The instance that has joined as the second aggregator VM, of this generation."""
+        return [
+            one.instance_id
+            for one in job.intents()
+            if (one.slot, one.generation) == (second, generation) and one.acks
+        ]
+
+    driver = job.start("--audit")
+    try:
+        eventually(lambda: job.phase() == "running" and job.workers_vms(), driver, 300.0)
+        cloud.machine(of_second(0)[0]).kill()
+        eventually(lambda: of_second(1), driver)
+        outcome = job.ended(driver)
+    finally:
+        driver.kill()
+
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.report["actual"]["epochs"] == 60
+    assert_nothing_left(job)
+    cost = job.ask("cost", outcome.job_id).report["job"]
+    aggregators = [one for one in cost["vms"] if one["role"] == "aggregator"]
+    assert len(aggregators) == 3
+    assert len({one["billed_s"] for one in aggregators}) == 3
+    tokens = {vm.id: vm.token for vm in cloud.vms()}
+    for one in cost["vms"]:
+        rate = job.prices[one["vm"]][one["spot"]] / 3600.0
+        assert abs(one["usd"] - paid_usd(job, tokens[one["instance_id"]])) <= CLOCKS_S * rate
+    (item,) = (item for item in cost["estimate"]["items"] if item["name"] == "aggregators")
+    assert item["how"].startswith("2 VMs on demand x ")

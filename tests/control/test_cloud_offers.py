@@ -132,5 +132,9 @@ def test_the_terms_hold_all_that_is_paid_beside_the_workers() -> None:
 
     assert (terms.shared.aggregators, terms.shared.usd_per_aggregator_hour) == (1, 0.085)
     assert terms.shared.usd_per_hour == pytest.approx(0.085 + 30 * spot_prices.DISK_USD_PER_GIB_HOUR)
+    more = cloud("auto", aggregator_vms=3)
+    several = more.terms(offered, disk_gib=30.0, setup_s=150.0)
+    assert more.hardware() != here.hardware() == f"aws/{spot_prices.REGION}"
+    assert several.shared.usd_per_hour == pytest.approx(3 * terms.shared.usd_per_hour)
     assert terms.setup_s == 150.0
     assert terms.risks["g4dn.xlarge"].interruptions_per_hour > 0

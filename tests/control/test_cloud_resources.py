@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from scavenger.control.provisioning.cloud_resources import ADDRESS_VARIABLE, Clo
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import Quota, VmPackage
 from scavenger.errors import CloudError, CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cloud"))
 
@@ -128,6 +130,31 @@ def test_clusters_that_a_quota_does_not_allow_are_left_out_and_said() -> None:
         " room for 5 workers on c5.large: larger clusters are left out",
         " room for 0 workers on c5.2xlarge: c5.2xlarge is left out",
     ]
+
+
+def test_every_aggregator_vm_takes_its_part_of_a_quota_and_is_paid_for() -> None:
+    elastic = {"aggregators": 5, "aggregator_vms": 2}
+    found = renting((Quota(STANDARD, "us-east-1", 16, 4),), elastic=elastic)
+    trainer: Any = SimpleNamespace(setup_s=[], ready_on=lambda vm: 0)
+
+    assert found.within_quotas()[0].workers == (1, 2, 3, 4)
+    assert found.terms(trainer).shared.aggregators == 2
+
+
+@pytest.mark.parametrize(("aggregators", "vms"), [(1, 1), (2, 2), (3, 2)])
+def test_the_memory_of_aggregator_vms_limits_the_workers_of_a_large_model(aggregators: int, vms: int) -> None:
+    mib = 2**20
+    tensors = tuple(TensorSpec(f"w{i}", (25 * mib,), "float32", "trainable") for i in range(6))  # 600 MiB
+    manifest = Manifest(tensors, (), json.dumps({"class_name": "Adam", "config": {}}), "", 0, 1, 0, 1, ())
+    found = renting((), elastic={"aggregators": aggregators, "aggregator_vms": vms}).aggregator_vms(manifest)
+
+    # c5.large has 4 GiB, one of which is not for the model; of three equal shards, one VM has two
+    share = {1: 1.0, 2: 0.5, 3: 2 / 3}[aggregators]
+    most = int(3072 / (600 * share)) - 7
+    held = found.held(8)
+    assert found.largest_share == pytest.approx(share, rel=0.02)
+    assert (None if held is None else held.workers_max) == (None if most >= 8 else max(0, most))
+    assert found.vm_bytes_per_s == 1.25e9
 
 
 def test_a_quota_that_allows_nothing_ends_the_job_before_a_vm_is_asked_for() -> None:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from scavenger.errors import (
 from scavenger.policy.provisioning import slots
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
+from scavenger.policy.provisioning.slots import aggregator_slot
 from scavenger.store import Store
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.vm.agent_server import AgentServer
@@ -141,6 +143,7 @@ class Scene:
         spot: bool = False,
         wait_max_s: float = 3600.0,
         verifier: IdentityVerifier | None = None,
+        aggregators_on: tuple[int, ...] = (2,),
     ) -> Fleet:
         number, self.count = self.count, self.count + 1
         code = self.folder / f"code-{number}"
@@ -166,6 +169,7 @@ class Scene:
             aggregators=small,
             offers=(offer,),
             threads={"small": 2},
+            aggregators_on=aggregators_on,
             before_usd=before_usd,
             wait_max_s=wait_max_s,
             traffic_price=traffic_price("aws"),
@@ -236,6 +240,34 @@ def test_vms_come_with_the_processes_and_go_with_them(scene: Scene) -> None:
     scene.close()
     assert scene.alive() == []
     assert all(intent.state == "GONE" for intent in scene.store.intents())
+
+
+def test_of_two_aggregator_vms_each_has_its_share_and_one_that_is_lost_comes_again_in_its_slot(
+    scene: Scene,
+) -> None:
+    fleet, names = (
+        scene.fleet(scene.job(), aggregators_on=(2, 1)),
+        [f"aggregator-{index}" for index in range(3)],
+    )
+    (engine,) = scene.engines
+    scene.launch(*names, "w0")
+    scene.placed(*names, "w0")
+    hosts = {name: engine.host(name) for name in names}
+    assert sorted(Counter(hosts.values()).values()) == [1, 2]
+    assert fleet.meter.shared_usd_per_hour() == pytest.approx(2 * 0.36)
+
+    (lost,) = [one for one in scene.store.intents() if one.slot == aggregator_slot(1)]
+    scene.cloud.kill(lost.id)
+    scene.cloud.preempt(lost.instance_id)
+    scene.until(lambda: len(engine.running) == 3)
+    (gone,) = {*names} - {*engine.running}
+    scene.launch(gone)
+    scene.placed(*names)
+
+    assert engine.host(gone) != hosts.pop(gone)
+    assert {name: engine.host(name) for name in hosts} == hosts  # the other VM and its processes stayed
+    again = [one.generation for one in scene.store.intents() if one.slot == lost.slot]
+    assert sorted(again) == [0, 1]
 
 
 def test_no_two_vms_join_by_the_same_key_and_no_key_is_kept(scene: Scene) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from nested import built
 
-from scavenger.control.provisioning.bill import counted_usd
+from scavenger.control.provisioning.bill import counted_usd, paid_for
 from scavenger.control.provisioning.fleet_meter import VmCostMeter
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import FleetSpec, Intent, PlacementOption
 from scavenger.domain.vm import VmRequest
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
+from scavenger.policy.provisioning.slots import aggregator_slot
 
 OFFER = Offer("fake", "fake-1", "small", 0.36, "test", cpus=2, memory_bytes=2**32)
 DISK_USD_PER_HOUR = 0.036
@@ -43,6 +45,23 @@ def intent(spent_usd: float, *, slot: int = 1, attempt: int = 1, state: str = "G
         spent_usd=spent_usd,
         billed_s=spent_usd / 0.36 * 3600.0,
     )
+
+
+def test_every_aggregator_vm_is_paid_for_its_own_life() -> None:
+    second = aggregator_slot(1)
+    found = meter()
+    found.look(
+        (intent(0.0, slot=0, state="UP"), intent(0.0, slot=second, state="UP"), intent(0.0, state="UP"))
+    )
+    assert found.shared_usd_per_hour() == pytest.approx(2 * (0.36 + DISK_USD_PER_HOUR))
+
+    replaced = (intent(0.02, slot=0), intent(0.03, slot=second), intent(0.01))
+    costs = paid_for(replaced, at=datetime.now(UTC)).vms
+    assert [(one.role, one.usd) for one in costs] == [
+        ("aggregator", pytest.approx(0.02)),
+        ("aggregator", pytest.approx(0.03)),
+        ("worker", pytest.approx(0.01)),
+    ]
 
 
 def meter(before_usd: float = 0.0) -> VmCostMeter:

@@ -21,6 +21,7 @@ from scavenger.policy.provisioning.boots import (
     register_limit_s,
     usual_boot,
 )
+from scavenger.policy.provisioning.slots import aggregator_slot
 
 HERE = PlacementOption("small", "a", False, 0.1)
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -122,6 +123,14 @@ class TestPhases:
             "aggregators joined (48 s), VM 3 running (30 s), VM 1, 2 asked (2 min), 2 more to follow"
         )
         assert progress_line([vm(slot) for slot in range(40)]) == "40 VMs asked (30 s)"
+
+    def test_several_aggregator_vms_are_told_apart(self) -> None:
+        second = aggregator_slot(1)
+        vms = [vm(0, joined=True, age_s=48.0), vm(second, age_s=50.0), vm(1, age_s=2.0)]
+
+        assert progress_line(vms) == "aggregators 1 joined (48 s), aggregators 2 and VM 1 asked (50 s)"
+        assert progress_line([vm(0), vm(second)]) == "aggregators 1, 2 asked (30 s)"
+        assert [one.title for one in vms] == ["the aggregators' VM", "aggregator VM 2", "VM 1"]
 
     def test_one_that_joined_or_reached_its_coordinator_proves_that_others_can(self) -> None:
         assert not reaches([vm(), vm(console="scavenger: no answer from its coordinator at x: timed out")])

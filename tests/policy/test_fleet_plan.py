@@ -25,7 +25,7 @@ from scavenger.policy.provisioning.fleet_plan import (
     read_shortage,
     slots_of,
 )
-from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT, IDLE_S, Slot
+from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT, AGGREGATORS, IDLE_S, Slot, aggregator_slot
 
 HERE = PlacementOption("small", "a", False, 0.1)
 BIG = PlacementOption("big", "a", True, 0.4)
@@ -166,12 +166,69 @@ class TestPlan:
     def test_so_is_the_aggregators_vm_by_its_next_generation(self, in_doubt: bool, generation: int) -> None:
         silent = AgentSeen(joined=True, silent_s=SILENT_S + 1.0)
         what = seen((intent(AGGREGATOR_SLOT), silent), workers={"small": 2}, in_doubt=in_doubt)
-        assert planned(what, TWO).generation == generation
+        (aggregators, *_) = slots_of(INPUTS, planned(what, TWO))
+        assert aggregators.generation == generation
 
     def test_an_attempt_begins_behind_all_slots_and_generations_of_the_ones_before(self) -> None:
         past = (intent(AGGREGATOR_SLOT, "GONE", generation=2), intent(7, "UP"))
         plan = first_plan((*past, intent(9, attempt=2)), 2)
-        assert (plan.first, plan.generation) == (8, 3)
+        assert (plan.first, plan.generations) == (8, {AGGREGATOR_SLOT: 3})
+
+
+SPREAD = replace(INPUTS, aggregators_on=(2, 1))
+"""Three aggregators on two VMs."""
+SECOND = aggregator_slot(1)
+
+
+class TestSeveralAggregatorVms:
+    """A job with two of them and two workers."""
+
+    plan = plan_fleet(SPREAD, FleetPlan(), seen(workers={"small": 2}, aggregators=3))
+
+    def test_each_has_a_slot_of_its_own_before_those_of_the_workers(self) -> None:
+        assert slots_of(SPREAD, self.plan) == (
+            VmSlot(AGGREGATOR_SLOT, 0, (HERE,)),
+            VmSlot(SECOND, 0, (HERE,)),
+            VmSlot(1, options=(HERE,)),
+            VmSlot(2, options=(HERE,)),
+        )
+        assert {slot: self.plan.types[slot] for slot in (AGGREGATOR_SLOT, SECOND)} == {
+            AGGREGATOR_SLOT: AGGREGATORS,
+            SECOND: AGGREGATORS,
+        }
+        assert len(slots_of(SPREAD, self.plan, one_first=True)) == 1
+
+    @pytest.mark.parametrize("silent", [0, 1])
+    def test_one_that_falls_silent_is_replaced_and_the_other_stays(self, silent: int) -> None:
+        quiet = AgentSeen(joined=True, processes=1, silent_s=SILENT_S + 1.0)
+        vms = [(intent(aggregator_slot(i)), quiet if i == silent else BUSY) for i in range(2)]
+        after = plan_fleet(SPREAD, self.plan, seen(*vms, workers={"small": 2}, aggregators=3))
+
+        generations = [slot.generation for slot in slots_of(SPREAD, after)[:2]]
+        assert generations == [int(index == silent) for index in range(2)]
+        again = plan_fleet(SPREAD, after, seen(workers={"small": 2}, aggregators=3))
+        assert slots_of(SPREAD, again) == slots_of(SPREAD, after)
+
+    def test_they_leave_room_for_the_workers_within_the_limit_of_vms(self) -> None:
+        many = plan_fleet(SPREAD, FleetPlan(), seen(workers={"small": 9}, aggregators=3))
+        assert len(slots_of(SPREAD, many)) == WANTED.vms_max
+
+    def test_each_vm_has_its_own_share_of_the_aggregators(self) -> None:
+        assert [SPREAD.processes_in(slot, AGGREGATORS) for slot in (AGGREGATOR_SLOT, SECOND)] == [2, 1]
+        assert SPREAD.processes_in(aggregator_slot(2), AGGREGATORS) == 0  # of an attempt that had three
+
+    def test_later_attempts_begin_behind_every_one(self) -> None:
+        past = (intent(AGGREGATOR_SLOT, "GONE", generation=2), intent(SECOND, "GONE"), intent(7, "GONE"))
+        plan = first_plan(past, 2)
+        assert (plan.first, plan.generations) == (8, {AGGREGATOR_SLOT: 3, SECOND: 1})
+
+    def test_a_job_that_cannot_have_all_of_them_ends(self) -> None:
+        vms = ((intent(AGGREGATOR_SLOT), BUSY), (intent(1), None))
+        what = seen(*vms, workers={"small": 2}, aggregators=3, waiting={"small": 1})
+        said = {"no_placement": "so it is"}
+        assert read_shortage(SPREAD, self.plan, what, said) == Shortage("no_placement", "so it is")
+        both = seen(*vms, (intent(SECOND), None), workers={"small": 1}, aggregators=3, waiting={"small": 1})
+        assert read_shortage(SPREAD, self.plan, both, said) is None
 
 
 class TestShortage:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.policy.provisioning.slots import IDLE_S, LAST_S, Slot, SlotSeen, plan_slots
+from scavenger.policy.provisioning.slots import (
+    AGGREGATOR_SLOT,
+    FURTHER_AGGREGATORS,
+    IDLE_S,
+    LAST_S,
+    Slot,
+    SlotSeen,
+    aggregator_index,
+    aggregator_slot,
+    evenly,
+    is_for_aggregators,
+    plan_slots,
+)
 
 PLACES = {"huge": 64, "small": 1, "large": 2}
 TYPES = st.sampled_from(sorted(PLACES))
@@ -25,6 +37,26 @@ def situations(draw: st.DrawFn) -> tuple[list[SlotSeen], dict[str, int], int]:
     busy_by_type = {vm: sum(one.busy for one in seen if one.slot.vm == vm) for vm in PLACES}
     needs = {vm: busy_by_type[vm] + draw(st.integers(0, 5)) for vm in PLACES}
     return seen, needs, len(seen)
+
+
+@given(st.integers(0, 1000))
+def test_the_slot_of_an_aggregator_vm_tells_which_it_is(index: int) -> None:
+    assert aggregator_index(aggregator_slot(index)) == index
+    assert aggregator_slot(0) == AGGREGATOR_SLOT == 0
+
+
+@given(st.integers(1, FURTHER_AGGREGATORS))
+def test_no_other_slot_is_for_aggregators(slot: int) -> None:
+    assert not is_for_aggregators(slot)
+
+
+@given(st.integers(1, 16).flatmap(lambda vms: st.tuples(st.integers(vms, 64), st.just(vms))))
+def test_processes_are_spread_evenly_and_none_is_forgotten(case: tuple[int, int]) -> None:
+    processes, vms = case
+    found = evenly(processes, vms)
+
+    assert (len(found), sum(found)) == (vms, processes)
+    assert max(found) - min(found) <= 1 <= min(found)
 
 
 @given(situations())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from nested import built
 
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmRequest
+from scavenger.policy.provisioning.slots import aggregator_slot
 from scavenger.policy.provisioning.zones import common_first, workers_elsewhere
 
 
@@ -49,3 +51,13 @@ def test_workers_elsewhere_are_those_whose_data_leaves_the_aggregators_zone() ->
     assert workers_elsewhere([intent(0, "a"), here, there, gone], processes) == 2
     assert workers_elsewhere([intent(0, "a", "GONE"), intent(0, "b"), here, there], processes) == 4
     assert workers_elsewhere([here, there], processes) == 0
+
+
+def test_where_aggregators_are_in_several_zones_each_worker_is_elsewhere_in_part() -> None:
+    aggregators = [intent(aggregator_slot(index), zone) for index, zone in enumerate("aab")]
+    here, there, nowhere = intent(1, "a"), intent(2, "b"), intent(3, "c")
+    found = workers_elsewhere(
+        [*aggregators, here, there, nowhere], dict.fromkeys((here.id, there.id, nowhere.id), 3)
+    )
+
+    assert found == pytest.approx(3 * 1 / 3 + 3 * 2 / 3 + 3)

@@ -26,6 +26,7 @@ from scavenger.domain.vm import VmRequest
 from scavenger.errors import ScavengerError, StoreBusyError
 from scavenger.policy.provisioning.actions import Alarm
 from scavenger.policy.provisioning.config import Backoff, LookLimits, ProvisioningConfig, RetryWaits, VmLimits
+from scavenger.policy.provisioning.slots import aggregator_slot
 
 OWNER = "scavenger-me"
 PRICE = 0.36
@@ -111,6 +112,12 @@ class Service:
             world.after(world.delayed_s, lambda: self._advance(steps, lambda one: one.throw(error)))
 
 
+def _slots(vms: int, *, aggregators: int) -> tuple[int, ...]:
+    """The slots of so many VMs: those of some aggregators, and workers'."""
+    here = min(vms, aggregators)
+    return (*(aggregator_slot(index) for index in range(here)), *range(1, 1 + vms - here))
+
+
 class World:
     """One schedule.
 
@@ -157,8 +164,8 @@ class World:
         )
         self.cloud.idempotent = idempotent
         self.cloud.weather = self._weather()
-        self.slots = self.random.randint(1, 3)
-        self.vms_max = self.slots + self.random.randint(0, 2)
+        self.slots = _slots(self.random.randint(1, 3), aggregators=1 + seed % 3)
+        self.vms_max = len(self.slots) + self.random.randint(0, 2)
         need = PRICE * CONFIG.reserved_s(DRAIN_S) / 3600
         budget = need * self.random.uniform(1.0, 6.0) if self.random.random() < 0.3 else float("inf")
         self.spec = built(
@@ -166,7 +173,7 @@ class World:
             job_id="job",
             provider=self.cloud.name,
             region=self.cloud.region,
-            slots=tuple(VmSlot(slot) for slot in range(self.slots)),
+            slots=tuple(VmSlot(slot) for slot in self.slots),
             options=tuple(
                 PlacementOption(
                     "small", zone, self.random.random() < 0.7, PRICE * self.random.uniform(0.5, 1)
@@ -275,14 +282,14 @@ class World:
             self.cloud.end(self.random.choice(alive).id, "by hand")
         elif kind == 2:
             slots = tuple(VmSlot(one.number, one.generation) for one in self.spec.slots)
-            lucky = self.random.randrange(self.slots)
+            lucky = self.slots[self.random.randrange(len(self.slots))]
             kept = [
                 w if w.number != lucky else VmSlot(lucky, w.generation + self.random.randint(1, 3))
                 for w in slots
             ]
             self._want(tuple(kept))
         elif kind == 3:
-            self._want(tuple(VmSlot(slot) for slot in range(self.random.randint(0, self.slots))))
+            self._want(tuple(VmSlot(slot) for slot in self.slots[: self.random.randint(0, len(self.slots))]))
         elif kind == 4 and self.services:
             self.counts["releases"] += 1
             self.random.choice(self.services).reconciler.release()
@@ -385,7 +392,7 @@ class World:
         self.chaos, self.cloud.weather = False, CALM
         for vm in self.cloud.vms.values():
             vm.dies_s = float("inf")
-        self._want(tuple(VmSlot(slot, 0) for slot in range(self.slots)))
+        self._want(tuple(VmSlot(slot, 0) for slot in self.slots))
         if self.random.random() < 0.2:  # nobody is left for a while: every VM ends itself
             for service in list(self.services):
                 self.kill(service)
@@ -402,7 +409,7 @@ class World:
 
     def _is_served(self) -> bool:
         up = {one.slot for one in self.store.intents("job", living=True) if one.state == "UP" and one.acks}
-        return up == set(range(self.slots))
+        return up == set(self.slots)
 
     def finish(self) -> None:
         self.store.end_job("job")

@@ -14,6 +14,7 @@ from spaces import CLOUD, SPACE, job_model
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
 from scavenger.domain.curve import FloatArray, TradeoffCurve
+from scavenger.models.aggregation import HeldWorkers
 from scavenger.models.cost import NEVER_COUNTED, estimate_of, expected_time_s
 from scavenger.models.job_model import NOT_COUNTED
 from scavenger.models.statistical import StatisticalModel
@@ -50,7 +51,7 @@ some_terms = st.builds(
         st.floats(0, 600),
     ),
     ready=st.just({}) | st.integers(0, 9).map(lambda n: {"vm": n}),
-    elsewhere=st.integers(0, 20),
+    elsewhere=st.floats(0, 20),
     traffic_usd_per_step=st.floats(0, 0.1),
 )
 
@@ -106,6 +107,31 @@ def test_nothing_that_is_counted_makes_a_configuration_faster_or_cheaper(
     assert (full.rest_s(remaining) >= bare.rest_s(remaining) * (1 - 1e-12)).all()
     assert (full.rest_s(remaining) <= full.time_s * (1 + 1e-12)).all()
     assert (full.rest_usd(remaining) <= full.cost_usd * (1 + 1e-12)).all()
+
+
+@given(some_terms, st.integers(1, 16))
+def test_aggregator_vms_cost_their_number_times_price_times_time_and_nothing_else_changes(
+    terms: CostTerms, vms: int
+) -> None:
+    none = build_curve(MODEL, SPOT_SPACE, costs=replace(terms, shared=replace(terms.shared, aggregators=0)))
+    shared = replace(terms.shared, aggregators=vms)
+    each_usd_per_hour = (shared.usd_per_aggregator_hour or 0.0) + shared.disk_usd_per_hour
+
+    for before, after in zip(
+        none, build_curve(MODEL, SPOT_SPACE, costs=replace(terms, shared=shared)), strict=True
+    ):
+        assert after.time_s == before.time_s
+        added = vms * each_usd_per_hour * after.time_s / 3600.0
+        assert after.cost_usd == pytest.approx(before.cost_usd + added)
+
+
+def test_clusters_that_the_aggregators_do_not_hold_are_left_out_unless_they_were_measured() -> None:
+    held = HeldWorkers(2, "too many workers for the memory of 1 aggregator VM c5.large of 4 GiB")
+    curve = build_curve(MODEL, SPOT_SPACE, costs=TERMS, held=held)
+
+    for point in curve:
+        assert (point.excluded == held.reason) == (point.configuration.workers > 2 and not point.measured)
+    assert any(point.measured and point.configuration.workers > 2 for point in curve)
 
 
 def test_traffic_between_zones_is_paid_by_the_step_for_each_worker_elsewhere() -> None:

@@ -132,8 +132,9 @@ def _preview_rows(prepared: PreparedJob, *, run: bool, yes: bool) -> Iterator[tu
         price = f"{money(offer.price_usd_per_hour)} an hour each: {clean(offer.price_source)}"
         yield "on", f"{clean(offer.vm)} ({job.infra}{', spot' if offer.spot else ''}), {price}"
     if aggregators is not None:
-        hourly = money(aggregators.price_usd_per_hour)
-        yield "and", f"1 {clean(aggregators.vm)} on demand for the aggregators, {hourly} an hour"
+        vms = job.elastic.aggregator_vms
+        hourly = f"{money(vms * aggregators.price_usd_per_hour)} an hour{'' if vms == 1 else ' in all'}"
+        yield "and", f"{vms} {clean(aggregators.vm)} on demand for the aggregators, {hourly}"
     for note in platform.notes:
         yield "", clean(note)
     limits = _limits(job.profile.max_time, job.profile.max_cost)
@@ -186,6 +187,7 @@ def _document(prepared: PreparedJob, *, run: bool, yes: bool) -> dict[str, objec
         if aggregators is None
         else {
             "vm": aggregators.vm,
+            "count": job.elastic.aggregator_vms,
             "price_usd_per_hour": aggregators.price_usd_per_hour,
             "price_source": aggregators.price_source,
         },

@@ -60,6 +60,7 @@ _GPUS = {
     "p5en": "H200",
 }
 """By family; the snapshot has their number, not their name."""
+_NETWORK = re.compile(r"(?:Up to )?([0-9]+(?:\.[0-9]+)?) (Giga|Mega)bit")
 _BURSTABLE = ("t1", "t2", "t3", "t3a", "t4g")
 _AMD_GPUS = ("g4ad",)
 _OTHER_ACCELERATORS = ("Machine Learning ASIC Instances", "FPGA Instances", "Media Accelerator Instances")
@@ -84,7 +85,14 @@ def ec2_machine(name: str, attributes: Mapping[str, Any], *, memory_gib: float) 
     elif attributes.get("currentGeneration") == "No":
         caveat = "previous generation: may not be had, or lack the instructions that TensorFlow needs"
     label = _GPUS.get(family, "GPU") if count else ""
-    return MachineType("aws", name, int(cpus), memory_gib, label, count, caveat)
+    network_gbits = _gbits(str(attributes.get("networkPerformance", "")))
+    return MachineType("aws", name, int(cpus), memory_gib, label, count, caveat, network_gbits)
+
+
+def _gbits(words: str) -> float | None:
+    """Bandwidth from the price list's words, such as `Up to 10 Gigabit` or `12500 Megabit`; None for `Moderate`."""
+    match = _NETWORK.fullmatch(words)
+    return None if match is None else float(match[1]) / (1000.0 if match[2] == "Mega" else 1.0)
 
 
 def mend(table: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], MendedPrice]:

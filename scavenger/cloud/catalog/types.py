@@ -32,6 +32,8 @@ class MachineType:
         accelerator: Name of its GPUs such as `T4`; empty where it has none.
         accelerators: How many GPUs.
         caveat: Why it is offered only to who names it; empty for a type like any other.
+        network_gbits: Bandwidth of its network, gigabits per second, at most: EC2's types with "up to" have it for a
+            while only, and how much they keep is not in the price list. None if unknown, as for Compute Engine.
     """
 
     provider: str
@@ -41,6 +43,7 @@ class MachineType:
     accelerator: str = ""
     accelerators: int = 0
     caveat: str = ""
+    network_gbits: float | None = None
 
     @property
     def family(self) -> str:

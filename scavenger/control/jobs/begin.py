@@ -157,6 +157,7 @@ def _build(
         clock=options.clock,
     )
     trainer.terms = lambda: resources.terms(trainer)
+    trainer.aggregator_vms = lambda: resources.aggregator_vms(trainer)
     workflow = JobWorkflow(
         trainer,
         job,

@@ -32,6 +32,7 @@ from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import Intent
 from scavenger.domain.job import JobSpec
 from scavenger.errors import ConfigurationError, JobFileError
+from scavenger.models.aggregation import AggregatorVms
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.files import check_location, local_path
@@ -63,6 +64,9 @@ class Resources(Protocol):
 
     def terms(self, trainer: Trainer) -> CostTerms | None:
         """Costs besides the workers, as far as known; None if the job rents nothing."""
+
+    def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
+        """The rented aggregator VMs; None if there are none, or the model is not known yet."""
 
     def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         """Renew the rented VMs and read their state; called about once a second.
@@ -255,6 +259,9 @@ class _LocalResources:
     def terms(self, trainer: Trainer) -> CostTerms | None:
         return None
 
+    def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
+        return None
+
     def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         pass
 
@@ -338,6 +345,10 @@ class _VmResources:
             elsewhere=self._fleet.workers_elsewhere,
             traffic_usd_per_step=self._fleet.traffic_usd(weights),
         )
+
+    def aggregator_vms(self, trainer: Trainer) -> AggregatorVms | None:
+        manifest = trainer.supervisor.manifest
+        return None if manifest is None else self._cloud_resources.aggregator_vms(manifest)
 
     def tick(self, drain_s: float = 0.0, *, step: int = 0, model_bytes: float = 0.0) -> None:
         fleet = self._fleet

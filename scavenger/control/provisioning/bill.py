@@ -17,7 +17,7 @@ from scavenger.domain.intent import Intent
 from scavenger.domain.report import Predicted
 from scavenger.domain.vm import VmSeen
 from scavenger.models.cost import NEVER_COUNTED, ledger, pricing_curves
-from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
+from scavenger.policy.provisioning.slots import is_for_aggregators
 from scavenger.search.curve import repriced
 from scavenger.store.records import JobRecord
 
@@ -184,7 +184,7 @@ def _cost_of(intent: Intent, at: datetime, disk_usd_per_gib_hour: float | None) 
         vm=request.vm,
         zone=request.zone,
         spot=request.spot,
-        role="aggregator" if intent.slot == AGGREGATOR_SLOT else "worker",
+        role="aggregator" if is_for_aggregators(intent.slot) else "worker",
         billed_s=seconds,
         usd=usd,
         disk_usd=None

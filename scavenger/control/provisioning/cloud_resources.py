@@ -32,12 +32,16 @@ from scavenger.domain.intent import FleetSpec, PlacementOption
 from scavenger.domain.job import JobSpec
 from scavenger.domain.vm import LaunchTemplate, Quota, VmPackage
 from scavenger.errors import CloudUnavailableError, ConfigurationError, QuotaError, ThrottledError
+from scavenger.models.aggregation import AggregatorVms, optimizer_copies
 from scavenger.policy.provisioning.config import Backoff
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
+from scavenger.policy.provisioning.slots import evenly
 from scavenger.policy.provisioning.zones import common_first
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.engines.vm.agent_server import AgentServer
+from scavenger.train.transport.layout import Layout
+from scavenger.train.transport.messages.values import Manifest
 from scavenger.train.transport.sockets import is_own
 
 __all__ = ["ADDRESS_VARIABLE", "IMAGE_VARIABLE", "CloudResources", "address_of"]
@@ -124,7 +128,11 @@ class CloudResources:
         self.warn: Callable[[str], None] = lambda message: None
         self.settings = settings_of(job.infra, environment)
         self.cloud = CatalogCloud(
-            job.infra.provider, job.infra.region, spot=job.spot, environment=environment
+            job.infra.provider,
+            job.infra.region,
+            spot=job.spot,
+            environment=environment,
+            aggregator_vms=job.elastic.aggregator_vms,
         )
         workers = job.worker_counts
         self.offered = self.cloud.offers_for(
@@ -143,8 +151,25 @@ class CloudResources:
 
     @property
     def aggregators(self) -> Offer:
-        """The offer for the aggregators' VM."""
+        """The offer for an aggregator VM."""
         return self.cloud.on_demand_offer(self.offered.offers[0].vm)
+
+    def aggregator_vms(self, manifest: Manifest) -> AggregatorVms:
+        """The aggregator VMs with a model; the one with most of it is taken to have the largest shares."""
+        elastic, offer = self._job.elastic, self.aggregators
+        layout = Layout.of(manifest, elastic.aggregators)
+        parts = (sum(end - begin for begin, end in ranges) for ranges in layout.part_ranges)
+        shares = sorted(parts, reverse=True)
+        most = sum(shares[: evenly(elastic.aggregators, elastic.aggregator_vms)[0]])
+        return AggregatorVms(
+            vms=elastic.aggregator_vms,
+            vm=offer.vm,
+            vm_bytes=offer.memory_bytes,
+            weights_bytes=layout.weights_bytes,
+            copies=optimizer_copies(manifest.optimizer),
+            largest_share=most / layout.weights_bytes,
+            vm_bytes_per_s=self.cloud.network_bytes_per_s(offer.vm),
+        )
 
     @property
     def space(self) -> SearchSpace:
@@ -225,11 +250,12 @@ class CloudResources:
             if found is None:
                 return None
             count, quota = found
-            # the aggregators' VM is launched first, on demand
+            # the aggregator VMs are launched first, on demand
             same = (
                 vms_left(name, (quota,), aggregator_offer.vm, aggregator_offer.cpus, spot=False) is not None
             )
-            room = max(0, count - (-(-aggregator_offer.cpus // offer.cpus) if same else 0))
+            cpus = self._job.elastic.aggregator_vms * aggregator_offer.cpus
+            room = max(0, count - (-(-cpus // offer.cpus) if same else 0))
             return room * offer.workers_per_vm, quota
 
         room = left(spot=offer.spot)
@@ -290,7 +316,7 @@ class CloudResources:
                 slots=(),
                 options=(),
                 # in the worst case, all VMs are replaced at once or moved to another VM type
-                vms_max=2 * max(job.worker_counts[-1], job.elastic_range[1]) + 2,
+                vms_max=2 * (max(job.worker_counts[-1], job.elastic_range[1]) + job.elastic.aggregator_vms),
                 budget_usd=math.inf if job.constraints.budget is None else job.constraints.budget,
                 template=LaunchTemplate(
                     run_max_s=RUN_MAX_S if deadline_s is None else deadline_s + RUN_MARGIN_S,
@@ -309,6 +335,7 @@ class CloudResources:
             ),
             offers=offers,
             threads={offer.vm: offer.cpus for offer in (aggregator_offer, *offers)},
+            aggregators_on=evenly(job.elastic.aggregators, job.elastic.aggregator_vms),
             wait_max_s=job.limits.vms,
             before_usd=max(0.0, before_usd - recorded_traffic(store, record.id).usd),
             disk_usd_per_hour=self.disk_usd_per_hour,

@@ -176,8 +176,8 @@ class Fleet:
         return self._intents
 
     @property
-    def workers_elsewhere(self) -> int:
-        """Number of workers in another zone than the aggregators' VM."""
+    def workers_elsewhere(self) -> float:
+        """Number of workers in another zone than the aggregators; see `policy.provisioning.zones`."""
         return workers_elsewhere(self._intents, self._agents.processes())
 
     def traffic_usd(self, weights_bytes: float) -> float:

@@ -120,7 +120,7 @@ class FleetAgents:
             role="aggregator" if vm == AGGREGATORS else "worker",
             vm=vm,
             threads=self._inputs.threads[intent.request.vm],
-            slots=self._inputs.room[vm],
+            slots=self._inputs.processes_in(intent.slot, vm),
         )
 
     def acknowledge(self, now: float) -> None:

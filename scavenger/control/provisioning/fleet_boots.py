@@ -235,8 +235,7 @@ class FleetBoots:
 
     def _named(self, vm: BootSeen) -> str:
         request = vm.intent.request
-        what = "the aggregators' VM" if vm.name == "aggregators" else vm.name
-        return f"{what} ({vm.intent.instance_id or 'no id yet'}, {request.vm} in {request.zone})"
+        return f"{vm.title} ({vm.intent.instance_id or 'no id yet'}, {request.vm} in {request.zone})"
 
     def _shown_console(self, vm: BootSeen) -> str:
         """The end of a VM's console for a message, and where the rest of it was written."""

@@ -9,7 +9,7 @@ from scavenger.control.provisioning.bill import counted_usd
 from scavenger.control.training.cost_meter import CostMeter
 from scavenger.domain.intent import Intent
 from scavenger.policy.provisioning.fleet_plan import FleetInputs
-from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
+from scavenger.policy.provisioning.slots import is_for_aggregators
 
 __all__ = ["VmCostMeter"]
 
@@ -57,8 +57,8 @@ class VmCostMeter(CostMeter):
         return living + sum(count * self._prices[vm] for vm, count in (joining or {}).items())
 
     def shared_usd_per_hour(self) -> float:
-        """See `CostMeter.shared_usd_per_hour`: the aggregators' VM."""
-        return sum(self._rate(one) for one in self._paid_for() if one.slot == AGGREGATOR_SLOT)
+        """See `CostMeter.shared_usd_per_hour`: the aggregator VMs."""
+        return sum(self._rate(one) for one in self._paid_for() if is_for_aggregators(one.slot))
 
     def reserved_usd(self) -> float:
         """See `CostMeter.reserved_usd`."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from scavenger.domain.configuration import Offer
 from scavenger.domain.intent import Intent
 from scavenger.policy.provisioning.actions import Alarm
-from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
+from scavenger.policy.provisioning.slots import is_for_aggregators
 
 __all__ = ["FleetNotes"]
 
@@ -84,7 +84,7 @@ class FleetNotes:
         """Show, once per VM type, that an on-demand VM replaces an unavailable spot VM, with its price."""
         for intent in intents:
             offer = self._offers.get(intent.request.vm)
-            if intent.slot == AGGREGATOR_SLOT or intent.state != "UP" or offer is None:
+            if is_for_aggregators(intent.slot) or intent.state != "UP" or offer is None:
                 continue
             if offer.spot and not intent.request.spot and offer.vm not in self._fallen_back:
                 self._fallen_back.add(offer.vm)

@@ -72,6 +72,7 @@ class CatalogCloud:
         catalog: The price catalogue; by default this user's.
         environment: Environment variables, which may name the user's price file.
         changes: Costs of losing a worker.
+        aggregator_vms: Number of aggregator VMs, which are paid for whatever the workers are.
 
     Raises:
         ConfigurationError: If the catalogue cannot be opened.
@@ -86,17 +87,27 @@ class CatalogCloud:
         catalog: Catalog | None = None,
         environment: Mapping[str, str] = os.environ,
         changes: ChangeCosts | None = None,
+        aggregator_vms: int = 1,
     ) -> None:
         self._provider, self._region, self._spot = provider, region, spot
         self._catalog = catalog or open_catalog(environment)
         self._changes = changes or ChangeCosts()
+        self._aggregator_vms = aggregator_vms
 
     def offers(self, *, workers_max: int) -> tuple[Offer, ...]:
         """See `Cloud.offers`: the offers for a job without resource requirements."""
         return self.offers_for(None, workers=(1, workers_max)).offers
 
     def hardware(self) -> str:
-        """See `Cloud.hardware`: the processors of a VM type may differ by region."""
+        """See `Cloud.hardware`: the processors of a VM type may differ by region.
+
+        Several aggregator VMs are hardware of its own: step times are not carried over from one number to another.
+        """
+        several = f" with {self._aggregator_vms} aggregator VMs" if self._aggregator_vms > 1 else ""
+        return f"{self._place}{several}"
+
+    @property
+    def _place(self) -> str:
         return f"{self._provider}/{self._region}"
 
     def offers_for(
@@ -126,11 +137,11 @@ class CatalogCloud:
             listings = sorted(listings, key=_on_demand)[:TYPES_MAX]
             names = ", ".join(listing.machine.name for listing in listings)
             notes.append(
-                f"resources: {left_out + TYPES_MAX} VM types of {self.hardware()} would do; the {TYPES_MAX} cheapest "
+                f"resources: {left_out + TYPES_MAX} VM types of {self._place} would do; the {TYPES_MAX} cheapest "
                 f"are searched: {names}"
             )
         aggregator = self.on_demand_offer(listings[0].machine.name)
-        fixed = aggregator.price_usd_per_hour
+        fixed = self._aggregator_vms * aggregator.price_usd_per_hour
         decisions = [
             self._decide(listing, fixed, workers, deadline_s=deadline_s, work_s=work_s)
             for listing in listings
@@ -142,7 +153,7 @@ class CatalogCloud:
         return Offered(tuple(offers), tuple(decisions), tuple(notes))
 
     def on_demand_offer(self, vm: str) -> Offer:
-        """The on-demand offer for the aggregators' VM when workers run on this VM type.
+        """The on-demand offer for an aggregator VM when workers run on this VM type.
 
         It is the same type, unless that has accelerators or more than 8 vCPUs; then it is the cheapest type without
         accelerators that has 2 vCPUs and 4 GiB.
@@ -163,7 +174,7 @@ class CatalogCloud:
     def terms(
         self, offered: Offered, *, disk_gib: float, setup_s: float, ready: Mapping[str, int] | None = None
     ) -> CostTerms:
-        """Costs besides the workers: one VM for the aggregators, disks, setup and interruptions.
+        """Costs besides the workers: VMs for the aggregators, disks, setup and interruptions.
 
         Args:
             offered: The offers of the search.
@@ -174,7 +185,7 @@ class CatalogCloud:
         disk = self._catalog.disk_price(self._provider, self._region)
         return CostTerms(
             shared=SharedCosts(
-                aggregators=1,
+                aggregators=self._aggregator_vms,
                 usd_per_aggregator_hour=self.on_demand_offer(offered.offers[0].vm).price_usd_per_hour,
                 disk_gib=disk_gib,
                 usd_per_gib_hour=None if disk is None else disk.usd_per_hour,
@@ -212,7 +223,7 @@ class CatalogCloud:
         if not found:
             each = f"{count} {accelerators.name}" if accelerators else "no accelerator"
             raise ConfigurationError(
-                f"resources: {self.hardware()} offers no VM type with {wanted} and {each} on each",
+                f"resources: {self._place} offers no VM type with {wanted} and {each} on each",
                 key="resources",
             )
         return found
@@ -220,6 +231,11 @@ class CatalogCloud:
     def has_gpus(self, vm: str) -> bool:
         """Whether a VM type has GPUs."""
         return self._catalog.listing(self._provider, self._region, vm).machine.accelerators > 0
+
+    def network_bytes_per_s(self, vm: str) -> float | None:
+        """Highest bandwidth of a VM type's network; None if unknown."""
+        gbits = self._catalog.listing(self._provider, self._region, vm).machine.network_gbits
+        return None if gbits is None else gbits * 1e9 / 8.0
 
     @property
     def _knows_spot_prices(self) -> bool:

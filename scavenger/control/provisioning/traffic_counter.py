@@ -46,12 +46,12 @@ class TrafficCounter:
         """Cost of the traffic of this attempt."""
         return self.total.usd - self._before.usd
 
-    def count(self, step: int, *, workers: int, weights_bytes: float) -> None:
+    def count(self, step: int, *, workers: float, weights_bytes: float) -> None:
         """Count the steps since the last call; steps that are done again after a failure are counted again.
 
         Args:
             step: Number of the job's last step.
-            workers: Number of workers in other zones than the aggregators.
+            workers: Number of workers in other zones than the aggregators; see `workers_elsewhere`.
             weights_bytes: Size of the model's weights.
         """
         steps = 0 if self._step is None else max(0, step - self._step)

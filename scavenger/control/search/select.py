@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scavenger.control.search.outcome import predict_run, progress_of
-from scavenger.control.search.profile import Search, Spent, next_to_profile
+from scavenger.control.search.profile import Search, Spent, held_of, next_to_profile
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.cost import CostEstimate
@@ -170,6 +170,7 @@ def choose_now(
         remaining=remaining,
         costs=trainer.terms(),
         too_many=trainer.history.too_many,
+        held=held_of(trainer, space),
     )
     choice = choose(
         curve,
@@ -182,6 +183,10 @@ def choose_now(
         worth=worth,
         global_batch_size=job.reference_batch_size if job.batch_size_unproven else None,
     )
+    vms = trainer.aggregator_vms()
+    if vms is not None and not isinstance(choice, Infeasible):
+        note = vms.network_note(choice.configuration.workers, choice.point.step_time_s)
+        curve = replace(curve, notes=(*curve.notes, note)) if note else curve
     return curve, choice
 
 

@@ -51,6 +51,7 @@ from scavenger.domain.report import Noted, Observer, StepDone, WorkerChanged
 from scavenger.domain.snapshot import WorkerSnapshot
 from scavenger.errors import Interrupted, TrainingCodeError, WorkersLostError
 from scavenger.masking import mask
+from scavenger.models.aggregation import AggregatorVms
 from scavenger.models.noise import NoiseTracker
 from scavenger.train.supervisor.events import Lost, PreemptionNotice, Refused
 from scavenger.train.supervisor.supervisor import Supervisor
@@ -83,6 +84,7 @@ class Trainer:
         warnings: Warnings given to the user so far.
         progress: Returns the completed share of the way to the target; None if unknown.
         terms: Returns the costs besides the workers; None if the job rents nothing.
+        aggregator_vms: Returns the rented aggregator VMs; None if there are none, or the model is not known yet.
 
     `pump` and every method that waits raise the errors of `Supervisor.poll`, `LimitReachedError` before a limit would
     be crossed, and `Interrupted` after `stop`.
@@ -116,6 +118,7 @@ class Trainer:
         self.warnings: list[str] = []
         self.progress: Callable[[], float | None] = lambda: None
         self.terms: Callable[[], CostTerms | None] = lambda: None
+        self.aggregator_vms: Callable[[], AggregatorVms | None] = lambda: None
         self._stop_reason: str | None = None
         self._ticked_at = 0.0
 

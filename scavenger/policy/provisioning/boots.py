@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from scavenger.domain.boot import BOOT_PHASES, BOOTING, INSTALLING, MARK, REACHED, BootPhase
 from scavenger.domain.intent import Intent
 from scavenger.domain.vm import VmState
-from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
+from scavenger.policy.provisioning.slots import aggregator_index
 
 __all__ = [
     "ESTIMATE_S",
@@ -79,9 +79,19 @@ class BootSeen:
 
     @property
     def name(self) -> str:
-        """What the user knows it by."""
-        slot = self.intent.slot
-        return "aggregators" if slot == AGGREGATOR_SLOT else f"VM {slot}"
+        """What the user knows it by; of several aggregator VMs, the first one is named as if it were the only one."""
+        index = aggregator_index(self.intent.slot)
+        if index is None:
+            return f"VM {self.intent.slot}"
+        return f"aggregators {index + 1}" if index else "aggregators"
+
+    @property
+    def title(self) -> str:
+        """Its name as the subject of a sentence."""
+        index = aggregator_index(self.intent.slot)
+        if index is None:
+            return self.name
+        return f"aggregator VM {index + 1}" if index else "the aggregators' VM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,28 +161,32 @@ def reaches(vms: Sequence[BootSeen]) -> bool:
 
 
 def progress_line(vms: Sequence[BootSeen], *, rest: int = 0) -> str:
-    """How far VMs are, the furthest first, such as `aggregators joined (48 s), VM 1 and 2 booting (30 s)`.
+    """How far VMs are, the furthest first, such as `aggregators joined (48 s), VM 1, 2 booting (30 s)`.
 
     Args:
         rest: VMs that are wanted and not requested yet.
     """
     parts = []
+    several = any(aggregator_index(vm.intent.slot) for vm in vms)
     for phase in reversed(BOOT_PHASES):
         here = [vm for vm in vms if phase_of(vm) == phase]
         if not here:
             continue
         longest_s = max(vm.age_s for vm in here)
-        parts.append(f"{_names(here)} {phase} ({in_words(longest_s)})")
+        parts.append(f"{_names(here, several=several)} {phase} ({in_words(longest_s)})")
     if rest:
         parts.append(f"{rest} more to follow")
     return ", ".join(parts)
 
 
-def _names(vms: Sequence[BootSeen]) -> str:
+def _names(vms: Sequence[BootSeen], *, several: bool) -> str:
+    """The names of VMs; those of aggregators with their numbers if there are `several`."""
     if len(vms) > _NAMES_MAX:
         return f"{len(vms)} VMs"
-    names = ["aggregators"] if any(vm.intent.slot == AGGREGATOR_SLOT for vm in vms) else []
-    slots = sorted(vm.intent.slot for vm in vms if vm.intent.slot != AGGREGATOR_SLOT)
+    found = [(aggregator_index(vm.intent.slot), vm.intent.slot) for vm in vms]
+    numbers = sorted(index + 1 for index, _ in found if index is not None)
+    names = [f"aggregators {', '.join(map(str, numbers))}" if several else "aggregators"] if numbers else []
+    slots = sorted(slot for index, slot in found if index is None)
     if slots:
         names.append(f"VM {', '.join(str(slot) for slot in slots)}")
     return " and ".join(names)

@@ -5,8 +5,8 @@ The plan follows from the processes that the job runs or that wait for a VM:
 ==================================================  ==========================================================
 seen                                                plan
 ==================================================  ==========================================================
-an aggregator runs or waits                         one VM for all aggregators, in a slot of its own
-the aggregators' VM has fallen silent               a later generation of its slot: the VM is replaced
+an aggregator runs or waits                         all aggregator VMs, each in a slot of its own
+an aggregator VM has fallen silent                  a later generation of its slot: the VM is replaced
 a worker runs or waits                              a place for it in a slot of its type of VM (`plan_slots`)
 a worker on a VM that is ending or gone             no place: it ends with its VM
 a worker's VM will be preempted, or is silent       its slot goes once nothing runs there; others take its work
@@ -23,7 +23,7 @@ said                                                verdict
 `budget`                                            the job ends: what is left pays for the end of its VMs
 nothing that lasts (`sold_out` for `wait_max_s`)    none: the job waits, and trains with what it has
 `boot`: VMs fail alike, workers wait, none runs     the job ends, whatever else is on its way
-lasting, workers wait, aggregators get no VM        the job ends
+lasting, workers wait, some aggregators get no VM   the job ends
 lasting, workers wait, none runs and no VM comes    the job ends
 lasting, more workers wait than VMs are coming      the workers in excess are refused
 ==================================================  ==========================================================
@@ -31,7 +31,7 @@ lasting, more workers wait than VMs are coming      the workers in excess are re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from scavenger.domain.configuration import Offer
@@ -42,9 +42,11 @@ from scavenger.policy.provisioning.actions import AlarmKind
 from scavenger.policy.provisioning.slots import (
     AGGREGATOR_SLOT,
     AGGREGATORS,
-    AGGREGATORS_PER_VM,
     Slot,
     SlotSeen,
+    aggregator_index,
+    aggregator_slot,
+    is_for_aggregators,
     plan_slots,
 )
 
@@ -77,9 +79,10 @@ class FleetInputs:
         spec: The job, its region, its limits and the launch parameters of its VMs; without slots.
         package: What a VM installs.
         options: Placement options of the workers' VMs by VM type, in the order to try.
-        aggregators: Placement options of the aggregators' VM.
+        aggregators: Placement options of the aggregator VMs.
         offers: Offers of the workers' VM types.
         threads: Processors of each VM type, including the aggregators'.
+        aggregators_on: Number of aggregators on each aggregator VM, see `evenly`.
         wait_max_s: Longest wait for VMs while none of a type is to be had.
         before_usd: Known cost of the VMs of earlier attempts.
         disk_usd_per_hour: Price of a VM's boot disk; 0 if unknown.
@@ -92,6 +95,7 @@ class FleetInputs:
     aggregators: tuple[PlacementOption, ...]
     offers: tuple[Offer, ...]
     threads: Mapping[str, int]
+    aggregators_on: tuple[int, ...] = (1,)
     wait_max_s: float = 3600.0
     before_usd: float = 0.0
     disk_usd_per_hour: float = 0.0
@@ -99,8 +103,24 @@ class FleetInputs:
 
     @property
     def room(self) -> dict[str, int]:
-        """Number of processes that one VM holds, by VM type."""
-        return {AGGREGATORS: AGGREGATORS_PER_VM} | {offer.vm: offer.workers_per_vm for offer in self.offers}
+        """Number of workers that one VM holds, by VM type."""
+        return {offer.vm: offer.workers_per_vm for offer in self.offers}
+
+    @property
+    def aggregator_slots(self) -> tuple[int, ...]:
+        """The slots of the aggregator VMs."""
+        return tuple(aggregator_slot(index) for index in range(len(self.aggregators_on)))
+
+    def processes_in(self, slot: int, vm: str) -> int:
+        """Number of processes that the VM of a slot holds.
+
+        Args:
+            vm: The VM type of the slot.
+        """
+        index = aggregator_index(slot)
+        if index is None:
+            return self.room[vm]
+        return self.aggregators_on[index] if index < len(self.aggregators_on) else 0
 
     def options_of(self, vm: str) -> tuple[PlacementOption, ...]:
         """Placement options of a VM type."""
@@ -164,15 +184,15 @@ class FleetPlan:
 
     Attributes:
         slots: Slots of the workers' VMs.
-        aggregators: Whether a VM for aggregators is wanted.
-        generation: Lowest generation that the aggregators' VM may have.
-        first: Lowest slot number that was never used.
+        aggregators: Whether the aggregator VMs are wanted.
+        generations: Lowest generation that an aggregator VM may have, by its slot; 0 if missing.
+        first: Lowest slot number of a worker's VM that was never used.
         types: VM type of every slot so far, by its number.
     """
 
     slots: tuple[Slot, ...] = ()
     aggregators: bool = False
-    generation: int = 0
+    generations: Mapping[int, int] = field(default_factory=dict)
     first: int = AGGREGATOR_SLOT + 1
     types: Mapping[int, str] = field(default_factory=lambda: {AGGREGATOR_SLOT: AGGREGATORS})
 
@@ -180,11 +200,19 @@ class FleetPlan:
 def first_plan(intents: tuple[Intent, ...], attempt: int) -> FleetPlan:
     """The initial plan of an attempt: it wants no VMs, and reuses none of an earlier attempt."""
     past = [intent for intent in intents if intent.attempt < attempt]
+    workers = (intent.slot for intent in past if not is_for_aggregators(intent.slot))
     return FleetPlan(
-        first=1 + max((intent.slot for intent in past), default=AGGREGATOR_SLOT),
-        generation=1
-        + max((intent.generation for intent in past if intent.slot == AGGREGATOR_SLOT), default=-1),
+        first=1 + max(workers, default=AGGREGATOR_SLOT),
+        generations=_latest((one.slot, one.generation + 1) for one in past if is_for_aggregators(one.slot)),
     )
+
+
+def _latest(generations: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """The highest generation of each slot."""
+    found: dict[int, int] = {}
+    for slot, generation in generations:
+        found[slot] = max(generation, found.get(slot, 0))
+    return found
 
 
 def plan_fleet(inputs: FleetInputs, before: FleetPlan, seen: FleetSeen) -> FleetPlan:
@@ -192,19 +220,23 @@ def plan_fleet(inputs: FleetInputs, before: FleetPlan, seen: FleetSeen) -> Fleet
     needs = _needs(inputs, before, seen)
     aggregators = needs.pop(AGGREGATORS) > 0
     replaced = [
-        intent.generation + 1
+        (intent.slot, intent.generation + 1)
         for intent in seen.intents
-        if intent.slot == AGGREGATOR_SLOT and seen.is_silent(intent.id)
+        if is_for_aggregators(intent.slot) and seen.is_silent(intent.id)
     ]
     slots = plan_slots(_slots_seen(before, seen), needs, inputs.room, before.first)
-    slots = slots[: inputs.spec.vms_max - 1]
+    slots = slots[: inputs.spec.vms_max - len(inputs.aggregators_on)]
     return replace(
         before,
         slots=slots,
         aggregators=aggregators,
-        generation=max((before.generation, *replaced)),
+        generations=_latest((*before.generations.items(), *replaced)),
         first=max((before.first, *(slot.number + 1 for slot in slots))),
-        types={**before.types, **{slot.number: slot.vm for slot in slots}},
+        types={
+            **before.types,
+            **dict.fromkeys(inputs.aggregator_slots, AGGREGATORS),
+            **{slot.number: slot.vm for slot in slots},
+        },
     )
 
 
@@ -222,7 +254,10 @@ def _all_slots(inputs: FleetInputs, plan: FleetPlan) -> tuple[VmSlot, ...]:
     workers = tuple(VmSlot(slot.number, options=inputs.options_of(slot.vm)) for slot in plan.slots)
     if not plan.aggregators:
         return workers
-    return (VmSlot(AGGREGATOR_SLOT, plan.generation, inputs.aggregators), *workers)
+    aggregators = (
+        VmSlot(slot, plan.generations.get(slot, 0), inputs.aggregators) for slot in inputs.aggregator_slots
+    )
+    return (*aggregators, *workers)
 
 
 def _needs(inputs: FleetInputs, plan: FleetPlan, seen: FleetSeen) -> dict[str, int]:
@@ -301,7 +336,7 @@ def read_shortage(
     if kind is None or not any(waiting.values()):
         return None
     room, working = _room_coming(inputs, plan, seen)
-    idle_without_aggregators = _needs(inputs, plan, seen)[AGGREGATORS] > 0 and not room[AGGREGATORS]
+    idle_without_aggregators = _needs(inputs, plan, seen)[AGGREGATORS] > room[AGGREGATORS]
     if (
         idle_without_aggregators
         or (kind == "boot" and not working)
@@ -321,7 +356,7 @@ def _room_coming(inputs: FleetInputs, plan: FleetPlan, seen: FleetSeen) -> tuple
         vm, agent = plan.types[intent.slot], seen.agents.get(intent.id)
         busy = 0 if agent is None else agent.processes
         if vm == AGGREGATORS:
-            room[vm] += inputs.room[vm]
+            room[vm] += inputs.processes_in(intent.slot, vm)
             continue
         working += busy
         if agent is None or not (agent.is_ending or agent.is_avoided):

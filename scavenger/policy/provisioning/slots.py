@@ -1,4 +1,8 @@
-"""Plans the slots of a job: one for each VM that its processes need, and which VMs it releases."""
+"""Plans the slots of a job: one for each VM that its processes need, and which VMs it releases.
+
+The number of a slot tells what its VM is for, so that every record of a VM does: 0 is the first aggregator VM, workers
+count from 1, and further aggregator VMs from `FURTHER_AGGREGATORS`. Either may grow without meeting the other.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,56 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["AGGREGATORS", "AGGREGATORS_PER_VM", "AGGREGATOR_SLOT", "IDLE_S", "Slot", "SlotSeen", "plan_slots"]
+__all__ = [
+    "AGGREGATORS",
+    "AGGREGATOR_SLOT",
+    "FURTHER_AGGREGATORS",
+    "IDLE_S",
+    "Slot",
+    "SlotSeen",
+    "aggregator_index",
+    "aggregator_slot",
+    "evenly",
+    "is_for_aggregators",
+    "plan_slots",
+]
 
 AGGREGATOR_SLOT = 0
-"""The slot of the aggregators' VM; workers have the others."""
+"""The slot of the first aggregator VM."""
+
+FURTHER_AGGREGATORS = 1_000_000
+"""The slots above are those of further aggregator VMs; those between are workers', more than a job ever rents."""
 
 AGGREGATORS = ""
-"""Key of the aggregators' VM in mappings by VM type."""
-
-AGGREGATORS_PER_VM = 64
-"""Aggregators on one VM: all of a job's share one."""
+"""Key of the aggregator VMs in mappings by VM type."""
 
 IDLE_S = 10.0
 """How long an idle VM is kept: a crashed process is usually replaced within seconds."""
 
 LAST_S = 3.0
 """Time before its announced end at which a VM is given up, so that its slot is not filled again."""
+
+
+def aggregator_slot(index: int) -> int:
+    """The slot of an aggregator VM, the first of which has index 0."""
+    return FURTHER_AGGREGATORS + index if index else AGGREGATOR_SLOT
+
+
+def aggregator_index(slot: int) -> int | None:
+    """Which aggregator VM has this slot, the inverse of `aggregator_slot`; None for a worker's."""
+    if slot == AGGREGATOR_SLOT:
+        return 0
+    return slot - FURTHER_AGGREGATORS if slot > FURTHER_AGGREGATORS else None
+
+
+def is_for_aggregators(slot: int) -> bool:
+    """Whether the VM of a slot runs aggregators; else it runs workers."""
+    return aggregator_index(slot) is not None
+
+
+def evenly(processes: int, vms: int) -> tuple[int, ...]:
+    """Number of processes on each VM if they differ by at most one; the first VMs have more."""
+    return tuple(processes // vms + (index < processes % vms) for index in range(vms))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from scavenger.domain.intent import Intent, PlacementOption
-from scavenger.policy.provisioning.slots import AGGREGATOR_SLOT
+from scavenger.policy.provisioning.slots import is_for_aggregators
 
 __all__ = ["common_first", "near_first", "workers_elsewhere"]
 
@@ -27,7 +27,8 @@ def common_first(zones: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...
 def near_first(options: Sequence[PlacementOption], living: Iterable[Intent]) -> tuple[PlacementOption, ...]:
     """Order placement options: among those of one kind (VM type, spot), the zones first where the job already is.
 
-    The aggregators' zone comes before all others, since every worker exchanges its data with them. Another kind is
+    The aggregators' zone comes before all others, since every worker exchanges its data with them, and the zone of
+    most of them first. Another kind is
     not preferred for its zone: it costs more than the traffic.
 
     Args:
@@ -38,7 +39,7 @@ def near_first(options: Sequence[PlacementOption], living: Iterable[Intent]) -> 
     vms: Counter[str] = Counter()
     aggregators: Counter[str] = Counter()
     for intent in living:
-        (aggregators if intent.slot == AGGREGATOR_SLOT else vms)[intent.request.zone] += 1
+        (aggregators if is_for_aggregators(intent.slot) else vms)[intent.request.zone] += 1
     return tuple(
         sorted(
             options,
@@ -51,19 +52,21 @@ def near_first(options: Sequence[PlacementOption], living: Iterable[Intent]) -> 
     )
 
 
-def workers_elsewhere(intents: Iterable[Intent], processes: Mapping[str, int]) -> int:
-    """Number of workers in other zones than the aggregators' VM, with which they exchange data at every step.
+def workers_elsewhere(intents: Iterable[Intent], processes: Mapping[str, int]) -> float:
+    """Number of workers in other zones than the aggregators, with which they exchange data at every step.
+
+    If aggregator VMs are in several zones, a worker counts as the share of them that is not in its own.
 
     Args:
         intents: Intents of the job.
         processes: Number of processes on each VM, by its intent.
     """
     here = [intent for intent in intents if intent.state in ("PLAN", "UP")]
-    zones = {intent.request.zone for intent in here if intent.slot == AGGREGATOR_SLOT}
+    zones = Counter(intent.request.zone for intent in here if is_for_aggregators(intent.slot))
     if not zones:
-        return 0
+        return 0.0
     return sum(
-        processes.get(intent.id, 0)
+        processes.get(intent.id, 0) * (1.0 - zones[intent.request.zone] / zones.total())
         for intent in here
-        if intent.slot != AGGREGATOR_SLOT and intent.request.zone not in zones
+        if not is_for_aggregators(intent.slot)
     )

@@ -323,7 +323,9 @@ class VmEngine(RemoteEngine[_Process]):
 
     def _start_on(self, process: _Process, vm: AgentStatus) -> None:
         config = process.config
-        sharing = vm.spec.slots if vm.spec.role == "worker" else max(1, self.needs().aggregators)
+        sharing = vm.spec.slots
+        if vm.spec.role == "aggregator":
+            sharing = max(1, min(sharing, self.needs().aggregators))
         config = msgspec.structs.replace(config, memory_fd=-1, threads=max(1, vm.spec.threads // sharing))
         needs_code = config.role != "aggregator"
         process.gpu = self._gpu_on(vm) if vm.spec.role == "worker" else ""

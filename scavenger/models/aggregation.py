@@ -1,0 +1,203 @@
+"""How many aggregator VMs a configuration needs, by memory and by bandwidth.
+
+Notation: K workers, a model of M bytes with o variables of the optimizer per weight, n aggregator VMs that hold equal
+shares, each with W bytes of memory and a network of R bytes per second, and a step of τ seconds.
+
+Memory, summed over the VMs: two states of weights and optimizer [1]_, the best weights, and a slot for the gradients of
+every worker::
+
+    H(K) = (2 (1 + o) + 1 + K G) M          K + 7 times the model with Adam (o = 2, G = 1)
+
+    n >= H(K) / (W - `OWN_BYTES`)
+
+Bandwidth: in a step each worker pushes its gradients and pulls the weights. The VMs' networks carry both within the
+step, as if both directions shared one link, so that the count errs upwards where they do not::
+
+    n >= 2 K M / (R τ)          the least for which their network is not the limit, as in Cynthia [2]_
+
+References:
+    .. [1] docs/adr/0009-two-states.md.
+    .. [2] Zheng et al., "Cynthia", ICPP 2019, which also chooses the number of parameter servers by their load.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "OWN_BYTES",
+    "SLOTS_PER_WORKER",
+    "AggregatorVms",
+    "HeldWorkers",
+    "held_models",
+    "optimizer_copies",
+    "vms_for_bandwidth",
+    "vms_for_memory",
+]
+
+SLOTS_PER_WORKER = 1.0
+"""G: gradients that aggregators keep for each worker of another host, in models; 0 if they are summed on arrival."""
+
+OWN_BYTES = 2**30
+"""Memory of an aggregator VM for its system, the agent and the processes; an assumption, not measured on a cloud."""
+
+NETWORK_SHARE = 0.5
+"""Share of a step from which on the network of aggregator VMs is worth a note."""
+
+UNKNOWN_COPIES = 2
+"""Copies for optimizers that are not in the table: as with Adam, and the most of those in it without an option."""
+
+_COPIES: Mapping[str, int] = {
+    "SGD": 0,
+    "Adagrad": 1,
+    "RMSprop": 1,
+    "Lion": 1,
+    "Muon": 2,
+    "Adadelta": 2,
+    "Adam": 2,
+    "AdamW": 2,
+    "Adamax": 2,
+    "Nadam": 2,
+    "Ftrl": 2,
+    "Adafactor": 1,
+}
+"""Variables per weight of Keras's optimizers (`build` of each class); Adafactor has fewer for matrices."""
+
+_OPTIONS = ("momentum", "amsgrad", "centered", "use_ema")
+"""Options of an optimizer that add a variable per weight."""
+
+
+def optimizer_copies(optimizer: str) -> int:
+    """Variables per weight of an optimizer, o.
+
+    Args:
+        optimizer: Keras's serialised optimizer, JSON; an optimizer that wraps another counts as that.
+    """
+    try:
+        found = json.loads(optimizer)
+    except ValueError:
+        return UNKNOWN_COPIES
+    while isinstance(found, dict) and isinstance(
+        inner := found.get("config", {}).get("inner_optimizer"), dict
+    ):
+        found = inner
+    if not isinstance(found, dict):
+        return UNKNOWN_COPIES
+    config = found.get("config") or {}
+    copies = _COPIES.get(str(found.get("class_name", "")), UNKNOWN_COPIES)
+    return copies + sum(bool(config.get(option)) for option in _OPTIONS)
+
+
+def held_models(workers: int, copies: int) -> float:
+    """Memory of all aggregators in models, `H(K) / M`."""
+    return 2.0 * (1 + copies) + 1.0 + workers * SLOTS_PER_WORKER
+
+
+def vms_for_memory(workers: int, weights_bytes: float, copies: int, *, vm_bytes: float) -> int | None:
+    """Least number of aggregator VMs that hold what a configuration needs, if each holds an equal share.
+
+    Args:
+        workers: K.
+        weights_bytes: M.
+        copies: o.
+        vm_bytes: W.
+
+    Returns:
+        At least 1; None if such VMs have no memory to spare.
+    """
+    if vm_bytes <= OWN_BYTES:
+        return None
+    return max(1, math.ceil(held_models(workers, copies) * weights_bytes / (vm_bytes - OWN_BYTES)))
+
+
+def vms_for_bandwidth(
+    workers: int, weights_bytes: float, *, step_time_s: float, vm_bytes_per_s: float | None
+) -> int | None:
+    """Least number of aggregator VMs whose networks carry a step's gradients and weights within the step.
+
+    Args:
+        workers: K.
+        weights_bytes: M.
+        step_time_s: τ that the step would take without waiting for the network.
+        vm_bytes_per_s: R; None if unknown.
+
+    Returns:
+        At least 1; None if the bandwidth is unknown.
+    """
+    if vm_bytes_per_s is None:
+        return None
+    return max(1, math.ceil(2.0 * workers * weights_bytes / (vm_bytes_per_s * step_time_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWorkers:
+    """The largest cluster for which the aggregator VMs have enough memory.
+
+    Attributes:
+        workers_max: 0 if they do not even hold the model.
+        reason: Why larger ones are left out, and what helps.
+    """
+
+    workers_max: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatorVms:
+    """The aggregator VMs of a job whose model is known.
+
+    Attributes:
+        vms: n.
+        vm: Their type.
+        vm_bytes: W.
+        weights_bytes: M.
+        copies: o.
+        largest_share: Largest share of the model on one VM: 1 / n if tensors could be divided at will.
+        vm_bytes_per_s: R, or more; None if unknown.
+    """
+
+    vms: int
+    vm: str
+    vm_bytes: float
+    weights_bytes: float
+    copies: int
+    largest_share: float
+    vm_bytes_per_s: float | None = None
+
+    def network_note(self, workers: int, step_time_s: float) -> str:
+        """What the networks of the VMs do to a configuration; empty if nothing, or if their bandwidth is unknown.
+
+        Args:
+            workers: K.
+            step_time_s: Predicted time of a step.
+        """
+        if self.vm_bytes_per_s is None:
+            return ""
+        least_s = 2.0 * workers * self.largest_share * self.weights_bytes / self.vm_bytes_per_s
+        if least_s < NETWORK_SHARE * step_time_s:
+            return ""
+        return (
+            f"the network of the aggregator VMs takes {least_s:.3g} s or more of a predicted step of "
+            f"{step_time_s:.3g} s with {workers} workers: more of them (elastic.aggregator_vms) may make steps faster"
+        )
+
+    def held(self, workers_most: int) -> HeldWorkers | None:
+        """The largest cluster that they hold; None if that is at least `workers_most`."""
+        per_model = self.largest_share * self.weights_bytes
+        fits = max(0.0, self.vm_bytes - OWN_BYTES)
+        if held_models(workers_most, self.copies) * per_model <= fits:
+            return None
+        workers = range(1, workers_most)
+        most = max((k for k in workers if held_models(k, self.copies) * per_model <= fits), default=0)
+        needed = vms_for_memory(workers_most, self.weights_bytes, self.copies, vm_bytes=self.vm_bytes)
+        has = f"{self.vms} aggregator VM{'' if self.vms == 1 else 's'} {self.vm} of {self.vm_bytes / 2**30:.3g} GiB"
+        if needed is not None and needed > self.vms:
+            helps = (
+                f"elastic.aggregator_vms: {needed}, if tensors can be divided so, would hold {workers_most}"
+            )
+        else:
+            helps = "a larger VM type would hold them"
+        return HeldWorkers(most, f"too many workers for the memory of {has}; {helps}")
