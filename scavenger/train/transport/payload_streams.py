@@ -15,6 +15,7 @@ import logging
 import secrets
 import selectors
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -33,6 +34,7 @@ _BACKLOG = 1024
 _GUESTS_MAX = 256
 _GUESTS_SHARE = 8
 """At most one descriptor in this many belongs to a connection that has not proven to have the keys."""
+_TURN_GUESTS = 64
 _PROOF_S = 10.0
 _CONNECT_S = 10.0
 _ACCEPT_AGAIN_S = 0.5
@@ -85,7 +87,9 @@ class PayloadServer:
         self._offers: dict[bytes, tuple[str, PayloadOffer]] = {}
         self._tickets: dict[str, bytes] = {}
         self._streams: dict[str, Connection] = {}
-        self._guests: dict[_Guest, None] = {}
+        self._guests: dict[_Guest, float] = {}
+        """Until when each may stay, monotonic seconds; the oldest first."""
+        self._sweeps = False
         self._guests_max = min(_GUESTS_MAX, raise_descriptor_limit() // _GUESTS_SHARE)
 
     def start(self) -> None:
@@ -141,15 +145,16 @@ class PayloadServer:
     def _accept(self, _: int) -> None:
         assert self._listener is not None
         try:
-            while True:
+            for _turn in range(_TURN_GUESTS):
                 link, _address = self._listener.accept()
                 link.setblocking(False)
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                guest = _Guest(self, self._loop, link)
-                self._guests[guest] = None
-                self._loop.later(_PROOF_S, functools.partial(self.leave, guest))
+                self._guests[_Guest(self, self._loop, link)] = time.monotonic() + _PROOF_S
                 if len(self._guests) > self._guests_max:
                     self.leave(next(iter(self._guests)))
+                if not self._sweeps:
+                    self._sweeps = True
+                    self._loop.later(_PROOF_S, self._sweep)
         except BlockingIOError:
             return
         except OSError:  # as when all descriptors are used
@@ -157,6 +162,15 @@ class PayloadServer:
             self._loop.later(_ACCEPT_AGAIN_S, self._accept_again)
             if self._guests:
                 self.leave(next(iter(self._guests)))
+
+    def _sweep(self) -> None:
+        """Close the connections that have stayed too long without a proof."""
+        now = time.monotonic()
+        for guest in [guest for guest, until in self._guests.items() if until <= now]:
+            self.leave(guest)
+        self._sweeps = bool(self._guests)
+        if self._guests:
+            self._loop.later(next(iter(self._guests.values())) - now, self._sweep)
 
     def _accept_again(self) -> None:
         assert self._listener is not None
