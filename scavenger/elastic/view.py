@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -154,6 +155,7 @@ class StepPlan:
         return Position(self.epoch, self.shares[-1].stop)
 
 
+@functools.lru_cache(maxsize=4)  # a step is planned when it begins and when it is applied
 def split(start: int, samples: int, parts: int) -> tuple[Share, ...]:
     """Cut `samples` positions from `start` on into contiguous shares that differ by at most one sample.
 

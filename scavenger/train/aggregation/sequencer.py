@@ -224,7 +224,7 @@ class Sequencer:
         follows = self._barrier.handle(
             b.Contribution(peer, message.view, message.step, message.piece, aggregator)
         )
-        if not any(isinstance(instruction, b.Refuse) for instruction in follows):
+        if not (follows and isinstance(follows[0], b.Refuse)):  # a refusal comes alone
             self._step.contributed(message)
             fail_here("aggregator.received")
         self._carry_out(follows)
