@@ -105,16 +105,18 @@ class Loop:
         self._called.set()
 
     def receive(self) -> Iterator[tuple[Hashable, Message, memoryview | None]]:
-        """Yield what has arrived: peer, message and payload.
+        """Yield what has arrived until now: peer, message and payload.
 
         The memory of a payload is used again when nobody has a view of it any more.
         """
         self._ready.clear()
-        while self._arrived:
+        for _ in range(len(self._arrived)):
             peer, message, payload = self._arrived.popleft()
             if payload is not None:
                 self._count(-len(payload))
             yield peer, message, payload
+        if self._arrived:  # meanwhile
+            self._ready.set()
 
     def close(self) -> None:
         """End the thread and close every connection."""
