@@ -83,8 +83,8 @@ def run(repetitions: int, work_dir: Path) -> Result:
             f"{4 * count / 1e6:.0f} MB, K = {_WORKERS}, one thread per process; a round: a step with plain SGD, "
             "without the gradient's computation: copying or sending gradients, mean, norms, update, weights readable",
             "two hosts: processes of one machine that share two memories, each with a worker and an aggregator that "
-            "holds half of the model, so that half of the bytes travel; everything that travels is encrypted; by ZeroMQ, "
-            "with or without CURVE, which no job can ask for, for comparison",
+            "holds half of the model, so that half of the bytes travel; everything that travels is encrypted; by "
+            "ZeroMQ with or without CURVE, which no job can ask for, for comparison",
             "gloo: nothing is encrypted, and no weight is updated",
         ),
     )
