@@ -1,10 +1,11 @@
-"""A process of a job with added timers: `python -m benchmarks.elastic_process FOLDER WINDOW PLAIN`.
+"""A process of a job with added timers: `python -m benchmarks.elastic_process FOLDER WINDOW PAYLOADS`.
 
 Writes `FOLDER/NAME.json` when it ends: of a worker the time of each step's gradient, of the sequencer the time of
 each step and of what it does to watch it (norms, records, report, the state machine of its pieces). With WINDOW above
 0, what a job could train without (norms, records, reports, heartbeats) is left out of every other so many steps, so
-that steps with and without it can be compared within one run. With PLAIN 1, gradients and weights travel unencrypted,
-which no job can ask for: it tells what the encryption takes.
+that steps with and without it can be compared within one run. PAYLOADS tells how gradients and weights travel between
+hosts: `sealed`, as in every job, `curve`, by ZeroMQ, or `plain`, by ZeroMQ without encryption, which tells what CURVE
+takes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import zmq
 
 from scavenger.train import process
 from scavenger.train.transport import messages as m
@@ -106,12 +109,12 @@ def _arm_worker(clocks: _Clocks) -> None:
 
     clocks.times(Program, "gradient", "gradient")
     clocks.times(Worker, "_compute", "compute")
-    clocks.knows_step(Worker, "_train", lambda worker, order: order.step + 1)
+    clocks.knows_step(Worker, "_train", lambda worker, order, view: order.step + 1)
 
 
 def _arm_aggregator(clocks: _Clocks) -> None:
     from scavenger.elastic.barrier import Barrier
-    from scavenger.train.aggregation import update
+    from scavenger.train.aggregation import mean_gradient
     from scavenger.train.aggregation.model_shard import ModelShard
     from scavenger.train.aggregation.step_in_progress import StepInProgress
     from scavenger.train.transport.shared_memory import Block
@@ -119,8 +122,8 @@ def _arm_aggregator(clocks: _Clocks) -> None:
     clocks.times(Barrier, "handle", "watching")
     clocks.times(ModelShard, "apply", "apply")
     clocks.knows_step(ModelShard, "apply", lambda part, order: order.step)
-    clocks.times(update, "_sqnorm", "watching")
-    clocks.skips(update, "_sqnorm", 0.0)
+    clocks.times(mean_gradient, "sqnorm", "watching")
+    clocks.skips(mean_gradient, "sqnorm", 0.0)
     for record in ("write_job", "write_part", "write_report"):
         clocks.times(Block, record, "watching")
         clocks.skips(Block, record, None)
@@ -150,14 +153,11 @@ class _PlainSocket:
             setattr(self._socket, name, value)
 
 
-class _PlainContext:
+class _PlainContext(zmq.Context[Any]):
     """Creates such sockets."""
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
-
-    def socket(self, kind: int) -> Any:
-        return _PlainSocket(self._context.socket(kind))
+    def socket(self, *args: Any, **options: Any) -> Any:
+        return _PlainSocket(super().socket(*args, **options))
 
 
 def _without_keys(module: Any, *names: str) -> None:
@@ -165,16 +165,23 @@ def _without_keys(module: Any, *names: str) -> None:
     for name in names:
         original = getattr(module, name)
 
-        def make(context: Any, *rest: Any, original: Any = original) -> Any:
-            made = original(_PlainContext(context), *rest)
+        def make(context: Any, *rest: Any, original: Any = original, **options: Any) -> Any:
+            made = original(
+                _PlainContext.shadow(context), *rest, **dict.fromkeys(options)
+            )  # no authenticator
             made.socket = made.socket._socket  # pollers want the real one
             return made
 
         setattr(module, name, make)
 
 
+def _start_without_streams(router: Any, poller: Any) -> None:
+    """Offer no streams."""
+
+
 def main() -> int:
-    folder, window, plain = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1"
+    folder, window, payloads = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    plain = payloads == "plain"
     clocks = _Clocks(window)
     serve = process._serve
 
@@ -183,6 +190,10 @@ def main() -> int:
             _arm_worker(clocks)
         elif config.role == "aggregator":
             _arm_aggregator(clocks)
+        if payloads != "sealed" and config.role == "aggregator":
+            from scavenger.train.transport.data_router import DataRouter
+
+            setattr(DataRouter, "start", _start_without_streams)  # noqa: B010 - mypy
         if plain and config.role == "worker":
             from scavenger.train.worker import connections
 
@@ -190,7 +201,7 @@ def main() -> int:
         if plain and config.role == "aggregator":
             from scavenger.train.aggregation import aggregator, upstream
 
-            _without_keys(aggregator, "Router")
+            _without_keys(aggregator, "DataRouter")
             _without_keys(upstream, "Dealer")
         clocks.skips(wire.Dealer, "send", None, _Unneeded())
         try:

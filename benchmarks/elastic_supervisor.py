@@ -35,9 +35,9 @@ class _Engine(ProcessEngine):
     """Starts processes that measure, some of them as if they were on another host."""
 
     def __init__(
-        self, log_dir: Path, memory_fd: int, *, options: tuple[int, ...], elsewhere: Collection[str]
+        self, log_dir: Path, memory_fd: int, *, options: tuple[object, ...], elsewhere: Collection[str]
     ) -> None:
-        said = (str(log_dir), *map(str, map(int, options)))
+        said = (str(log_dir), *map(str, options))
         command = (sys.executable, "-m", "benchmarks.elastic_process", *said)
         super().__init__(log_dir, memory_fd, command=command)
         self._elsewhere = elsewhere
@@ -56,6 +56,11 @@ class _Engine(ProcessEngine):
             boot = msgspec.structs.replace(boot, memory_fd=-1, memory=block)
         return super().launch(boot, env=env, host=host)
 
+    @property
+    def socket_dir(self) -> Path | None:
+        """None if some processes are as if on another host, which Unix sockets do not reach."""
+        return None if self._elsewhere else super().socket_dir
+
     def close(self) -> None:
         super().close()
         if self._other_fd >= 0:
@@ -70,7 +75,7 @@ class Training:
         train: What to train, of `job_dir`.
         work_dir: For logs and measurements; a new one for each.
         elsewhere: Processes that share another memory than the rest, as if they were on another host.
-        window, plain: See `benchmarks.elastic_process`.
+        window, payloads: See `benchmarks.elastic_process`.
 
     Attributes:
         steps: What was said of each step.
@@ -86,7 +91,7 @@ class Training:
         aggregators: int = 1,
         elsewhere: Collection[str] = (),
         window: int = 0,
-        plain: bool = False,
+        payloads: str = "sealed",
     ) -> None:
         self._logs = work_dir / "logs"
         self.supervisor = Supervisor.open(
@@ -94,7 +99,7 @@ class Training:
             work_dir=work_dir,
             timeouts=Timeouts(_START_S, _STEP_S),
             aggregators=aggregators,
-            engine=lambda log_dir, fd: _Engine(log_dir, fd, options=(window, plain), elsewhere=elsewhere),
+            engine=lambda log_dir, fd: _Engine(log_dir, fd, options=(window, payloads), elsewhere=elsewhere),
         )
         self.steps: dict[int, m.StepReport] = {}
         self.heard_at: dict[int, float] = {}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Benchmark, Result, Spread
-from scavenger.elastic.view import Member, Position, View, plan_step
+from scavenger.elastic.view import Position, WorkerView, step_range
 from scavenger.train.worker.data import open_source
 from scavenger.train.worker.samples import Samples
 
@@ -18,7 +18,6 @@ __all__ = ["BENCHMARK"]
 _THREADS = (1, 2, 4, 8)
 _SAMPLE_S, _STEP_S, _BATCH, _STEPS = 0.005, 0.1, 32, 25
 _AIM = 0.02
-_WORKER = "w0"
 
 
 class _Slow:
@@ -38,14 +37,14 @@ class _Slow:
 def _waiting(threads: int) -> float:
     """Share of the time of the steps, but for the first, in which a worker waits for data."""
     samples = Samples(open_source(_Slow(threads), "train"), seed=1)
-    view = View(1, 1, _BATCH, (Member(_WORKER, 0),), Position())
+    view = WorkerView(1, 1, _BATCH, Position(), 1, 0)
     began, waited_s = 0.0, 0.0
     for step in range(1, _STEPS + 1):
         if step == 2:
             began, waited_s = time.perf_counter(), samples.waited_s
-        plan = plan_step(view, step, _BATCH * _STEPS)
-        samples.read(plan.epoch, plan.shares[0])
-        samples.read_ahead(view, step + 1, _WORKER)
+        place = step_range(view, step, _BATCH * _STEPS)
+        samples.read(place.epoch, place.samples)
+        samples.read_ahead(view, step + 1)
         time.sleep(_STEP_S)  # as an accelerator computes, without a processor
     share = (samples.waited_s - waited_s) / (time.perf_counter() - began)
     samples.close()

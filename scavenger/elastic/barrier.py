@@ -80,6 +80,7 @@ from scavenger.elastic.view import (
     View,
     plan_step,
     split,
+    step_range,
 )
 
 __all__ = [
@@ -172,7 +173,7 @@ class Barrier:
     @property
     def suspicious(self) -> bool:
         """Whether workers have died of samples that are not identified yet."""
-        return self._suspects is not None and bool(self._suspects.suspected)
+        return self._suspects is not None and self._suspects.any
 
     def awaits(self, verdict: Verdict) -> bool:
         """Whether this is the verdict that is awaited."""
@@ -249,7 +250,8 @@ class Barrier:
             return [refusal]
         piece = self._pieces.of(event.worker, event.piece)
         assert piece is not None
-        if self._pieces.hold(piece.number, event.aggregator) and self._suspects is not None:
+        if self._pieces.hold(piece.number, event.aggregator) and self.suspicious:
+            assert self._suspects is not None
             self._suspects.passed(self._suspect(piece.share))
         return self._begin_apply() if self._pieces.complete else self._order()
 
@@ -398,6 +400,8 @@ class Barrier:
 
     def _orders(self, pieces: Sequence[Piece]) -> list[Instruction]:
         """One order for each worker, with all of its pieces."""
+        if not pieces:
+            return []
         assert self.view is not None
         action = "train" if self.phase is Phase.STEP else "evaluate"
         by_worker: dict[str, list[Piece]] = {}
@@ -469,7 +473,7 @@ class Barrier:
     def _suspect(self, share: Share) -> q.Piece:
         """A share of the current step as a piece of the data."""
         assert self.view is not None
-        epoch = plan_step(self.view, self.step + 1, self.dataset_size).epoch
+        epoch = step_range(self.view, self.step + 1, self.dataset_size).epoch
         return q.Piece(epoch, share.start, share.stop)
 
     def _apart(self, shares: list[Share]) -> list[tuple[Share, bool]]:

@@ -235,6 +235,11 @@ class Suspects:
         return tuple(sorted(suspect.piece for suspect in self._suspects))
 
     @property
+    def any(self) -> bool:
+        """Whether a piece is suspected."""
+        return bool(self._suspects)
+
+    @property
     def quarantined(self) -> tuple[Quarantined, ...]:
         """Quarantined pieces in the order in which they were found."""
         return tuple(self._quarantined)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,9 +13,13 @@ __all__ = [
     "Position",
     "Share",
     "StepPlan",
+    "StepRange",
     "View",
+    "WorkerView",
     "plan_step",
+    "share_of",
     "split",
+    "step_range",
 ]
 
 SLOTS_PER_WORKER = 64
@@ -73,17 +78,35 @@ class View:
     def workers(self) -> int:
         return len(self.members)
 
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """What one worker has to know of a view. Its size does not grow with the number of workers.
+
+    Attributes:
+        workers: K, the number of members.
+        rank: The worker's index among the members; None if it is no member.
+
+    The others are those of the `View`.
+    """
+
+    number: int
+    first_step: int
+    global_batch_size: int
+    position: Position
+    workers: int
+    rank: int | None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= self.global_batch_size:
+            raise ValueError("a view needs a member, and its batch must give every member a sample")
+        if self.rank is not None and not 0 <= self.rank < self.workers:
+            raise ValueError(f"no member has rank {self.rank}")
+
     @property
     def local_batch_size(self) -> int:
         """The largest share of a full step."""
-        return -(-self.global_batch_size // len(self.members))
-
-    def rank(self, worker: str) -> int | None:
-        """The member's index; None for a worker that is no member."""
-        for rank, member in enumerate(self.members):
-            if member.worker == worker:
-                return rank
-        return None
+        return -(-self.global_batch_size // self.workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +155,7 @@ class StepPlan:
         return Position(self.epoch, self.shares[-1].stop)
 
 
+@functools.lru_cache(maxsize=4)  # a step is planned when it begins and when it is applied
 def split(start: int, samples: int, parts: int) -> tuple[Share, ...]:
     """Cut `samples` positions from `start` on into contiguous shares that differ by at most one sample.
 
@@ -142,6 +166,36 @@ def split(start: int, samples: int, parts: int) -> tuple[Share, ...]:
     size, extra = divmod(samples, parts)
     bounds = [start + part * size + min(part, extra) for part in range(parts + 1)]
     return tuple(Share(low, high) for low, high in pairwise(bounds))
+
+
+def share_of(whole: Share, parts: int, rank: int) -> Share:
+    """Return one of the shares that `split` cuts, without the others."""
+    size, extra = divmod(whole.samples, parts)
+    low = whole.start + rank * size + min(rank, extra)
+    return Share(low, low + size + (rank < extra))
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """The samples of a step, in the order of their epoch."""
+
+    epoch: int
+    samples: Share
+
+
+def step_range(view: View | WorkerView, step: int, dataset_size: int) -> StepRange:
+    """Return the samples of a step; see `plan_step`, which also cuts them into shares."""
+    ahead = step - view.first_step
+    if ahead < 0:
+        raise ValueError(f"step {step} lies before view {view.number}, which begins at {view.first_step}")
+    batch, position = view.global_batch_size, view.position
+    left_in_first = -(-(dataset_size - position.consumed) // batch)
+    if ahead < left_in_first:
+        epoch, start = position.epoch, position.consumed + ahead * batch
+    else:
+        epochs, steps = divmod(ahead - left_in_first, -(-dataset_size // batch))
+        epoch, start = position.epoch + 1 + epochs, steps * batch
+    return StepRange(epoch, Share(start, min(start + batch, dataset_size)))
 
 
 def plan_step(view: View, step: int, dataset_size: int) -> StepPlan:
@@ -159,20 +213,10 @@ def plan_step(view: View, step: int, dataset_size: int) -> StepPlan:
     Raises:
         ValueError: If the step lies before the view.
     """
-    ahead = step - view.first_step
-    if ahead < 0:
-        raise ValueError(f"step {step} lies before view {view.number}, which begins at {view.first_step}")
-    batch, position = view.global_batch_size, view.position
-    left_in_first = -(-(dataset_size - position.consumed) // batch)
-    if ahead < left_in_first:
-        epoch, start = position.epoch, position.consumed + ahead * batch
-    else:
-        epochs, steps = divmod(ahead - left_in_first, -(-dataset_size // batch))
-        epoch, start = position.epoch + 1 + epochs, steps * batch
-    samples = min(batch, dataset_size - start)
+    place = step_range(view, step, dataset_size)
     return StepPlan(
         step=step,
-        epoch=epoch,
-        shares=split(start, samples, view.workers),
-        ends_epoch=start + samples == dataset_size,
+        epoch=place.epoch,
+        shares=split(place.samples.start, place.samples.samples, view.workers),
+        ends_epoch=place.samples.stop == dataset_size,
     )

@@ -116,7 +116,7 @@ class TheDeadRise(Membership):
     def restore(self, number: int, view: View | None, present: Any) -> None:
         super().restore(number, view, present)
         for name, entry in self._workers.items():
-            if view is not None and view.rank(name) is not None and entry.lost:
+            if view is not None and any(m.worker == name for m in view.members) and entry.lost:
                 entry.state, entry.lost, entry.awaited_until = WorkerState.TRAINING, False, 0
 
 

@@ -8,7 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.elastic.order import epoch_order, random_streams
-from scavenger.elastic.view import Member, Position, Share, View, plan_step, split
+from scavenger.elastic.view import (
+    Member,
+    Position,
+    Share,
+    View,
+    WorkerView,
+    plan_step,
+    share_of,
+    split,
+    step_range,
+)
 
 
 def view(workers: int, batch: int, *, first_step: int = 1, position: Position | None = None) -> View:
@@ -131,3 +141,27 @@ def test_random_streams_follow_from_seed_and_place_alone() -> None:
         random_streams(7, 30, 4097)
     with pytest.raises(ValueError, match="position -1"):
         random_streams(7, -1, 1)
+
+
+@given(st.integers(1, 9), st.integers(0, 30), st.integers(1, 40), st.integers(0, 20))
+def test_a_worker_finds_its_share_of_a_step_as_the_plan_of_all_gives_it(
+    workers: int, more: int, dataset_size: int, ahead: int
+) -> None:
+    whole = view(workers, workers + more)
+    for rank in range(workers):
+        own = WorkerView(
+            whole.number, whole.first_step, whole.global_batch_size, whole.position, workers, rank
+        )
+        plan = plan_step(whole, whole.first_step + ahead, dataset_size)
+        place = step_range(own, whole.first_step + ahead, dataset_size)
+        assert place.epoch == plan.epoch
+        assert share_of(place.samples, workers, rank) == plan.shares[rank]
+        assert own.local_batch_size == -(-(workers + more) // workers)
+
+
+@pytest.mark.parametrize(("workers", "batch", "rank"), [(0, 4, None), (3, 2, 0), (3, 4, 3), (3, 4, -1)])
+def test_a_view_of_a_worker_needs_members_samples_and_a_rank_among_them(
+    workers: int, batch: int, rank: int | None
+) -> None:
+    with pytest.raises(ValueError, match="member"):
+        WorkerView(1, 1, batch, Position(), workers, rank)

@@ -20,8 +20,11 @@ from scavenger.train.aggregation import step_timer
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.data_router import DataRouter
+from scavenger.train.transport.payload_frames import FrameWriter
 from scavenger.train.transport.sockets import Dealer, Router, new_keys
 from scavenger.train.worker import worker
+from scavenger.train.worker.connections import Connection
 from scavenger.train.worker.orders import Orders
 from scavenger.train.worker.worker import Worker
 
@@ -38,14 +41,18 @@ class Host:
         self.orders = self.gradients = 0
         self.ordered = threading.Condition()
         self.reports: list[m.StepReport] = []
-        send, pass_on = Dealer.send, Router.send
+        send, pass_on, seal = Connection.send, DataRouter.send, FrameWriter.begin
 
-        def from_worker(dealer: Dealer, message: Any, payload: Any = None) -> None:
+        def from_worker(connection: Connection, message: Any, payload: Any = None) -> None:
             if isinstance(message, m.Chunk):
                 self.bytes["initial" if message.slot < 0 else "gradient"] += memoryview(payload).nbytes
-            send(dealer, message, payload)
+            send(connection, message, payload)
 
-        def from_aggregator(router: Router, peer: str, message: Any, payload: Any = None) -> None:
+        def sealed(writer: FrameWriter, header: bytes, payload: memoryview | None = None) -> None:
+            self.bytes["sealed"] += 0 if payload is None else payload.nbytes
+            seal(writer, header, payload)
+
+        def from_aggregator(router: DataRouter, peer: str, message: Any, payload: Any = None) -> None:
             if isinstance(message, m.Chunk):
                 self.bytes["weights"] += memoryview(payload).nbytes
             pass_on(router, peer, message, payload)
@@ -54,8 +61,9 @@ class Host:
                     self.orders += 1
                     self.ordered.notify_all()
 
-        monkeypatch.setattr(Dealer, "send", from_worker)
-        monkeypatch.setattr(Router, "send", from_aggregator)
+        monkeypatch.setattr(Connection, "send", from_worker)
+        monkeypatch.setattr(DataRouter, "send", from_aggregator)
+        monkeypatch.setattr(FrameWriter, "begin", sealed)
 
     def slow(self, made: Worker) -> None:
         """Delay each gradient until the order for it has been repeated a few times."""
@@ -162,6 +170,8 @@ def test_a_slow_gradient_and_its_weights_cross_the_network_once_a_step(
     assert sent["gradient"] in [(STEPS + more) * (part + layout.metric_bytes) for more in (0, 1)]
     assert sent["weights"] in [(STEPS + more) * part for more in (0, 1)]
     assert host.gradients <= STEPS + 1 + 2, "two at first, to warm up"
+    # before there is a stream, payloads go by ZeroMQ
+    assert sent["sealed"] >= (STEPS - 1) * (2 * part + layout.metric_bytes)
 
 
 PIECES = [m.PieceBody(number, number, number + 1, "w0", number) for number in range(3)]
@@ -222,7 +232,7 @@ def test_an_order_is_superseded_by_one_of_a_later_step_and_by_no_repetition() ->
 def test_the_newest_two_views_are_kept() -> None:
     orders = Orders()
     for number in (1, 2, 3):
-        orders.add(m.TakeView(m.ViewBody(number, 1, 4, (m.MemberBody("w0", 0),), 0, 0, 1.0, "")))
+        orders.add(m.TakeView(number, 1, 4, 0, 0, 1, 0))
     assert [orders.view(number) is not None for number in (1, 2, 3)] == [False, True, True]
 
 
@@ -249,9 +259,9 @@ Job = tuple[SequencedJob, list[tuple[str, m.Message]]]
 
 def test_a_view_is_sent_to_each_worker_once_and_orders_name_it(job: Job) -> None:
     made, said = job
-    assert [worker for worker, message in said if isinstance(message, m.TakeView)] == [
-        f"w{index}" for index in range(300)
-    ]
+    views = [(worker, message) for worker, message in said if isinstance(message, m.TakeView)]
+    assert [worker for worker, _ in views] == [f"w{index}" for index in range(300)]
+    assert [(message.workers, message.rank) for _, message in views] == [(300, rank) for rank in range(300)]
     said.clear()
     made.sent_bytes = 0
 

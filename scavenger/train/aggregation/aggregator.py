@@ -30,11 +30,12 @@ from scavenger.train.names import aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
 from scavenger.train.transport.block_file import memory_id, open_block, same_block
+from scavenger.train.transport.data_router import DataRouter
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.replication import WeightsInbox
 from scavenger.train.transport.shared_memory import JobRecord
-from scavenger.train.transport.sockets import Dealer, Keys, Router, address_towards
+from scavenger.train.transport.sockets import Dealer, Keys, address_towards
 
 __all__ = ["Aggregator"]
 
@@ -66,7 +67,7 @@ class Aggregator:
         address = address_towards(config.coordinator)
         # others cannot reach a Unix socket in a private folder; at a port, the key of each process is asked for
         self._admitted = None if address.startswith("/") else Authenticator(context, may_follow=True)
-        self._data = Router(context, keys, address, authenticator=self._admitted)
+        self._data = DataRouter(context, keys, address, authenticator=self._admitted)
         self._address = m.AggregatorAddress(self._data.address, config.data_public_key, memory_id(self._fd))
         self._poller = zmq.Poller()
         self._poller.register(self._control.socket, zmq.POLLIN)
@@ -89,6 +90,7 @@ class Aggregator:
     def run(self) -> None:
         """Serve until asked to quit."""
         self._heartbeat.start()
+        self._data.start(self._poller)
         self._announce()
         try:
             while self._running:
@@ -153,10 +155,12 @@ class Aggregator:
             case m.Admit():
                 if self._admitted is not None:
                     for name, key in message.keys.items():
-                        self._admitted.admit(name, key)
+                        if self._admitted.admit(name, key):
+                            self._data.dismiss(name)  # the process that had the name has ended
             case m.Forget():
                 if self._admitted is not None:
                     self._admitted.dismiss(message.worker)
+                    self._data.dismiss(message.worker)
                 free = self._config.memory_fd < 0 and not self._config.memory
                 self._remote_workers.forget(message.worker, free=free)
             case m.Quit():
@@ -170,7 +174,7 @@ class Aggregator:
     def _from_peer(self, peer: str, message: m.Message, payload: bytes | None) -> None:
         match message:
             case m.Join():
-                self._data.send(peer, m.Joined())
+                self._data.send(peer, m.Joined(self._data.offer(peer)))
                 if self._shard is not None:
                     with contextlib.suppress(ValueError):  # the peer is no worker
                         self._shard.expect(worker_slot(peer))

@@ -234,8 +234,10 @@ class ModelShard:
 
     def loss_scale(self, step: int) -> float:
         """Return the factor on the loss whose gradients belong to the step after `step`; 1 without loss scaling."""
+        if not isinstance(self._update, ScaledUpdate):
+            return 1.0
         slots = self._optimizer.slots(step)
-        return self._update.loss_scale(slots) if slots and isinstance(self._update, ScaledUpdate) else 1.0
+        return self._update.loss_scale(slots) if slots else 1.0
 
     # ---- end -----------------------------------------------------------------------------------------------
 

@@ -141,11 +141,12 @@ class Sequencer:
         if self._failed:
             return
         match message:
-            case m.Contributed() if not self._shard.layout.accepts(message.rows):
+            case m.Contributed() if message.rows and not self._shard.layout.accepts(message.rows):
                 print(f"refused {peer}: rows that do not fit into a slot", flush=True)
             case m.Contributed():
-                held = {*message.held, 0} if complete else {*message.held} - {0}
-                for aggregator in sorted(held & {0, *self._others}):
+                if complete:
+                    self._contributed(peer, message, 0)
+                for aggregator in sorted({*message.held}.intersection(self._others)):
                     self._contributed(peer, message, aggregator)
             case m.Evaluation():
                 try:
@@ -223,7 +224,7 @@ class Sequencer:
         follows = self._barrier.handle(
             b.Contribution(peer, message.view, message.step, message.piece, aggregator)
         )
-        if not any(isinstance(instruction, b.Refuse) for instruction in follows):
+        if not (follows and isinstance(follows[0], b.Refuse)):  # a refusal comes alone
             self._step.contributed(message)
             fail_here("aggregator.received")
         self._carry_out(follows)

@@ -29,10 +29,9 @@ class StepInProgress:
 
     def is_new(self, pieces: tuple[Piece, ...]) -> bool:
         """Record the pieces of an order to a worker; returns whether one of them was not ordered before."""
-        numbers = {piece.number for piece in pieces}
-        new = not numbers <= self._ordered
-        self._ordered |= numbers
-        return new
+        before = len(self._ordered)
+        self._ordered.update([piece.number for piece in pieces])
+        return len(self._ordered) > before
 
     def contributed(self, message: Contributed) -> None:
         """Record the contribution of a piece."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from scavenger.elastic import barrier as b
 from scavenger.elastic.view import View
 from scavenger.train.transport.messages.data import DataMessage, Order, TakeView
-from scavenger.train.transport.messages.values import ViewBody, piece_body, view_body
+from scavenger.train.transport.messages.values import piece_body
 
 __all__ = ["WorkerOrders"]
 
@@ -21,7 +21,8 @@ class WorkerOrders:
 
     def __init__(self, send: Callable[[str, DataMessage], None]) -> None:
         self.send = send
-        self._view: ViewBody | None = None
+        self._view: View | None = None
+        self._ranks: dict[str, int] = {}
         self._sent: dict[str, int] = {}
 
     def order(
@@ -54,9 +55,20 @@ class WorkerOrders:
 
     def _send_view(self, worker: str, view: View) -> None:
         if self._view is None or self._view.number != view.number:
-            self._view = view_body(view)
-            members = {member.worker for member in view.members}
-            self._sent = {name: number for name, number in self._sent.items() if name in members}
+            self._view = view
+            self._ranks = {member.worker: rank for rank, member in enumerate(view.members)}
+            self._sent = {name: number for name, number in self._sent.items() if name in self._ranks}
         if self._sent.get(worker) != view.number:
             self._sent[worker] = view.number
-            self.send(worker, TakeView(self._view))
+            self.send(
+                worker,
+                TakeView(
+                    view.number,
+                    view.first_step,
+                    view.global_batch_size,
+                    view.position.epoch,
+                    view.position.consumed,
+                    view.workers,
+                    self._ranks.get(worker, -1),
+                ),
+            )

@@ -33,7 +33,7 @@ class ProcessConfigurations:
         *,
         hub: str,
         server_key: bytes,
-        admit: Callable[[str, str], None] = lambda name, key: None,
+        admit: Callable[[str, str], object] = lambda name, key: None,
         memory_fd: int = -1,
         aggregators: Sequence[str] = (),
     ) -> None:

@@ -43,10 +43,16 @@ class Authenticator:
         self._names: dict[str, str] = {}
         self._keys: dict[str, str] = {}
 
-    def admit(self, name: str, key: str) -> None:
-        """Admit a process by its name and public key (Z85); the previous key of that name is no longer valid."""
-        self._names.pop(self._keys.get(name, ""), None)
+    def admit(self, name: str, key: str) -> bool:
+        """Admit a process by its name and public key (Z85); the previous key of that name is no longer valid.
+
+        Returns:
+            Whether that name had another key, or none, before.
+        """
+        before = self._keys.get(name, "")
+        self._names.pop(before, None)
         self._names[key], self._keys[name] = name, key
+        return before != key
 
     def dismiss(self, name: str) -> None:
         """Admit a process no longer."""

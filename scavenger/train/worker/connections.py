@@ -10,12 +10,34 @@ import zmq
 
 from scavenger.train.transport.messages import Message
 from scavenger.train.transport.messages.data import Join
-from scavenger.train.transport.messages.values import AggregatorAddress
-from scavenger.train.transport.sockets import Dealer, Keys
+from scavenger.train.transport.messages.values import AggregatorAddress, PayloadOffer
+from scavenger.train.transport.payload_streams import PayloadClient, is_ordered
+from scavenger.train.transport.sockets import Dealer, Keys, Malformed
 
-__all__ = ["Connections"]
+__all__ = ["Connection", "Connections"]
 
 log = logging.getLogger(__name__)
+
+
+class Connection:
+    """A worker's connection to one aggregator.
+
+    Args:
+        index: The aggregator's index.
+        dealer: Its ZeroMQ socket.
+        streams: The worker's streams for payloads.
+    """
+
+    def __init__(self, index: int, dealer: Dealer, streams: PayloadClient) -> None:
+        self._index, self.dealer, self._streams = index, dealer, streams
+
+    def send(self, message: Message, payload: Any = None) -> None:
+        """Queue a message; its payload is not copied, so the sender must not change it until it has been sent.
+
+        What has to stay in the order of payloads goes by the stream, if there is one.
+        """
+        if not is_ordered(message) or not self._streams.send(self._index, message, payload):
+            self.dealer.send(message, payload)
 
 
 class Connections:
@@ -36,50 +58,86 @@ class Connections:
         self._context, self._name, self._keys, self._memory = context, name, keys, memory
         self._poller = zmq.Poller()
         self._poller.register(control.socket, zmq.POLLIN)
-        self._dealers: list[Dealer] = []
+        self._streams: PayloadClient | None = None
+        self._all: list[Connection] = []
+        self._hosts: list[str] = []
         self._joined: set[int] = set()
         self.remote: tuple[int, ...] = ()
 
     @property
     def local(self) -> tuple[int, ...]:
         """Indices of the aggregators that share the worker's memory."""
-        return tuple(index for index in range(len(self._dealers)) if index not in self.remote)
+        return tuple(index for index in range(len(self._all)) if index not in self.remote)
 
     def connect(self, aggregators: tuple[AggregatorAddress, ...]) -> None:
         """Connect to the aggregators, instead of those before them."""
-        if self._dealers:
+        if self._all:
             log.info("reconnecting to the aggregators")
-        for dealer in self._dealers:
-            self._poller.unregister(dealer.socket)
-            dealer.close()
+        for connection in self._all:
+            self._poller.unregister(connection.dealer.socket)
+            connection.dealer.close()
+        streams = self._started_streams()
+        streams.forget()
         self._joined.clear()
         self.remote = tuple(i for i, at in enumerate(aggregators) if at.memory != self._memory)
-        self._dealers = [
-            Dealer(self._context, self._name, at.address, at.key.encode(), self._keys) for at in aggregators
+        self._hosts = [at.address.removeprefix("tcp://").rpartition(":")[0] for at in aggregators]
+        self._all = [
+            Connection(
+                index, Dealer(self._context, self._name, at.address, at.key.encode(), self._keys), streams
+            )
+            for index, at in enumerate(aggregators)
         ]
-        for dealer in self._dealers:
-            self._poller.register(dealer.socket, zmq.POLLIN)
-            dealer.send(Join())
+        for connection in self._all:
+            self._poller.register(connection.dealer.socket, zmq.POLLIN)
+            connection.send(Join())
 
-    def joined(self, index: int) -> bool:
-        """Record that an aggregator can send to this worker; returns whether all can."""
+    def joined(self, index: int, offer: PayloadOffer | None) -> bool:
+        """Record that an aggregator can send to this worker; returns whether all can.
+
+        Args:
+            index: The aggregator's index.
+            offer: Its offer of a stream for payloads, which is accepted if it is on another host.
+        """
+        if offer is not None and index in self.remote:
+            self._started_streams().connect(index, self._hosts[index].strip("[]"), offer)
         self._joined.add(index)
-        return len(self._joined) == len(self._dealers)
+        return len(self._joined) == len(self._all)
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until a message arrives, at most `timeout_s`; None for no limit."""
         self._poller.poll(None if timeout_s is None else int(timeout_s * 1000))
 
-    def receive(self) -> Iterator[tuple[int, Dealer, Message, bytes | None]]:
-        """Yield the messages that have arrived: the aggregator's index, its connection, message and payload."""
-        for index, dealer in enumerate(self._dealers):
-            for message, payload in dealer.receive():
-                yield index, dealer, message, payload
+    def receive(self) -> Iterator[tuple[int, Connection, Message, Any]]:
+        """Yield the messages that have arrived: the aggregator's index, its connection, message and payload.
 
-    def to_aggregator(self, index: int) -> Dealer:
+        The memory of a payload is used again when nobody has a view of it any more.
+        """
+        for index, connection in enumerate(self._all):
+            for message, payload in connection.dealer.receive():
+                yield index, connection, message, payload
+        if self._streams is not None:
+            for index, message, arrived in self._streams.receive():
+                yield index, self._all[index], message, arrived
+            for index in self._streams.lost():
+                self._all[index].send(Join())
+
+    def to_aggregator(self, index: int) -> Connection:
         """Return the connection to an aggregator."""
-        return self._dealers[index]
+        return self._all[index]
 
     def to_sequencer(self, message: Message) -> None:
         """Send a message to the sequencer."""
-        self._dealers[0].send(message)
+        self._all[0].send(message)
+
+    def close(self) -> None:
+        """Close the streams; the context closes the rest."""
+        if self._streams is not None:
+            self._streams.close()
+
+    def _started_streams(self) -> PayloadClient:
+        """Return the streams, whose thread runs from the first connection on."""
+        if self._streams is None:
+            self._streams = PayloadClient(Malformed())
+            self._streams.start()
+            self._poller.register(self._streams.fileno(), zmq.POLLIN)
+        return self._streams

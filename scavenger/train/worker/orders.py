@@ -6,9 +6,8 @@ from collections import OrderedDict
 
 import msgspec
 
-from scavenger.elastic.view import View
-from scavenger.train.transport.messages.data import Order, Summarise, TakeView
-from scavenger.train.transport.messages.values import view_of
+from scavenger.elastic.view import WorkerView
+from scavenger.train.transport.messages.data import Order, Summarise, TakeView, worker_view_of
 
 __all__ = ["Orders"]
 
@@ -23,7 +22,7 @@ class Orders:
     """
 
     def __init__(self) -> None:
-        self._views: dict[int, View] = {}
+        self._views: dict[int, WorkerView] = {}
         self._waiting: OrderedDict[str, Order | Summarise] = OrderedDict()
         self._newest = (0, 0)
 
@@ -33,7 +32,7 @@ class Orders:
     def add(self, message: Order | Summarise | TakeView) -> None:
         """Add a message that has arrived."""
         if isinstance(message, TakeView):
-            self._views[message.view.number] = view_of(message.view)
+            self._views[message.number] = worker_view_of(message)
             for number in sorted(self._views)[:-_VIEWS_KEPT]:
                 del self._views[number]
             return
@@ -58,6 +57,6 @@ class Orders:
         """Return whether an order of a later step or view has arrived since."""
         return self._newest > (order.view, order.step)
 
-    def view(self, number: int) -> View | None:
+    def view(self, number: int) -> WorkerView | None:
         """Return the view of that number; None if it has not arrived."""
         return self._views.get(number)

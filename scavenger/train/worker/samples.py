@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from scavenger.elastic.order import EpochOrder, Passes
 from scavenger.elastic.quarantine import without
-from scavenger.elastic.view import Share, View, plan_step
+from scavenger.elastic.view import Share, WorkerView, share_of, step_range
 from scavenger.train.worker.data import Source
 from scavenger.train.worker.prefetch import Prefetcher
 
@@ -79,17 +79,16 @@ class Samples:
     def _numbers(self, epoch: int, share: Share) -> npt.NDArray[np.int64]:
         return epoch // self._passes.epochs * self._total + self.indices(epoch, share)
 
-    def read_ahead(self, view: View, step: int, worker: str) -> None:
+    def read_ahead(self, view: WorkerView, step: int) -> None:
         """Begin to read the shares that a member has in a step and those after it, according to a view."""
-        rank = view.rank(worker)
-        if rank is None:
+        if view.rank is None:
             return
         for number in range(step, step + _STEPS_AHEAD):
-            plan = plan_step(view, number, self._size)
-            share = plan.shares[rank]
-            numbers = self._numbers(plan.epoch, share)
+            place = step_range(view, number, self._size)
+            share = share_of(place.samples, view.workers, view.rank)
+            numbers = self._numbers(place.epoch, share)
             if len(numbers):
-                self._batches.want((plan.epoch, share.start, share.stop), numbers)
+                self._batches.want((place.epoch, share.start, share.stop), numbers)
 
     def forget(self) -> None:
         """Drop what was read ahead."""

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.view import Piece, View, plan_step
+from scavenger.elastic.view import Piece, WorkerView, step_range
 from scavenger.errors import NotSupportedError, TrainingCodeError
 from scavenger.sdk.job import KerasJob
 from scavenger.train.failpoints import fail_here
@@ -151,6 +151,7 @@ class Worker:
                         self._from_sequencer(order)
                     self._receive_from_aggregators()
         self._samples.close()
+        self._connections.close()
         self._heartbeat.close()
 
     # ---- messages ------------------------------------------------------------------------------------------
@@ -179,24 +180,24 @@ class Worker:
 
     def _receive_from_aggregators(self) -> None:
         """Process what has arrived from the aggregators: weights at once; orders are queued."""
-        for index, dealer, message, payload in self._connections.receive():
+        for index, connection, message, payload in self._connections.receive():
             match message:
                 case m.Chunk() if payload is not None and self._inbox is not None:
                     self._inbox.take(index, message, payload)
                 case m.Check() if self._inbox is not None:
                     if (lacking := self._inbox.check(index, message)) is not None:
-                        dealer.send(lacking)
+                        connection.send(lacking)
                 case m.Seed() if self._initial is not None:
-                    self._initial.send(index, message.number, dealer.send)
+                    self._initial.send(index, message.number, connection.send)
                 case m.Lacking() if message.step == 0:
                     if self._initial is not None:
-                        self._initial.resend(index, message, dealer.send)
+                        self._initial.resend(index, message, connection.send)
                 case m.Lacking() if self._results is not None:
-                    result = self._results.resend(index, message, dealer.send)
+                    result = self._results.resend(index, message, connection.send)
                     if result is not None and index == 0:
                         self._connections.to_sequencer(result)
                 case m.Joined():
-                    if self._connections.joined(index) and not self._ready:
+                    if self._connections.joined(index, message.payloads) and not self._ready:
                         self._ready = True
                         self._control.send(m.Ready())
                 case m.Order() | m.Summarise() | m.TakeView():
@@ -362,7 +363,7 @@ class Worker:
             fail_here("worker.called")
         self._control.send(answer)
 
-    def _train(self, order: m.Order, view: View) -> None:
+    def _train(self, order: m.Order, view: WorkerView) -> None:
         step = order.step + 1
         assert self._initial is not None
         self._initial.drop()
@@ -373,16 +374,16 @@ class Worker:
             self._beat = msgspec.structs.replace(self._beat, view=view.number)
             log.info("view %d holds from step %d on", view.number, view.first_step)
         fail_here("worker.leased")
-        plan = plan_step(view, step, self._program.manifest.dataset_size)
+        epoch = step_range(view, step, self._program.manifest.dataset_size).epoch
         for body in order.pieces:
             piece = m.piece_of(body)
             result = self._known.begin("train", step, piece)
             if not isinstance(result, m.Contributed):
-                result = self._compute(order, plan.epoch, view, piece)
+                result = self._compute(order, epoch, view, piece)
             self._push(result)
         self._beat = msgspec.structs.replace(self._beat, step=step)
 
-    def _compute(self, order: m.Order, epoch: int, view: View, piece: Piece) -> m.Contributed:
+    def _compute(self, order: m.Order, epoch: int, view: WorkerView, piece: Piece) -> m.Contributed:
         step = order.step + 1
         samples = len(self._samples.indices(epoch, piece.share))
         weights = self._weights(order.step, order) if samples else []
@@ -394,7 +395,7 @@ class Worker:
             assert self._memory is not None
             batch = self._samples.read(epoch, piece.share)
             if not order.cautious:
-                self._samples.read_ahead(view, step + 1, self._config.name)
+                self._samples.read_ahead(view, step + 1)
             result = self._gradient(
                 weights,
                 batch,
@@ -456,7 +457,7 @@ class Worker:
         connections.to_sequencer(result)
         fail_here("worker.pushed")
 
-    def _evaluate(self, order: m.Order, view: View) -> None:
+    def _evaluate(self, order: m.Order, view: WorkerView) -> None:
         for body in order.pieces:
             piece = m.piece_of(body)
             result = self._known.begin("evaluate", order.step, piece)
@@ -476,4 +477,4 @@ class Worker:
                 fail_here("worker.evaluated")
             self._connections.to_sequencer(result)
         if not order.cautious:
-            self._samples.read_ahead(view, order.step + 1, self._config.name)
+            self._samples.read_ahead(view, order.step + 1)

@@ -3,7 +3,8 @@
 There are two channels, both ZeroMQ with CURVE: *control* (all processes through the supervisor's hub, mostly to the
 coordinator) and *data* (workers and aggregators to aggregators). The socket identifies the sender. Between processes
 of one host, messages carry no payloads; those are in the shared-memory block
-(`scavenger.train.transport.shared_memory`).
+(`scavenger.train.transport.shared_memory`). Between hosts, payloads have streams of their own
+(`scavenger.train.transport.payload_streams`).
 """
 
 from __future__ import annotations

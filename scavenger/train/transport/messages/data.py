@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from scavenger.train.transport.messages.values import PieceBody, RowCounts, Tagged, ViewBody
+from scavenger.elastic.view import Position, WorkerView
+from scavenger.train.transport.messages.values import PayloadOffer, PieceBody, RowCounts, Tagged
 
 __all__ = [
     "ApplyPart",
@@ -28,6 +29,7 @@ __all__ = [
     "Summarise",
     "Summary",
     "TakeView",
+    "worker_view_of",
 ]
 
 
@@ -39,7 +41,9 @@ class Join(Tagged, frozen=True):
 
 
 class Joined(Tagged, frozen=True):
-    """The answer to `Join`: the aggregator can send to the worker."""
+    """The answer to `Join`: the aggregator can send to the worker, and may offer a stream for payloads."""
+
+    payloads: PayloadOffer | None = None
 
 
 class Contributed(Tagged, frozen=True):
@@ -174,9 +178,33 @@ class Order(Tagged, frozen=True):
 
 
 class TakeView(Tagged, frozen=True):
-    """To a worker, before the first order under a view: orders only name its number."""
+    """To a worker, before the first order under a view: what it has to know of the view, which orders only name.
 
-    view: ViewBody
+    See `scavenger.elastic.view.WorkerView`; `rank` is -1 for a worker that is no member.
+    """
+
+    number: int
+    first_step: int
+    global_batch_size: int
+    epoch: int
+    consumed: int
+    workers: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        worker_view_of(self)  # an invalid view is rejected on arrival
+
+
+def worker_view_of(message: TakeView) -> WorkerView:
+    """Turn a message into the view that it is about."""
+    return WorkerView(
+        message.number,
+        message.first_step,
+        message.global_batch_size,
+        Position(message.epoch, message.consumed),
+        message.workers,
+        None if message.rank < 0 else message.rank,
+    )
 
 
 class AskView(Tagged, frozen=True):

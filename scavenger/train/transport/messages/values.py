@@ -18,6 +18,7 @@ __all__ = [
     "LogSettings",
     "Manifest",
     "MemberBody",
+    "PayloadOffer",
     "PieceBody",
     "ProcessConfiguration",
     "Restore",
@@ -185,6 +186,21 @@ class Manifest(Body, frozen=True, omit_defaults=True):
         """Hash of the model and its data, 32 hexadecimal digits."""
         described = msgspec.structs.replace(self, callbacks=(), batch_hooks=False)
         return hashlib.sha256(msgspec.msgpack.encode(described)).hexdigest()[:32]
+
+
+class PayloadOffer(Body, frozen=True):
+    """How to open one stream of payloads to an aggregator; see `scavenger.train.transport.payload_streams`.
+
+    Attributes:
+        port: The port, at the address by which the worker has reached the aggregator.
+        ticket: Identifies the offer; it is sent unencrypted.
+        to_aggregator, to_worker: The keys of the two directions.
+    """
+
+    port: int
+    ticket: bytes
+    to_aggregator: bytes
+    to_worker: bytes
 
 
 class AggregatorAddress(Body, frozen=True):

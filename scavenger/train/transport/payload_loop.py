@@ -1,0 +1,313 @@
+"""The thread that serves a process's payload streams, whatever the process computes meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from typing import NamedTuple
+
+from scavenger.errors import MessageError
+from scavenger.train.transport.messages import Message, decode
+from scavenger.train.transport.payload_buffers import Buffers
+from scavenger.train.transport.payload_frames import FRAME_BYTES_MAX, Frame, FrameReader, FrameWriter
+
+__all__ = ["Connection", "Loop", "Outgoing"]
+
+_WAITING_BYTES_MAX = 64 << 20
+"""Payloads that have arrived and were not taken; beyond that nothing is read, and senders have to wait."""
+_TURN_RECORDS = 16
+"""Records that one connection may read or write before another's turn."""
+
+
+class Outgoing(NamedTuple):
+    """A frame to be sent."""
+
+    header: bytes
+    payload: memoryview | None
+
+
+class _Signal:
+    """Wakes whoever waits for a descriptor, from another thread."""
+
+    def __init__(self) -> None:
+        self._near, self._far = socket.socketpair()
+        self._near.setblocking(False)
+        self._far.setblocking(False)
+        self._is_set = False
+
+    def fileno(self) -> int:
+        """The descriptor that is readable while the signal is set."""
+        return self._near.fileno()
+
+    def set(self) -> None:
+        """Set the signal; what it is about must have been stored before."""
+        if not self._is_set:
+            self._is_set = True
+            with contextlib.suppress(OSError):  # full: it is set
+                self._far.send(b"!")
+
+    def clear(self) -> None:
+        """Clear the signal, before looking at what it is about."""
+        with contextlib.suppress(OSError):
+            while self._near.recv(64):
+                pass
+        self._is_set = False
+
+    def close(self) -> None:
+        """Release the descriptors."""
+        self._near.close()
+        self._far.close()
+
+
+class Loop:
+    """The thread, its connections, and what has arrived by them.
+
+    Args:
+        malformed: Called with the peer's name for a frame that holds no message.
+    """
+
+    def __init__(self, malformed: Callable[[str], None]) -> None:
+        self.payloads, self.scratch = Buffers(), Buffers()
+        self.selector = selectors.DefaultSelector()
+        self._malformed = malformed
+        self._arrived: deque[tuple[Hashable, Message, memoryview | None]] = deque()
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self._paused: list[Connection] = []
+        self._calls: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._called, self._ready = _Signal(), _Signal()
+        self._thread = threading.Thread(target=self._run, name="payloads", daemon=True)
+        self._closing = False
+
+    # ---- any thread ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.selector.register(self._called.fileno(), selectors.EVENT_READ, lambda _: self._called.clear())
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when messages have arrived."""
+        return self._ready.fileno()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have the thread call a function."""
+        self._calls.append(function)
+        self._called.set()
+
+    def receive(self) -> Iterator[tuple[Hashable, Message, memoryview | None]]:
+        """Yield what has arrived until now: peer, message and payload.
+
+        The memory of a payload is used again when nobody has a view of it any more.
+        """
+        self._ready.clear()
+        for _ in range(len(self._arrived)):
+            peer, message, payload = self._arrived.popleft()
+            if payload is not None:
+                self._count(-len(payload))
+            yield peer, message, payload
+        if self._arrived:  # meanwhile
+            self._ready.set()
+
+    def close(self) -> None:
+        """End the thread and close every connection."""
+        self._closing = True
+        if self._thread.is_alive():
+            self._called.set()
+            self._thread.join()
+        for key in list((self.selector.get_map() or {}).values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self.selector.close()
+        self._called.close()
+        self._ready.close()
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self._waiting_bytes += size
+        if size < 0 and self._paused and not self._is_full:
+            self.call(self._go_on)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._waiting_bytes >= _WAITING_BYTES_MAX
+
+    # ---- its own thread ------------------------------------------------------------------------------------
+
+    def later(self, delay_s: float, function: Callable[[], None]) -> None:
+        """Call a function after so many seconds."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), function))
+
+    def notify(self) -> None:
+        """Make the descriptor readable."""
+        self._ready.set()
+
+    def arrived(self, peer: Hashable, frame: Frame) -> None:
+        """Hand over a frame."""
+        try:
+            message = decode(frame.header)
+        except MessageError:
+            self._malformed(str(peer))
+            return
+        if frame.payload is not None:
+            self._count(len(frame.payload))
+        self._arrived.append((peer, message, frame.payload))
+        self._ready.set()
+
+    def pauses(self, connection: Connection) -> bool:
+        """Whether a connection has to wait before it reads on; it is called when it may."""
+        if not self._is_full:
+            return False
+        self._paused.append(connection)
+        if not self._is_full:  # all was taken just now, before there was anybody to call
+            self.call(self._go_on)
+        return True
+
+    def _go_on(self) -> None:
+        paused, self._paused = self._paused, []
+        for connection in paused:
+            connection.go_on()
+
+    def _run(self) -> None:
+        while not self._closing:
+            wait_s = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            for key, events in self.selector.select(wait_s):
+                key.data(events)
+            while self._calls:
+                self._calls.popleft()()
+            while self._timers and self._timers[0][0] <= time.monotonic():
+                heapq.heappop(self._timers)[2]()
+
+
+class Connection:
+    """One connection of a stream, used by the loop's thread only.
+
+    Args:
+        loop: The loop.
+        link: A socket that is connected and does not block; the connection closes it.
+        send_key, receive_key: The keys of the two directions.
+        received: Called with each frame.
+        ended: Called once if the connection ends, unless by `close`.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        link: socket.socket,
+        *,
+        send_key: bytes,
+        receive_key: bytes,
+        received: Callable[[Frame], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._loop, self._link = loop, link
+        self._writer = FrameWriter(send_key)
+        self._reader = FrameReader(receive_key, loop.payloads.take)
+        self._received, self._ended = received, ended
+        self.queue: deque[Outgoing] = deque()
+        self._arriving: memoryview | None = None
+        self._filled = 0
+        self._leaving: memoryview | None = None
+        self._interest = selectors.EVENT_READ
+        self._reads = self.open = True
+        loop.selector.register(link, self._interest, self.handle)
+
+    def handle(self, events: int) -> None:
+        """Read and write what is possible now."""
+        if not self.open:
+            return
+        try:
+            if events & selectors.EVENT_READ:
+                self._read()
+            if self.open:
+                self._write()
+        except (OSError, MessageError, ValueError):  # the last: a payload's memory is gone
+            self.close()
+            self._ended()
+            return
+        if self.open:
+            self._watch()
+
+    def go_on(self) -> None:
+        """Read again, after a pause."""
+        self._reads = True
+        self.handle(selectors.EVENT_READ)
+
+    def close(self) -> None:
+        """Close the connection; what it has not sent is dropped."""
+        if self.open:
+            self.open = False
+            if self._interest:
+                self._loop.selector.unregister(self._link)
+            self._link.close()
+            self.queue.clear()
+            self._arriving = self._leaving = None
+
+    def _read(self) -> None:
+        for _ in range(_TURN_RECORDS):
+            if self._loop.pauses(self):
+                self._reads = False
+                return
+            if self._arriving is None:
+                self._arriving, self._filled = self._loop.scratch.take(FRAME_BYTES_MAX), 0
+            needed = self._reader.needed
+            try:
+                size = self._link.recv_into(self._arriving[self._filled : needed])
+            except BlockingIOError:
+                if not self._filled:
+                    self._arriving = None  # another connection can use it
+                return
+            if not size:
+                raise ConnectionResetError
+            self._filled += size
+            if self._filled == needed:
+                self._filled = 0
+                frame = self._reader.feed(self._arriving[:needed])
+                if frame is not None:
+                    self._received(frame)
+                    del frame
+                if not self.open:
+                    return
+
+    def _write(self) -> None:
+        for _ in range(_TURN_RECORDS):
+            if self._leaving is None and not self._seal():
+                return
+            assert self._leaving is not None
+            try:
+                size = self._link.send(self._leaving)
+            except BlockingIOError:
+                return
+            self._leaving = self._leaving[size:] if size < len(self._leaving) else None
+
+    def _seal(self) -> bool:
+        """Seal the next part of what is to be sent; returns False if there is nothing."""
+        if not self._writer.more:
+            if not self.queue:
+                return False
+            self._writer.begin(*self.queue.popleft())
+        buffer = self._loop.scratch.take(FRAME_BYTES_MAX)
+        self._leaving = buffer[: self._writer.fill(buffer)]
+        return True
+
+    def _watch(self) -> None:
+        """Wait for what can be done next."""
+        writes = self._leaving is not None or self._writer.more or bool(self.queue)
+        wanted = (selectors.EVENT_READ if self._reads else 0) | (selectors.EVENT_WRITE if writes else 0)
+        if wanted != self._interest:
+            if not wanted:
+                self._loop.selector.unregister(self._link)
+            elif not self._interest:
+                self._loop.selector.register(self._link, wanted, self.handle)
+            else:
+                self._loop.selector.modify(self._link, wanted, self.handle)
+            self._interest = wanted
