@@ -124,7 +124,7 @@ class ModelShard:
         """
         kept = self.block.read_part(self.index)
         if kept is not None and (kept.step, kept.view) == (order.step, order.view):
-            return PartApplied(self.index, kept.step, True, kept.mean_worker_sqnorm, kept.mean_sqnorm, 0.0)
+            return PartApplied(self.index, kept.step, True, kept.mean_sqnorm, 0.0)
         started = time.perf_counter()
         fail_here("aggregator.applying")
         step = order.step
@@ -134,7 +134,7 @@ class ModelShard:
         if not counted:  # all samples are quarantined: the step changes nothing
             self._carry_over(step)
             self.block.write_part(self.index, PartRecord(step, order.view))
-            return PartApplied(self.index, step, True, 0.0, 0.0, time.perf_counter() - started)
+            return PartApplied(self.index, step, True, 0.0, time.perf_counter() - started)
         norms = (
             self._update.apply(
                 [(samples, self._gradients(slot, rows)) for samples, slot, rows in counted],
@@ -145,19 +145,16 @@ class ModelShard:
                 differing=self._differing,
             )
             if self._trainable
-            else Norms(0.0, 0.0, True)
+            else Norms(0.0, True)
         )
         if norms.finite:
             self._merge_states(step, [(samples, slot) for samples, slot, _ in counted])
-            self.block.write_part(
-                self.index, PartRecord(step, order.view, norms.mean_worker_sqnorm, norms.mean_sqnorm)
-            )
+            self.block.write_part(self.index, PartRecord(step, order.view, norms.mean_sqnorm))
         fail_here("aggregator.applied")
         return PartApplied(
             self.index,
             step,
             norms.finite,
-            norms.mean_worker_sqnorm,
             norms.mean_sqnorm,
             time.perf_counter() - started,
         )

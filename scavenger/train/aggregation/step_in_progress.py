@@ -133,7 +133,8 @@ class StepInProgress:
             spent = each.compute_s + each.data_wait_s
             compute[piece.worker] = compute.get(piece.worker, 0.0) + spent
         counted = [each for each in contributions if each.samples]
-        parts, worker_sqnorm = len(counted), sum(shard.mean_worker_sqnorm for shard in norms)
+        total = max(1, sum(each.samples for each in counted))
+        parts, worker_sqnorm = len(counted), sum(each.samples / total * each.sqnorm for each in counted)
         if parts == 1:
             worker_sqnorm = counted[0].half_sqnorm
             parts = 2 if worker_sqnorm > 0 else 0

@@ -200,7 +200,7 @@ class Update:
         self._for_each(parts, keep_mean if self._clips_by_norm else form_and_update)
         found = mean.norms()
         if found.finite and self._clips_by_norm:
-            factors = self._clip_factors(parts, mean.squares[:, -1])
+            factors = self._clip_factors(parts, mean.squares)
 
             def clip_and_update(index: int, g: Array, t: Array) -> None:
                 span = parts[index]

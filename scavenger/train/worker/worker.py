@@ -388,7 +388,7 @@ class Worker:
         weights = self._weights(order.step, order) if samples else []
         # the time to fetch weights from other hosts is not compute time
         started, waited_before = time.perf_counter(), self._samples.waited_s
-        loss = half_sqnorm = 0.0
+        loss = half_sqnorm = sqnorm = 0.0
         rows: RowCounts = ()
         if samples:
             assert self._memory is not None
@@ -403,7 +403,7 @@ class Worker:
                 alone=view.workers == 1 and samples > 1,
                 loss_scale=order.loss_scale,
             )
-            rows = self._memory.write(result, piece.slot)
+            rows, sqnorm = self._memory.write(result, piece.slot)
             loss, half_sqnorm = result.loss, result.half_sqnorm
         waited = self._samples.waited_s - waited_before
         fail_here("worker.computed")
@@ -418,6 +418,7 @@ class Worker:
             loss=loss,
             half_sqnorm=half_sqnorm,
             rows=rows,
+            sqnorm=sqnorm,
             rate=self._program.rate(order.step),
         )
         self._known.add_gradient(step, piece, contribution)

@@ -50,6 +50,7 @@ class Contributed(Tagged, frozen=True):
         held: Indices of the aggregators that share the worker's memory, and so have the gradient already.
         half_sqnorm: Mean |g|^2 of the gradient's two halves, or 0.
         rows: Which tensors have a sparse gradient.
+        sqnorm: |g|^2 of the gradient.
         rate: Factor on the learning rate of the step, the same for all pieces, that a schedule of the user's gives.
     """
 
@@ -63,6 +64,7 @@ class Contributed(Tagged, frozen=True):
     loss: float
     half_sqnorm: float
     rows: RowCounts = ()
+    sqnorm: float = 0.0
     rate: float = 1.0
 
 
@@ -211,12 +213,11 @@ class ApplyPart(Tagged, frozen=True):
 
 
 class PartApplied(Tagged, frozen=True):
-    """An aggregator has applied a step to its model shard; the norms are over that shard."""
+    """An aggregator has applied a step to its model shard; the norm of the mean gradient is over that shard."""
 
     index: int
     step: int
     finite: bool
-    mean_worker_sqnorm: float
     mean_sqnorm: float
     update_s: float
 
