@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scavenger.elastic.barrier import Announce, Barrier, Contribution, Installed, Instruction, Phase
+from scavenger.elastic.barrier import Announce, Barrier, Contribution, Formed, Installed, Instruction, Phase
 from scavenger.elastic.membership import Membership, WorkerState, worker_slot
 from scavenger.elastic.view import View
 
@@ -95,6 +95,27 @@ class SilentWhilePending(Barrier):
         again = event.number <= self.number and self._pending is not None
         instructions = super()._announce(event)
         return [i for i in instructions if not (again and isinstance(i, Installed))]
+
+
+class OldSumsCount(Barrier):
+    """Takes sums of an earlier list of pieces for those of the newest."""
+
+    def _formed(self, event: Formed) -> list[Instruction]:
+        return super()._formed(replace(event, number=self._pieces.number))
+
+
+class SumsAreForever(Barrier):
+    """Trusts that an aggregator which has formed its sums keeps them until the step is applied."""
+
+    def _announce(self, event: Announce) -> list[Instruction]:
+        phase = self.phase
+        if phase is Phase.APPLY:
+            self.phase = Phase.VERDICT
+        try:
+            return super()._announce(event)
+        finally:
+            if phase is Phase.APPLY:
+                self.phase = phase
 
 
 # ---- the coordinator's state machine -----------------------------------------------------------------------
@@ -200,6 +221,8 @@ MUTANTS = {
     "old coordinators are heard": _barrier(AnybodyLeads, "is heard after"),
     "pieces are numbered anew": _barrier(PiecesNumberedAnew, "stuck"),
     "stand-ins stay": _barrier(StandInsStay, "stuck"),
+    "old sums count": _barrier(OldSumsCount, "stuck|slot .* holds"),
+    "sums are forever": _barrier(SumsAreForever, "stuck"),
     "silent while a view is pending": _barrier(SilentWhilePending, "stuck"),
     "leavers are forgotten": _membership(LeaversAreForgotten, "stuck|slot .* holds"),
     "the dead rise": _membership(TheDeadRise, "stuck"),
@@ -214,6 +237,5 @@ MUTANTS = {
     "view numbers are forgotten": _without("views are recorded", "view number .* comes after"),
     "a part forgets its view": _without("parts know their view", "weights|changed while"),
     "slots are emptied at once": _without("slots are kept", "slot .* holds|changed while"),
-    "gradients are sent again": _without("sends once", "sent piece .* again", disorder=False),
     "only the newest weights are served": _without("serves the step before", "stuck"),
 }
