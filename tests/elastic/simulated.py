@@ -257,7 +257,7 @@ class Worker(Process):
             own = a not in self.remote
             if world.remoteness and a:
                 world.send(self, world.aggregators[a], lambda t, own=own: t.offered(said, own))  # type: ignore[misc]
-            self.point()
+                self.point()
         held = [a for a in range(world.parts) if a not in self.remote]
         world.send(self, world.aggregators[0], lambda t: t.contributed(said, held))
         self.point()

@@ -73,9 +73,7 @@ class Aggregator(Process):
             if not self.initialised or not current or plan.step > self.step + 1:
                 return None
             if not self._is_remote(instruction.pieces):
-                self.sums.handle(s.Expect(plan.step, view.number, 2 * instruction.number))
-                self._kept.clear()
-                return None
+                return self._form(s.Expect(plan.step, view.number, 2 * instruction.number))
             workers = {piece.number: piece.worker for piece in instruction.pieces}
             key = expected(plan.step, view.number, 2 * instruction.number, instruction.pieces)
             if (follows := self._form(key)) is not None:
@@ -135,6 +133,8 @@ class Aggregator(Process):
     def _formed(self) -> Takes | None:
         expected = self.sums.expected
         assert expected is not None
+        if not expected.terms:
+            return None
         if self._waiting is not None:
             order, self._waiting = self._waiting, None
             if key_of(order) == expected:
@@ -190,8 +190,7 @@ class Aggregator(Process):
                     if work is not None:
                         yield from work
                 return False
-        self.sums.handle(s.Expect(step, order.view, 2 * order.number + 2))  # nothing is added any more
-        self._kept.clear()
+        self._form(s.Expect(step, order.view, 2 * order.number + 2))  # nothing is added any more
         before, after = world.sections[a][(step - 1) % 2], world.sections[a][step % 2]
         if before.step != step - 1:
             raise ViolationError(f"{self.name} applies step {step} to the weights of step {before.step}")
@@ -266,7 +265,8 @@ class Aggregator(Process):
                 return None
             self.initialised = True
             self.step, self.view, self.number = world.part_records[self.index]
-            self.every(0.5, self._ask_again)
+            if world.remoteness:
+                self.every(0.5, self._ask_again)
             if not world.obeys("parts know their view"):
                 self.view = self.number = 0
             if self.index:

@@ -32,7 +32,7 @@ def test_where_the_loss_is_scaled_it_need_not_be_finite_if_the_aggregators_could
     for piece, each in zip(PIECES, (0.25, loss), strict=True):
         step.contributed(Contributed(1, 1, piece.number, 2, (), 0.1, 0.0, each, 0.0))
     step.begin_apply(instruction, lr_scale=1.0)
-    step.applied(PartApplied(0, 1, applied, 0.0, 0.0))
+    step.applied(PartApplied(0, 1, applied, 0.0, 0.0, view=1))
 
     for loss_matters, words in ((True, plain), (False, scaled)):
         found = step.not_finite(instruction, loss_matters=loss_matters)
@@ -52,7 +52,7 @@ def test_norms_for_the_noise_are_those_that_workers_sent_weighed_by_samples(
     instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0, 1))
     step.begin_apply(instruction, lr_scale=1.0)
     for index in (0, 1):
-        step.applied(PartApplied(index, 1, True, 0.75 if any(samples) else 0.0, 0.0))
+        step.applied(PartApplied(index, 1, True, 0.75 if any(samples) else 0.0, 0.0, view=1))
 
     report = step.report(instruction, 1.0)
 

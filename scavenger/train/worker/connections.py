@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from scavenger.train.transport.messages import Message
-from scavenger.train.transport.messages.data import Join
+from scavenger.train.transport.messages.data import Contributed, Join
 from scavenger.train.transport.messages.values import AggregatorAddress
 from scavenger.train.transport.sockets import Dealer, Keys
 
@@ -38,6 +38,7 @@ class Connections:
         self._poller.register(control.socket, zmq.POLLIN)
         self._dealers: list[Dealer] = []
         self._joined: set[int] = set()
+        self._is_apart = False
         self.remote: tuple[int, ...] = ()
 
     @property
@@ -54,12 +55,13 @@ class Connections:
             dealer.close()
         self._joined.clear()
         self.remote = tuple(i for i, at in enumerate(aggregators) if at.memory != self._memory)
+        self._is_apart = any(not at.address.startswith("ipc://") for at in aggregators)
         self._dealers = [
             Dealer(self._context, self._name, at.address, at.key.encode(), self._keys) for at in aggregators
         ]
         for dealer in self._dealers:
             self._poller.register(dealer.socket, zmq.POLLIN)
-            dealer.send(Join())
+            dealer.send(Join(self._memory))
 
     def joined(self, index: int) -> bool:
         """Record that an aggregator can send to this worker; returns whether all can."""
@@ -79,6 +81,11 @@ class Connections:
     def to_aggregator(self, index: int) -> Dealer:
         """Return the connection to an aggregator."""
         return self._dealers[index]
+
+    def offer(self, result: Contributed) -> None:
+        """Send a result to the sequencer, and to the other aggregators if some process may be on another host."""
+        for dealer in self._dealers[: None if self._is_apart else 1]:
+            dealer.send(result)
 
     def to_sequencer(self, message: Message) -> None:
         """Send a message to the sequencer."""

@@ -139,7 +139,7 @@ class InitialWeights:
     def resend(self, index: int, answer: Lacking, send: Send) -> None:
         """Send the chunks that an aggregator reports as missing."""
         if self._packed is not None:
-            self._outboxes[index].resend(answer, self._payload(index, answer.piece), send)
+            self._outboxes[index].resend(answer, self._payload(index, answer.number), send)
 
     def _payload(self, index: int, number: int) -> Payload:
         assert self._packed is not None

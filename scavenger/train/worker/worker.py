@@ -188,13 +188,11 @@ class Worker:
                         dealer.send(lacking)
                 case m.Seed() if self._initial is not None:
                     self._initial.send(index, message.number, dealer.send)
-                case m.Lacking() if message.step == 0:
+                case m.Lacking():
                     if self._initial is not None:
                         self._initial.resend(index, message, dealer.send)
-                case m.Lacking() if self._results is not None:
-                    result = self._results.resend(index, message, dealer.send)
-                    if result is not None and index == 0:
-                        self._connections.to_sequencer(result)
+                case m.AskBuckets() if self._results is not None:
+                    self._results.answer(index, message, dealer.send)
                 case m.Joined():
                     if self._connections.joined(index) and not self._ready:
                         self._ready = True
@@ -379,7 +377,8 @@ class Worker:
             result = self._known.begin("train", step, piece)
             if not isinstance(result, m.Contributed):
                 result = self._compute(order, plan.epoch, view, piece)
-            self._push(result)
+            self._push(result, view.workers)
+            self._receive_from_aggregators()  # which may ask for what was computed
         self._beat = msgspec.structs.replace(self._beat, step=step)
 
     def _compute(self, order: m.Order, epoch: int, view: View, piece: Piece) -> m.Contributed:
@@ -451,10 +450,11 @@ class Worker:
         assert self._results is not None
         return self._results
 
-    def _push(self, result: m.Contributed) -> None:
+    def _push(self, result: m.Contributed, workers: int) -> None:
         connections = self._connections
-        self._known.push(result, {i: connections.to_aggregator(i).send for i in connections.remote})
-        connections.to_sequencer(result)
+        senders = {i: connections.to_aggregator(i).send for i in connections.remote}
+        self._known.push(result, senders, workers)
+        connections.offer(result)
         fail_here("worker.pushed")
 
     def _evaluate(self, order: m.Order, view: View) -> None:
