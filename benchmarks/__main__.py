@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import (
     agents,
     aggregation,
+    aggregator_memory,
     assignment,
     backtest,
     curves,
@@ -62,6 +63,7 @@ _MODULES = (
     search_overhead,
     first_run,
     agents,
+    aggregator_memory,
     reading,
     gpu,
     philly,

@@ -68,7 +68,7 @@ def in_pieces(
                     halves=False,
                     loss_scale=parts[0].loss_scale(step - 1),
                 )
-                orders.append((slot, stop - start, slot, memory.write(result, slot)))
+                orders.append((slot, stop - start, slot, memory.write(result, slot).rows))
                 sums = [total + value for total, value in zip(sums, result.metrics, strict=True)]
             rate = program.rate(step - 1) * callbacks.rate_scale
             for part in parts:

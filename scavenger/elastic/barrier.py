@@ -8,8 +8,8 @@ refused or ignored::
     IDLE       -> STEP             refused             -                  refused          -         -
     STEP       lost: reassign      last piece: APPLY   -                  refused          -         -
                else: pending
-    APPLY      pending             refused             last aggregator:   refused          -         -
-                                                       STEP or VERDICT;
+    APPLY      sums lost: STEP     refused             last aggregator:   refused          -         -
+               else: pending                           STEP or VERDICT;
                                                        EVALUATE at
                                                        epoch's end
     EVALUATE   lost: reassign      refused             -                  last piece:      -         -
@@ -32,6 +32,12 @@ aggregator has it. If a worker is lost, each of its pieces that some aggregator 
 at the same weights, and late messages of the lost worker about it are refused; complete pieces are kept. All
 aggregators apply the one list of pieces that is decided here, so each sample of each step is applied exactly
 once on each of them.
+
+**Sums.** An aggregator that does not share a worker's memory has the worker's pieces only as part of its sums, which it
+forms of the whole list (`Expect`, `Formed`; `scavenger.elastic.sums`). If such a worker is lost before the step is
+applied everywhere, the list changes, and with it all sums: those pieces are divided among the others, and what the
+others have computed stays in their memory, from which it is sent again. That is also so in APPLY, since an aggregator
+that is restarted there has lost its sums; the step is then applied again, to the state that it was applied to.
 
 **Whom a death blames.** While pieces are suspected of killing their workers, a worker has at most one piece at a time:
 the next is ordered when the result of the one before has arrived. So a death blames the one piece that is outstanding,
@@ -57,6 +63,8 @@ from scavenger.elastic.steps import (
     Despair,
     Evaluated,
     Event,
+    Expect,
+    Formed,
     Halt,
     Inform,
     Installed,
@@ -93,6 +101,8 @@ __all__ = [
     "Despair",
     "Evaluated",
     "Event",
+    "Expect",
+    "Formed",
     "Halt",
     "Inform",
     "Installed",
@@ -134,6 +144,7 @@ class Barrier:
         suspects: Distinguishes bad data from bad machines; None to disable the quarantine.
         asks_first: Whether a job at its beginning waits for the verdict on epoch -1 before its first step.
         asks_each: Whether every step is followed by a verdict before the next begins.
+        sums: Whether some aggregator may not share the memory of some worker, and so needs the lists of pieces.
     """
 
     def __init__(
@@ -148,6 +159,7 @@ class Barrier:
         suspects: q.Suspects | None = None,
         asks_first: bool = False,
         asks_each: bool = False,
+        sums: bool = False,
     ) -> None:
         if dataset_size < 1:
             raise ValueError("a job needs at least one training sample")
@@ -167,6 +179,7 @@ class Barrier:
         self._unapplied: set[int] = set()
         self._lost: set[str] = set()
         self._suspects, self._asks_first, self._asks_each = suspects, asks_first, asks_each
+        self._sums = sums
         self._deaths: dict[str, Death] = {}
         self._summariser: str | None = None
 
@@ -185,7 +198,7 @@ class Barrier:
     def missing(self) -> tuple[str, ...]:
         """The workers that the current phase waits for."""
         if self.phase in (Phase.STEP, Phase.EVALUATE):
-            return tuple(dict.fromkeys(piece.worker for piece in self._pieces.open))
+            return tuple(dict.fromkeys(piece.worker for piece in self._pieces.awaited))
         if self.phase is Phase.SUMMARISE and self._summariser is not None:
             return (self._summariser,)
         return ()
@@ -199,6 +212,8 @@ class Barrier:
                 return self._announce(event)
             case Contribution():
                 return self._contribution(event)
+            case Formed():
+                return self._formed(event)
             case Applied():
                 return self._applied(event)
             case Evaluated():
@@ -239,6 +254,8 @@ class Barrier:
             if self.step > 0:
                 return self._ask_again() if self._asks_each else self._begin_step()
             return self._ask_first() if self._asks_first else self._begin_step()
+        if self.phase is Phase.APPLY and self._pieces.loses(self._is_gone):
+            self.phase = Phase.STEP
         if self.phase in (Phase.STEP, Phase.EVALUATE):
             return self._reassign()
         if self.phase is Phase.SUMMARISE and self._summariser not in {m.worker for m in self._able()}:
@@ -250,10 +267,18 @@ class Barrier:
             return [refusal]
         piece = self._pieces.of(event.worker, event.piece)
         assert piece is not None
-        if self._pieces.hold(piece.number, event.aggregator) and self.suspicious:
+        if self._pieces.report(piece.number, event.aggregator) and self.suspicious:
             assert self._suspects is not None
             self._suspects.passed(self._suspect(piece.share))
         return self._begin_apply() if self._pieces.complete else self._order()
+
+    def _formed(self, event: Formed) -> list[Instruction]:
+        if self.phase is not Phase.STEP or self.view is None:
+            return []
+        if (event.view, event.step, event.number) != (self.view.number, self.step + 1, self._pieces.number):
+            return []  # of another list
+        self._pieces.form(event.aggregator)
+        return self._begin_apply() if self._pieces.complete else []
 
     def _begin_apply(self) -> list[Instruction]:
         """Start to apply the step, now that no piece is missing."""
@@ -307,7 +332,7 @@ class Barrier:
     def _repeat(self) -> list[Instruction]:
         match self.phase:
             case Phase.STEP | Phase.EVALUATE:
-                return self._orders(self._pieces.outstanding)
+                return self._expect() + self._orders(self._pieces.outstanding)
             case Phase.APPLY:
                 return [replace(self._apply(), aggregators=tuple(sorted(self._unapplied)))]
             case Phase.SUMMARISE if self._summariser is not None:
@@ -333,7 +358,7 @@ class Barrier:
         self.phase = Phase.STEP
         # no member of a new view is known to be lost
         self._pieces.cut(plan_step(self.view, self.step + 1, self.dataset_size).shares, self.view.members)
-        return instructions + self._order()
+        return instructions + self._expect() + self._order()
 
     def _begin_evaluation(self) -> list[Instruction]:
         assert self.view is not None
@@ -414,11 +439,9 @@ class Barrier:
     def _reassign(self) -> list[Instruction]:
         """Assign the open pieces of lost workers to others; wait if there is no other worker."""
         assert self.view is not None
-        assert self._pending is not None
-        # a stand-in that was a member of a view which never took effect may be gone without a report
-        known = {member.worker for member in (*self.view.members, *self._pending.members)}
         found: list[Instruction] = []
-        orphaned = self._pieces.withdraw(lambda worker: worker in self._lost or worker not in known)
+        before = self._pieces.number
+        orphaned = self._pieces.withdraw(self._is_gone)
         for worker, outstanding in orphaned.items():
             if (death := self._deaths.pop(worker, None)) is not None:
                 found += self._inquire(death, outstanding)
@@ -442,11 +465,33 @@ class Barrier:
                     self._pieces.give(part, member)
         if self._pieces.complete and self.phase is Phase.STEP:
             return found + self._begin_apply()  # all remaining samples are left out
-        return found + self._order()
+        # a list that has not changed is told by repetition
+        return found + (self._expect() if self._pieces.number != before else []) + self._order()
+
+    def _is_gone(self, worker: str) -> bool:
+        """Whether a worker is lost, or may be: it was given pieces as a member of a view that never took effect."""
+        members = (
+            *(self.view.members if self.view else ()),
+            *(self._pending.members if self._pending else ()),
+        )
+        return worker in self._lost or all(member.worker != worker for member in members)
+
+    def _expect(self) -> list[Instruction]:
+        """Tell the aggregators the list of pieces; an incomplete one is not told."""
+        if not self._sums or self.phase is not Phase.STEP or self._pieces.orphans:
+            return []
+        assert self.view is not None
+        plan = plan_step(self.view, self.step + 1, self.dataset_size)
+        pieces, unformed = self._sorted_pieces(), self._pieces.unformed
+        held = tuple((index, self._pieces.held_by(index)) for index in unformed)
+        return [Expect(plan, self.view, pieces, held, self._pieces.number)]
+
+    def _sorted_pieces(self) -> tuple[Piece, ...]:
+        return tuple(sorted(self._pieces.all, key=lambda piece: piece.share.start))
 
     def _inquire(self, death: Death, outstanding: Sequence[Piece]) -> list[Instruction]:
         """Check whether a worker died of its data; evaluations are not checked, since no weights depend on them."""
-        if self._suspects is None or self.phase is not Phase.STEP:
+        if self._suspects is None or self.phase is not Phase.STEP or not outstanding:
             return []
         if len(outstanding) > 1:
             # results of the first ones may be lost with the worker, so any of them may be the cause
@@ -494,8 +539,8 @@ class Barrier:
     def _apply(self) -> Apply:
         assert self.view is not None
         assert self._plan is not None
-        pieces = sorted(self._pieces.all, key=lambda piece: piece.share.start)
-        return Apply(self._plan, self.view, tuple(pieces), tuple(range(self.aggregators)))
+        every = tuple(range(self.aggregators))
+        return Apply(self._plan, self.view, self._sorted_pieces(), every, self._pieces.number)
 
     def _summarise(self) -> list[Instruction]:
         assert self.view is not None
@@ -505,8 +550,7 @@ class Barrier:
         self._summariser = able[0].worker if able else None
         if self._summariser is None:
             return []
-        pieces = tuple(sorted(self._pieces.all, key=lambda piece: piece.share.start))
-        return [Sum(self._plan, self.view, pieces, self._summariser)]
+        return [Sum(self._plan, self.view, self._sorted_pieces(), self._summariser)]
 
     def _refusal(self, event: Contribution | Evaluated, phase: Phase, step: int) -> Refuse | None:
         if self.view is None or self.phase is not phase:

@@ -16,8 +16,11 @@ of a piece that its predecessor gave out in the same step under an older view.""
 class Pieces:
     """The pieces that cover a step's samples, and the shares for which there is no worker (*orphans*).
 
-    A piece is *open* until all aggregators have it. It is *outstanding* if it is open and was ordered: its worker may
-    be computing it.
+    A piece is *reported* when its worker has computed it. It is *open* until it was reported and every aggregator has
+    it, in its own memory or in the sums of the whole list of pieces. It is *outstanding* if it is open and was ordered.
+
+    Attributes:
+        number: Number of the list of pieces; it grows whenever the list changes.
 
     Args:
         aggregators: Number of aggregators that must have a piece.
@@ -30,6 +33,9 @@ class Pieces:
         self._all: dict[int, Piece] = {}
         self._open: dict[int, Piece] = {}
         self._held: dict[int, set[int]] = {}
+        self._reported: set[int] = set()
+        self._formed: set[int] = set()
+        self.number = 0
         self._withheld: dict[int, Piece] = {}
         self._slots_used: dict[str, int] = {}
 
@@ -47,6 +53,15 @@ class Pieces:
     def outstanding(self) -> tuple[Piece, ...]:
         """The open pieces that were ordered, in the order of their numbers."""
         return tuple(piece for piece in self._open.values() if piece.number not in self._withheld)
+
+    def held_by(self, aggregator: int) -> tuple[int, ...]:
+        """Return the numbers of the pieces that an aggregator has in its memory."""
+        return tuple(number for number in self._all if aggregator in self._held[number])
+
+    @property
+    def awaited(self) -> tuple[Piece, ...]:
+        """The open pieces that were not reported; if all were, those that some aggregator lacks."""
+        return tuple(piece for piece in self.open if piece.number not in self._reported) or self.open
 
     @property
     def complete(self) -> bool:
@@ -71,7 +86,9 @@ class Pieces:
         """Begin a step or evaluation: each member has the share of its rank. Without members, all are orphans."""
         self._all.clear()
         self._held.clear()
+        self._reported.clear()
         self._open.clear()
+        self._change()
         self._withheld.clear()
         self._orphans.clear()
         self._slots_used.clear()
@@ -90,34 +107,68 @@ class Pieces:
         piece = Piece(self._made, share, member.worker, member.slot + used)
         self._all[piece.number] = self._open[piece.number] = self._withheld[piece.number] = piece
         self._held[piece.number] = set()
+        self._change()
 
-    def hold(self, number: int, aggregator: int) -> bool:
-        """Record that an aggregator has a piece; returns whether all have it now."""
-        held = self._held[number]
-        held.add(aggregator)
-        if len(held) < self._aggregators:
-            return False
-        self._open.pop(number, None)
-        return True
+    def report(self, number: int, aggregator: int | None) -> bool:
+        """Record that a piece was computed, and which aggregator has it in its memory; returns whether that is new."""
+        if aggregator is not None:
+            self._held[number].add(aggregator)
+        new = number not in self._reported
+        self._reported.add(number)
+        self._close([number])
+        return new
+
+    def form(self, aggregator: int) -> None:
+        """Record that an aggregator has formed the sums of the list."""
+        self._formed.add(aggregator)
+        self._close(list(self._open))
+
+    @property
+    def unformed(self) -> tuple[int, ...]:
+        """The aggregators that have not formed the sums of the list."""
+        return tuple(index for index in range(self._aggregators) if index not in self._formed)
+
+    def _close(self, numbers: list[int]) -> None:
+        for number in numbers:
+            everywhere = len(self._held[number] | self._formed) == self._aggregators
+            if everywhere and number in self._reported:
+                self._open.pop(number, None)
+
+    def _change(self) -> None:
+        """Begin another list: sums of the one before do not count, so only memory holds what was computed."""
+        self.number += 1
+        if self._formed:
+            self._formed.clear()
+            self._open = dict(self._all)
+            self._close(list(self._open))
 
     def finish(self, number: int) -> None:
         """Record that a piece is complete."""
         for aggregator in range(self._aggregators):
-            self.hold(number, aggregator)
+            self.report(number, aggregator)
+
+    def loses(self, gone: Callable[[str], bool]) -> bool:
+        """Whether some aggregator lacks a piece in its memory whose worker is gone."""
+        return any(
+            gone(piece.worker) and len(self._held[piece.number]) < self._aggregators
+            for piece in self._all.values()
+        )
 
     def withdraw(self, gone: Callable[[str], bool]) -> dict[str, list[Piece]]:
         """Make orphans of the open pieces of the workers that are gone.
 
         Returns:
-            For each worker that had open pieces, those of them that were outstanding.
+            For each worker that had open pieces, those of them that it may have been computing.
         """
+        if self.loses(gone):
+            self._change()
         outstanding: dict[str, list[Piece]] = {}
         for piece in self.open:
             if gone(piece.worker):
                 del self._all[piece.number], self._open[piece.number]
                 self._orphans.append(piece.share)
                 of_worker = outstanding.setdefault(piece.worker, [])
-                if self._withheld.pop(piece.number, None) is None:
+                if self._withheld.pop(piece.number, None) is None and piece.number not in self._reported:
                     of_worker.append(piece)
         return outstanding
 
@@ -143,12 +194,13 @@ class Pieces:
         """Return the open pieces that are to be ordered now, and record that they were.
 
         Args:
-            one_by_one: Whether a worker's next piece waits until no piece of it is outstanding. Then a death can only
-                be due to the one that is outstanding, even if the results of earlier ones were lost with the worker.
+            one_by_one: Whether a worker's next piece waits until it has reported all that were ordered. Then a death
+                can only be due to the one that was not, even if the results of earlier ones were lost with the worker.
         """
         if not self._withheld:
             return []
-        busy = {piece.worker for piece in self.outstanding} if one_by_one else set()
+        computing = (piece for piece in self.outstanding if piece.number not in self._reported)
+        busy = {piece.worker for piece in computing} if one_by_one else set()
         due: list[Piece] = []
         for piece in self._withheld.values():
             if piece.worker not in busy:

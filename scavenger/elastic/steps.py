@@ -16,6 +16,8 @@ __all__ = [
     "Despair",
     "Evaluated",
     "Event",
+    "Expect",
+    "Formed",
     "Halt",
     "Inform",
     "Installed",
@@ -74,13 +76,23 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """An aggregator (by its index) has a worker's gradient of a piece."""
+    """A worker has computed a piece; an aggregator (by its index; None for none) has the gradient in its memory."""
 
     worker: str
     view: int
     step: int
     piece: int
-    aggregator: int = 0
+    aggregator: int | None = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """An aggregator has formed the sums of the list of pieces of that number."""
+
+    view: int
+    step: int
+    number: int
+    aggregator: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +145,7 @@ class Tick:
     """No message has arrived for a while: repeat the open requests."""
 
 
-Event = Lead | Announce | Contribution | Applied | Evaluated | Summed | Verdict | Halt | Tick
+Event = Lead | Announce | Contribution | Formed | Applied | Evaluated | Summed | Verdict | Halt | Tick
 
 
 # ---- instructions ------------------------------------------------------------------------------------------
@@ -143,13 +155,29 @@ Event = Lead | Announce | Contribution | Applied | Evaluated | Summed | Verdict 
 class Apply:
     """Average the pieces by samples, apply the optimizer, publish; then send `Applied`.
 
-    `aggregators`: who is to do it; all of them, or those that have not answered.
+    `aggregators`: who is to do it; all of them, or those that have not answered. `number`: of the list of pieces.
     """
 
     plan: StepPlan
     view: View
     pieces: tuple[Piece, ...]
     aggregators: tuple[int, ...]
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Form the sums of a list of pieces as they arrive; then send `Formed`. What an earlier list has led to is void.
+
+    `aggregators`: who is to do it, all of them or those that have not answered, each with the pieces that are known to
+    be in its memory: the worker, which tells it, may have died.
+    """
+
+    plan: StepPlan
+    view: View
+    pieces: tuple[Piece, ...]
+    aggregators: tuple[tuple[int, tuple[int, ...]], ...]
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,4 +252,4 @@ class Refuse:
     reason: str
 
 
-Instruction = Apply | Proceed | Sum | Report | Installed | Inform | Quarantine | Despair | Refuse
+Instruction = Apply | Expect | Proceed | Sum | Report | Installed | Inform | Quarantine | Despair | Refuse

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scavenger.elastic import barrier as b
+from scavenger.elastic import sums as s
 from scavenger.elastic.membership import worker_slot
-from scavenger.elastic.payloads import Delivery
 from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, plan_step
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Order:
     epoch: int
     lr_scale: int
     pieces: tuple[Piece, ...]
+    number: int
 
 
 class Process:
@@ -164,7 +165,7 @@ class Worker(Process):
     """Computes the pieces that it is told to, and says again what it has computed already.
 
     Attributes:
-        remote: Aggregators that share no memory with it: gradients are pushed to them, weights pulled.
+        remote: Aggregators that share no memory with it: they ask for gradients, and weights are pulled from them.
     """
 
     def __init__(self, world: World, name: str, remote: tuple[int, ...]) -> None:
@@ -175,8 +176,8 @@ class Worker(Process):
         self.mirror: dict[int, tuple[int, int]] = {}
         self._done: dict[tuple[str, int, int], b.Contribution | b.Evaluated] = {}
         self._own: dict[int, Written] = {}
-        self._deliveries: dict[tuple[int, int], Delivery] = {}
-        self.arrived: set[tuple[int, int, int]] = set()
+        """What is in the slots, by piece."""
+        self._in_slot: dict[int, int] = {}
 
     def order(self, order: b.Proceed, sequencer: Process) -> None:
         """An order arrives."""
@@ -210,7 +211,7 @@ class Worker(Process):
                 said = b.Contribution(self.name, order.view.number, step, piece.number)
                 self._done["train", step, piece.number] = said
             assert isinstance(said, b.Contribution)
-            self._push(said, piece.slot)
+            self._push(said)
 
     def _compute(self, step: int, epoch: int, order: b.Proceed, piece: Piece) -> Generator[float, None, bool]:
         world = self.world
@@ -231,61 +232,52 @@ class Worker(Process):
         weights += sum((a + 1) * self.mirror[a][1] for a in self.remote)
         yield world.duration()
         clean = clean and began == [section.written for _, section in local]
+        world.slot_of[piece.number] = piece.slot
         own = worker_slot(self.name)
         if not own <= piece.slot < own + SLOTS_PER_WORKER:
             raise ViolationError(f"slot {piece.slot} is given to {self.name}, whose own begin at {own}")
         share = piece.share
+        self._own.pop(self._in_slot.pop(piece.slot, -1), None)
         for a, _ in local:
             world.slots[a].pop(piece.slot, None)
         yield 0.01
         value = gradient(epoch, share.start, share.stop, weights)
         written = Written(self.name, step, share.start, share.stop, value, clean)
-        self._own[piece.slot] = written
+        self._own.pop(self._in_slot.get(piece.slot, -1), None)
+        self._own[piece.number], self._in_slot[piece.slot] = written, piece.number
         for a, _ in local:
             world.slots[a][piece.slot] = written
         self.point()
         return True
 
-    def _push(self, said: b.Contribution, slot: int) -> None:
-        """Send a gradient, or, where it was sent before, ask whether it has arrived."""
+    def _push(self, said: b.Contribution) -> None:
+        """Offer a gradient to all aggregators: those that do not share this memory ask for it."""
         world = self.world
-        for a in self.remote:
-            delivery = self._deliveries.get((a, said.piece))
-            if delivery is None or not world.obeys("sends once"):
-                self._deliveries[a, said.piece] = Delivery()
-                self._send_gradient(a, said, slot)
-            else:
-                question = delivery.ask()
-                world.send(self, world.aggregators[a], lambda t: t.check(self, said, slot, question))  # noqa: B023
-            self.point()
+        for a in range(world.parts):
+            own = a not in self.remote
+            if world.remoteness and a:
+                world.send(self, world.aggregators[a], lambda t, own=own: t.offered(said, own))  # type: ignore[misc]
+                self.point()
         held = [a for a in range(world.parts) if a not in self.remote]
         world.send(self, world.aggregators[0], lambda t: t.contributed(said, held))
         self.point()
 
-    def lacking(self, aggregator: int, said: b.Contribution, slot: int, question: int) -> None:
-        """An aggregator has not received a gradient."""
+    def asked(self, aggregator: int, ask: s.Ask) -> None:
+        """An aggregator asks for buckets of a gradient, which is sent if it is still in its slot."""
 
         def work() -> None:
-            delivery = self._deliveries[aggregator, said.piece]
-            wanted = ("train", said.step, said.piece) in self._done
-            if wanted and delivery.answered(question):
-                self._send_gradient(aggregator, said, slot)
+            written = self._own.get(ask.piece)
+            target = self.world.aggregators[aggregator]
+            if written is None:
+                return
+            for bucket in ask.buckets:
+                arrived = s.Arrived(self.name, ask.piece, bucket)
+                self.world.send(self, target, lambda t, a=arrived: t.payload(a, written))  # type: ignore[misc]
                 self.point()
+            answer = s.Answered(self.name, ask.piece, ask.question)
+            self.world.send(self, target, lambda t: t.answered(answer))
 
         self.deliver(work)
-
-    def _send_gradient(self, aggregator: int, said: b.Contribution, slot: int) -> None:
-        data = self._own[slot]
-        receiver = self.world.aggregators[aggregator]
-
-        def arrive(target: Any) -> None:
-            again = (target.serial, said.piece, said.view)
-            if again in self.arrived and not self.world.disorder:
-                raise ViolationError(f"{self.name} sent piece {said.piece} again, which had arrived")
-            self.arrived.add(again)
-            target.push(said, slot, data)
-
-        self.world.send(self, receiver, arrive)
 
     def _evaluate(self, order: b.Proceed) -> Takes:
         for piece in order.pieces:

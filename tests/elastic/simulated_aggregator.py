@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 from simulated import MODULUS, REPEAT_S, Order, Process, Takes, ViolationError, Worker, Written
 
 from scavenger.elastic import barrier as b
+from scavenger.elastic import sums as s
+from scavenger.elastic.view import Piece
 
 if TYPE_CHECKING:
     from simulation import World
+
+
+BUCKETS = 3
+
+
+def expected(step: int, view: int, number: int, pieces: Iterable[Piece]) -> s.Expect:
+    """The list of pieces for the state machine of sums."""
+    terms = tuple(s.Term(piece.number, piece.worker, piece.share.samples) for piece in pieces)
+    return s.Expect(step, view, number, terms)
+
+
+def key_of(order: Order) -> s.Expect:
+    """The list that an order to apply a step consists of, which replaces the one before it."""
+    return expected(order.step, order.view, 2 * order.number + 1, order.pieces)
 
 
 class Aggregator(Process):
@@ -19,43 +35,115 @@ class Aggregator(Process):
     def __init__(self, world: World, index: int) -> None:
         super().__init__(world, f"a{index}")
         self.index = index
-        self.step, self.view = 0, 0
+        self.step, self.view, self.number = 0, 0, 0
+        self.sums = s.Sums([1] * BUCKETS, world.budget)
+        self._kept: dict[tuple[int, int], Written] = {}
+        self._totals: list[list[Written | None]] = [[] for _ in range(BUCKETS)]
+        self._waiting: Order | None = None
         self.initialised = False
         self.barrier: b.Barrier | None = None
-        self._labels: dict[int, tuple[int, int, int]] = {}
         self._order: Order | None = None
         self._instruction: b.Apply | None = None
         self._applied: set[int] = set()
-        self.moved_at = 0.0
+        self.moved_at = self.asked_at = 0.0
 
     # ---- the part ------------------------------------------------------------------------------------------
 
-    def push(self, said: b.Contribution, slot: int, data: Written) -> None:
-        """A worker that shares no memory pushes a piece."""
+    def offered(self, said: b.Contribution, own: bool) -> None:
+        """A worker has computed a piece."""
+        self.deliver(lambda: self._form(s.Offered(said.worker, said.piece, own)))
 
-        def take() -> None:
-            label = (said.view, said.step, said.piece)
-            if self.world.obeys("refuses the old") and label < self._labels.get(slot, (0, 0, 0)):
-                return
-            self._labels[slot] = label
-            self.world.slots[self.index][slot] = data
-            held = b.Contribution(said.worker, said.view, said.step, said.piece, self.index)
-            self.world.send(self, self.world.aggregators[0], lambda t: t.hear(held))
+    def payload(self, arrived: s.Arrived, written: Written) -> None:
+        """A bucket of a gradient arrives."""
+        self.deliver(lambda: self._form(arrived, written))
 
-        self.deliver(take)
+    def answered(self, answer: s.Answered) -> None:
+        """A worker has sent what it was asked for."""
+        self.deliver(lambda: self._form(answer))
 
-    def check(self, worker: Worker, said: b.Contribution, slot: int, question: int) -> None:
-        """A worker asks whether what it has pushed has arrived."""
+    def expect(self, instruction: b.Expect, held: tuple[int, ...], sequencer: Process) -> None:
+        """From the sequencer."""
+        if self.deaf_to(sequencer):
+            return
 
-        def answer() -> None:
-            label = (said.view, said.step, said.piece)
-            if self._labels.get(slot, (0, 0, 0)) == label:
-                held = b.Contribution(said.worker, said.view, said.step, said.piece, self.index)
-                self.world.send(self, self.world.aggregators[0], lambda t: t.hear(held))
-            elif self._labels.get(slot, (0, 0, 0)) < label:
-                self.world.send(self, worker, lambda w: w.lacking(self.index, said, slot, question))
+        def work() -> Takes | None:
+            plan, view = instruction.plan, instruction.view
+            known = (self.step, self.view, self.number)
+            current = known < (plan.step, view.number, instruction.number) and view.number >= self.view
+            if not self.initialised or not current or plan.step > self.step + 1:
+                return None
+            if not self._is_remote(instruction.pieces):
+                return self._form(s.Expect(plan.step, view.number, 2 * instruction.number))
+            workers = {piece.number: piece.worker for piece in instruction.pieces}
+            key = expected(plan.step, view.number, 2 * instruction.number, instruction.pieces)
+            if (follows := self._form(key)) is not None:
+                return follows
+            for number in held:
+                if (follows := self._form(s.Offered(workers[number], number, own=True))) is not None:
+                    return follows
+            return None
 
-        self.deliver(answer)
+        self.deliver(work)
+
+    def _is_remote(self, pieces: Iterable[Piece]) -> bool:
+        """Whether some piece is not in this memory."""
+        return any(self.index in self.world.workers[piece.worker].remote for piece in pieces)
+
+    def _form(self, event: s.Event, written: Written | None = None) -> Takes | None:
+        """Form sums; returns what follows where they are complete."""
+        world = self.world
+        formed = False
+        for action in self.sums.handle(event):
+            match action:
+                case s.Ask():
+                    worker = world.workers[action.worker]
+                    world.send(self, worker, lambda w, ask=action: w.asked(self.index, ask))  # type: ignore[misc]
+                case s.Keep():
+                    assert written is not None
+                    self._kept[action.piece, action.bucket] = written
+                case s.Drop():
+                    del self._kept[action.piece, action.bucket]
+                case s.Add():
+                    self._add(action, written)
+                case s.Formed():
+                    formed = True
+        return self._formed() if formed else None
+
+    def _add(self, action: s.Add, written: Written | None) -> None:
+        expected = self.sums.expected
+        assert expected is not None
+        term = expected.terms[action.position]
+        if (value := self._kept.pop((action.piece, action.bucket), None)) is None:
+            if self.index in self.world.workers[term.worker].remote:
+                value = written
+            else:
+                slots = self.world.slots[self.index]
+                value = slots.get(self.slot_of(action.piece))
+        if action.position == 0:
+            self._totals[action.bucket] = []
+        self._totals[action.bucket].append(value)
+        section = self.world.sections[self.index][expected.step % 2]
+        if section.step != -1:  # sums are formed where the new weights will be
+            section.step, section.written = -1, section.written + 1
+
+    def slot_of(self, piece: int) -> int:
+        """In the simulation, the world knows."""
+        return self.world.slot_of[piece]
+
+    def _formed(self) -> Takes | None:
+        expected = self.sums.expected
+        assert expected is not None
+        if not expected.terms:
+            return None
+        if self._waiting is not None:
+            order, self._waiting = self._waiting, None
+            if key_of(order) == expected:
+                return self._apply_and_tell(order)
+        event = b.Formed(expected.view, expected.step, expected.number // 2, self.index)
+        if self.index:
+            self.world.send(self, self.world.aggregators[0], lambda t: t.hear(event))
+            return None
+        return None if self.barrier is None else self._feed(event)
 
     def pull(self, worker: Worker, step: int) -> None:
         """Answered once the step is there, and for as long as it is."""
@@ -74,20 +162,35 @@ class Aggregator(Process):
         if self.deaf_to(sequencer):
             return
 
-        def work() -> Takes:
-            if self.initialised and (yield from self._apply(order)):
-                self.world.send(self, self.world.aggregators[0], lambda t: t.applied(self.index, order))
+        self.deliver(lambda: self._apply_and_tell(order) if self.initialised else None)
 
-        self.deliver(work)
+    def _apply_and_tell(self, order: Order) -> Takes:
+        if (yield from self._apply(order)):
+            self.world.send(self, self.world.aggregators[0], lambda t: t.applied(self.index, order))
 
     def _apply(self, order: Order) -> Generator[float, None, bool]:
         world, step, a = self.world, order.step, self.index
-        if (step, order.view) == (self.step, self.view):
+        if (step, order.view, order.number) == (self.step, self.view, self.number):
             return True  # said again
         if world.obeys("refuses the old") and (
-            order.view < self.view or not self.step <= step <= self.step + 1
+            (order.view, order.number) < (self.view, self.number if order.view == self.view else 0)
+            or not self.step <= step <= self.step + 1
         ):
             return False
+        if self._is_remote(order.pieces):
+            key, now = key_of(order), self.sums.expected
+            alike = now is not None and (now.step, now.view, now.terms) == (key.step, key.view, key.terms)
+            if not alike or not self.sums.formed:
+                self._waiting = order
+                todo = [self._form(key)]
+                for piece in order.pieces:
+                    own = a not in world.workers[piece.worker].remote
+                    todo.append(self._form(s.Offered(piece.worker, piece.number, own)))
+                for work in todo:
+                    if work is not None:
+                        yield from work
+                return False
+        self._form(s.Expect(step, order.view, 2 * order.number + 2))  # nothing is added any more
         before, after = world.sections[a][(step - 1) % 2], world.sections[a][step % 2]
         if before.step != step - 1:
             raise ViolationError(f"{self.name} applies step {step} to the weights of step {before.step}")
@@ -106,14 +209,27 @@ class Aggregator(Process):
         after.weights = (31 * before.weights + after.momentum) % MODULUS
         after.step = step
         self.point()
-        world.part_records[a] = self.step, self.view = step, order.view
+        self.step, self.view, self.number = world.part_records[a] = step, order.view, order.number
         self.point()
         return True
 
     def _read(self, order: Order) -> int:
+        if not self._is_remote(order.pieces):
+            return self._total(
+                order, [self.world.slots[self.index].get(piece.slot) for piece in order.pieces]
+            )
+        totals = [
+            self._total(order, [*written, *[None] * (len(order.pieces) - len(written))])
+            for written in self._totals
+        ]
+        if any(total != totals[0] for total in totals):
+            raise ViolationError(f"buckets of step {order.step} are sums of different pieces")
+        return totals[0]
+
+    def _total(self, order: Order, written: list[Written | None]) -> int:
         total = 0
-        for piece in order.pieces:
-            found, share = self.world.slots[self.index].get(piece.slot), piece.share
+        for piece, found in zip(order.pieces, written, strict=True):
+            share = piece.share
             wanted = (piece.worker, order.step, share.start, share.stop)
             if (
                 found is not None
@@ -132,6 +248,12 @@ class Aggregator(Process):
             )
         return total % MODULUS
 
+    def _ask_again(self) -> Takes | None:
+        if self.world.now - self.asked_at < REPEAT_S or self.sums.formed:
+            return None
+        self.asked_at = self.world.now
+        return self._form(s.Tick())
+
     # ---- beginnings ----------------------------------------------------------------------------------------
 
     def initialise(self, number: int, token: int) -> None:
@@ -142,9 +264,11 @@ class Aggregator(Process):
             if self.initialised:
                 return None
             self.initialised = True
-            self.step, self.view = world.part_records[self.index]
+            self.step, self.view, self.number = world.part_records[self.index]
+            if world.remoteness:
+                self.every(0.5, self._ask_again)
             if not world.obeys("parts know their view"):
-                self.view = 0
+                self.view = self.number = 0
             if self.index:
                 world.send(self, world.aggregators[0], lambda t: t.repeat(), lossy=False)
                 return None
@@ -183,9 +307,13 @@ class Aggregator(Process):
 
     def contributed(self, said: b.Contribution, held: list[int]) -> None:
         def work() -> Takes:
-            for a in held:
+            for a in held or [None]:
                 if self.barrier is not None:
                     yield from self._feed(b.Contribution(said.worker, said.view, said.step, said.piece, a))
+            if self.world.remoteness and (
+                follows := self._form(s.Offered(said.worker, said.piece, 0 in held))
+            ):
+                yield from follows
 
         self.deliver(work)
 
@@ -227,6 +355,16 @@ class Aggregator(Process):
             match instruction:
                 case b.Apply():
                     yield from self._begin_apply(instruction)
+                case b.Expect():
+                    self._order = self._instruction = None
+                    self._applied.clear()
+                    for a, held in instruction.aggregators:
+                        world.send(
+                            self,
+                            world.aggregators[a],
+                            lambda t, i=instruction, h=held: t.expect(i, h, self),
+                            lossy=a > 0,  # type: ignore[misc]
+                        )
                 case b.Proceed():
                     worker = world.workers[instruction.worker]
                     world.send(self, worker, lambda t, order=instruction: t.order(order, self))  # type: ignore[misc]
@@ -244,7 +382,9 @@ class Aggregator(Process):
 
     def _begin_apply(self, instruction: b.Apply) -> Takes:
         plan, view, world = instruction.plan, instruction.view, self.world
-        order = Order(plan.step, view.number, plan.epoch, int(view.lr_scale), instruction.pieces)
+        order = Order(
+            plan.step, view.number, plan.epoch, int(view.lr_scale), instruction.pieces, instruction.number
+        )
         if order != self._order:
             world.check_cover(instruction)
             self._order, self._instruction = order, instruction

@@ -41,7 +41,6 @@ RULES = {
     "views are recorded": "the job's record has a view's number before the view's first order",
     "parts know their view": "a part's record tells under which view its step was applied",
     "slots are kept": "a dead worker's slots are kept until a view without it is in effect",
-    "sends once": "a gradient is sent again only where it has not arrived",
     "serves the step before": "weights can be pulled for as long as an aggregator has them",
 }
 """What the shells must hold to, besides what `scavenger.elastic` decides."""
@@ -118,7 +117,9 @@ class World:
         self.sections = [[Section(0, a + 1, 0), Section(-1, 0, 0)] for a in range(self.parts)]
         self.momentum = [0] * self.parts
         self.slots: list[dict[int, Written]] = [{} for _ in range(self.parts)]
-        self.part_records = [(0, 0)] * self.parts
+        self.slot_of: dict[int, int] = {}
+        self.budget = seed % 7
+        self.part_records = [(0, 0, 0)] * self.parts
         self.job_record = Record()
 
         self.reference = [(a + 1, 0) for a in range(self.parts)]
@@ -156,6 +157,7 @@ class World:
             position=position,
             number=number,
             asks_each=self._asks_each,
+            sums=self.remoteness > 0,
         )
 
     def new_membership(self, token: int) -> Membership:

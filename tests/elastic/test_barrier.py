@@ -12,6 +12,8 @@ from scavenger.elastic.barrier import (
     Contribution,
     Evaluated,
     Event,
+    Expect,
+    Formed,
     Halt,
     Inform,
     Installed,
@@ -490,3 +492,38 @@ def test_a_step_that_was_not_to_be_applied_changes_nothing() -> None:
 def test_a_job_has_a_sample_and_an_aggregator(dataset_size: int, aggregators: int) -> None:
     with pytest.raises(ValueError, match="at least one"):
         Barrier(dataset_size, aggregators=aggregators)
+
+
+def test_a_view_in_effect_is_told_again_while_another_is_pending() -> None:
+    barrier = Barrier(40)
+    first = announce(1, 0, 1, batch=8)
+    barrier.handle(first)
+    installed = Installed(barrier.view) if barrier.view else None
+
+    assert barrier.handle(announce(2, 0, 1, batch=4)) == []
+    assert barrier.handle(first) == [installed]
+    assert barrier.handle(announce(2, 0, 1, batch=4)) == [installed]
+
+
+def test_sums_of_a_list_count_until_the_list_changes_and_the_step_goes_back_for_a_lost_gradient() -> None:
+    barrier = Barrier(40, aggregators=2, sums=True)
+    told = barrier.handle(announce(1, 0, 1, batch=8))
+    (expect,) = [one for one in told if isinstance(one, Expect)]
+    assert expect.aggregators == ((0, ()), (1, ()))
+    first, second = (piece.number for piece in expect.pieces)
+    assert barrier.handle(Contribution("w0", 1, 1, first, 0)) == []
+    assert barrier.handle(Contribution("w1", 1, 1, second, None)) == []
+    assert barrier.handle(Formed(1, 1, expect.number - 1, 1)) == [], "of another list"
+    assert barrier.handle(Formed(1, 1, expect.number, 1)) == []
+    (apply,) = barrier.handle(Formed(1, 1, expect.number, 0))
+    assert isinstance(apply, Apply)
+    assert apply.number == expect.number
+
+    told = barrier.handle(announce(2, 0, batch=4, lost=("w1",)))
+
+    (again,) = [one for one in told if isinstance(one, Expect)]
+    assert again.number > expect.number
+    assert barrier.phase is Phase.STEP
+    assert again.aggregators == ((0, (first,)), (1, ()))
+    assert [piece.worker for piece in again.pieces] == ["w0", "w0"]
+    assert barrier.handle(Formed(1, 1, expect.number, 1)) == []

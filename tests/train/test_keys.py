@@ -19,9 +19,9 @@ from scavenger.elastic.view import Piece, Share
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
-from scavenger.train.transport.replication import Outbox, piece_payload
 from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import Dealer, Keys, Router, new_keys
+from scavenger.train.worker.results import Results
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,9 @@ def test_a_listener_on_the_wire_sees_no_gradient_and_no_message(context: Any) ->
     dealer = Dealer(context, "w0", tap.address, keys[0], new_keys())
 
     result = m.Contributed(1, 1, 77, 1, (), 0.1, 0.0, 1.0, 0.0)
-    Outbox().push(piece_payload(block, 0, result, Piece(77, Share(0, 1), "w0", 0)), dealer.send)
+    results = Results(block)
+    results.add_gradient(1, Piece(77, Share(0, 1), "w0", 0), result)
+    results.answer(0, m.AskBuckets(77, 1, (0, 1, 2)), dealer.send)
     dealer.send(m.Summary(1, 1, {"a-metric-with-a-name": 1.0}))
 
     got: list[tuple[str, m.Message, bytes | None]] = []
@@ -197,7 +199,7 @@ def test_a_job_goes_on_undisturbed_while_intruders_connect_to_all_its_sockets(
         for intruder in intruders:
             for message in messages:
                 intruder.send(m.encode(message))
-            intruder.send_multipart([m.encode(m.Chunk(1, 0, 1 << 62, 0, 1)), b"\xff" * 100])
+            intruder.send_multipart([m.encode(m.GradientBucket(1 << 62, 0)), b"\xff" * 100])
         for port in ports:
             with socket.create_connection(("127.0.0.1", port)) as plain, contextlib.suppress(ConnectionError):
                 plain.sendall(bytes(range(256)) * 256)

@@ -380,9 +380,9 @@ def test_what_another_aggregator_would_say_is_believed_of_it_alone(aggregator: A
     sequencer = aggregator._sequencer
     assert sequencer is not None
     pieces = sequencer._barrier._pieces
-    [number] = [piece.number for piece in pieces.open]
+    number = pieces.number
     for peer in ("w0", "aggregator-0", "aggregator-2"):
-        aggregator._from_peer(peer, m.Held(1, "w0", 1, 1, number), None)
-        assert not pieces._held[number]
-    aggregator._from_peer("aggregator-1", m.Held(1, "w0", 1, 1, number), None)
-    assert pieces._held[number] == {1}
+        aggregator._from_peer(peer, m.SumsFormed(1, 1, 1, number), None)
+        assert not pieces._formed
+    aggregator._from_peer("aggregator-1", m.SumsFormed(1, 1, 1, number), None)
+    assert pieces._formed == {1}

@@ -347,12 +347,10 @@ def test_records_of_parts_and_job_do_not_disturb_each_other(fd: int) -> None:
     for step in (5, 6):
         block.write_job(JobRecord(step))
         for index in range(3):
-            block.write_part(index, PartRecord(step, index, 0.5 * index, 2.0))
+            block.write_part(index, PartRecord(step, index, 3, 0.5 * index))
 
     assert block.read_job() == JobRecord(6)
-    assert [block.read_part(index) for index in range(3)] == [
-        PartRecord(6, i, 0.5 * i, 2.0) for i in range(3)
-    ]
+    assert [block.read_part(index) for index in range(3)] == [PartRecord(6, i, 3, 0.5 * i) for i in range(3)]
 
 
 def test_what_is_forgotten_of_one_part_stays_known_of_the_others(fd: int) -> None:

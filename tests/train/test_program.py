@@ -313,12 +313,14 @@ def test_a_slot_has_the_rows_of_a_sparse_gradient_if_they_are_smaller() -> None:
         rows = Rows(np.arange(count), np.asarray(_RANDOM.normal(size=(count, 4)), "float32"))
         table[...] = np.nan
 
-        told = memory.write(replace(result, gradients=[rows, *result.gradients[1:]]), 0)
+        told, square = memory.write(replace(result, gradients=[rows, *result.gradients[1:]]), 0)
 
         assert told == (((0, count),) if sparse else ())
         assert memory.layout.accepts(told)
         got = memory.block.rows(at, 0, count).dense((300, 4)) if sparse else table
         np.testing.assert_array_equal(got, rows.dense((300, 4)))
+        written = (rows.values, *result.gradients[1:])
+        assert square == pytest.approx(sum(float(np.vdot(g, g)) for g in written), rel=1e-5)
     os.close(fd)
 
 

@@ -125,15 +125,19 @@ def _noticed(run: Run, process: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "faults",
+    ("faults", "remote"),
     [
-        ("worker.computed/w1:kill@8", "worker.pushed/w2:kill@8"),
-        ("worker.pushed/w1:kill@8", "aggregator.applying/aggregator-0:kill@8"),
+        (("worker.computed/w1:kill@8", "worker.pushed/w2:kill@8"), ()),
+        (("worker.pushed/w1:kill@8", "aggregator.applying/aggregator-0:kill@8"), ()),
+        # which loses the sums that it has formed, and the gradient with them
+        (("worker.pushed/w1:kill@8", "aggregator.applying/aggregator-1:kill@8"), ("w0", "w1", "w2")),
     ],
-    ids=["two workers", "a worker and an aggregator"],
+    ids=["two workers", "a worker and an aggregator", "a worker and an aggregator apart"],
 )
-def test_two_losses_in_one_step_are_no_worse_than_one(faults: tuple[str, ...], tmp_path: Path) -> None:
-    with Run(f"small:{NAME}", tmp_path, aggregators=2, epochs=EPOCHS, faults=faults) as run:
+def test_two_losses_in_one_step_are_no_worse_than_one(
+    faults: tuple[str, ...], remote: tuple[str, ...], tmp_path: Path
+) -> None:
+    with Run(f"small:{NAME}", tmp_path, aggregators=2, epochs=EPOCHS, faults=faults, remote=remote) as run:
         run.begin(3, B, LIMIT_S)
         run.to_the_end(LIMIT_S)
         run.until(lambda: len(run.lost) + len(run.recovered) == 2, LIMIT_S)

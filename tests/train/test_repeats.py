@@ -20,6 +20,7 @@ from scavenger.train.aggregation import step_timer
 from scavenger.train.aggregation.aggregator import Aggregator
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.buckets import buckets
 from scavenger.train.transport.data_router import DataRouter
 from scavenger.train.transport.payload_frames import FrameWriter
 from scavenger.train.transport.sockets import Dealer, Router, new_keys
@@ -44,8 +45,9 @@ class Host:
         send, pass_on, seal = Connection.send, DataRouter.send, FrameWriter.begin
 
         def from_worker(connection: Connection, message: Any, payload: Any = None) -> None:
-            if isinstance(message, m.Chunk):
-                self.bytes["initial" if message.slot < 0 else "gradient"] += memoryview(payload).nbytes
+            if isinstance(message, m.Chunk | m.GradientBucket):
+                kind = "initial" if isinstance(message, m.Chunk) else "gradient"
+                self.bytes[kind] += memoryview(payload).nbytes
             send(connection, message, payload)
 
         def sealed(writer: FrameWriter, header: bytes, payload: memoryview | None = None) -> None:
@@ -167,7 +169,9 @@ def test_a_slow_gradient_and_its_weights_cross_the_network_once_a_step(
     assert sent["initial"] == part
     assert [report.step for report in host.reports] == list(range(1, STEPS + 1))
     # the step after the last that was reported may be under way
-    assert sent["gradient"] in [(STEPS + more) * (part + layout.metric_bytes) for more in (0, 1)]
+    gradient = sum(bucket.bytes for bucket in buckets(layout, 0))
+    assert part <= gradient + 64
+    assert sent["gradient"] in [(STEPS + more) * gradient for more in (0, 1)]
     assert sent["weights"] in [(STEPS + more) * part for more in (0, 1)]
     assert host.gradients <= STEPS + 1 + 2, "two at first, to warm up"
     # before there is a stream, payloads go by ZeroMQ
@@ -276,7 +280,7 @@ def test_a_worker_that_has_missed_the_view_is_sent_it_with_its_order_and_nobody_
     made, said = job
     said.clear()
 
-    made._sequencer.from_worker("w7", m.AskView(1), complete=True)
+    made._sequencer.from_worker("w7", m.AskView(1))
 
     made._sequencer.repeat_to("nobody")
     assert [(worker, type(message)) for worker, message in said] == [("w7", m.TakeView), ("w7", m.Order)]

@@ -1,41 +1,36 @@
-"""Payloads between blocks arrive complete or do not count, and no process writes to another's slot."""
+"""Weights between blocks arrive complete or do not count."""
 
 from __future__ import annotations
 
 import os
-import random
 import weakref
-from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from scavenger.elastic.view import SLOTS_PER_WORKER, Piece, Share
+from scavenger.elastic.view import SLOTS_PER_WORKER
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.transport import replication as mirror
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
-from scavenger.train.transport.messages import Check, Chunk, Contributed, Pull
-from scavenger.train.transport.messages.values import Manifest, RowCounts, TensorSpec
+from scavenger.train.transport.messages import Check, Chunk, Pull
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.replication import (
-    Inbox,
     Outbox,
     Payload,
     WeightsInbox,
     initial_payload,
     pack,
-    piece_payload,
     weights_payload,
 )
 from scavenger.train.transport.shared_memory import Block
 from scavenger.train.transport.sockets import address_towards
 from scavenger.train.worker.memory import packed_optimizers
-from scavenger.train.worker.results import Results
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 Sent = tuple[Chunk, bytes]
@@ -77,302 +72,8 @@ def filled(layout: Layout, section: int, seed: int) -> Block:
     return made
 
 
-def piece(number: int) -> Piece:
-    return Piece(number, Share(0, 4), WORKER, SLOT)
-
-
-def result(number: int, rows: RowCounts = ()) -> Contributed:
-    return Contributed(
-        view=1,
-        step=number,
-        piece=number,
-        samples=4,
-        held=(),
-        compute_s=1.0,
-        data_wait_s=0.0,
-        loss=1.0,
-        half_sqnorm=0.0,
-        rows=rows,
-    )
-
-
-def sent(source: Block, index: int, number: int, rows: RowCounts = ()) -> list[Sent]:
-    """Return the encoded messages by which a worker pushes a piece."""
-    payload = piece_payload(source, index, result(number, rows), piece(number))
-    return [(chunk, bytes(data)) for chunk, data in payload.chunks()]
-
-
-def feed(inbox: Inbox, chunks: list[Sent]) -> list[bool]:
-    return [inbox.take(WORKER, chunk, data) for chunk, data in chunks]
-
-
-@pytest.mark.parametrize("aggregators", [1, 2, 3])
-def test_a_piece_arrives_byte_by_byte_in_the_parts_that_its_aggregators_hold(aggregators: int) -> None:
-    layout = Layout.of(manifest(40, 30, 20, 7), aggregators)
-    at = layout.slot_at(SLOT)
-    source, whole = filled(layout, at, 1), bytearray(layout.state_bytes)
-    for index in range(aggregators):
-        target = block(layout)
-        inbox = Inbox(target, index)
-
-        told = feed(inbox, sent(source, index, 7))
-
-        assert told == [False] * (len(told) - 1) + [True]
-        assert inbox.holds(WORKER, 7)
-        assert not inbox.holds(WORKER, 8)
-        assert not inbox.holds("w1", 7)
-        for begin, end in layout.part_ranges[index]:
-            whole[begin:end] = target.range(at + begin, end - begin)
-        if index == 0:
-            assert target.metrics(at)[0].tolist() == source.metrics(at)[0].tolist()
-    used = layout.buckets[-1][1]
-    assert bytes(whole[:used]) == bytes(source.range(at, used))
-
-
-@pytest.mark.parametrize("aggregators", [1, 2, 3])
-def test_of_a_sparse_gradient_only_its_rows_travel(aggregators: int) -> None:
-    layout = Layout.of(manifest(40, 30, 20, 7), aggregators, bucket_bytes=1024)
-    at, counts = layout.slot_at(SLOT), {1: 1, 3: 0}
-    own = {number: segment for number, segment in enumerate(layout.segments) if segment.tensor in counts}
-    rows = tuple((number, counts[segment.tensor]) for number, segment in own.items())
-    source = filled(layout, at, 1)
-    dense = sparse = 0
-    for index in range(aggregators):
-        target = block(layout)
-        chunks = sent(source, index, 7, rows)
-
-        assert feed(Inbox(target, index), chunks)[-1]
-
-        dense += sum(len(data) for _, data in sent(source, index, 7))
-        sparse += sum(len(data) for _, data in chunks)
-        for number in layout.parts[index]:
-            begin, end = layout.used(number, dict(rows).get(number))
-            assert bytes(target.range(at + begin, end - begin)) == bytes(
-                source.range(at + begin, end - begin)
-            )
-    ones = sum(segment.tensor == 1 for segment in own.values())
-    assert sparse == dense - (640 - 64 * ones) - 192, "one row of 20 bytes and its index a segment, or none"
-
-
-def test_a_worker_that_was_not_heard_is_asked_for_the_rows_alone() -> None:
-    inbox, source = Inbox(block(LAYOUT), 0), filled(LAYOUT, LAYOUT.slot_at(SLOT), 1)
-    chunks = sent(source, 0, 7, ((0, 3),))
-    check = Check(step=7, piece=7, question=1, slot=SLOT, view=1, rows=((0, 3),))
-
-    answer = inbox.check(WORKER, check)
-
-    assert answer is not None
-    assert answer.offsets == tuple(chunk.offset for chunk, _ in chunks)
-    assert not any(feed(inbox, sent(source, 0, 7))), "those of another gradient under the same number"
-    assert feed(inbox, chunks)[-1]
-    assert inbox.check(WORKER, check) is None
-    assert inbox.check(WORKER, msgspec.structs.replace(check, piece=8, rows=((0, 1 << 40),))) is None
-
-
-def test_an_aggregator_without_a_part_still_tells_that_a_piece_is_there() -> None:
-    layout = Layout.of(manifest(1), 3)
-    empty = [index for index, ranges in enumerate(layout.part_ranges) if not ranges]
-    assert empty
-    for index in empty:
-        assert feed(Inbox(block(layout), index), sent(block(layout), index, 1)) == [True]
-        inbox = WeightsInbox(block(layout), (index,))
-        inbox.want(3)
-        assert not inbox.lacking
-
-
-class Link:
-    """A worker and an aggregator that share no memory, and a connection between them that may break at any message.
-
-    Attributes:
-        arrived: How often each chunk has reached the aggregator.
-        sent_bytes: Of payloads that the worker has sent.
-    """
-
-    def __init__(self, seed: int, loss: float) -> None:
-        self._random, self._loss = random.Random(seed), loss
-        self.target = block(LAYOUT)
-        self.inbox, self.results = Inbox(self.target, 0), Results(SOURCE)
-        self.arrived: Counter[int] = Counter()
-        self.sent_bytes = 0
-        self._forth: deque[tuple[Any, bytes | None]] = deque()
-        self._back: deque[Any] = deque()
-        self.results.add_gradient(7, piece(7), CONTRIBUTED)
-
-    def send(self, message: Any, data: Any) -> None:
-        self.sent_bytes += len(data or b"")
-        if self._random.random() >= self._loss:
-            self._forth.append((message, None if data is None else bytes(data)))
-
-    def order(self) -> None:
-        """Order the worker, for the first time or again, to compute the piece."""
-        self.results.push(CONTRIBUTED, {0: self.send})
-
-    def carry(self, messages: int) -> None:
-        """Deliver some of the messages under way to the aggregator, and all answers to the worker."""
-        for _ in range(min(messages, len(self._forth))):
-            message, data = self._forth.popleft()
-            if isinstance(message, Chunk):
-                self.arrived[message.offset] += 1
-                self.inbox.take(WORKER, message, data or b"")
-            elif (answer := self.inbox.check(WORKER, message)) and self._random.random() >= self._loss:
-                self._back.append(answer)
-        while self._back:
-            self.results.resend(0, self._back.popleft(), self.send)
-
-
-@settings(max_examples=300)
-@given(seed=st.integers(0, 2**32), loss=st.floats(0, 0.6), waits=st.lists(st.integers(0, 40), max_size=30))
-def test_whatever_is_lost_and_however_often_an_order_is_repeated_each_chunk_arrives_once(
-    seed: int, loss: float, waits: list[int]
-) -> None:
-    link = Link(seed, loss)
-    for messages in waits:
-        link.order()
-        link.carry(messages)
-    link._loss = 0.0
-    for _ in range(3):
-        link.order()
-        link.carry(1 << 20)
-
-    assert link.inbox.holds(WORKER, 7)
-    assert set(link.arrived.values()) == {1}
-    at, end = LAYOUT.slot_at(SLOT), END
-    assert bytes(link.target.range(at, end)) == bytes(SOURCE.range(at, end))
-    assert link.target.metrics(at)[0].tolist() == SOURCE.metrics(at)[0].tolist()
-
-
-def test_orders_that_are_repeated_while_nothing_is_lost_cost_no_payload() -> None:
-    link = Link(1, 0.0)
-    link.order()
-    once = link.sent_bytes
-    for messages in (0, 1, 2, 0, 1 << 20, 5):
-        link.order()
-        link.carry(messages)
-
-    assert link.inbox.holds(WORKER, 7)
-    assert link.sent_bytes == once > END
-
-
-def test_a_gradient_that_was_overwritten_is_not_sent_as_what_it_was() -> None:
-    link = Link(1, 1.0)
-    link.order()
-    link._loss = 0.0
-    link.results.add_gradient(8, piece(8), msgspec.structs.replace(CONTRIBUTED, step=8, piece=8))
-    link.order()
-    link.carry(1 << 20)
-
-    assert not link.arrived
-
-
 LAYOUT = Layout.of(manifest(40, 30))
-END = LAYOUT.buckets[-1][1]
 SOURCE = filled(LAYOUT, LAYOUT.slot_at(SLOT), 3)
-
-
-def test_what_is_sent_again_or_too_late_changes_nothing_that_is_complete() -> None:
-    target = block(LAYOUT)
-    inbox, at = Inbox(target, 0), LAYOUT.slot_at(SLOT)
-    feed(inbox, sent(SOURCE, 0, 7))
-    before = bytes(target.range(at, LAYOUT.state_bytes))
-    other = filled(LAYOUT, at, 4)
-
-    again = feed(inbox, sent(other, 0, 7))
-    late = feed(inbox, sent(other, 0, 6))
-
-    assert not any(again)
-    assert not any(late)
-    assert bytes(target.range(at, LAYOUT.state_bytes)) == before
-    assert inbox.holds(WORKER, 7)
-    assert feed(inbox, sent(other, 0, 8))[-1], "the connection, and the slot, go on"
-    assert not inbox.holds(WORKER, 7)
-
-
-CONTRIBUTED = result(7)
-GOOD = Chunk(step=7, offset=0, piece=7, slot=SLOT, view=1)
-
-
-@pytest.mark.parametrize(
-    ("who", "changes", "size"),
-    [
-        (WORKER, {"rows": ((0, 40),)}, 100),
-        (WORKER, {"rows": ((0, 1 << 62),)}, 100),
-        (WORKER, {"rows": ((0, -1),)}, 100),
-        (WORKER, {"rows": ((2, 1),)}, 100),
-        (WORKER, {"rows": ((3, 1),)}, 100),
-        (WORKER, {"rows": ((-1, 1),)}, 100),
-        (WORKER, {"rows": ((1, 1), (0, 1))}, 100),
-        (WORKER, {"rows": ((0, 1), (0, 2))}, 100),
-        (WORKER, {"slot": SLOT - 1}, 100),
-        (WORKER, {"slot": SLOT + SLOTS_PER_WORKER}, 100),
-        (WORKER, {"slot": -1}, 100),
-        (WORKER, {"offset": -100}, 100),
-        (WORKER, {"offset": END}, 100),
-        (WORKER, {"offset": LAYOUT.state_bytes}, 100),
-        (WORKER, {"offset": 1 << 62}, 100),
-        (WORKER, {}, LAYOUT.state_bytes + 1),
-        (WORKER, {"offset": LAYOUT.weights_bytes - 1}, 2),
-        ("w1", {}, 100),
-        ("w٣", {"slot": 3 * SLOTS_PER_WORKER}, 100),
-        ("w-1", {"slot": -SLOTS_PER_WORKER}, 100),
-        ("aggregator-1", {}, 100),
-        ("", {}, 100),
-    ],
-)
-def test_a_chunk_that_does_not_fit_is_refused_before_a_byte_is_written(
-    who: str, changes: dict[str, Any], size: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = block(LAYOUT)
-    inbox = Inbox(target, 0)
-
-    assert not inbox.take(who, msgspec.structs.replace(GOOD, **changes), b"\xff" * size)
-
-    assert "rejected a chunk" in capsys.readouterr().out
-    assert not any(target.range(LAYOUT.slot_at(SLOT - SLOTS_PER_WORKER), 3 * LAYOUT.state_bytes))
-    assert not any(target.range(LAYOUT.slot_at(SLOT), LAYOUT.state_bytes))
-    assert feed(inbox, sent(SOURCE, 0, 7))[-1], "what fits is taken after it"
-
-
-HEIR = f"w{2 + LAYOUT.workers_max}"
-"""The worker that reuses the slot of `WORKER`."""
-
-
-def inherited(number: int, source: Block) -> list[Sent]:
-    return [
-        (msgspec.structs.replace(chunk, slot=SLOT + LAYOUT.slots), data)
-        for chunk, data in sent(source, 0, number)
-    ]
-
-
-def test_one_that_wakes_up_changes_nothing_in_the_place_that_another_has_by_now() -> None:
-    target = block(LAYOUT)
-    inbox, at = Inbox(target, 0), LAYOUT.slot_at(SLOT)
-    late = sent(SOURCE, 0, 7)
-    feed(inbox, late[:1])
-    heirs = inherited(9, filled(LAYOUT, at, 4))
-    for chunk, data in heirs:
-        inbox.take(HEIR, chunk, data)
-        assert not any(feed(inbox, late)), "between the chunks of the other too"
-    # even where its number is high: the other has the place
-    assert not any(feed(inbox, sent(SOURCE, 0, 1 << 40)))
-
-    assert inbox.holds(HEIR, 9)
-    assert not inbox.holds(WORKER, 9)
-    end = END
-    assert bytes(target.range(at, end)) == bytes(filled(LAYOUT, at, 4).range(at, end))
-
-
-def test_memory_of_one_that_is_gone_is_given_back_unless_another_has_its_place() -> None:
-    target = block(LAYOUT)
-    inbox, at = Inbox(target, 0), LAYOUT.slot_at(SLOT)
-    feed(inbox, sent(SOURCE, 0, 7))
-    inbox.forget(WORKER)
-    assert not any(target.range(at, LAYOUT.state_bytes))
-
-    for chunk, data in inherited(9, SOURCE):
-        inbox.take(HEIR, chunk, data)
-    inbox.forget(WORKER)
-    assert any(target.range(at, LAYOUT.state_bytes))
-    inbox.forget("nobody")
 
 
 @pytest.fixture
@@ -426,7 +127,7 @@ def test_weights_that_nobody_asked_for_are_passed_over(wires: Callable[[int, Pul
     wrong = [
         (0, msgspec.structs.replace(chunk, step=4), data),
         (0, msgspec.structs.replace(chunk, step=7), data),
-        (0, msgspec.structs.replace(chunk, piece=inbox.number - 1), data),
+        (0, msgspec.structs.replace(chunk, number=inbox.number - 1), data),
         (1, chunk, data),
         (0, msgspec.structs.replace(chunk, offset=-1), data),
         (0, msgspec.structs.replace(chunk, offset=layout.part_ranges[0][-1][1]), data),

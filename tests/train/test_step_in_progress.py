@@ -32,9 +32,29 @@ def test_where_the_loss_is_scaled_it_need_not_be_finite_if_the_aggregators_could
     for piece, each in zip(PIECES, (0.25, loss), strict=True):
         step.contributed(Contributed(1, 1, piece.number, 2, (), 0.1, 0.0, each, 0.0))
     step.begin_apply(instruction, lr_scale=1.0)
-    step.applied(PartApplied(0, 1, applied, 0.0, 0.0, 0.0))
+    step.applied(PartApplied(0, 1, applied, 0.0, 0.0, view=1))
 
     for loss_matters, words in ((True, plain), (False, scaled)):
         found = step.not_finite(instruction, loss_matters=loss_matters)
         assert found.startswith(words)
         assert bool(found) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("samples", "worker_sqnorm", "parts"), [((3, 1), 2.5, 2), ((4, 0), 0.5, 2), ((0, 0), 0.0, 0)]
+)
+def test_norms_for_the_noise_are_those_that_workers_sent_weighed_by_samples(
+    samples: tuple[int, int], worker_sqnorm: float, parts: int
+) -> None:
+    step = StepInProgress(2)
+    for piece, count, sqnorm in zip(PIECES, samples, (2.0, 4.0), strict=True):
+        step.contributed(Contributed(1, 1, piece.number, count, (), 0.1, 0.0, 0.5, 0.5, sqnorm=sqnorm))
+    instruction = Apply(plan_step(VIEW, 1, 8), VIEW, PIECES, (0, 1))
+    step.begin_apply(instruction, lr_scale=1.0)
+    for index in (0, 1):
+        step.applied(PartApplied(index, 1, True, 0.75 if any(samples) else 0.0, 0.0, view=1))
+
+    report = step.report(instruction, 1.0)
+
+    assert (report.mean_worker_sqnorm, report.noise_parts) == (worker_sqnorm, parts)
+    assert report.mean_sqnorm == (1.5 if any(samples) else 0.0)

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from scavenger.errors import NotSupportedError
 from scavenger.train.aggregation.kernels import Array, read_rule
-from scavenger.train.aggregation.mean_gradient import sqnorm
 from scavenger.train.aggregation.schedules import read_learning_rate
 from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Norms, Update
+from scavenger.train.norms import copied_sqnorm, sqnorm
 from scavenger.train.transport.messages.values import TensorSpec
 
 pytestmark = pytest.mark.slow
@@ -261,39 +261,9 @@ def test_the_mean_weighs_by_samples_and_passes_over_who_has_none() -> None:
     want, _, _ = one_step(update, [(7, mean)], start, [], 1)
 
     assert_close(got, want, rtol=1e-6, atol=1e-7)
-    squares = [sum(float(np.sum(g.astype("float64") ** 2)) for g in gradient) for gradient in (a, b, mean)]
-    assert norms.mean_worker_sqnorm == pytest.approx(0.75 * squares[0] + 0.25 * squares[1], rel=1e-6)
-    assert norms.mean_sqnorm == pytest.approx(squares[2], rel=1e-6)
+    square = sum(float(np.sum(g.astype("float64") ** 2)) for g in mean)
+    assert norms.mean_sqnorm == pytest.approx(square, rel=1e-6)
     assert norms.finite
-
-
-@pytest.mark.parametrize("name", ["Adam", "SGD, Nesterov, clipped by norm", "Nadam"])
-@settings(max_examples=20)
-@given(
-    samples=st.lists(st.integers(0, 100), min_size=1, max_size=5).filter(any), seed=st.integers(0, 2**32 - 1)
-)
-def test_no_mean_is_longer_than_the_mean_of_lengths(name: str, samples: list[int], seed: int) -> None:
-    update = _cached(name)
-    random = np.random.default_rng(seed)
-    contributions = [
-        (count, [random.normal(size=shape).astype("float32") for shape in ((6, 4), (3,))])
-        for count in samples
-    ]
-    weights = [np.zeros(shape, "float32") for shape in ((6, 4), (3,))]
-
-    _, _, norms = one_step(update, contributions, weights, update.initial_slots(weights), 1)
-
-    assert 0.0 <= norms.mean_sqnorm <= norms.mean_worker_sqnorm * (1 + 1e-6)
-
-
-_UPDATES: dict[str, Update] = {}
-
-
-def _cached(name: str) -> Update:
-    if name not in _UPDATES:
-        shapes = {"a": (6, 4), "b": (3,)}
-        _UPDATES[name] = Update(tensors(shapes=shapes), serialised((FUSED | BY_KERAS)[name]()))
-    return _UPDATES[name]
 
 
 @pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
@@ -307,7 +277,10 @@ def test_norms_outlast_single_precision(size: float) -> None:
 
     assert norms.finite
     assert norms.mean_sqnorm == pytest.approx(exact, rel=1e-6, abs=0.0)
-    assert norms.mean_worker_sqnorm == pytest.approx(exact, rel=1e-6, abs=0.0)
+    copies = [np.empty_like(array) for array in gradient]
+    found = sum(copied_sqnorm(array, copy) for array, copy in zip(gradient, copies, strict=True))
+    assert found == pytest.approx(exact, rel=1e-6, abs=0.0)
+    assert all(np.array_equal(array, copy) for array, copy in zip(gradient, copies, strict=True))
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, math.nan])

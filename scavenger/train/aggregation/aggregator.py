@@ -21,6 +21,7 @@ from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.quarantine import Suspects
 from scavenger.elastic.view import Position
 from scavenger.errors import NotSupportedError, ScavengerError
+from scavenger.train.aggregation.arriving_sums import ArrivingSums
 from scavenger.train.aggregation.model_shard import ModelShard
 from scavenger.train.aggregation.remote_workers import RemoteWorkers
 from scavenger.train.aggregation.sequencer import Sequencer
@@ -76,7 +77,9 @@ class Aggregator:
             self._poller.register(self._admitted.socket, zmq.POLLIN)
         own: Keys = (config.public_key.encode(), config.secret_key.encode())
         self._upstream = Upstream(context, aggregator_name(self.index), own, self._poller)
-        self._remote_workers = RemoteWorkers(self.index, self._data.send)
+        self._remote_workers = RemoteWorkers(self._data.send)
+        self._own_workers: set[str] = set()
+        self._sums: ArrivingSums | None = None
         self._shard: ModelShard | None = None
         self._sequencer: Sequencer | None = None
         self._seeding: _Seeding | None = None
@@ -109,6 +112,8 @@ class Aggregator:
             self._from_sequencer(message)
         while not self._posted.empty():
             self._post_arrived(self._posted.get())
+        if self._sums is not None:
+            self._sums.tick()
         if self._sequencer is not None:
             self._sequencer.tick()
         self._ask_seeder()
@@ -162,7 +167,9 @@ class Aggregator:
                     self._admitted.dismiss(message.worker)
                     self._data.dismiss(message.worker)
                 free = self._config.memory_fd < 0 and not self._config.memory
-                self._remote_workers.forget(message.worker, free=free)
+                self._remote_workers.forget(message.worker)
+                if self._sums is not None and free:
+                    self._sums.forget(message.worker)
             case m.Quit():
                 self._running = False
             case _ if self._sequencer is not None:
@@ -175,34 +182,35 @@ class Aggregator:
         match message:
             case m.Join():
                 self._data.send(peer, m.Joined(self._data.offer(peer)))
-                if self._shard is not None:
-                    with contextlib.suppress(ValueError):  # the peer is no worker
-                        self._shard.expect(worker_slot(peer))
+                self._joined(peer, message)
                 if self._seeding is not None and peer == self._seeding.order.seeder:
                     self._seeding.asked_at = 0.0
                 if self._sequencer is not None:
                     self._sequencer.repeat_to(peer)  # it may have missed messages sent before it connected
             case m.Chunk() if self._seeding is not None and payload is not None:
                 self._take_initial(peer, message, payload)
-            case m.Chunk() if payload is not None:
-                if self._remote_workers.take(peer, message, payload) and self.index:
-                    self._upstream.send(m.Held(self.index, peer, message.view, message.step, message.piece))
-            case m.Check():
-                self._check(peer, message)
+            case m.GradientBucket() if payload is not None and self._sums is not None:
+                self._sums.take(peer, message, payload)
+            case m.BucketsSent() if self._sums is not None:
+                self._sums.answered(peer, message)
+            case m.Check() if self._seeding is not None:
+                self._check_initial(peer, message)
             case m.Pull():
                 self._remote_workers.pull(peer, message)
                 self._answer_pulls()
             case m.Lacking():
-                self._remote_workers.resend(peer, message, self._applied)
+                self._remote_workers.resend(peer, message, self._applied, self._overwrites)
+            case m.Contributed():
+                if self._sequencer is not None:
+                    self._sequencer.from_worker(peer, message)
+                if self._sums is not None:
+                    self._sums.contributed(peer, message)
+                self._answer_pulls()
             case _ if self._sequencer is None:
                 pass
-            case m.Contributed():
-                complete = 0 in message.held or self._remote_workers.holds(peer, message.piece)
-                self._sequencer.from_worker(peer, message, complete=complete)
-                self._answer_pulls()
             case m.Evaluation() | m.Summary() | m.AskView():
-                self._sequencer.from_worker(peer, message, complete=True)
-            case m.Held() | m.PartApplied() | m.Finalised() | m.Initialised() | m.PartSaved():
+                self._sequencer.from_worker(peer, message)
+            case m.SumsFormed() | m.PartApplied() | m.Finalised() | m.Initialised() | m.PartSaved():
                 if message.index > 0 and peer == aggregator_name(message.index):
                     self._sequencer.from_aggregator(message)
                     self._answer_pulls()
@@ -213,11 +221,11 @@ class Aggregator:
         if self._shard is None:
             return
         match message:
-            case m.ApplyPart() if message.step in (self._step, self._step + 1):
-                applied = self._shard.apply(message)
-                self._step = message.step if applied.finite else self._step
-                self._upstream.send(applied)
-                self._answer_pulls()
+            case m.ExpectPieces() if self._sums is not None:
+                self._sums.expect(message)
+            case m.ApplyPart() if self._is_current(self._shard, message):
+                if (applied := self._apply(message)) is not None:
+                    self._tell_applied(applied)
             case m.KeepBest():
                 self._shard.keep_best(message.step)
             case m.Finalise():
@@ -230,6 +238,60 @@ class Aggregator:
                 )
             case _:
                 pass
+
+    # ---- steps ---------------------------------------------------------------------------------------------
+
+    def _joined(self, peer: str, message: m.Join) -> None:
+        own = message.memory == self._address.memory
+        if own:
+            self._own_workers.add(peer)
+        if own and self._shard is not None:
+            with contextlib.suppress(ValueError):  # the peer is no worker
+                self._shard.expect(worker_slot(peer))
+
+    def _is_current(self, shard: ModelShard, order: m.ApplyPart) -> bool:
+        """Whether no later list of pieces was applied than that of an order."""
+        kept = shard.record
+        outdated = order.step == kept.step and (order.view, order.number) < (kept.view, kept.number)
+        return order.step in (self._step, self._step + 1) and not outdated
+
+    def _apply(self, order: m.ApplyPart) -> m.PartApplied | None:
+        """Apply a step; None if its sums have to be formed first."""
+        assert self._shard is not None
+        if self._sums is None or self._shard.applied(order) is not None:
+            return self._shard.apply(order)
+        if not self._sums.needs_sums(order):
+            self._sums.end(order)
+            return self._shard.apply(order)
+        means = self._sums.prepare(order)
+        return None if means is None else self._shard.apply(order, means)
+
+    def _apply_late(self, order: m.ApplyPart) -> None:
+        """Apply a step whose sums had to be formed first."""
+        if (applied := self._apply(order)) is not None:
+            self._tell_applied(applied)
+
+    def _tell_applied(self, applied: m.PartApplied) -> None:
+        if self._sequencer is not None:
+            self._sequencer.from_aggregator(applied)
+        else:
+            self._step = applied.step if applied.finite else self._step
+            self._upstream.send(applied)
+        self._answer_pulls()
+
+    def _tell_formed(self, formed: m.SumsFormed) -> None:
+        if self._sequencer is not None:
+            self._sequencer.from_aggregator(formed)
+        elif self._upstream.connected:
+            self._upstream.send(formed)
+
+    def _expect_here(self, message: m.ExpectPieces) -> None:
+        assert self._sums is not None
+        self._sums.expect(message)
+
+    @property
+    def _overwrites(self) -> int | None:
+        return None if self._sums is None else self._sums.overwrites
 
     def _post_arrived(self, message: m.Message) -> None:
         if self._sequencer is not None:
@@ -267,7 +329,15 @@ class Aggregator:
         """Start to serve, with the shard in its initial or restored state."""
         self._seeding, record = None, state.record
         self._shard, self._step = shard, record.step
-        self._remote_workers.open(shard.block, shard.payload)
+        self._remote_workers.open(shard.payload)
+        if self._admitted is not None:  # some worker may be on another host
+            self._sums = ArrivingSums(
+                shard,
+                self._own_workers,
+                ask=self._data.send,
+                formed=self._tell_formed,
+                ready=self._apply_late,
+            )
         if self.index == 0:
             self._sequence(shard, message, state)
         else:
@@ -326,6 +396,7 @@ class Aggregator:
             suspects=Suspects(samples_max=max(1, manifest.dataset_size // _QUARANTINED_SHARE)),
             asks_first=bool(manifest.callbacks),
             asks_each=manifest.batch_hooks,
+            sums=self._sums is not None,
         )
         barrier.token = message.token
         self._sequencer = Sequencer(
@@ -340,6 +411,8 @@ class Aggregator:
             seed=self._config.seed,
             quarantined=tuple(sorted({*message.quarantined, *state.quarantined})),
             rate_scale=record.rate_scale,
+            expect=self._expect_here,
+            apply=self._apply,
         )
         if state.quarantined:
             self._control.send(
@@ -381,27 +454,19 @@ class Aggregator:
             seeding.shard.block.write_job(JobRecord())
         self._serve(seeding.order, seeding.shard, _State(JobRecord()))
 
-    def _check(self, peer: str, check: m.Check) -> None:
-        """Report missing chunks to the worker, or to the sequencer that a contribution is complete."""
-        if self._seeding is not None:
-            if peer == self._seeding.order.seeder:
-                self._answer(peer, self._seeding.inbox.check(self.index, check))
-        elif self._shard is not None:
-            if not self._remote_workers.holds(peer, check.piece):
-                self._answer(peer, self._remote_workers.check(peer, check))
-            elif self.index:
-                self._upstream.send(m.Held(self.index, peer, check.view, check.step, check.piece))
-
-    def _answer(self, peer: str, lacking: m.Lacking | None) -> None:
-        if lacking is not None:
-            self._data.send(peer, lacking)
+    def _check_initial(self, peer: str, check: m.Check) -> None:
+        """Report missing chunks of the initial weights."""
+        if self._seeding is not None and peer == self._seeding.order.seeder:
+            lacking = self._seeding.inbox.check(self.index, check)
+            if lacking is not None:
+                self._data.send(peer, lacking)
 
     @property
     def _applied(self) -> int:
         return self._sequencer.step if self._sequencer is not None else self._step
 
     def _answer_pulls(self) -> None:
-        self._remote_workers.answer(self._applied)
+        self._remote_workers.answer(self._applied, self._overwrites)
 
 
 def _checkpoint(restore: m.Restore, model: m.Manifest) -> Checkpoint:

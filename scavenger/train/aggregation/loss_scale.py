@@ -121,7 +121,7 @@ class ScaledUpdate:
                 np.copyto(target, value)
             new_counter[...] = 0
             np.multiply(scale, np.float32(0.5), out=new_scale)
-            return Norms(0.0, 0.0, bool(new_scale > 0.0))
+            return Norms(0.0, bool(new_scale > 0.0))
         new_iterations[...] = iterations + 1
         grows = int(counter) == self._scaling.dynamic_growth_steps - 1
         new_counter[...] = 0 if grows else counter + 1

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scavenger.train.aggregation.kernels import Array
+from scavenger.train.norms import sqnorm
 from scavenger.train.transport.messages.values import TensorSpec
 from scavenger.train.transport.rows import Rows, row_size
 
@@ -27,7 +28,6 @@ __all__ = [
     "has_short_rows",
     "spans",
     "spans_of_rows",
-    "sqnorm",
     "touched",
     "united",
 ]
@@ -44,25 +44,18 @@ lock, larger ones from cache misses: Adam over 25 million parameters, two thread
 _ROWS_MIN = 4
 """A span has at least so many rows. Longer ones, which no table has, would leave much of it empty."""
 
-_ROW = 4096
-"""Elements whose squares are summed in single precision before double precision takes over; also short enough
-that the linear-algebra library starts no threads of its own."""
-
-_TINY = 1e-30
-"""Below it the squares of a single-precision sum may have been lost to underflow."""
-
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """Norms for the gradient noise, over the tensors of one shard, in double precision.
+    """The norm of a step's mean gradient, over the tensors of one shard, in double precision.
+
+    A gradient that is not finite leaves a mean that is not.
 
     Attributes:
-        mean_worker_sqnorm: Mean over the contributions of |g_k|², weighted by samples.
         mean_sqnorm: |g|² of the mean gradient.
         finite: Whether every gradient was finite. If not, the new weights and slots are invalid.
     """
 
-    mean_worker_sqnorm: float
     mean_sqnorm: float
     finite: bool
 
@@ -166,8 +159,8 @@ class Mean:
         contributions: The contributions; those without samples are skipped.
 
     Attributes:
-        squares: For each span (row), |g_k|² of each contribution, then |g|² of the mean. Kept separately, so that
-            sums do not depend on the order of the threads.
+        squares: |g|² of the mean over each span. Kept separately, so that sums do not depend on the order of the
+            threads.
 
     Raises:
         ValueError: If no contribution has samples.
@@ -181,7 +174,7 @@ class Mean:
         self._spans = spans
         self._shares = np.array([samples / total for samples, _ in counted])
         self._gradients = [[_flat(gradient) for gradient in gradients] for _, gradients in counted]
-        self.squares = np.zeros((len(spans), len(counted) + 1))
+        self.squares = np.zeros(len(spans))
 
     def form(self, index: int, out: Array, t: Array) -> None:
         """Write the mean over a span to `out`; `t` is scratch space."""
@@ -197,46 +190,22 @@ class Mean:
                 places, values = span.find(gradient)
                 if len(places):
                     total.reshape(-1, span.width)[places] += values * share
-                    self.squares[index, k] = sqnorm(values.reshape(-1))
                     zero = False
                 continue
             block, zero = gradient[span.elements], False
-            self.squares[index, k] = sqnorm(block)
             if k == 0:
                 np.multiply(block, share, out=total)
             else:
                 np.add(total, np.multiply(block, share, out=None if half else t), out=total)
         if half:
             out[...] = total
-        self.squares[index, -1] = 0.0 if zero else sqnorm(out)
+        self.squares[index] = 0.0 if zero else sqnorm(out)
 
     def norms(self) -> Norms:
         """Return the norms; call this after `form` for every span."""
-        *workers, mean = self.squares.sum(axis=0)
-        mean_worker = float(self._shares @ np.array(workers))
-        return Norms(mean_worker, float(mean), bool(np.isfinite(mean_worker + mean)))
+        mean = float(self.squares.sum())
+        return Norms(mean, math.isfinite(mean))
 
 
 def _flat(gradient: Gradient) -> Gradient:
     return gradient if isinstance(gradient, Rows) else gradient.reshape(-1)
-
-
-def sqnorm(block: Array) -> float:
-    """Compute |x|² of a flat block, correct even if single precision would overflow or underflow."""
-    if block.dtype.itemsize < np.dtype(np.float32).itemsize:
-        block = block.astype(np.float32)
-    square = _sum_of_squares(block)
-    if block.dtype != np.float32 or _TINY < square < math.inf or math.isnan(square):
-        return square
-    if square == 0.0 and block.max() == 0.0 == block.min():
-        return 0.0  # common in embeddings only, where a batch uses few rows and most blocks are zero
-    return _sum_of_squares(block.astype(np.float64))
-
-
-def _sum_of_squares(block: Array) -> float:
-    whole = len(block) - len(block) % _ROW
-    rows, rest = block[:whole].reshape(-1, _ROW), block[whole:]
-    square = float(np.vecdot(rows, rows).sum(dtype=np.float64))
-    if len(rest):  # rare; this call costs as much as a third of a block
-        square += float(np.vecdot(rest, rest))
-    return square

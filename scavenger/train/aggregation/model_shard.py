@@ -14,12 +14,14 @@ import numpy.typing as npt
 
 from scavenger.errors import NotSupportedError, ScavengerError
 from scavenger.train.aggregation.constraints import read_constraint
+from scavenger.train.aggregation.gradient_sums import GradientSums
 from scavenger.train.aggregation.loss_scale import ScaledUpdate, make_update
 from scavenger.train.aggregation.shard_state import ShardState
 from scavenger.train.aggregation.update import Differing, Norms
 from scavenger.train.checkpoints.checkpoint import CheckpointStore
 from scavenger.train.checkpoints.ranges import SavedArrays, range_name
 from scavenger.train.failpoints import fail_here
+from scavenger.train.transport.buckets import buckets
 from scavenger.train.transport.layout import Layout, Segment
 from scavenger.train.transport.messages import ApplyPart, PartApplied, PartSaved, Pull
 from scavenger.train.transport.messages.values import RowCounts
@@ -67,6 +69,7 @@ class ModelShard:
         self._optimizer = OptimizerMemory(fd, layout, index, self._update.slots)
         self._weights = [self._section(turn, self._trainable) for turn in (0, 1)]
         self._slots: dict[int, list[Array]] = {}
+        self.sums = GradientSums({number: segments[number] for number in self._all}, buckets(layout, index))
         self._differing: Differing = [None] * len(self._trainable)  # of the states of even and odd steps
         self._saving: threading.Thread | None = None
         self._saving_step = 0
@@ -115,29 +118,56 @@ class ModelShard:
 
     # ---- steps ---------------------------------------------------------------------------------------------
 
-    def apply(self, order: ApplyPart) -> PartApplied:
+    @property
+    def record(self) -> PartRecord:
+        """What was applied last."""
+        return self.block.read_part(self.index) or PartRecord()
+
+    def applied(self, order: ApplyPart) -> PartApplied | None:
+        """Return the answer to an order that was carried out; None for another one."""
+        kept = self.record
+        if (kept.step, kept.view, kept.number) != (order.step, order.view, order.number):
+            return None
+        return PartApplied(self.index, kept.step, True, kept.mean_sqnorm, 0.0, kept.view, kept.number)
+
+    def begin_sums(self, step: int) -> None:
+        """Begin `sums` of a step, whose new weights' memory they use."""
+        self._wait_copied(step)
+        self.sums.begin(dict(zip(self._all, self._section(step, self._all), strict=True)))
+
+    def _wait_copied(self, step: int) -> None:
+        if (step - self._saving_step) % 2 == 0:
+            self._copied.wait()  # a checkpoint may still be reading the state to be overwritten
+
+    def apply(self, order: ApplyPart, means: Sequence[Array | Rows] | None = None) -> PartApplied:
         """Average the gradients, apply the optimizer, and write the new state next to that of the step before.
 
-        A view gives a step exactly one list of pieces, so a repeated order under the same view is not applied again:
-        the following step may already be overwriting its inputs. Under a newer view the step is applied again, because
-        no later step has begun.
+        A repeated order is not applied again: the following step may already be overwriting its inputs. Under a newer
+        list of pieces the step is applied again, because no later step has begun.
+
+        Args:
+            order: The order.
+            means: The mean gradients, from `sums`; None to compute them from the slots.
         """
-        kept = self.block.read_part(self.index)
-        if kept is not None and (kept.step, kept.view) == (order.step, order.view):
-            return PartApplied(self.index, kept.step, True, kept.mean_worker_sqnorm, kept.mean_sqnorm, 0.0)
+        if (answer := self.applied(order)) is not None:
+            return answer
         started = time.perf_counter()
         fail_here("aggregator.applying")
         step = order.step
-        if (step - self._saving_step) % 2 == 0:
-            self._copied.wait()  # a checkpoint may still be reading the state to be overwritten
+        self._wait_copied(step)
+        for place, number in enumerate(self._trainable):
+            if number in self.sums.dense:
+                self._differing[place] = None
         counted = [piece[1:] for piece in order.pieces if piece[1] > 0]
         if not counted:  # all samples are quarantined: the step changes nothing
             self._carry_over(step)
-            self.block.write_part(self.index, PartRecord(step, order.view))
-            return PartApplied(self.index, step, True, 0.0, 0.0, time.perf_counter() - started)
+            self.block.write_part(self.index, PartRecord(step, order.view, order.number))
+            return self._answer(order, Norms(0.0, True), started)
         norms = (
             self._update.apply(
-                [(samples, self._gradients(slot, rows)) for samples, slot, rows in counted],
+                [(samples, self._gradients(slot, rows)) for samples, slot, rows in counted]
+                if means is None
+                else [(1, means)],
                 self._state(step - 1),
                 self._state(step),
                 step=step + self.layout.manifest.iterations,
@@ -145,21 +175,19 @@ class ModelShard:
                 differing=self._differing,
             )
             if self._trainable
-            else Norms(0.0, 0.0, True)
+            else Norms(0.0, True)
         )
         if norms.finite:
-            self._merge_states(step, [(samples, slot) for samples, slot, _ in counted])
-            self.block.write_part(
-                self.index, PartRecord(step, order.view, norms.mean_worker_sqnorm, norms.mean_sqnorm)
-            )
+            if means is None:
+                self._merge_states(step, [(samples, slot) for samples, slot, _ in counted])
+            self.block.write_part(self.index, PartRecord(step, order.view, order.number, norms.mean_sqnorm))
         fail_here("aggregator.applied")
+        return self._answer(order, norms, started)
+
+    def _answer(self, order: ApplyPart, norms: Norms, started: float) -> PartApplied:
+        update_s = time.perf_counter() - started
         return PartApplied(
-            self.index,
-            step,
-            norms.finite,
-            norms.mean_worker_sqnorm,
-            norms.mean_sqnorm,
-            time.perf_counter() - started,
+            self.index, order.step, norms.finite, norms.mean_sqnorm, update_s, order.view, order.number
         )
 
     def _state(self, step: int) -> ShardState:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from scavenger.elastic import barrier as b
 from scavenger.elastic.order import EpochOrder
 from scavenger.elastic.quarantine import Cause
-from scavenger.elastic.view import Member, StepPlan
+from scavenger.elastic.view import Member, Piece, StepPlan
 from scavenger.train.aggregation.checkpointing import Checkpointing
 from scavenger.train.aggregation.evaluation import EpochEvaluation
 from scavenger.train.aggregation.finalisation import Finalisation
@@ -37,6 +39,8 @@ class Sequencer:
         seed: The job's seed, which determines the sample order of each epoch.
         quarantined: Indices of samples that are left out already.
         rate_scale: The learning rate that callbacks have set, over the one that the model was compiled with.
+        expect: Has the first aggregator form sums of a list of pieces.
+        apply: Has the first aggregator apply a step; returns None if it answers later, by `from_aggregator`.
     """
 
     def __init__(
@@ -52,12 +56,15 @@ class Sequencer:
         best_step: int,
         seed: int,
         quarantined: tuple[int, ...],
+        expect: Callable[[m.ExpectPieces], None],
+        apply: Callable[[m.ApplyPart], m.PartApplied | None],
         rate_scale: float = 1.0,
     ) -> None:
         self._shard, self._barrier = shard, barrier
         self._seed, self._quarantined = seed, quarantined
         self._others = range(1, shard.layout.aggregators)
         self._to_aggregator, self._report = to_aggregator, report
+        self._expect_here, self._apply_here = expect, apply
         self._checkpoints = Checkpointing(
             shard, checkpoint, to_aggregator=to_aggregator, report=report, post=post, step=barrier.step
         )
@@ -130,23 +137,16 @@ class Sequencer:
             case _:
                 pass
 
-    def from_worker(self, peer: str, message: m.Message, *, complete: bool) -> None:
-        """Handle a message from a worker.
-
-        Args:
-            peer: Name of the worker.
-            message: The message.
-            complete: Whether this aggregator has received all of the piece that the message announces.
-        """
+    def from_worker(self, peer: str, message: m.Message) -> None:
+        """Handle a message from a worker."""
         if self._failed:
             return
         match message:
             case m.Contributed() if message.rows and not self._shard.layout.accepts(message.rows):
                 print(f"refused {peer}: rows that do not fit into a slot", flush=True)
             case m.Contributed():
-                if complete:
-                    self._contributed(peer, message, 0)
-                for aggregator in sorted({*message.held}.intersection(self._others)):
+                held = sorted({*message.held} & {0, *self._others})
+                for aggregator in held or (None,):
                     self._contributed(peer, message, aggregator)
             case m.Evaluation():
                 try:
@@ -171,10 +171,8 @@ class Sequencer:
     def from_aggregator(self, message: m.Message) -> None:
         """Handle a message from another aggregator."""
         match message:
-            case m.Held():
-                self._handle(
-                    b.Contribution(message.worker, message.view, message.step, message.piece, message.index)
-                )
+            case m.SumsFormed():
+                self._handle(b.Formed(message.view, message.step, message.number, message.index))
             case m.PartApplied():
                 self._step.applied(message)
                 self._complete()
@@ -220,13 +218,14 @@ class Sequencer:
             ]
         )
 
-    def _contributed(self, peer: str, message: m.Contributed, aggregator: int) -> None:
+    def _contributed(self, peer: str, message: m.Contributed, aggregator: int | None) -> None:
         follows = self._barrier.handle(
             b.Contribution(peer, message.view, message.step, message.piece, aggregator)
         )
         if not (follows and isinstance(follows[0], b.Refuse)):  # a refusal comes alone
             self._step.contributed(message)
-            fail_here("aggregator.received")
+            if aggregator is not None:
+                fail_here("aggregator.received")
         self._carry_out(follows)
 
     def _handle(self, event: b.Event) -> None:
@@ -237,6 +236,8 @@ class Sequencer:
             match instruction:
                 case b.Apply():
                     self._begin_apply(instruction)
+                case b.Expect():
+                    self._expect(instruction)
                 case b.Proceed():
                     self._proceed(instruction)
                 case b.Sum():
@@ -269,9 +270,48 @@ class Sequencer:
         for aggregator in instruction.aggregators:
             if aggregator and aggregator in behind:
                 self._to_aggregator(aggregator, order)
-        if 0 in behind:
-            self._step.applied(self._shard.apply(order))
+        if 0 in behind and (applied := self._apply_here(order)) is not None:
+            self._step.applied(applied)
         self._complete()
+
+    def _expect(self, instruction: b.Expect) -> None:
+        """Have aggregators form the sums of a list of pieces; what was applied of an earlier list is void."""
+        self._step.abandon()
+        plan, pieces = instruction.plan, instruction.pieces
+        counts = self._counts(plan.epoch, pieces)
+        for aggregator, held in instruction.aggregators:
+            message = m.ExpectPieces(
+                plan.step,
+                instruction.view.number,
+                instruction.number,
+                instruction.view.workers,
+                tuple((piece.number, piece.slot, count) for piece, count in zip(pieces, counts, strict=True)),
+                self._step.rows_of(held),
+            )
+            if aggregator:
+                self._to_aggregator(aggregator, message)
+            else:
+                self._expect_here(message)
+
+    def _counts(self, epoch: int, pieces: Sequence[Piece]) -> list[int]:
+        """Return the number of samples of each piece that are not left out."""
+        if not self._quarantined:
+            return [piece.share.samples for piece in pieces]
+        order = self._order_of(epoch)
+        return [
+            int(
+                np.isin(
+                    order.indices(piece.share.start, piece.share.stop), self._quarantined, invert=True
+                ).sum()
+            )
+            for piece in pieces
+        ]
+
+    def _order_of(self, epoch: int) -> EpochOrder:
+        manifest = self._shard.layout.manifest
+        return EpochOrder(
+            self._seed, epoch, manifest.dataset_size, m.blocks_of(manifest.blocks), manifest.passes
+        )
 
     def _complete(self) -> None:
         """Finish the step once every shard is updated; refuse it if a value is not finite."""
@@ -309,10 +349,7 @@ class Sequencer:
     def _quarantine_samples(self, instruction: b.Quarantine) -> None:
         """Exclude samples on which workers crashed repeatedly."""
         piece = instruction.piece
-        manifest = self._shard.layout.manifest
-        order = EpochOrder(
-            self._seed, piece.scope, manifest.dataset_size, m.blocks_of(manifest.blocks), manifest.passes
-        )
+        order = self._order_of(piece.scope)
         samples = tuple(int(index) for index in order.indices(piece.start, piece.stop))
         self._quarantined = tuple(sorted({*self._quarantined, *samples}))
         self._report(m.Quarantined(samples, instruction.reason))

@@ -8,6 +8,7 @@ from scavenger.elastic import barrier as b
 from scavenger.elastic.view import Piece
 from scavenger.train.transport.messages.data import ApplyPart, Contributed, PartApplied
 from scavenger.train.transport.messages.reports import StepReport
+from scavenger.train.transport.messages.values import RowCounts
 
 __all__ = ["StepInProgress"]
 
@@ -37,10 +38,15 @@ class StepInProgress:
         """Record the contribution of a piece."""
         self._contributions[message.piece] = message
 
+    def rows_of(self, pieces: tuple[int, ...]) -> tuple[tuple[int, RowCounts], ...]:
+        """Return the sparse gradients of pieces that were contributed."""
+        return tuple((number, self._contributions[number].rows) for number in pieces)
+
     # ---- applying it ---------------------------------------------------------------------------------------
 
     def begin_apply(self, instruction: b.Apply, *, lr_scale: float) -> bool:
         """Begin to apply the step; returns False if that was begun before."""
+        held = tuple(each.held for each in self._of(instruction.pieces))
         order = ApplyPart(
             step=instruction.plan.step,
             view=instruction.view.number,
@@ -49,6 +55,8 @@ class StepInProgress:
                 (piece.number, each.samples, piece.slot, each.rows)
                 for piece, each in zip(instruction.pieces, self._of(instruction.pieces), strict=True)
             ),
+            number=instruction.number,
+            held=() if all(len({*each}) == self._aggregators for each in held) else held,
         )
         if order == self._order:
             return False
@@ -69,7 +77,9 @@ class StepInProgress:
 
     def applied(self, message: PartApplied) -> None:
         """Record that an aggregator has applied the step to its model shard; other steps are ignored."""
-        if self._order is not None and message.step == self._order.step:
+        order = self._order
+        answered = (message.step, message.view, message.number)
+        if order is not None and answered == (order.step, order.view, order.number):
             self._applied[message.index] = message
 
     def completed(self) -> b.Apply | None:
@@ -132,7 +142,8 @@ class StepInProgress:
             spent = each.compute_s + each.data_wait_s
             compute[piece.worker] = compute.get(piece.worker, 0.0) + spent
         counted = [each for each in contributions if each.samples]
-        parts, worker_sqnorm = len(counted), sum(shard.mean_worker_sqnorm for shard in norms)
+        total = max(1, sum(each.samples for each in counted))
+        parts, worker_sqnorm = len(counted), sum(each.samples / total * each.sqnorm for each in counted)
         if parts == 1:
             worker_sqnorm = counted[0].half_sqnorm
             parts = 2 if worker_sqnorm > 0 else 0

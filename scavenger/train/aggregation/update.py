@@ -142,7 +142,8 @@ class Update:
             contributions: At least one with samples; those without samples are skipped.
             before: The state after the step before; only read.
             after: Where the state after this step goes: contiguous arrays which share no memory with any other
-                argument. Its weights are also used as scratch space for the mean gradient.
+                argument, except that the gradients of a single contribution may be where its weights go. They are
+                also used as scratch space for the mean gradient.
             step: Counts from 1.
             lr_scale: Factor of this step's learning rate, and so of its weight decay.
             differing: How the new arrays differ from the old ones before the step; changed to how they do after it.
@@ -200,7 +201,7 @@ class Update:
         self._for_each(parts, keep_mean if self._clips_by_norm else form_and_update)
         found = mean.norms()
         if found.finite and self._clips_by_norm:
-            factors = self._clip_factors(parts, mean.squares[:, -1])
+            factors = self._clip_factors(parts, mean.squares)
 
             def clip_and_update(index: int, g: Array, t: Array) -> None:
                 span = parts[index]

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 from scavenger.train.transport.connections import raise_descriptor_limit
 from scavenger.train.transport.messages import Message, encode
-from scavenger.train.transport.messages.data import Check, Chunk, Contributed
+from scavenger.train.transport.messages.data import BucketsSent, Check, Chunk, Contributed, GradientBucket
 from scavenger.train.transport.messages.values import PayloadOffer
 from scavenger.train.transport.payload_frames import HEADER_BYTES_MAX, KEY_BYTES, PAYLOAD_BYTES_MAX, Frame
 from scavenger.train.transport.payload_loop import Connection, Loop, Outgoing
@@ -48,7 +48,7 @@ _Key = tuple[int, int]
 
 def is_ordered(message: Message) -> bool:
     """Whether a message belongs to a payload, or is about payloads before it: these must stay in their order."""
-    return isinstance(message, Chunk | Check | Contributed)
+    return isinstance(message, Chunk | Check | GradientBucket | BucketsSent | Contributed)
 
 
 def _frame(message: Message, payload: Any) -> Outgoing | None:

@@ -1,8 +1,8 @@
 """Replication between hosts: copies ranges of one process's block to the same offsets in another process's block.
 
 Every process works on a block of the same layout. If a worker and an aggregator share one, nothing has to be copied.
-If they do not, the worker's gradients go to the aggregator, and the weights come back, in chunks over ZeroMQ; the
-code around that is the same in both cases.
+If they do not, the weights go to the worker, in chunks over ZeroMQ; the code around that is the same in both cases.
+Gradients go to the aggregator as it asks for them (`scavenger.train.aggregation.arriving_sums`).
 
 A payload is sent once. If the receiver does not confirm it in time, because it is slow or because a connection broke,
 the sender asks the receiver what has not arrived, and sends only that (`scavenger.elastic.payloads`).
@@ -13,52 +13,33 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from scavenger.elastic.membership import worker_slot
 from scavenger.elastic.payloads import Arrival, Delivery
-from scavenger.elastic.view import SLOTS_PER_WORKER, Piece
-from scavenger.train.transport.layout import Layout, Ranges, joined
-from scavenger.train.transport.messages import Check, Chunk, Contributed, Lacking, Pull
-from scavenger.train.transport.messages.values import RowCounts
+from scavenger.train.transport.layout import Layout, Ranges
+from scavenger.train.transport.messages import Check, Chunk, Lacking, Pull
 from scavenger.train.transport.shared_memory import Block, OptimizerMemory
 
 __all__ = [
     "CHUNK_BYTES",
-    "Inbox",
     "Outbox",
     "Payload",
     "Send",
     "WeightsInbox",
     "initial_payload",
     "pack",
-    "piece_payload",
     "weights_payload",
 ]
 
 CHUNK_BYTES = 4 << 20
 """The measured best compromise between latency and the number of calls; see benchmarks/README.md."""
 
-_LISTS_MAX = 64
-"""How many lists of chunks an inbox remembers; all pieces without sparse gradients have the same one."""
-
 Send = Callable[[Any, Any], None]
 """Sends one message to one receiver, with its payload or None."""
-
-
-def _ranges(layout: Layout, index: int, rows: RowCounts) -> Ranges:
-    """Return the ranges of a slot that an aggregator needs: its model shard, and for aggregator 0 also metric sums.
-
-    Of a sparse gradient, that is only its rows. The result has at least one range, which may be empty.
-    """
-    counts = dict(rows)
-    found = joined(layout.used(number, counts.get(number)) for number in layout.parts[index])
-    sums = ((layout.weights_bytes, layout.state_bytes),) if index == 0 else ()
-    return (*found, *sums) or ((0, 0),)
 
 
 def _chunks(ranges: Ranges) -> Iterator[tuple[int, int]]:
@@ -99,14 +80,6 @@ class Payload:
         for offset, size in _chunks(self.ranges):
             if only is None or offset in only:
                 yield msgspec.structs.replace(self.head, offset=offset), self.read(offset, size)
-
-
-def piece_payload(block: Block, index: int, result: Contributed, piece: Piece) -> Payload:
-    """Make the payload of an aggregator's share of a piece, whose result is in the worker's slot."""
-    at = block.layout.slot_at(piece.slot)
-    head = Chunk(result.step, 0, piece.number, piece.slot, result.view, result.rows)
-    ranges = _ranges(block.layout, index, result.rows)
-    return Payload(head, ranges, lambda offset, size: block.range(at + offset, size))
 
 
 def weights_payload(
@@ -155,16 +128,16 @@ class Outbox:
     def push(self, payload: Payload, send: Send) -> None:
         """Send a payload; or, if it was sent before, ask the receiver which of its chunks have not arrived."""
         head = payload.head
-        if (delivery := self._sent.get((head.step, head.piece))) is not None:
-            send(Check(head.step, head.piece, delivery.ask(), head.slot, head.view, head.rows), None)
+        if (delivery := self._sent.get((head.step, head.number))) is not None:
+            send(Check(head.step, head.number, delivery.ask()), None)
             return
-        self._sent[head.step, head.piece] = Delivery()
+        self._sent[head.step, head.number] = Delivery()
         for chunk, data in payload.chunks():
             send(chunk, data)
 
     def resend(self, answer: Lacking, payload: Payload, send: Send) -> bool:
         """Send the chunks that the receiver lacks, if its answer is up to date; returns whether it is."""
-        delivery = self._sent.get((answer.step, answer.piece))
+        delivery = self._sent.get((answer.step, answer.number))
         if delivery is None or not delivery.answered(answer.question):
             return False
         for chunk, data in payload.chunks(frozenset(answer.offsets)):
@@ -181,93 +154,7 @@ class Outbox:
 
 def _answer(arrival: Arrival, check: Check) -> Lacking | None:
     missing = arrival.missing
-    return Lacking(check.step, check.piece, check.question, missing) if missing else None
-
-
-def _sizes(layout: Layout, index: int, rows: RowCounts) -> dict[int, int]:
-    """Return offset and size of each chunk of an aggregator's share of a piece; none if a slot cannot have it."""
-    return dict(_chunks(_ranges(layout, index, rows))) if layout.accepts(rows) else {}
-
-
-class _Arriving(NamedTuple):
-    """The newest piece of a slot: the numbers of slot and piece, its sparse gradients, and what has arrived."""
-
-    newest: tuple[int, int]
-    rows: RowCounts
-    arrival: Arrival
-
-
-class Inbox:
-    """Receives what workers push to one aggregator.
-
-    Args:
-        block: The aggregator's block.
-        index: The aggregator's index.
-    """
-
-    def __init__(self, block: Block, index: int) -> None:
-        self._block, self._layout = block, block.layout
-        self._chunks = functools.lru_cache(_LISTS_MAX)(functools.partial(_sizes, block.layout, index))
-        self._arriving: dict[int, _Arriving] = {}
-
-    def take(self, worker: str, chunk: Chunk, payload: bytes) -> bool:
-        """Copy a chunk into the block; returns whether its piece is now complete.
-
-        A chunk of a wrong offset or size, or for another worker's slot, is rejected before any byte is copied.
-        """
-        fits = self._chunks(chunk.rows).get(chunk.offset) == len(payload)
-        if chunk.slot not in self._slots(worker) or not fits:
-            print(f"rejected a chunk of {worker}: slot {chunk.slot}, offset {chunk.offset}", flush=True)
-            return False
-        arrival = self._arrival(chunk)
-        if arrival is None or not arrival.expects(chunk.offset, len(payload)):
-            return False
-        self._block.range(self._layout.slot_at(chunk.slot) + chunk.offset, len(payload))[:] = payload
-        arrival.took(chunk.offset)
-        return arrival.complete
-
-    def check(self, worker: str, check: Check) -> Lacking | None:
-        """List the chunks of a fully sent piece that have not arrived; None for none, or if the slot is not its own."""
-        if check.slot not in self._slots(worker) or not self._chunks(check.rows):
-            return None
-        arrival = self._arrival(check)
-        return None if arrival is None else _answer(arrival, check)
-
-    def _arrival(self, message: Chunk | Check) -> Arrival | None:
-        """Return which chunks of a piece have arrived; None if a newer piece is in the same part of the block.
-
-        Slots and pieces are numbered through the whole job, so a lower number is outdated: it comes from a worker
-        whose slot was reused, or belongs to a piece that is done.
-        """
-        slot_index, newest = self._layout.place_of(message.slot), (message.slot, message.piece)
-        known = self._arriving.get(slot_index)
-        if known is None or newest > known.newest:
-            known = _Arriving(newest, message.rows, Arrival(self._chunks(message.rows).items()))
-            self._arriving[slot_index] = known
-        return known.arrival if (newest, message.rows) == (known.newest, known.rows) else None
-
-    def holds(self, worker: str, piece: int) -> bool:
-        """Whether all of a worker's piece has arrived."""
-        for slot in self._slots(worker):
-            known = self._arriving.get(self._layout.place_of(slot))
-            if known is not None and known.newest == (slot, piece) and known.arrival.complete:
-                return True
-        return False
-
-    def forget(self, worker: str) -> None:
-        """Free the memory of a lost worker's slots, unless another worker has reused them."""
-        own = self._slots(worker)
-        entries = (self._arriving.get(self._layout.place_of(slot)) for slot in own)
-        if own and not any(entry is not None and entry.newest[0] >= own.stop for entry in entries):
-            self._block.release_slots(own.start)
-
-    def _slots(self, worker: str) -> range:
-        """Return the numbers of a worker's slots; empty if the name is not a worker's."""
-        try:
-            own = worker_slot(worker)
-        except ValueError:
-            return range(0)
-        return range(own, own + SLOTS_PER_WORKER) if own >= 0 else range(0)
+    return Lacking(check.step, check.number, check.question, missing) if missing else None
 
 
 class WeightsInbox:
@@ -317,7 +204,7 @@ class WeightsInbox:
     def take(self, index: int, chunk: Chunk, payload: bytes) -> None:
         """Copy a chunk of the weights into the block; one that was not requested, or does not fit, is ignored."""
         arrival = self._arrivals.get(index)
-        if arrival is None or (chunk.step, chunk.piece) != (self._step, self.number):
+        if arrival is None or (chunk.step, chunk.number) != (self._step, self.number):
             return
         if arrival.expects(chunk.offset, len(payload)):
             optimizer = self._optimizers.get(index)
@@ -328,7 +215,7 @@ class WeightsInbox:
     def check(self, index: int, check: Check) -> Lacking | None:
         """List the chunks of fully sent weights that have not arrived; None for none, or if they are not wanted."""
         arrival = self._arrivals.get(index)
-        if arrival is None or (check.step, check.piece) != (self._step, self.number):
+        if arrival is None or (check.step, check.number) != (self._step, self.number):
             return None
         return _answer(arrival, check)
 

@@ -88,18 +88,18 @@ class PartRecord:
     Attributes:
         step: The last step that the aggregator has applied.
         view: The number of the view under which it was applied.
-        mean_worker_sqnorm: Mean squared norm of the workers' gradients in that step, over this shard.
+        number: The number of the list of pieces in that view.
         mean_sqnorm: Squared norm of the mean gradient in that step, over this shard.
     """
 
     step: int = 0
     view: int = 0
-    mean_worker_sqnorm: float = 0.0
+    number: int = 0
     mean_sqnorm: float = 0.0
 
 
 _JOB = struct.Struct("<QQQQQdI")
-_PART = struct.Struct("<QQddI")
+_PART = struct.Struct("<QQQdI")
 _SIGNATURE = struct.Struct("<II")
 _LENGTH = struct.Struct("<II")
 
@@ -241,7 +241,7 @@ class Block:
 
     def write_part(self, aggregator: int, record: PartRecord) -> None:
         """Write the record of an aggregator's model shard."""
-        values = (record.step, record.view, record.mean_worker_sqnorm, record.mean_sqnorm)
+        values = (record.step, record.view, record.number, record.mean_sqnorm)
         self._write(1 + aggregator, _PART, values)
 
     def read_part(self, aggregator: int) -> PartRecord | None:

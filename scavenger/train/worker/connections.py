@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from scavenger.train.transport.messages import Message
-from scavenger.train.transport.messages.data import Join
+from scavenger.train.transport.messages.data import Contributed, Join
 from scavenger.train.transport.messages.values import AggregatorAddress, PayloadOffer
 from scavenger.train.transport.payload_streams import PayloadClient, is_ordered
 from scavenger.train.transport.sockets import Dealer, Keys, Malformed
@@ -62,6 +62,7 @@ class Connections:
         self._all: list[Connection] = []
         self._hosts: list[str] = []
         self._joined: set[int] = set()
+        self._is_apart = False
         self.remote: tuple[int, ...] = ()
 
     @property
@@ -80,6 +81,7 @@ class Connections:
         streams.forget()
         self._joined.clear()
         self.remote = tuple(i for i, at in enumerate(aggregators) if at.memory != self._memory)
+        self._is_apart = any(not at.address.startswith("ipc://") for at in aggregators)
         self._hosts = [at.address.removeprefix("tcp://").rpartition(":")[0] for at in aggregators]
         self._all = [
             Connection(
@@ -89,7 +91,7 @@ class Connections:
         ]
         for connection in self._all:
             self._poller.register(connection.dealer.socket, zmq.POLLIN)
-            connection.send(Join())
+            connection.send(Join(self._memory))
 
     def joined(self, index: int, offer: PayloadOffer | None) -> bool:
         """Record that an aggregator can send to this worker; returns whether all can.
@@ -119,11 +121,16 @@ class Connections:
             for index, message, arrived in self._streams.receive():
                 yield index, self._all[index], message, arrived
             for index in self._streams.lost():
-                self._all[index].send(Join())
+                self._all[index].send(Join(self._memory))
 
     def to_aggregator(self, index: int) -> Connection:
         """Return the connection to an aggregator."""
         return self._all[index]
+
+    def offer(self, result: Contributed) -> None:
+        """Send a result to the sequencer, and to the other aggregators if some process may be on another host."""
+        for connection in self._all[: None if self._is_apart else 1]:
+            connection.send(result)
 
     def to_sequencer(self, message: Message) -> None:
         """Send a message to the sequencer."""

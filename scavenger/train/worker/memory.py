@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from scavenger.train.norms import copied_sqnorm, sqnorm
 from scavenger.train.transport.block_file import create_block
 from scavenger.train.transport.layout import Layout
 from scavenger.train.transport.messages.data import Lacking
@@ -20,6 +21,18 @@ from scavenger.train.worker.program import Program
 from scavenger.train.worker.saved_optimizer import SavedOptimizer
 
 __all__ = ["InitialWeights", "WorkerMemory", "packed_optimizers"]
+
+
+class Written(NamedTuple):
+    """A gradient in a slot.
+
+    Attributes:
+        rows: Which segments' gradients are sparse in the slot: those that are smaller so.
+        sqnorm: |g|² over all tensors.
+    """
+
+    rows: RowCounts
+    sqnorm: float
 
 
 class WorkerMemory:
@@ -47,22 +60,23 @@ class WorkerMemory:
         """Return the weights after a step, if they are in this memory, without a copy."""
         return self._weights[step % 2]
 
-    def write(self, result: Gradient, slot: int) -> RowCounts:
-        """Write the results for a piece to its slot, where the aggregators read them.
-
-        Returns:
-            Which segments' gradients are sparse in the slot: those that are smaller so.
-        """
-        at, counts = self.layout.slot_at(slot), list[tuple[int, int]]()
+    def write(self, result: Gradient, slot: int) -> Written:
+        """Write the results for a piece to its slot, where the aggregators read them."""
+        at, counts, square = self.layout.slot_at(slot), list[tuple[int, int]](), 0.0
         if slot not in self._slots:
             self._slots[slot] = [*self.block.tensors(at), *self.block.metrics(at)]
-        values = (*result.gradients, *result.states, *result.metrics)
-        for index, (target, value) in enumerate(zip(self._slots[slot], values, strict=True)):
-            if isinstance(value, Rows):
-                counts += self.block.write_sparse(at, index, value)
-            else:
-                np.copyto(target, value)
-        return tuple(sorted(counts))
+        gradients = self._slots[slot][: len(result.gradients)]
+        others = self._slots[slot][len(result.gradients) :]
+        with np.errstate(all="ignore"):  # a gradient that is not finite is reported by its norm
+            for index, (target, value) in enumerate(zip(gradients, result.gradients, strict=True)):
+                if isinstance(value, Rows):
+                    counts += self.block.write_sparse(at, index, value)
+                    square += sqnorm(value.values.reshape(-1))
+                else:
+                    square += copied_sqnorm(value, target)
+        for target, value in zip(others, (*result.states, *result.metrics), strict=True):
+            np.copyto(target, value)
+        return Written(tuple(sorted(counts)), square)
 
     def touch(self) -> None:
         """Map the pages of the weights now, so that the first step does not wait for it."""
@@ -125,7 +139,7 @@ class InitialWeights:
     def resend(self, index: int, answer: Lacking, send: Send) -> None:
         """Send the chunks that an aggregator reports as missing."""
         if self._packed is not None:
-            self._outboxes[index].resend(answer, self._payload(index, answer.piece), send)
+            self._outboxes[index].resend(answer, self._payload(index, answer.number), send)
 
     def _payload(self, index: int, number: int) -> Payload:
         assert self._packed is not None

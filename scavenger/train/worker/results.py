@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from scavenger.elastic.view import Piece
+from scavenger.elastic.sums import unasked
+from scavenger.elastic.view import SLOTS_PER_WORKER, Piece
 from scavenger.train.failpoints import fail_here
-from scavenger.train.transport.messages.data import Contributed, Evaluation, Lacking
-from scavenger.train.transport.replication import Outbox, Send, piece_payload
+from scavenger.train.transport.buckets import Bucket, buckets, budget_bytes, packed
+from scavenger.train.transport.messages.data import (
+    AskBuckets,
+    BucketsSent,
+    Contributed,
+    Evaluation,
+    GradientBucket,
+)
+from scavenger.train.transport.replication import Send
 from scavenger.train.transport.shared_memory import Block
 
 __all__ = ["Results"]
@@ -24,7 +32,9 @@ class Results:
         self._block = block
         self._computed: dict[tuple[str, int, int], Contributed | Evaluation] = {}
         self._in_slot: dict[int, tuple[int, Piece]] = {}
-        self._outboxes: dict[int, Outbox] = {}
+        self._pushed: dict[tuple[int, int], int] = {}
+        """The pieces of which the first buckets were sent to an aggregator, and their steps."""
+        self._of_aggregators: dict[int, tuple[Bucket, ...]] = {}
 
     def begin(self, action: str, step: int, piece: Piece) -> Contributed | Evaluation | None:
         """Return the result if it was computed already, else None; drop results of older steps.
@@ -34,8 +44,7 @@ class Results:
             step: The step to compute, or the step after which to evaluate.
         """
         self._computed = {key: result for key, result in self._computed.items() if key[1] >= step - 1}
-        for outbox in self._outboxes.values():
-            outbox.forget_before(step - 1)
+        self._pushed = {key: pushed for key, pushed in self._pushed.items() if pushed >= step - 1}
         return self._computed.get((action, step, piece.number))
 
     def add_gradient(self, step: int, piece: Piece, result: Contributed) -> None:
@@ -47,33 +56,47 @@ class Results:
         """Record the evaluation of a piece of the validation data."""
         self._computed["evaluate", step, piece.number] = result
 
-    def push(self, result: Contributed, senders: Mapping[int, Send]) -> None:
-        """Send a piece's gradient to the aggregators on other hosts, then ask each what is missing.
+    def push(self, result: Contributed, senders: Mapping[int, Send], workers: int) -> None:
+        """Send the first buckets of a gradient, for which aggregators on other hosts do not ask, once.
 
         Args:
-            result: The contribution that announces the gradient.
+            result: The contribution that announces the gradient; it is to follow.
             senders: Send function of each such aggregator, by index.
+            workers: Number of workers of the view.
         """
         _, piece = self._in_slot_of(result.piece)
         for index, send in senders.items():
-            if piece is not None:
-                outbox = self._outboxes.setdefault(index, Outbox())
-                outbox.push(piece_payload(self._block, index, result, piece), send)
+            first = piece is not None and result.samples and (index, result.piece) not in self._pushed
+            if piece is not None and first and piece.slot % SLOTS_PER_WORKER == 0:
+                self._pushed[index, result.piece] = result.step
+                layout = self._block.layout
+                sizes = [bucket.bytes for bucket in self._buckets(index)]
+                count = unasked(sizes, budget_bytes(layout, index), workers)
+                self._send(index, piece, result, range(count), send)
             fail_here("worker.pushed_some")
 
-    def resend(self, index: int, answer: Lacking, send: Send) -> Contributed | None:
-        """Send the missing chunks of a gradient that is still in its slot.
+    def answer(self, index: int, ask: AskBuckets, send: Send) -> None:
+        """Send what an aggregator asks for of a gradient, if that is still in its slot."""
+        step, piece = self._in_slot_of(ask.piece)
+        result = self._computed.get(("train", step, ask.piece))
+        if piece is None or not isinstance(result, Contributed):
+            return
+        self._send(index, piece, result, ask.buckets, send)
+        send(BucketsSent(ask.piece, ask.question), None)
 
-        Returns:
-            The contribution to repeat to the sequencer after the chunks; None if nothing was sent.
-        """
-        step, piece = self._in_slot_of(answer.piece)
-        result = self._computed.get(("train", step, answer.piece))
-        outbox = self._outboxes.get(index)
-        if piece is None or outbox is None or not isinstance(result, Contributed):
-            return None
-        payload = piece_payload(self._block, index, result, piece)
-        return result if outbox.resend(answer, payload, send) else None
+    def _send(
+        self, index: int, piece: Piece, result: Contributed, numbers: Iterable[int], send: Send
+    ) -> None:
+        at, buckets = self._block.layout.slot_at(piece.slot), self._buckets(index)
+        for number in numbers:
+            if 0 <= number < len(buckets):
+                counts, data = packed(self._block, at, result.rows, buckets[number])
+                send(GradientBucket(piece.number, number, counts), data)
+
+    def _buckets(self, index: int) -> tuple[Bucket, ...]:
+        if index not in self._of_aggregators:
+            self._of_aggregators[index] = buckets(self._block.layout, index)
+        return self._of_aggregators[index]
 
     def _in_slot_of(self, number: int) -> tuple[int, Piece | None]:
         """Return step and piece for a piece number; `(0, None)` if its gradient was overwritten."""

@@ -189,13 +189,11 @@ class Worker:
                         connection.send(lacking)
                 case m.Seed() if self._initial is not None:
                     self._initial.send(index, message.number, connection.send)
-                case m.Lacking() if message.step == 0:
+                case m.Lacking():
                     if self._initial is not None:
                         self._initial.resend(index, message, connection.send)
-                case m.Lacking() if self._results is not None:
-                    result = self._results.resend(index, message, connection.send)
-                    if result is not None and index == 0:
-                        self._connections.to_sequencer(result)
+                case m.AskBuckets() if self._results is not None:
+                    self._results.answer(index, message, connection.send)
                 case m.Joined():
                     if self._connections.joined(index, message.payloads) and not self._ready:
                         self._ready = True
@@ -380,7 +378,8 @@ class Worker:
             result = self._known.begin("train", step, piece)
             if not isinstance(result, m.Contributed):
                 result = self._compute(order, epoch, view, piece)
-            self._push(result)
+            self._push(result, view.workers)
+            self._receive_from_aggregators()  # which may ask for what was computed
         self._beat = msgspec.structs.replace(self._beat, step=step)
 
     def _compute(self, order: m.Order, epoch: int, view: WorkerView, piece: Piece) -> m.Contributed:
@@ -389,7 +388,7 @@ class Worker:
         weights = self._weights(order.step, order) if samples else []
         # the time to fetch weights from other hosts is not compute time
         started, waited_before = time.perf_counter(), self._samples.waited_s
-        loss = half_sqnorm = 0.0
+        loss = half_sqnorm = sqnorm = 0.0
         rows: RowCounts = ()
         if samples:
             assert self._memory is not None
@@ -404,7 +403,7 @@ class Worker:
                 alone=view.workers == 1 and samples > 1,
                 loss_scale=order.loss_scale,
             )
-            rows = self._memory.write(result, piece.slot)
+            rows, sqnorm = self._memory.write(result, piece.slot)
             loss, half_sqnorm = result.loss, result.half_sqnorm
         waited = self._samples.waited_s - waited_before
         fail_here("worker.computed")
@@ -419,6 +418,7 @@ class Worker:
             loss=loss,
             half_sqnorm=half_sqnorm,
             rows=rows,
+            sqnorm=sqnorm,
             rate=self._program.rate(order.step),
         )
         self._known.add_gradient(step, piece, contribution)
@@ -451,10 +451,11 @@ class Worker:
         assert self._results is not None
         return self._results
 
-    def _push(self, result: m.Contributed) -> None:
+    def _push(self, result: m.Contributed, workers: int) -> None:
         connections = self._connections
-        self._known.push(result, {i: connections.to_aggregator(i).send for i in connections.remote})
-        connections.to_sequencer(result)
+        senders = {i: connections.to_aggregator(i).send for i in connections.remote}
+        self._known.push(result, senders, workers)
+        connections.offer(result)
         fail_here("worker.pushed")
 
     def _evaluate(self, order: m.Order, view: WorkerView) -> None:

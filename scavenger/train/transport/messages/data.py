@@ -7,15 +7,18 @@ from scavenger.train.transport.messages.values import PayloadOffer, PieceBody, R
 
 __all__ = [
     "ApplyPart",
+    "AskBuckets",
     "AskView",
+    "BucketsSent",
     "Check",
     "Chunk",
     "Contributed",
     "DataMessage",
     "Evaluation",
+    "ExpectPieces",
     "Finalise",
     "Finalised",
-    "Held",
+    "GradientBucket",
     "Join",
     "Joined",
     "KeepBest",
@@ -28,6 +31,7 @@ __all__ = [
     "Seed",
     "Summarise",
     "Summary",
+    "SumsFormed",
     "TakeView",
     "worker_view_of",
 ]
@@ -37,7 +41,12 @@ __all__ = [
 
 
 class Join(Tagged, frozen=True):
-    """A worker has connected; an aggregator can send only to workers that have sent something to it."""
+    """A worker has connected; an aggregator can send only to workers that have sent something to it.
+
+    `memory` identifies the worker's memory block.
+    """
+
+    memory: str = ""
 
 
 class Joined(Tagged, frozen=True):
@@ -49,11 +58,14 @@ class Joined(Tagged, frozen=True):
 class Contributed(Tagged, frozen=True):
     """The gradient of a piece is in the worker's slot.
 
+    It goes to the sequencer, and to every other aggregator if not all processes share one memory.
+
     Attributes:
         samples: Number of the piece's samples that are not quarantined.
         held: Indices of the aggregators that share the worker's memory, and so have the gradient already.
         half_sqnorm: Mean |g|^2 of the gradient's two halves, or 0.
-        rows: Which tensors have a sparse gradient.
+        rows: Which segments have a sparse gradient.
+        sqnorm: |g|^2 of the gradient.
         rate: Factor on the learning rate of the step, the same for all pieces, that a schedule of the user's gives.
     """
 
@@ -67,22 +79,19 @@ class Contributed(Tagged, frozen=True):
     loss: float
     half_sqnorm: float
     rows: RowCounts = ()
+    sqnorm: float = 0.0
     rate: float = 1.0
 
 
 class Chunk(Tagged, frozen=True):
     """Bytes of a state section, from `offset` on, follow in the next frame.
 
-    They belong to the gradient of `piece` in `slot`, or to the weights of `step`; for weights, `piece` is the number
-    of the `Pull` or `Seed` that is answered. The `rows` of a gradient tell which chunks it consists of.
+    They belong to the weights of `step`; `number` is that of the `Pull` or `Seed` that is answered.
     """
 
     step: int
     offset: int
-    piece: int
-    slot: int = -1
-    view: int = 0
-    rows: RowCounts = ()
+    number: int
 
 
 class Check(Tagged, frozen=True):
@@ -93,20 +102,43 @@ class Check(Tagged, frozen=True):
     """
 
     step: int
-    piece: int
+    number: int
     question: int
-    slot: int = -1
-    view: int = 0
-    rows: RowCounts = ()
 
 
 class Lacking(Tagged, frozen=True):
     """The answer to `Check`: offsets of the chunks that have not arrived. For a complete payload, no answer is sent."""
 
     step: int
-    piece: int
+    number: int
     question: int
     offsets: tuple[int, ...]
+
+
+class AskBuckets(Tagged, frozen=True):
+    """An aggregator asks for buckets of a piece; a worker answers `BucketsSent` after them.
+
+    Of no buckets, it asks whether what it asked for before has been sent.
+    """
+
+    piece: int
+    question: int
+    buckets: tuple[int, ...]
+
+
+class BucketsSent(Tagged, frozen=True):
+    """A worker has sent all buckets of a piece for which it was asked up to a question."""
+
+    piece: int
+    question: int
+
+
+class GradientBucket(Tagged, frozen=True):
+    """A bucket of a piece's gradient follows in the next frame; for `counts`, see `transport.buckets.packed`."""
+
+    piece: int
+    bucket: int
+    counts: tuple[int, ...] = ()
 
 
 class Pull(Tagged, frozen=True):
@@ -216,37 +248,59 @@ class AskView(Tagged, frozen=True):
 # ---- sequencer <-> the other aggregators -------------------------------------------------------------------
 
 
-class Held(Tagged, frozen=True):
-    """An aggregator has received its whole share of a piece's gradient."""
+class ExpectPieces(Tagged, frozen=True):
+    """Form the sums of a list of pieces as they arrive.
+
+    Attributes:
+        step, view, number: The list; one with lower numbers is outdated.
+        workers: Number of workers of the view.
+        pieces: Number, slot and samples of each piece, in the order in which they are added.
+        held: Numbers and sparse gradients of pieces that are in the aggregator's memory already.
+    """
+
+    step: int
+    view: int
+    number: int
+    workers: int
+    pieces: tuple[tuple[int, int, int], ...]
+    held: tuple[tuple[int, RowCounts], ...]
+
+
+class SumsFormed(Tagged, frozen=True):
+    """An aggregator has formed the sums of a list of pieces."""
 
     index: int
-    worker: str
-    view: int
     step: int
-    piece: int
+    view: int
+    number: int
 
 
 class ApplyPart(Tagged, frozen=True):
     """Apply a step.
 
-    `pieces` has number, samples, slot and sparse gradients of each piece, in the same order for every aggregator.
+    `pieces` has number, samples, slot and sparse gradients of each piece, in the same order for every aggregator;
+    `number` is that of the list of pieces in the view. `held` has the indices of the aggregators that have each piece
+    in their memory; it is empty if all have all.
     """
 
     step: int
     view: int
     lr_scale: float
     pieces: tuple[tuple[int, int, int, RowCounts], ...]
+    number: int = 0
+    held: tuple[tuple[int, ...], ...] = ()
 
 
 class PartApplied(Tagged, frozen=True):
-    """An aggregator has applied a step to its model shard; the norms are over that shard."""
+    """An aggregator has applied a step to its model shard; the norm of the mean gradient is over that shard."""
 
     index: int
     step: int
     finite: bool
-    mean_worker_sqnorm: float
     mean_sqnorm: float
     update_s: float
+    view: int = 0
+    number: int = 0
 
 
 class KeepBest(Tagged, frozen=True):
@@ -306,7 +360,11 @@ DataMessage = (
     | Order
     | TakeView
     | AskView
-    | Held
+    | ExpectPieces
+    | SumsFormed
+    | AskBuckets
+    | BucketsSent
+    | GradientBucket
     | ApplyPart
     | PartApplied
     | KeepBest
