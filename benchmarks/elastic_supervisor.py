@@ -51,10 +51,14 @@ class _Engine(ProcessEngine):
         host: str | None = None,
         vm: str = "",
     ) -> int:
+        here = self._fd
         if boot.name in self._elsewhere:
-            block = f"/proc/{os.getpid()}/fd/{self._other_fd}"
-            boot = msgspec.structs.replace(boot, memory_fd=-1, memory=block)
-        return super().launch(boot, env=env, host=host)
+            self._fd = self._other_fd
+            boot = msgspec.structs.replace(boot, memory_fd=self._fd)
+        try:
+            return super().launch(boot, env=env, host=host)
+        finally:
+            self._fd = here
 
     def close(self) -> None:
         super().close()
