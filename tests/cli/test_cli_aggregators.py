@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ from scavenger.train.pool.placement import Node
 from scavenger.train.pool.protocol import NodeLoad, PoolLoad, TenantLoad
 
 GIB = 1 << 30
-SINCE = 1_800_000_000.0
+SINCE = time.time() - 100 * 3600.0
 
 
 def tenant(job: str, name: str, node: str, load_cpus: float) -> TenantLoad:
-    return TenantLoad(f"{job}-1234-5678", job, name, node, 4_194_303, SINCE, 86_399.0, load_cpus, 1023 << 20)
+    return TenantLoad(f"{job}-1234-5678", job, name, node, 4_194_303, SINCE, 86_340.0, load_cpus, 1023 << 20)
 
 
 LOAD = PoolLoad(
@@ -56,6 +57,7 @@ def test_nodes_and_tenants_fit_80_columns(capsys: pytest.CaptureFixture[str]) ->
     assert ["node-0", "2", "75%", "2", "2", "GiB", "of", "8", "GiB"] in rows
     (first,) = [row for row in rows if "70%" in row]
     assert first[:5] == ["a-job-wi", "a-job-wit…", "aggregator-0", "node-0", "70%"]
+    assert first[-4:] == ["4", "d", "4", "h"]
     assert "groups of sessions" in out
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from scavenger_cli.ui import console, render
-from scavenger_cli.ui.formatting import clean, duration, plural, size, when
+from scavenger_cli.ui.formatting import clean, duration, plural, quantity, size, when
 
 if TYPE_CHECKING:
     from scavenger.train.pool.protocol import NodeLoad, PoolLoad, TenantLoad
@@ -38,7 +39,7 @@ def show_pool(*, as_json: bool) -> int:
     elif load is None:
         console.emit(Text("No pool is served on this machine: a job with `aggregation: shared` starts one."))
     else:
-        _show(load)
+        _show(load, time.time())
     return 0
 
 
@@ -60,7 +61,7 @@ def serve_pool(*, nodes: int, cpus: int | None, memory_gib: float | None, tenant
     return 0
 
 
-def _show(load: PoolLoad) -> None:
+def _show(load: PoolLoad, now_s: float) -> None:
     began = datetime.fromtimestamp(load.since, UTC)
     console.emit(
         Text(
@@ -89,7 +90,7 @@ def _show(load: PoolLoad) -> None:
         ("share", "right"),
         ("cpu time", "right"),
         ("memory", "right"),
-        ("since", "left"),
+        ("for", "right"),
     )
     for tenant in load.tenants:
         grid.add_row(
@@ -98,9 +99,9 @@ def _show(load: PoolLoad) -> None:
             clean(tenant.name),
             clean(tenant.node),
             f"{_share(tenant, cpus):.0%}",
-            duration(tenant.cpu_s),
+            f"{quantity(tenant.cpu_s)} s",
             size(tenant.memory_bytes),
-            when(datetime.fromtimestamp(tenant.since, UTC))[11:],
+            duration(max(0.0, now_s - tenant.since)),
         )
     console.emit("", grid)
     note = f"share: of the node's processors, in the last 10 s; equal shares {_SHARES[load.shares]}"
