@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.events import Lost, Recovered
@@ -75,6 +76,7 @@ class Training:
         work_dir: For logs and measurements; a new one for each.
         elsewhere: Processes that share another memory than the rest, as if they were on another host.
         window, plain: See `benchmarks.elastic_process`.
+        engine: Another engine than one whose processes measure.
 
     Attributes:
         steps: What was said of each step.
@@ -91,6 +93,7 @@ class Training:
         elsewhere: Collection[str] = (),
         window: int = 0,
         plain: bool = False,
+        engine: Callable[[Path, int], Engine] | None = None,
     ) -> None:
         self._logs = work_dir / "logs"
         self.supervisor = Supervisor.open(
@@ -98,7 +101,8 @@ class Training:
             work_dir=work_dir,
             timeouts=Timeouts(_START_S, _STEP_S),
             aggregators=aggregators,
-            engine=lambda log_dir, fd: _Engine(log_dir, fd, options=(window, plain), elsewhere=elsewhere),
+            engine=engine
+            or (lambda log_dir, fd: _Engine(log_dir, fd, options=(window, plain), elsewhere=elsewhere)),
         )
         self.steps: dict[int, m.StepReport] = {}
         self.heard_at: dict[int, float] = {}
@@ -153,17 +157,21 @@ class Training:
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"in vain for {within_s:.0f} s; processes: {self.supervisor.processes()}")
-            for event in self.supervisor.poll(_POLL_S):
-                match event:
-                    case m.StepReport():
-                        self.steps.setdefault(event.step, event)
-                        self.heard_at.setdefault(event.step, time.monotonic())
-                    case m.EpochReport():
-                        self.supervisor.verdict(event.epoch, stop=False, keep_best=False)
-                    case Lost():
-                        self.lost.append(event)
-                    case Recovered():
-                        self.recovered.append(event)
+            self.serve(_POLL_S)
+
+    def serve(self, timeout_s: float) -> None:
+        """Serve the supervisor, waiting so long for a first event."""
+        for event in self.supervisor.poll(timeout_s):
+            match event:
+                case m.StepReport():
+                    self.steps.setdefault(event.step, event)
+                    self.heard_at.setdefault(event.step, time.monotonic())
+                case m.EpochReport():
+                    self.supervisor.verdict(event.epoch, stop=False, keep_best=False)
+                case Lost():
+                    self.lost.append(event)
+                case Recovered():
+                    self.recovered.append(event)
 
     def measured(self) -> dict[str, dict[str, dict[int, float]]]:
         """By process, what and step: seconds. To be asked for when the block has been left."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from driving import Run, assert_same_weights, plain_keras
 from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, running
 from processes import alive, eventually
 
+from scavenger.train.engines.fork_server import Forked, Reap, decode_reply
+from scavenger.train.pool import protocol
 from scavenger.train.pool.connection import load_of, wait_for_load
 from scavenger.train.pool.engine import PooledEngine
 from scavenger.train.transport.block_file import create_block
@@ -113,6 +116,9 @@ def test_a_tenant_has_its_jobs_block_its_nodes_processors_and_a_limit_on_its_mem
     assert (tenant.job_id, tenant.name, tenant.pid) == ("job-0", "w0", engine.pid("w0"))
     assert load.tenant_memory_bytes * node.node.tenants_max <= node.node.memory_bytes
     assert os.pread(engine._fd, 4, 1 << 20) == b"mine"
+    block = os.stat(engine._fd)
+    kept = [os.stat(f"/proc/{load.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{load.pid}/fd")]
+    assert not any(os.path.samestat(block, one) for one in kept), "the block is freed when its job ends"
 
 
 def test_when_the_manager_is_killed_its_tenants_end_and_run_again_under_another(
@@ -202,22 +208,73 @@ def test_two_jobs_share_a_node_and_get_the_weights_that_each_gets_alone(folder: 
     with run("small:adam", "a") as one, run("small:momentum", "b") as other:
         one.begin(1, 16)
         other.begin(1, 12)
-        train_together(one, other, 20)
+        train_together(one, other, 6)
         load = wait_for_load(folder)
         tenants = {job: {t.pid for t in load.tenants if t.job_id == job} for job in ("a", "b")}
         assert [len(pids) for pids in tenants.values()] == [2, 2]
         os.kill(
             min(tenants["a"]), signal.SIGKILL
         )  # restored from its block; the other job sees nothing of it
-        train_together(one, other, len(one.steps) + 20)
+        train_together(one, other, len(one.steps) + 6)
         assert [len(each.recovered) for each in (one, other)] == [1, 0]
         os.kill(load.pid, signal.SIGKILL)
-        train_together(one, other, len(one.steps) + 20)
+        train_together(one, other, len(one.steps) + 6)
 
         assert_same_weights(one.finish(), plain_keras("adam", one.steps))
         one.supervisor.close()
-        other.train(10)
+        other.train(5)
         assert_same_weights(other.finish(), plain_keras("momentum", other.steps))
+
+
+def connected(folder: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(60.0)
+    connection.connect(str(folder / protocol.SOCKET))
+    return connection
+
+
+@pytest.mark.parametrize("packet", [b"no JSON", b"{}", b'{"type": "Ready", "threads": 1}', b"x" * 100_000])
+def test_what_is_no_request_ends_the_connection_and_nothing_else(
+    start: Start, folder: Path, packet: bytes
+) -> None:
+    engine = start(SLEEP)
+    pid = running(engine, "w0")
+    with connected(folder) as connection:
+        connection.send(packet)
+        assert connection.recv(100) == b""
+
+    assert alive(pid)
+    assert [tenant.pid for tenant in wait_for_load(folder).tenants] == [pid]
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (protocol.Join(protocol.PROTOCOL + 1, "a", "b"), "another version"),
+        (Reap(1), "did not join"),
+    ],
+)
+def test_who_has_not_joined_gets_no_tenant(folder: Path, first: msgspec.Struct, reason: str) -> None:
+    wait_for_load(folder)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    with connected(folder) as connection:
+        protocol.send_packet(connection, first)
+        protocol.send_packet(connection, protocol.Launch(1, "w0", ("true",), {}), [nothing, nothing])
+        reply = decode_reply(connection.recv(1000))
+    os.close(nothing)
+
+    assert isinstance(reply, Forked)
+    assert reason in reply.error
+
+
+def test_a_job_cannot_release_the_tenant_of_another(start: Start, folder: Path) -> None:
+    pid = running(start(SLEEP), "w0")
+    with connected(folder) as connection:
+        protocol.send_packet(connection, protocol.Join(protocol.PROTOCOL, "a", "b"))
+        protocol.send_packet(connection, Reap(pid))
+
+    assert eventually(lambda: [tenant.pid for tenant in wait_for_load(folder).tenants] == [pid])
+    assert alive(pid)
 
 
 def test_a_second_manager_is_refused(folder: Path) -> None:

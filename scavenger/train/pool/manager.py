@@ -130,9 +130,8 @@ class Manager:
         ended, wakeup = socket.socketpair()
         with ended, wakeup:
             wakeup.setblocking(False)
-            signal.set_wakeup_fd(
-                wakeup.fileno()
-            )  # the selector waits on through a signal, but not through this
+            # the selector waits on through a signal, but not when this becomes readable
+            signal.set_wakeup_fd(wakeup.fileno())
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: None)
             self._selector.register(ended, selectors.EVENT_READ, self._end)
@@ -143,10 +142,7 @@ class Manager:
                 signal.set_wakeup_fd(-1)
 
     def _serve(self) -> None:
-        # the descriptor at which tenants find their block; received ones are never this one
-        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        os.dup2(nothing, protocol.MEMORY_FD, inheritable=False)
-        os.close(nothing)
+        _keep_at_memory_fd(None)
         log.info("serves %d nodes, shares by %s", len(self._nodes), self._shares.way)
         while self._running and not self._is_idle():
             for key, _ in self._selector.select(_SAMPLE_S):
@@ -187,6 +183,8 @@ class Manager:
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._receive(job))
 
     def _receive(self, job: _Job) -> None:
+        if job not in self._jobs:  # ended by what has just been handled
+            return
         fds: list[int] = []
         try:
             packet, fds = protocol.receive_packet(job.connection)
@@ -218,7 +216,9 @@ class Manager:
                 raise ValueError(f"not expected: {type(request).__name__}")
 
     def _leave(self, job: _Job) -> None:
-        """End a connection with everything that belongs to it."""
+        """End a connection with everything that belongs to it, unless that has been done."""
+        if job not in self._jobs:
+            return
         self._jobs.remove(job)
         self._selector.unregister(job.connection)
         job.connection.close()
@@ -239,7 +239,7 @@ class Manager:
         self._count += 1
         group = self._shares.group(str(self._count))
         if memory:
-            os.dup2(memory[0], protocol.MEMORY_FD, inheritable=False)
+            _keep_at_memory_fd(memory[0])
         try:
             child = subprocess.Popen(
                 list(request.command),
@@ -254,6 +254,8 @@ class Manager:
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             group.remove()
             return Forked(request.number, 0, f"could not be started in the pool: {error}")
+        finally:
+            _keep_at_memory_fd(None)
         pid = child.pid
         watched = os.pidfd_open(pid)
         tenant = _Tenant(job, request.name, node, child, group, watched, time.time())
@@ -265,6 +267,8 @@ class Manager:
 
     def _ended(self, tenant: _Tenant) -> None:
         """Report an end; the job says when the process's id may be released."""
+        if tenant.watched < 0:  # released by what has just been handled
+            return
         self._unwatch(tenant)
         pid = tenant.child.pid
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -348,3 +352,13 @@ class Manager:
                 for pid, tenant in self._tenants.items()
             ),
         )
+
+
+def _keep_at_memory_fd(fd: int | None) -> None:
+    """Have a copy of a descriptor, or of none, at the number at which tenants find their block.
+
+    The number is always in use, so that no other descriptor gets it, and keeps no block longer than its job does.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(nothing if fd is None else fd, protocol.MEMORY_FD, inheritable=False)
+    os.close(nothing)

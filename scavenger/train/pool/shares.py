@@ -1,7 +1,7 @@
 """Holds a tenant to its part of the machine: the processors of its node, an equal share of them, and its memory.
 
 An equal share is a matter of the kernel's scheduler, which shares processors among *groups* of processes. Two ways
-make each tenant such a group (docs/adr/0038-parameter-service.md has their measurements): a cgroup, where this user
+make each tenant such a group (docs/adr/0038-pool-of-aggregators.md has their measurements): a cgroup, where this user
 may make one, and otherwise the session of the tenant, which the kernel treats as a group if autogroups are on and the
 manager is in no cgroup that limits processors. Without either, shares are by threads.
 """
