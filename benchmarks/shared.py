@@ -30,8 +30,9 @@ __all__ = ["BENCHMARK"]
 
 _TRAIN, _BATCH = "keras_jobs:cnn", 32
 _JOBS = 4
-_WINDOW_S, _HARM_WINDOW_S = 8.0, 4.0
-_SETTLE_S = 1.5
+_WINDOW_S, _HARM_WINDOW_S = 10.0, 4.0
+_SETTLE_S, _MOVED_S = 1.5, 3.0
+"""Before a window, and after a move: a job gives up if an aggregator dies more than five times in a minute."""
 _WITHIN_S = 60.0
 _POLL_S = 0.002
 _AGGREGATOR = aggregator_name(0)
@@ -169,7 +170,7 @@ def _move(jobs: Sequence[_Job], *, shared: bool) -> None:
         _serve(jobs, _WITHIN_S, partial(_has_recovered, job, wanted))
     last = [job.training.last for job in jobs]
     _serve(jobs, _WITHIN_S, lambda: all(j.training.last > n + 2 for j, n in zip(jobs, last, strict=True)))
-    _serve(jobs, _SETTLE_S)
+    _serve(jobs, _MOVED_S)
 
 
 def _has_recovered(job: _Job, times: int) -> bool:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scavenger.errors import ConfigurationError
+from scavenger.train.pool import connection as connection_module
 from scavenger.train.pool import protocol
+from scavenger.train.pool.connection import PoolConnection
 from scavenger.train.pool.placement import Node, NodeUse, choose_node, machine_nodes
 from scavenger.train.pool.serving import PoolSize, pool_nodes
 from scavenger.train.pool.shares import TenantGroup, find_shares
@@ -183,3 +186,39 @@ def test_a_folder_that_others_may_enter_is_no_place_for_a_pool(tmp_path: Path) -
         protocol.private_folder(tmp_path / "missing" / "pool")
     made = protocol.private_folder(tmp_path / "pool")
     assert made.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.fixture
+def unserved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PoolConnection, list[float]]]:
+    """A connection where no manager begins to serve, and what its clock shows."""
+    now = [0.0]
+    monkeypatch.setattr(connection_module, "start_manager", lambda _: None)
+    made = PoolConnection(tmp_path, protocol.Join(protocol.PROTOCOL, "id", "name"), clock=lambda: now[0])
+    yield made, now
+    made.close()
+
+
+def test_a_tenant_for_which_no_manager_serves_fails_after_a_while(
+    unserved: tuple[PoolConnection, list[float]],
+) -> None:
+    connection, now = unserved
+    process = connection.launch("w0", ("true",), {}, 1, -1)
+    now[0] = 29.0
+    assert process.poll() is None
+    now[0] = 31.0
+
+    assert process.poll() == -9
+    assert "no manager begins to serve" in process.error
+    process.stdin.close()
+
+
+def test_what_is_killed_before_a_manager_serves_has_ended(
+    unserved: tuple[PoolConnection, list[float]],
+) -> None:
+    connection, _ = unserved
+    process = connection.launch("w0", ("true",), {}, 1, -1)
+
+    process.kill()
+
+    assert process.poll() == -9
+    process.stdin.close()

@@ -83,6 +83,13 @@ class PoolConnection(ProcessServer):
         if self._manager:
             super().receive()
 
+    def give_up(self) -> None:
+        """See `ProcessServer.give_up`; what a manager starts nevertheless is killed by then."""
+        if not self._manager:
+            for process in self._asked.values():
+                if process.killed:
+                    process.end(-signal.SIGKILL)
+
     def nudge(self) -> None:
         """Continue the manager if it was stopped."""
         if self.alive and self._manager:
