@@ -36,10 +36,11 @@ class Tenants(PooledEngine):
 
 
 def end_pool(folder: Path) -> None:
-    load = load_of(folder)
-    if load is not None:
+    """End the manager, also one that has been started and does not serve yet."""
+    if folder.exists():
+        load = wait_for_load(folder)
         os.kill(load.pid, signal.SIGTERM)
-        assert eventually(lambda: not alive(load.pid))
+        assert eventually(lambda: not alive(load.pid), within_s=60.0)
 
 
 @pytest.fixture
