@@ -214,8 +214,13 @@ def _loss(before: Sequence[_Window], after: Sequence[_Window]) -> Spread:
 def _harmed(way: str, repetitions: int, work_dir: Path) -> dict[str, Spread]:
     """The loss of speed of a job in the pool by what another tenant of its node does."""
     found: dict[str, list[tuple[_Window, _Window]]] = {what: [] for what in _HARM}
-    with _pool(work_dir / "pool", way) as folder, _jobs(1, folder, work_dir) as jobs:
+    with (
+        _pool(work_dir / "pool", way) as folder,
+        _jobs(1, folder, work_dir) as jobs,
+        _same_processors_after(),
+    ):
         _move(jobs, shared=True)
+        _leave_the_node(jobs[0], folder)
         for turn in range(repetitions):
             for what, program in _HARM.items():
                 before = None if turn % 2 else _window(jobs, _HARM_WINDOW_S)
@@ -225,6 +230,30 @@ def _harmed(way: str, repetitions: int, work_dir: Path) -> dict[str, Spread]:
                 _serve(jobs, _SETTLE_S)
                 found[what].append((before or _window(jobs, _HARM_WINDOW_S), harmed))
     return {what: _loss(*zip(*pairs, strict=True)) for what, pairs in found.items()}
+
+
+@contextlib.contextmanager
+def _same_processors_after() -> Iterator[None]:
+    """Give this process back the processors that it had."""
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), before)
+
+
+def _leave_the_node(job: _Job, folder: Path) -> None:
+    """Keep all that is not a tenant off the node's processors, as if these were of another machine."""
+    load = load_of(folder)
+    assert load is not None
+    others = os.sched_getaffinity(0) - set(load.nodes[0].node.processors)
+    own = [job.engine.pid(name) for name in job.engine.running if name != _AGGREGATOR]
+    for pid in (os.getpid(), *own):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread), others or os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
@@ -284,6 +313,7 @@ def run(repetitions: int, work_dir: Path) -> Result:
             f"{_WINDOW_S:.0f} s in turn, between which the aggregators of the running jobs are restarted elsewhere; "
             f"beside a tenant that does harm {_HARM_WINDOW_S:.0f} s",
             "reserved: one processor for each aggregator of its own, one for the node; used: by all aggregators",
+            "beside a tenant that does harm, the job's other processes stay off the node, as if on another machine",
             "loss of speed: of each job, from one window to the next; below 0 where it was faster",
         ),
     )
