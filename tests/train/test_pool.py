@@ -38,7 +38,9 @@ class Tenants(PooledEngine):
 def end_pool(folder: Path) -> None:
     """End the manager, also one that has been started and does not serve yet."""
     if folder.exists():
-        load = wait_for_load(folder)
+        assert eventually(lambda: load_of(folder) is not None, within_s=60.0)
+        load = load_of(folder)
+        assert load is not None
         os.kill(load.pid, signal.SIGTERM)
         assert eventually(lambda: not alive(load.pid), within_s=60.0)
 
