@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
 from scavenger.train.job_source import JobSource, Timeouts
 from scavenger.train.supervisor.events import Lost, Recovered
@@ -51,10 +52,14 @@ class _Engine(ProcessEngine):
         host: str | None = None,
         vm: str = "",
     ) -> int:
+        here = self._fd
         if boot.name in self._elsewhere:
-            block = f"/proc/{os.getpid()}/fd/{self._other_fd}"
-            boot = msgspec.structs.replace(boot, memory_fd=-1, memory=block)
-        return super().launch(boot, env=env, host=host)
+            self._fd = self._other_fd
+            boot = msgspec.structs.replace(boot, memory_fd=self._fd)
+        try:
+            return super().launch(boot, env=env, host=host)
+        finally:
+            self._fd = here
 
     @property
     def socket_dir(self) -> Path | None:
@@ -76,6 +81,7 @@ class Training:
         work_dir: For logs and measurements; a new one for each.
         elsewhere: Processes that share another memory than the rest, as if they were on another host.
         window, payloads: See `benchmarks.elastic_process`.
+        engine: Another engine than one whose processes measure.
 
     Attributes:
         steps: What was said of each step.
@@ -92,6 +98,7 @@ class Training:
         elsewhere: Collection[str] = (),
         window: int = 0,
         payloads: str = "sealed",
+        engine: Callable[[Path, int], Engine] | None = None,
     ) -> None:
         self._logs = work_dir / "logs"
         self.supervisor = Supervisor.open(
@@ -99,7 +106,8 @@ class Training:
             work_dir=work_dir,
             timeouts=Timeouts(_START_S, _STEP_S),
             aggregators=aggregators,
-            engine=lambda log_dir, fd: _Engine(log_dir, fd, options=(window, payloads), elsewhere=elsewhere),
+            engine=engine
+            or (lambda log_dir, fd: _Engine(log_dir, fd, options=(window, payloads), elsewhere=elsewhere)),
         )
         self.steps: dict[int, m.StepReport] = {}
         self.heard_at: dict[int, float] = {}
@@ -154,17 +162,21 @@ class Training:
         while not condition():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"in vain for {within_s:.0f} s; processes: {self.supervisor.processes()}")
-            for event in self.supervisor.poll(_POLL_S):
-                match event:
-                    case m.StepReport():
-                        self.steps.setdefault(event.step, event)
-                        self.heard_at.setdefault(event.step, time.monotonic())
-                    case m.EpochReport():
-                        self.supervisor.verdict(event.epoch, stop=False, keep_best=False)
-                    case Lost():
-                        self.lost.append(event)
-                    case Recovered():
-                        self.recovered.append(event)
+            self.serve(_POLL_S)
+
+    def serve(self, timeout_s: float) -> None:
+        """Serve the supervisor, waiting so long for a first event."""
+        for event in self.supervisor.poll(timeout_s):
+            match event:
+                case m.StepReport():
+                    self.steps.setdefault(event.step, event)
+                    self.heard_at.setdefault(event.step, time.monotonic())
+                case m.EpochReport():
+                    self.supervisor.verdict(event.epoch, stop=False, keep_best=False)
+                case Lost():
+                    self.lost.append(event)
+                case Recovered():
+                    self.recovered.append(event)
 
     def measured(self) -> dict[str, dict[str, dict[int, float]]]:
         """By process, what and step: seconds. To be asked for when the block has been left."""

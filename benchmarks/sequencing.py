@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import Benchmark, Result, Spread
 from scavenger.elastic.barrier import Barrier
@@ -29,10 +30,10 @@ class _TimedShard(ModelShard):
 
     spent_s = 0.0
 
-    def apply(self, order: m.ApplyPart) -> m.PartApplied:
+    def apply(self, order: m.ApplyPart, means: Sequence[Any] | None = None) -> m.PartApplied:
         begin = time.process_time()
         try:
-            return super().apply(order)
+            return super().apply(order, means)
         finally:
             self.spent_s += time.process_time() - begin
 

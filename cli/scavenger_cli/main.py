@@ -24,6 +24,7 @@ from scavenger_cli import (
     listing,
     modelling,
     operating,
+    pooling,
     storing,
 )
 from scavenger_cli.options import (
@@ -77,6 +78,7 @@ schema = typer.Typer(
 app.add_typer(modelling.app, name="models")
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(listing.app, name="jobs")
+app.add_typer(pooling.app, name="aggregators")
 app.add_typer(schema, name="schema")
 app.add_typer(storing.app, name="store")
 

@@ -305,6 +305,10 @@ class JobSpec(FrozenModel):
         "Ray cluster (without an address, the one that this machine belongs to).",
         examples=["ray"],
     )
+    aggregation: Literal["own", "shared"] = Field(
+        default="own",
+        description="Whose aggregators the job has: own, processes of its own, or shared, in the pool of this machine.",
+    )
     resources: ResourcesSpec | None = Field(
         default=None, description="What each worker runs on; without it, the provider's default."
     )

@@ -3,12 +3,12 @@
 Notation: K workers, a model of M bytes with o variables of the optimizer per weight, n aggregator VMs that hold equal
 shares, each with W bytes of memory and a network of R bytes per second, and a step of τ seconds.
 
-Memory, summed over the VMs: two states of weights and optimizer [1]_, the best weights, and a slot for the gradients of
-every worker::
+Memory, summed over the VMs: two states of weights and optimizer [1]_, the best weights, and gradients that wait
+for their turn to be added [3]_, which do not grow with K::
 
-    H(K) = (2 (1 + o) + 1 + K G) M          K + 7 times the model with Adam (o = 2, G = 1)
+    H = (2 (1 + o) + 1 + G) M          7.25 times the model with Adam (o = 2)
 
-    n >= H(K) / (W - `OWN_BYTES`)
+    n >= H / (W - `OWN_BYTES`)
 
 Bandwidth: in a step each worker pushes its gradients and pulls the weights. The VMs' networks carry both within the
 step, as if both directions shared one link, so that the count errs upwards where they do not::
@@ -18,6 +18,7 @@ step, as if both directions shared one link, so that the count errs upwards wher
 References:
     .. [1] docs/adr/0009-two-states.md.
     .. [2] Zheng et al., "Cynthia", ICPP 2019, which also chooses the number of parameter servers by their load.
+    .. [3] docs/adr/0034-sums-on-arrival.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "OWN_BYTES",
-    "SLOTS_PER_WORKER",
+    "WAITING_GRADIENTS",
     "AggregatorVms",
     "HeldWorkers",
     "held_models",
@@ -38,8 +39,8 @@ __all__ = [
     "vms_for_memory",
 ]
 
-SLOTS_PER_WORKER = 1.0
-"""G: gradients that aggregators keep for each worker of another host, in models; 0 if they are summed on arrival."""
+WAITING_GRADIENTS = 0.25
+"""G: gradients of workers of other hosts that aggregators keep at a time, in models."""
 
 OWN_BYTES = 2**30
 """Memory of an aggregator VM for its system, the agent and the processes; an assumption, not measured on a cloud."""
@@ -91,16 +92,15 @@ def optimizer_copies(optimizer: str) -> int:
     return copies + sum(bool(config.get(option)) for option in _OPTIONS)
 
 
-def held_models(workers: int, copies: int) -> float:
-    """Memory of all aggregators in models, `H(K) / M`."""
-    return 2.0 * (1 + copies) + 1.0 + workers * SLOTS_PER_WORKER
+def held_models(copies: int) -> float:
+    """Memory of all aggregators in models, `H / M`."""
+    return 2.0 * (1 + copies) + 1.0 + WAITING_GRADIENTS
 
 
-def vms_for_memory(workers: int, weights_bytes: float, copies: int, *, vm_bytes: float) -> int | None:
-    """Least number of aggregator VMs that hold what a configuration needs, if each holds an equal share.
+def vms_for_memory(weights_bytes: float, copies: int, *, vm_bytes: float) -> int | None:
+    """Least number of aggregator VMs that hold a model, if each holds an equal share.
 
     Args:
-        workers: K.
         weights_bytes: M.
         copies: o.
         vm_bytes: W.
@@ -110,7 +110,7 @@ def vms_for_memory(workers: int, weights_bytes: float, copies: int, *, vm_bytes:
     """
     if vm_bytes <= OWN_BYTES:
         return None
-    return max(1, math.ceil(held_models(workers, copies) * weights_bytes / (vm_bytes - OWN_BYTES)))
+    return max(1, math.ceil(held_models(copies) * weights_bytes / (vm_bytes - OWN_BYTES)))
 
 
 def vms_for_bandwidth(
@@ -137,7 +137,7 @@ class HeldWorkers:
     """The largest cluster for which the aggregator VMs have enough memory.
 
     Attributes:
-        workers_max: 0 if they do not even hold the model.
+        workers_max: 0 if they do not hold the model; their memory does not depend on the number of workers.
         reason: Why larger ones are left out, and what helps.
     """
 
@@ -184,20 +184,14 @@ class AggregatorVms:
             f"{step_time_s:.3g} s with {workers} workers: more of them (elastic.aggregator_vms) may make steps faster"
         )
 
-    def held(self, workers_most: int) -> HeldWorkers | None:
-        """The largest cluster that they hold; None if that is at least `workers_most`."""
-        per_model = self.largest_share * self.weights_bytes
-        fits = max(0.0, self.vm_bytes - OWN_BYTES)
-        if held_models(workers_most, self.copies) * per_model <= fits:
+    def held(self) -> HeldWorkers | None:
+        """None if they hold the model, with any number of workers; otherwise no cluster at all, and why."""
+        if held_models(self.copies) * self.largest_share * self.weights_bytes <= self.vm_bytes - OWN_BYTES:
             return None
-        workers = range(1, workers_most)
-        most = max((k for k in workers if held_models(k, self.copies) * per_model <= fits), default=0)
-        needed = vms_for_memory(workers_most, self.weights_bytes, self.copies, vm_bytes=self.vm_bytes)
+        needed = vms_for_memory(self.weights_bytes, self.copies, vm_bytes=self.vm_bytes)
         has = f"{self.vms} aggregator VM{'' if self.vms == 1 else 's'} {self.vm} of {self.vm_bytes / 2**30:.3g} GiB"
         if needed is not None and needed > self.vms:
-            helps = (
-                f"elastic.aggregator_vms: {needed}, if tensors can be divided so, would hold {workers_most}"
-            )
+            helps = f"elastic.aggregator_vms: {needed}, if tensors can be divided so, would hold it"
         else:
-            helps = "a larger VM type would hold them"
-        return HeldWorkers(most, f"too many workers for the memory of {has}; {helps}")
+            helps = "a larger VM type would hold it"
+        return HeldWorkers(0, f"the model is too large for the memory of {has}; {helps}")

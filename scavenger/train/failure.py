@@ -30,6 +30,7 @@ _DISK_ERRORS = frozenset(
 )
 _LIMITS = (
     (resource.RLIMIT_AS, "-v", "the address space of a process is limited to", (errno.ENOMEM,)),
+    (resource.RLIMIT_DATA, "-d", "the private memory of a process is limited to", (errno.ENOMEM,)),
     (resource.RLIMIT_FSIZE, "-f", "files are limited to", (errno.EFBIG,)),
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -51,7 +52,7 @@ def describe_limit(
     for cause in _causes(error):
         number = cause.errno if isinstance(cause, OSError) else None
         for limit, option, words, causes in _LIMITS:
-            if not (number in causes or (limit == resource.RLIMIT_AS and isinstance(cause, MemoryError))):
+            if not (number in causes or (errno.ENOMEM in causes and isinstance(cause, MemoryError))):
                 continue
             soft, _ = limit_of(limit)
             if soft != resource.RLIM_INFINITY:

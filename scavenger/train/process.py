@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
-import queue
 import signal
 import sys
 import threading
@@ -65,8 +64,7 @@ def _read_configuration(on_line: Callable[[bytes], None] = _ignore) -> m.Process
 
 def main() -> int:
     """Run the role in the process configuration until it ends; returns the exit status."""
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    config = _read_configuration(lines.put)
+    config = _read_configuration()
     # a watchdog's SIGUSR1 shows where the training code hangs
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -75,8 +73,6 @@ def main() -> int:
     log.info("%s begins, process %d", config.role, os.getpid())
     load_failpoints(config.name)
     context = zmq.Context()
-    if config.role == "pool":
-        return _serve_jobs(context, lines)
     keys = (config.public_key.encode(), config.secret_key.encode())
     hub = HubConnection(context, config.name, config.coordinator, config.server_key.encode(), keys)
     status = 0
@@ -98,15 +94,6 @@ def main() -> int:
     hub.close()
     context.destroy(linger=_LINGER_MS)  # also closes sockets that a failure has left open
     return status
-
-
-def _serve_jobs(context: Any, lines: queue.SimpleQueue[bytes]) -> int:
-    """Serve the model shards that the pool assigns to this process, until the pool ends."""
-    from scavenger.train.aggregation.pool import PooledShards
-
-    shards = PooledShards(context)
-    while True:
-        shards.serve(lines.get())
 
 
 def _serve(config: m.ProcessConfiguration, context: Any, hub: HubConnection) -> None:

@@ -37,6 +37,11 @@ def job(**sections: Any) -> JobSpec:
         ({"spot": "auto"}, "spot"),
         ({"resources": {"cpus": 1, "disk": 50}}, "disk"),
         ({"objective": {"utility": "time * 2"}}, "objective"),
+        (
+            {"aggregation": "shared", "infra": "gcp/us-central1"},
+            "aggregation: shared .* infra: gcp/us-central1",
+        ),
+        ({"aggregation": "shared", "engine": "ray"}, "aggregation: shared .* engine: ray"),
     ],
 )
 def test_what_this_version_does_not_do_is_refused_by_the_key_that_asks_for_it(
@@ -68,6 +73,7 @@ def test_another_backend_of_keras_is_refused_by_the_place_that_sets_it(backend: 
         {"elastic": {"min": 1, "max": 2, "policy": "throughput", "batch": "weak", "batch_max": 512}},
         {"elastic": {"straggler": {"rule": "edl"}, "lr_scaling": "adascale", "aggregators": 2}},
         {"checkpoint": {"path": "./c", "every_steps": 10}},
+        {"aggregation": "shared"},
         {"infra": "gcp/us-central1", "spot": "auto"},
         {"infra": "aws/us-east-1a", "spot": "always", "resources": {"any_of": ["c5.large", "c5.xlarge"]}},
         {

@@ -54,6 +54,7 @@ POOL: list[Any] = [
     ),
     *([], [1], [1, 2], [2, 2], [0], ["a"], ["a", {"vm": "b"}], [{"v": "b"}], [1.5], ["a", "a"], {}),
     *({"min": 64, "max": 512}, {"min": 64}, {"min": 64, "max": 512, "step": 64}, {"min": 0, "max": 2}),
+    *("own", "shared"),
     *("weak", "strong", "throughput", "utility", "fixed", "model", "ewma", "edl"),
     *({"rule": "edl"}, {"rule": "edl", "threshold": 1.5}, {"at_once": 0.5}, {"at_once": 2}, {"threshold": 0}),
     *({"per_host": 2, "window": "5m"}, {"per_host": 0}, {"cooldown": "1h"}, {"give_up": 1.5}),

@@ -90,7 +90,6 @@ def test_each_worker_sees_one_gpu_and_a_successor_sees_that_of_the_one_that_ende
     [
         ("coordinator", ("0",), "-1"),
         ("aggregator", ("0",), "-1"),
-        ("pool", None, "-1"),
         ("worker", (), "-1"),
         ("worker", None, "5"),
         ("loop", None, "5"),

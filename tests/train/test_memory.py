@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from scavenger.elastic.view import SLOTS_PER_WORKER, Position
 from scavenger.errors import NotSupportedError
 from scavenger.train.transport import layout as layout_module
-from scavenger.train.transport.block_file import block_path, create_block, memory_id, open_block, same_block
+from scavenger.train.transport.block_file import create_block, memory_id
 from scavenger.train.transport.layout import BUCKET_BYTES, Layout
 from scavenger.train.transport.messages import StepReport, decode, encode
-from scavenger.train.transport.messages.values import Manifest, ProcessConfiguration, TensorSpec
+from scavenger.train.transport.messages.values import Manifest, TensorSpec
 from scavenger.train.transport.shared_memory import Block, JobRecord, OptimizerMemory, PartRecord
 
 _shapes = st.lists(st.integers(0, 40), max_size=3).map(tuple)
@@ -193,47 +193,6 @@ def test_no_slot_lies_before_the_first() -> None:
 
     with pytest.raises(IndexError):
         layout.slot_at(-1)
-
-
-def told_of(path: str) -> ProcessConfiguration:
-    return ProcessConfiguration("aggregator", "aggregator-0", "", "", "", "", memory_fd=-1, memory=path)
-
-
-def test_a_block_of_another_process_is_opened_and_known_to_be_there_until_its_owner_closes_it() -> None:
-    descriptor = create_block()
-    path = block_path(descriptor)
-    opened = open_block(told_of(path))
-
-    assert memory_id(opened) == memory_id(descriptor)
-    assert same_block(path, opened)
-    os.close(descriptor)
-    assert not same_block(path, opened)
-    again = os.open(os.devnull, os.O_RDONLY)  # as a rule under the number that has become free
-    assert not same_block(path, opened)
-    os.close(again)
-    os.close(opened)
-
-
-def test_only_an_anonymous_file_of_a_process_is_taken_for_a_block(tmp_path: Path, fd: int) -> None:
-    named = tmp_path / "secret"
-    named.write_bytes(b"kept")
-    descriptor = os.open(named, os.O_RDWR)
-    reader, writer = os.pipe()
-    before = len(os.listdir("/proc/self/fd"))
-    for path in (
-        str(named),
-        "/dev/null",
-        block_path(descriptor),
-        block_path(reader),
-        f"{block_path(fd)}/../{descriptor}",
-        f"/proc/self/fd/{fd}",
-        f"{block_path(fd)}\n",
-    ):
-        with pytest.raises(PermissionError):
-            open_block(told_of(path))
-    assert len(os.listdir("/proc/self/fd")) == before, "what was opened to be looked at is closed"
-    for each in (descriptor, reader, writer):
-        os.close(each)
 
 
 def test_a_huge_model_leaves_room_for_fewer_workers_rather_than_none() -> None:

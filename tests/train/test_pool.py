@@ -1,63 +1,290 @@
-"""Aggregators that several jobs share, without touching each other."""
+"""Aggregators as tenants of a pool: processes of their jobs, held to their shares, and never left behind."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 from driving import Run, assert_same_weights, plain_keras
+from engine_conformance import SLEEP, EngineConformance, Start, boot, command, exits, running
+from processes import alive, eventually
 
-from scavenger.train.aggregation.pool import AggregatorPool, PooledEngine
+from scavenger.train.engines.fork_server import Forked, Reap, decode_reply
+from scavenger.train.pool import protocol
+from scavenger.train.pool.connection import load_of, wait_for_load
+from scavenger.train.pool.engine import PooledEngine
+from scavenger.train.transport.block_file import create_block
+from scavenger.train.transport.messages.values import ProcessConfiguration
 
 pytestmark = pytest.mark.slow
 
 
+class Tenants(PooledEngine):
+    """An engine all of whose processes are tenants."""
+
+    def launch(self, config: ProcessConfiguration, **options: object) -> int:
+        return super().launch(msgspec.structs.replace(config, role="aggregator"), **options)
+
+
+def end_pool(folder: Path) -> None:
+    """End the manager, also one that has been started and does not serve yet."""
+    if folder.exists():
+        assert eventually(lambda: load_of(folder) is not None, within_s=60.0)
+        load = load_of(folder)
+        assert load is not None
+        os.kill(load.pid, signal.SIGTERM)
+        assert eventually(lambda: not alive(load.pid), within_s=60.0)
+
+
 @pytest.fixture
-def pool(tmp_path: Path) -> Iterator[AggregatorPool]:
-    made = AggregatorPool(2, tmp_path / "pool")
-    yield made
-    made.close()
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The folder of a pool, which is ended with the test."""
+    yield tmp_path / "pool"
+    end_pool(tmp_path / "pool")
 
 
-def run_on(pool: AggregatorPool, train: str, folder: Path) -> Run:
-    return Run(train, folder, aggregators=2, engine=lambda log_dir, fd: PooledEngine(log_dir, fd, pool=pool))
+@pytest.fixture
+def start(tmp_path: Path, folder: Path) -> Iterator[Start]:
+    fd = create_block()
+    engines: list[Tenants] = []
+
+    def started(program: str) -> Tenants:
+        job = f"job-{len(engines)}"
+        engines.append(
+            Tenants(tmp_path / job, fd, folder=folder, job_id=job, job="name", command=command(program))
+        )
+        engines[-1].launch(boot("w0"))
+        return engines[-1]
+
+    yield started
+    for engine in engines:
+        engine.kill_all()
+        engine.close()
+    os.close(fd)
 
 
-def train_together(one: Run, other: Run, steps: int) -> None:
-    deadline = time.monotonic() + 120
-    while min(len(one.steps), len(other.steps)) < steps:
-        assert time.monotonic() < deadline, (one.steps[-1:], other.steps[-1:])
-        for run in (one, other):
-            run.poll(0.005)
+_LEADER = """
+import os, sys, time
+from pathlib import Path
+from scavenger.train.pool.engine import PooledEngine
+from scavenger.train.transport.messages.values import ProcessConfiguration
+fd, folder = os.memfd_create("block"), Path(sys.argv[1])
+command = (sys.executable, "-c", sys.argv[2])
+engine = PooledEngine(folder, fd, folder=folder / "pool", job_id="a", job="b", command=command)
+engine.launch(ProcessConfiguration("aggregator", "w0", "", "", "", "", memory_fd=fd))
+print("up", flush=True)
+while True:
+    engine.poll()
+    time.sleep(0.02)
+"""
 
 
-def pids(run: Run) -> set[int]:
-    return {process.pid for process in run.supervisor.processes() if process.role == "aggregator"}
+class TestPooledEngine(EngineConformance):
+    ends_within_s = 5.0
+    leader = _LEADER
+
+    @pytest.fixture(autouse=True)
+    def _ends_the_pool_of_the_leader(self, folder: Path) -> None:
+        """The manager outlives the leader; its folder is that of the leader's logs."""
 
 
-def test_two_jobs_on_the_same_aggregators_get_the_weights_that_each_gets_alone(
-    pool: AggregatorPool, tmp_path: Path
+def test_a_tenant_has_its_jobs_block_its_nodes_processors_and_a_limit_on_its_memory(
+    start: Start, folder: Path
 ) -> None:
-    with (
-        run_on(pool, "small:adam", tmp_path / "a") as one,
-        run_on(pool, "small:momentum", tmp_path / "b") as other,
-    ):
+    engine = start(
+        "import os, resource; os.pwrite(100, b'mine', 1 << 20)\n"
+        "print(sorted(os.sched_getaffinity(0)), resource.getrlimit(resource.RLIMIT_DATA)[0], flush=True)\n"
+        "try: bytearray(8 << 30)\n"
+        "except MemoryError: print('refused', flush=True)\n"
+        "import time; time.sleep(600)"
+    )
+    assert eventually(
+        lambda: engine.poll() == [] and "refused" in engine.log("w0").read_text(), within_s=60.0
+    )
+
+    load = load_of(folder)
+    assert load is not None
+    (node,), (tenant,) = load.nodes, load.tenants
+    expected = f"{sorted(node.node.processors)} {load.tenant_memory_bytes}\nrefused\n"
+    assert engine.log("w0").read_text() == expected
+    assert (tenant.job_id, tenant.name, tenant.pid) == ("job-0", "w0", engine.pid("w0"))
+    assert load.tenant_memory_bytes * node.node.tenants_max <= node.node.memory_bytes
+    assert os.pread(engine._fd, 4, 1 << 20) == b"mine"
+    block = os.stat(engine._fd)
+    kept = [os.stat(f"/proc/{load.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{load.pid}/fd")]
+    assert not any(os.path.samestat(block, one) for one in kept), "the block is freed when its job ends"
+
+
+def test_when_the_manager_is_killed_its_tenants_end_and_run_again_under_another(
+    start: Start, folder: Path
+) -> None:
+    one, other = start(SLEEP), start(SLEEP)
+    before = [running(engine, "w0") for engine in (one, other)]
+    load = load_of(folder)
+    assert load is not None
+
+    os.kill(load.pid, signal.SIGKILL)
+
+    for engine, pid in zip((one, other), before, strict=True):
+        (ended,) = exits(engine)
+        assert "manager of the pool has ended" in ended.cause
+        assert not alive(pid)
+        engine.launch(boot("w0"))
+    for engine in (one, other):
+        assert alive(running(engine, "w0"))
+    after = load_of(folder)
+    assert after is not None
+    assert len(after.tenants) == 2
+
+
+def test_a_stopped_manager_is_continued(start: Start, folder: Path) -> None:
+    engine = start(SLEEP)
+    running(engine, "w0")
+    manager = psutil.Process(wait_for_load(folder).pid)
+    manager.suspend()
+    engine.kill("w0")
+
+    assert [ended.status for ended in exits(engine)] == [-9]
+
+
+def test_a_job_killed_with_its_reaper_leaves_no_tenant(tmp_path: Path) -> None:
+    deaf = "import sys, signal, time; sys.stdin.readline(); print('up', flush=True); time.sleep(600)"
+    leader = subprocess.Popen(
+        [sys.executable, "-c", _LEADER, str(tmp_path), deaf], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert eventually(lambda: (tmp_path / "w0.log").exists(), within_s=60.0)
+        assert eventually(lambda: (tmp_path / "w0.log").read_text() == "up\n", within_s=60.0)
+        load = load_of(tmp_path / "pool")
+        assert load is not None
+        (tenant,) = load.tenants
+        leader.send_signal(signal.SIGSTOP)  # so that it starts no other reaper
+        for child in psutil.Process(leader.pid).children():
+            child.kill()
+    finally:
+        with leader:
+            leader.kill()
+
+    assert eventually(lambda: not alive(tenant.pid))
+
+    assert eventually(lambda: wait_for_load(tmp_path / "pool").tenants == ())
+    end_pool(tmp_path / "pool")
+
+
+def test_a_pool_without_room_says_so(start: Start, folder: Path) -> None:
+    engine = start(SLEEP)
+    running(engine, "w0")
+    free = wait_for_load(folder).free
+    for index in range(free + 1):
+        engine.launch(boot(f"more-{index}"))
+
+    (ended,) = exits(engine)
+
+    assert "no room" in ended.cause
+
+
+def test_two_jobs_share_a_node_and_get_the_weights_that_each_gets_alone(folder: Path, tmp_path: Path) -> None:
+    def run(train: str, job: str) -> Run:
+        return Run(
+            train,
+            tmp_path / job,
+            aggregators=2,
+            engine=lambda log_dir, fd: PooledEngine(log_dir, fd, folder=folder, job_id=job, job=job),
+        )
+
+    def train_together(one: Run, other: Run, steps: int) -> None:
+        deadline = time.monotonic() + 120
+        while min(len(one.steps), len(other.steps)) < steps:
+            assert time.monotonic() < deadline, (one.steps[-1:], other.steps[-1:])
+            for each in (one, other):
+                each.poll(0.005)
+
+    with run("small:adam", "a") as one, run("small:momentum", "b") as other:
         one.begin(1, 16)
         other.begin(1, 12)
-        train_together(one, other, 30)
-        assert len(pids(one)) == 2
-        assert pids(one) == pids(other)
-        # the process that both of them use dies: both go on where they stood
-        os.kill(min(pids(one)), signal.SIGKILL)
-        train_together(one, other, len(one.steps) + 40)
-        assert len(one.recovered) == len(other.recovered) == 1
+        train_together(one, other, 6)
+        load = wait_for_load(folder)
+        tenants = {job: {t.pid for t in load.tenants if t.job_id == job} for job in ("a", "b")}
+        assert [len(pids) for pids in tenants.values()] == [2, 2]
+        os.kill(
+            min(tenants["a"]), signal.SIGKILL
+        )  # restored from its block; the other job sees nothing of it
+        train_together(one, other, len(one.steps) + 6)
+        assert [len(each.recovered) for each in (one, other)] == [1, 0]
+        os.kill(load.pid, signal.SIGKILL)
+        train_together(one, other, len(one.steps) + 6)
 
         assert_same_weights(one.finish(), plain_keras("adam", one.steps))
         one.supervisor.close()
-        other.train(10)  # the end of one job is nothing to the other
+        other.train(5)
         assert_same_weights(other.finish(), plain_keras("momentum", other.steps))
-    assert len(pool.engine.running) == 2
+
+
+def connected(folder: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(60.0)
+    connection.connect(str(folder / protocol.SOCKET))
+    return connection
+
+
+@pytest.mark.parametrize("packet", [b"no JSON", b"{}", b'{"type": "Ready", "threads": 1}', b"x" * 100_000])
+def test_what_is_no_request_ends_the_connection_and_nothing_else(
+    start: Start, folder: Path, packet: bytes
+) -> None:
+    engine = start(SLEEP)
+    pid = running(engine, "w0")
+    with connected(folder) as connection:
+        connection.send(packet)
+        assert connection.recv(100) == b""
+
+    assert alive(pid)
+    assert [tenant.pid for tenant in wait_for_load(folder).tenants] == [pid]
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (protocol.Join(protocol.PROTOCOL + 1, "a", "b"), "another version"),
+        (Reap(1), "did not join"),
+    ],
+)
+def test_who_has_not_joined_gets_no_tenant(folder: Path, first: msgspec.Struct, reason: str) -> None:
+    wait_for_load(folder)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    with connected(folder) as connection:
+        protocol.send_packet(connection, first)
+        protocol.send_packet(connection, protocol.Launch(1, "w0", ("true",), {}), [nothing, nothing])
+        reply = decode_reply(connection.recv(1000))
+    os.close(nothing)
+
+    assert isinstance(reply, Forked)
+    assert reason in reply.error
+
+
+def test_a_job_cannot_release_the_tenant_of_another(start: Start, folder: Path) -> None:
+    pid = running(start(SLEEP), "w0")
+    with connected(folder) as connection:
+        protocol.send_packet(connection, protocol.Join(protocol.PROTOCOL, "a", "b"))
+        protocol.send_packet(connection, Reap(pid))
+
+    assert eventually(lambda: [tenant.pid for tenant in wait_for_load(folder).tenants] == [pid])
+    assert alive(pid)
+
+
+def test_a_second_manager_is_refused(folder: Path) -> None:
+    load = wait_for_load(folder)
+    second = [sys.executable, "-m", "scavenger.train.pool", str(folder), "60"]
+
+    found = subprocess.run(second, capture_output=True, text=True, check=False)
+
+    assert f"process {load.pid} serves the pool" in found.stderr
+    assert wait_for_load(folder).pid == load.pid

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import zmq
 from processes import eventually
 from stubs import manifest
 
 from scavenger.elastic.membership import Membership
-from scavenger.train.aggregation import aggregator as aggregators
-from scavenger.train.aggregation.pool import PooledShards
 from scavenger.train.coordinator.initialization import Initialization
 from scavenger.train.job_source import JobSource
 from scavenger.train.supervisor.process_configurations import ProcessConfigurations
 from scavenger.train.transport import messages as m
-from scavenger.train.transport.block_file import block_path, create_block
 from scavenger.train.transport.sockets import EVERYBODY, Dealer, Keys, Router, new_keys
 
 WITHIN_MS, SILENCE_MS = 5000, 500
@@ -108,50 +101,3 @@ def test_what_was_said_to_the_one_before_does_not_arrive_at_one_with_its_port(
     assert list(router.receive()) == [("w0", m.Join(), None)]
     anew.close()
     router.close()
-
-
-# ---- seats in a pool ---------------------------------------------------------------------------------------
-
-
-def _seats() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == NAME]
-
-
-def test_a_seat_in_a_pool_is_given_up_when_its_job_is_gone_without_a_word(
-    tmp_path: Path, context: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(aggregators, "_OWNER_S", 0.2)
-    hub_keys = new_keys()
-    hub, block = Router(context, hub_keys), create_block()
-    boots = bootstraps(tmp_path, hub=hub.address, server_key=hub_keys[0])
-    boot = msgspec.structs.replace(boots.of("aggregator", NAME), memory=block_path(block))
-    serving = zmq.Context()
-    PooledShards(serving).serve(msgspec.json.encode(boot))
-    assert hub.socket.poll(WITHIN_MS)
-    assert eventually(lambda: any(isinstance(said, m.AggregatorReady) for _, said, _ in hub.receive()))
-    time.sleep(0.5)
-    assert len(_seats()) == 1, "as long as the job is there, so is its seat"
-
-    hub.close()
-    os.close(block)
-
-    assert eventually(lambda: not _seats(), within_s=60.0)
-    serving.destroy(linger=0)
-
-
-def test_a_seat_for_what_is_no_block_is_refused_and_its_job_told(tmp_path: Path, context: Any) -> None:
-    hub_keys = new_keys()
-    hub = Router(context, hub_keys)
-    boots = bootstraps(tmp_path, hub=hub.address, server_key=hub_keys[0])
-    (tmp_path / "file").write_bytes(b"")
-    boot = msgspec.structs.replace(boots.of("aggregator", NAME), memory=str(tmp_path / "file"))
-    serving = zmq.Context()
-    PooledShards(serving).serve(msgspec.json.encode(boot))
-    assert hub.socket.poll(WITHIN_MS)
-    ((peer, said, _),) = hub.receive()
-    assert peer == NAME
-    assert isinstance(said, m.Failed)
-    assert "PermissionError" in said.message
-    assert eventually(lambda: not _seats(), within_s=60.0)
-    hub.close()
-    serving.destroy(linger=0)

@@ -31,15 +31,18 @@ from scavenger.domain.configuration import Offer, SearchSpace
 from scavenger.domain.cost import CostTerms
 from scavenger.domain.intent import Intent
 from scavenger.domain.job import JobSpec
-from scavenger.errors import ConfigurationError, JobFileError
+from scavenger.errors import ConfigurationError, JobFileError, TransientError
 from scavenger.models.aggregation import AggregatorVms
 from scavenger.store import Store
 from scavenger.store.records import JobRecord
 from scavenger.train.checkpoints.files import check_location, local_path
 from scavenger.train.engines.base import Engine
 from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.pool.connection import wait_for_load
+from scavenger.train.pool.engine import PooledEngine
+from scavenger.train.pool.protocol import PoolLoad, pool_folder
 
-__all__ = ["Platform", "PreparedJob", "Resources", "prepare_job"]
+__all__ = ["Platform", "PreparedJob", "Resources", "check_room", "prepare_job"]
 
 DRAIN_MARGIN = 2.0
 """Factor on the time to save at the speed of a slow disk, since VMs send the model over the network."""
@@ -223,6 +226,7 @@ class ThisMachine:
         self.space = search_space(job, machine)
         self.aggregators: Offer | None = None
         self.notes = notes
+        self._shared = job.elastic.aggregators if job.aggregation == "shared" else 0
         self._here = job.engine == "process"  # with Ray, workers are on other machines too
         if self._here:
             cpus, memory_bytes = machine.capacity()
@@ -242,7 +246,25 @@ class ThisMachine:
         """See `Platform.allocate`."""
         for note in self.notes:
             warn(note)
-        return _LocalResources(self.space, partial(ProcessEngine, gpus=self._gpus) if self._here else None)
+        engine: Callable[[Path, int], Engine] | None = partial(ProcessEngine, gpus=self._gpus)
+        if self._shared:
+            folder = pool_folder()
+            check_room(wait_for_load(folder), self._shared)
+            engine = partial(PooledEngine, gpus=self._gpus, folder=folder, job_id=record.id, job=record.name)
+        return _LocalResources(self.space, engine if self._here else None)
+
+
+def check_room(load: PoolLoad, aggregators: int) -> None:
+    """Check that a pool takes so many aggregators more.
+
+    Raises:
+        TransientError: If it does not; the message says what to do.
+    """
+    if load.free < aggregators:
+        raise TransientError(
+            f"aggregation: shared: the pool of this machine has room for {load.free} of {aggregators} aggregators "
+            "(`scavenger aggregators` shows whose are there); wait for a job to end, or write own"
+        )
 
 
 class _LocalResources:

@@ -149,15 +149,15 @@ def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: boo
     return ""
 
 
-def held_of(trainer: Trainer, space: SearchSpace) -> HeldWorkers | None:
-    """The largest cluster of a space that aggregator VMs hold; None if they hold all, or the model is not known."""
+def held_of(trainer: Trainer) -> HeldWorkers | None:
+    """The largest cluster that aggregator VMs hold; None if they hold all, or the model is not known."""
     vms = trainer.aggregator_vms()
-    return None if vms is None else vms.held(space.workers[-1])
+    return None if vms is None else vms.held()
 
 
 def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Configuration | None:
     """The next configuration to profile; None if the plan is complete or nothing useful is left."""
-    held = held_of(trainer, space)
+    held = held_of(trainer)
     return next_configuration(
         search.plan,
         space,

@@ -170,7 +170,7 @@ def choose_now(
         remaining=remaining,
         costs=trainer.terms(),
         too_many=trainer.history.too_many,
-        held=held_of(trainer, space),
+        held=held_of(trainer),
     )
     choice = choose(
         curve,

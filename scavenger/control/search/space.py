@@ -48,6 +48,12 @@ def check_supported(job: JobSpec) -> None:
             f"engine: {job.engine} runs on existing nodes; with infra: {job.infra} Scavenger starts its own VMs",
         ),
         (
+            job.aggregation == "shared" and (job.infra.provider != "local" or job.engine != "process"),
+            "aggregation",
+            f"aggregation: shared is for jobs whose processes are all on this machine, not with "
+            f"{f'engine: {job.engine}' if job.infra.provider == 'local' else f'infra: {job.infra}'}; write own",
+        ),
+        (
             not isinstance(job.objective, str) and job.utility is None,
             "objective",
             "objective: a utility as an expression is not evaluated by this version; give its worth by time, as "

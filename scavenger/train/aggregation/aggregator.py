@@ -1,7 +1,6 @@
 """The aggregator process: holds model shards, averages gradients, applies optimizers and publishes weights.
 
-`model_shard` does the arithmetic of one shard; `sequencer` is the additional role of a job's first aggregator. One
-process can serve several jobs, each with its own keys, sockets and shared-memory block.
+`model_shard` does the arithmetic of one shard; `sequencer` is the additional role of a job's first aggregator.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from scavenger.train.checkpoints.checkpoint import OLDEST_VERSION, Checkpoint, C
 from scavenger.train.names import aggregator_name
 from scavenger.train.transport import messages as m
 from scavenger.train.transport.authenticator import Authenticator
-from scavenger.train.transport.block_file import memory_id, open_block, same_block
+from scavenger.train.transport.block_file import memory_id, open_block
 from scavenger.train.transport.data_router import DataRouter
 from scavenger.train.transport.heartbeat import Heartbeat
 from scavenger.train.transport.layout import Layout
@@ -44,8 +43,6 @@ _TICK_MS = 100
 _QUARANTINED_SHARE = 100
 """At most one sample in this many may be quarantined, but at least one: beyond that, data is not the cause."""
 _ASK_AGAIN_S = 1.0
-_OWNER_S = 2.0
-"""How often a pooled aggregator checks that its job still exists, seconds."""
 
 
 log = logging.getLogger(__name__)
@@ -86,7 +83,6 @@ class Aggregator:
         self._ready: m.Initialised | None = None
         self._posted: queue.SimpleQueue[m.Message] = queue.SimpleQueue()
         self._step = 0
-        self._owner = _Owner(config.memory, self._fd)
         self._running = True
         self._heartbeat = Heartbeat(context, config, self._beat)
 
@@ -117,11 +113,10 @@ class Aggregator:
         if self._sequencer is not None:
             self._sequencer.tick()
         self._ask_seeder()
-        self._running = self._running and not self._owner.is_gone()
 
     def _announce(self) -> None:
         config = self._config
-        own = config.memory_fd < 0 and not config.memory
+        own = config.memory_fd < 0
         self._control.send(m.AggregatorReady(self.index, self._address, self._shard is not None, own))
 
     def close(self) -> None:
@@ -136,9 +131,7 @@ class Aggregator:
             self._admitted.close()
         self._upstream.close()
         if self._config.memory_fd < 0:
-            os.close(
-                self._fd
-            )  # a pool's process lives on, and must release the memory of a job that has ended
+            os.close(self._fd)
 
     def _beat(self) -> m.Beat:
         return m.Beat(step=self._step) if self._sequencer is None else self._sequencer.beat
@@ -166,9 +159,8 @@ class Aggregator:
                 if self._admitted is not None:
                     self._admitted.dismiss(message.worker)
                     self._data.dismiss(message.worker)
-                free = self._config.memory_fd < 0 and not self._config.memory
                 self._remote_workers.forget(message.worker)
-                if self._sums is not None and free:
+                if self._sums is not None and self._config.memory_fd < 0:
                     self._sums.forget(message.worker)
             case m.Quit():
                 self._running = False
@@ -513,23 +505,3 @@ class _State:
 
     record: JobRecord
     quarantined: tuple[int, ...] = ()
-
-
-class _Owner:
-    """The job that a pooled aggregator belongs to: a killed job sends no message to quit.
-
-    Args:
-        memory: Path of the job's block; empty outside of a pool.
-        fd: The aggregator's descriptor of the block.
-    """
-
-    def __init__(self, memory: str, fd: int) -> None:
-        self._memory, self._fd = memory, fd
-        self._seen_at = time.monotonic()
-
-    def is_gone(self) -> bool:
-        """Check now and then whether the job still exists."""
-        if not self._memory or time.monotonic() - self._seen_at <= _OWNER_S:
-            return False
-        self._seen_at = time.monotonic()
-        return not same_block(self._memory, self._fd)

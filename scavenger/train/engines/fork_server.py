@@ -137,7 +137,7 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as failure:
-            pid, error = -1, str(failure)
+            pid, error = -1, f"could not be forked: {failure}"
         if pid == 0:
             self._become(request, fds)
             return True

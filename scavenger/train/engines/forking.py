@@ -1,4 +1,4 @@
-"""The leader's side of the fork server: the processes that it forks, and what becomes of them."""
+"""The leader's side of processes that another process starts for it, such as the fork server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -20,7 +20,7 @@ import msgspec
 from scavenger.train.engines import fork_server as protocol
 from scavenger.train.engines.reaper import VARIABLE
 
-__all__ = ["ForkServer", "ForkedProcess", "fork_server_supported", "kill_group"]
+__all__ = ["ForkServer", "ForkedProcess", "ProcessServer", "fork_server_supported", "kill_group"]
 
 _PACKET_BYTES = 1 << 16
 _POLL_S = 0.005
@@ -28,16 +28,16 @@ _POLL_S = 0.005
 
 @dataclass(slots=True, eq=False)
 class ForkedProcess:
-    """A process that the server forks; used as a `subprocess.Popen` is.
+    """A process that a server starts; used as a `subprocess.Popen` is.
 
     Attributes:
         stdin: Writes to its standard input.
-        pid: Its id; 0 until the server has forked it.
+        pid: Its id; 0 until the server has started it.
         returncode: Its exit status once it has ended; negative: the signal that killed it.
-        error: Why it was not forked.
+        error: Why it was not started, or has ended with its server.
     """
 
-    server: ForkServer
+    server: ProcessServer
     stdin: IO[bytes]
     pid: int = 0
     returncode: int | None = None
@@ -47,7 +47,7 @@ class ForkedProcess:
 
     @property
     def never(self) -> bool:
-        """Whether it was not forked and will not be, as the server has ended."""
+        """Whether it was not started and will not be, as the server has ended."""
         return not self.pid and self.returncode is None and not self.server.alive
 
     def poll(self) -> int | None:
@@ -67,12 +67,12 @@ class ForkedProcess:
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
             if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("a forked process", timeout)
+                raise subprocess.TimeoutExpired("a process of a server", timeout)
             time.sleep(_POLL_S)
         return status
 
     def kill(self) -> None:
-        """End it and its process group at once, or as soon as it has been forked."""
+        """End it and its process group at once, or as soon as it has been started."""
         self.killed = True
         if self.pid:
             kill_group(self.pid)
@@ -99,69 +99,23 @@ class ForkedProcess:
             self.server.reap(self.pid)
 
 
-class ForkServer:
-    """A process that has imported what workers need, and forks them.
-
-    It begins with importing, which takes seconds; processes that are asked for meanwhile are forked then.
+class ProcessServer:
+    """A process that starts others for this one, which asks for each over a socket of whole packets.
 
     Args:
-        target: `module:function` to import, and to run in each forked process.
-        env: Its environment; processes get one of their own.
-        mark: Its marker, which the environment carries.
-        pass_fds: File descriptors that processes inherit.
-        log: File descriptor of its log.
+        control: The socket.
+
+    Attributes:
+        alive: Whether it can still be asked, and reports ends.
     """
 
-    def __init__(
-        self, target: str, env: Mapping[str, str], mark: str, pass_fds: Sequence[int], log: int
-    ) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", protocol.__name__, str(theirs.fileno()), target],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), *pass_fds),
-                start_new_session=True,
-                env={**env, VARIABLE: mark.ljust(protocol.MARK_BYTES, "-")},
-            )
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
         self._control.setblocking(False)
         self._asked: dict[int, ForkedProcess] = {}
         self._running: dict[int, ForkedProcess] = {}
         self._number = 0
         self.alive = True
-        self.ready = False
-        """Whether it can fork: it has imported everything, and no thread has begun by that."""
-
-    def fork(self, name: str, env: Mapping[str, str], threads: int, log: int) -> ForkedProcess:
-        """Ask for a process.
-
-        Args:
-            name: For the kernel's list of processes.
-            env: Its whole environment.
-            threads: For the numerical libraries.
-            log: File descriptor for its standard output and error.
-
-        Raises:
-            OSError: If the server cannot be asked.
-        """
-        self._number += 1
-        request = protocol.Fork(self._number, name, dict(env), threads)
-        reading, writing = os.pipe2(os.O_CLOEXEC)
-        try:
-            rights = array.array("i", [reading, log])
-            self._control.sendmsg(
-                [msgspec.json.encode(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
-            )
-        except OSError:
-            os.close(writing)
-            raise
-        finally:
-            os.close(reading)
-        process = ForkedProcess(self, os.fdopen(writing, "wb"))
-        self._asked[self._number] = process
-        return process
 
     def receive(self) -> None:
         """Take in what the server has reported; never waits."""
@@ -177,16 +131,34 @@ class ForkServer:
                 return
             self._take(protocol.decode_reply(packet))
 
+    def _new_process(self, send: Callable[[int, int], None]) -> ForkedProcess:
+        """Ask for a process.
+
+        Args:
+            send: Sends the request; called with its number and the descriptor of the process's standard input.
+
+        Raises:
+            OSError: If the server cannot be asked.
+        """
+        self._number += 1
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            send(self._number, reading)
+        except OSError:
+            os.close(writing)
+            raise
+        finally:
+            os.close(reading)
+        process = ForkedProcess(self, os.fdopen(writing, "wb"))
+        self._asked[self._number] = process
+        return process
+
     def _take(self, reply: protocol.Reply) -> None:
         match reply:
-            case protocol.Ready(threads):
-                self.ready = threads == 1
-                if not self.ready:
-                    self.close()
             case protocol.Forked(number, pid, error):
                 process = self._asked.pop(number)
                 if error:
-                    process.fail(f"could not be forked: {error}")
+                    process.fail(error)
                     return
                 process.pid = pid
                 process.descriptor = os.pidfd_open(pid)
@@ -197,9 +169,7 @@ class ForkServer:
                 self._running.pop(pid).end(status)
 
     def give_up(self) -> None:
-        """End the server if it still imports, and only killed processes wait for it; safe in a signal handler."""
-        if self.alive and not self.ready and all(process.killed for process in self._asked.values()):
-            self.process.kill()  # without waiting, which could deadlock with what a signal has interrupted
+        """Start none of the killed processes that were asked for, if possible; safe in a signal handler."""
 
     def reap(self, pid: int) -> None:
         """Release the id of a process that has ended."""
@@ -207,25 +177,96 @@ class ForkServer:
             with contextlib.suppress(OSError):
                 self._control.send(msgspec.json.encode(protocol.Reap(pid)))
 
-    def nudge(self) -> None:
-        """Continue the server if it was stopped."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-
     def close(self) -> None:
-        """End the server, at once. Processes that it has forked live on."""
+        """End the connection, at once."""
         self._lost()
 
     def _lost(self) -> None:
         self.alive = False
         self._control.close()
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
         for process in self._asked.values():
             if process.killed:
                 process.end(-signal.SIGKILL)
         self._asked.clear()
+
+
+class ForkServer(ProcessServer):
+    """A process that has imported what workers need, and forks them.
+
+    It begins with importing, which takes seconds; processes that are asked for meanwhile are forked then. When it
+    ends, processes that it has forked live on.
+
+    Args:
+        target: `module:function` to import, and to run in each forked process.
+        env: Its environment; processes get one of their own.
+        mark: Its marker, which the environment carries.
+        pass_fds: File descriptors that processes inherit.
+        log: File descriptor of its log.
+    """
+
+    def __init__(
+        self, target: str, env: Mapping[str, str], mark: str, pass_fds: Sequence[int], log: int
+    ) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", protocol.__name__, str(theirs.fileno()), target],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), *pass_fds),
+                start_new_session=True,
+                env={**env, VARIABLE: mark.ljust(protocol.MARK_BYTES, "-")},
+            )
+        super().__init__(ours)
+        self.ready = False
+        """Whether it can fork: it has imported everything, and no thread has begun by that."""
+
+    def fork(self, name: str, env: Mapping[str, str], threads: int, log: int) -> ForkedProcess:
+        """Ask for a process.
+
+        Args:
+            name: For the kernel's list of processes.
+            env: Its whole environment.
+            threads: For the numerical libraries.
+            log: File descriptor for its standard output and error.
+
+        Raises:
+            OSError: If the server cannot be asked.
+        """
+
+        def send(number: int, standard_input: int) -> None:
+            request = protocol.Fork(number, name, dict(env), threads)
+            rights = array.array("i", [standard_input, log])
+            self._control.sendmsg(
+                [msgspec.json.encode(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            )
+
+        return self._new_process(send)
+
+    def _take(self, reply: protocol.Reply) -> None:
+        if not isinstance(reply, protocol.Ready):
+            super()._take(reply)
+            return
+        self.ready = reply.threads == 1
+        if not self.ready:
+            self.close()
+
+    def give_up(self) -> None:
+        """End the server if it still imports, and only killed processes wait for it; safe in a signal handler."""
+        if self.alive and not self.ready and all(process.killed for process in self._asked.values()):
+            self.process.kill()  # without waiting, which could deadlock with what a signal has interrupted
+
+    def nudge(self) -> None:
+        """Continue the server if it was stopped."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+
+    def _lost(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        super()._lost()
 
 
 def fork_server_supported() -> bool:

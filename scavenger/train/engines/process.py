@@ -172,7 +172,7 @@ class ProcessEngine(Engine):
         }
         log = self._log_dir / f"{config.name}.log"
         with open(log, "ab", opener=private_opener) as output:
-            child = self._fork(config, variables, output.fileno()) or self._spawn(variables, output.fileno())
+            child = self._start(config, variables, output.fileno())
         process = self._processes[config.name] = _Process(config, variables, child, log, gpu)
         self._begin(process)
         return child.pid
@@ -188,6 +188,19 @@ class ProcessEngine(Engine):
         if gpu:
             return only(gpu)
         return {} if role == "loop" or (role == "worker" and self._gpus is None) else HIDDEN
+
+    def _start(
+        self, config: ProcessConfiguration, env: dict[str, str], log: int, *, again: bool = False
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        """Start a process by a server if it can be, else by the command.
+
+        Args:
+            again: Whether a server has ended twice before it started this process.
+
+        Raises:
+            OSError: If this machine cannot start one.
+        """
+        return (None if again else self._fork(config, env, log)) or self._spawn(env, log)
 
     def _spawn(self, env: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -254,9 +267,9 @@ class ProcessEngine(Engine):
                 child.stdin.close()
             with open(process.log, "ab", opener=private_opener) as output:
                 try:
-                    process.child = (
-                        None if process.again else self._fork(process.config, process.env, output.fileno())
-                    ) or self._spawn(process.env, output.fileno())
+                    process.child = self._start(
+                        process.config, process.env, output.fileno(), again=process.again
+                    )
                 except OSError as error:
                     child.fail(f"could not be started: {error}")
                     continue

@@ -60,14 +60,13 @@ class ProcessConfiguration(Body, frozen=True):
     """The configuration that a process reads from standard input at its start; it has keys, so it is never in argv.
 
     Attributes:
-        role: `worker`, `aggregator`, `coordinator`, `loop` or `pool`.
+        role: `worker`, `aggregator`, `coordinator` or `loop`.
         name: The process's name.
         coordinator: Address of the hub.
         server_key: The hub's public key.
         public_key: The process's public key.
         secret_key: The process's secret key.
-        memory_fd: Inherited descriptor of the job's block; -1 if the process inherits none.
-        memory: Path by which the block can be opened if none is inherited; empty if the process makes its own.
+        memory_fd: Inherited descriptor of the job's block; -1 if the process makes its own.
         index: An aggregator's index.
         token: The newest coordinator's token.
         train: The training code, as `module:object`; empty for processes that do not run it.
@@ -86,7 +85,6 @@ class ProcessConfiguration(Body, frozen=True):
     public_key: str
     secret_key: str
     memory_fd: int
-    memory: str = ""
     index: int = 0
     token: int = 0
     train: str = ""

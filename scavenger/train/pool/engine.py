@@ -1,0 +1,87 @@
+"""Engine of a job whose aggregators run in the pool of this machine, which other jobs use too."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from scavenger.train.engines.base import Exit
+from scavenger.train.engines.forking import ForkedProcess
+from scavenger.train.engines.process import ProcessEngine
+from scavenger.train.pool import protocol
+from scavenger.train.pool.connection import PoolConnection
+from scavenger.train.transport.messages.values import ProcessConfiguration
+
+__all__ = ["PooledEngine"]
+
+_ROLE = "aggregator"
+
+
+class PooledEngine(ProcessEngine):
+    """Runs a job's processes on this machine, its aggregators as tenants of the pool.
+
+    A tenant ends with the job, as every process does, and also with the manager of the pool; the job then starts it
+    again, with a manager if none serves.
+
+    Args:
+        log_dir, memory_fd, command, gpus: See `ProcessEngine`.
+        folder: The folder of the pool.
+        job_id: The job's id, shown to who asks for the pool's load.
+        job: Its name, too.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path | None,
+        memory_fd: int,
+        *,
+        folder: Path,
+        job_id: str,
+        job: str,
+        command: Sequence[str] | None = None,
+        gpus: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(log_dir, memory_fd, command=command, gpus=gpus)
+        self._folder, self._join = folder, protocol.Join(protocol.PROTOCOL, job_id, job)
+        self._pool: PoolConnection | None = None
+
+    def launch(
+        self,
+        config: ProcessConfiguration,
+        *,
+        env: dict[str, str] | None = None,
+        host: str | None = None,
+        vm: str = "",
+    ) -> int:
+        """See `Engine.launch`; 0 for an aggregator."""
+        if config.role == _ROLE and config.memory_fd >= 0:
+            config = msgspec.structs.replace(config, memory_fd=protocol.MEMORY_FD)
+        return super().launch(config, env=env, host=host, vm=vm)
+
+    def poll(self) -> list[Exit]:
+        """See `Engine.poll`."""
+        if self._pool is not None:
+            self._pool.nudge()
+        return super().poll()
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        try:
+            super().close()
+        finally:
+            if self._pool is not None:
+                self._pool.close()
+
+    def _start(
+        self, config: ProcessConfiguration, env: dict[str, str], log: int, *, again: bool = False
+    ) -> subprocess.Popen[bytes] | ForkedProcess:
+        if config.role != _ROLE:
+            return super()._start(config, env, log, again=again)
+        if again:
+            raise OSError("two managers of the pool have ended before they started it")
+        if self._pool is None or not self._pool.alive:
+            self._pool = PoolConnection(self._folder, self._join)
+        return self._pool.launch(config.name, self._command, env, log, self._fd)

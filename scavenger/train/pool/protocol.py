@@ -1,0 +1,220 @@
+"""Messages between jobs and the manager of the pool, and where the two meet.
+
+They meet at a Unix socket of whole packets in a private folder of the user. Ends of processes are reported as by the
+fork server (`scavenger.train.engines.fork_server`). The connection of a job lives as long as the job: when it ends,
+however that comes about, the manager ends the job's tenants.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from scavenger.errors import ConfigurationError
+from scavenger.train.engines.fork_server import Reap
+from scavenger.train.pool.placement import Node
+
+__all__ = [
+    "MEMORY_FD",
+    "PROTOCOL",
+    "SOCKET",
+    "Ask",
+    "Join",
+    "Launch",
+    "NodeLoad",
+    "PoolLoad",
+    "TenantLoad",
+    "decode_request",
+    "peer_of",
+    "pool_folder",
+    "private_folder",
+    "receive_packet",
+    "send_packet",
+]
+
+PROTOCOL = 1
+"""Incremented when an older manager or job would misread a message."""
+SOCKET = "manager.socket"
+MEMORY_FD = 100
+"""Descriptor at which a tenant finds its job's shared-memory block."""
+FOLDER_VARIABLE = "SCAVENGER_POOL"
+"""Environment variable with the folder of the pool; for several pools of one user."""
+
+_PACKET_BYTES = 1 << 18
+_FDS_MAX = 3
+_FD_BYTES = array.array("i").itemsize
+_PEER = struct.Struct("3i")  # process, user and group: see unix(7)
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """First message of a job."""
+
+    protocol: int
+    job_id: str
+    job: str
+
+
+class Launch(msgspec.Struct, frozen=True, tag=True):
+    """Start a tenant; the packet carries its standard input, its log and, if any, the job's block as descriptors.
+
+    Attributes:
+        number: Identifies the process until its id is known.
+        name: Its name within the job.
+        command: What to run.
+        env: Its whole environment.
+    """
+
+    number: int
+    name: str
+    command: tuple[str, ...]
+    env: dict[str, str]
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Asks for a `PoolLoad`, instead of joining."""
+
+
+class NodeLoad(msgspec.Struct, frozen=True):
+    """A node and what its tenants use.
+
+    Attributes:
+        node: The node.
+        load_cpus: Processors that its tenants have used in the last seconds, on average.
+        memory_bytes: Their private resident memory.
+        tenants: Their number.
+    """
+
+    node: Node
+    load_cpus: float
+    memory_bytes: int
+    tenants: int
+
+
+class TenantLoad(msgspec.Struct, frozen=True):
+    """A tenant and what it uses.
+
+    Attributes:
+        job_id, job: Id and name of its job.
+        name: Its name within the job.
+        node: The name of its node.
+        pid: Its process id.
+        since: When it was started, seconds since the epoch.
+        cpu_s: Processor time that it has used, seconds.
+        load_cpus: Processors that it has used in the last seconds, on average.
+        memory_bytes: Its private resident memory; the job's block is not part of it.
+    """
+
+    job_id: str
+    job: str
+    name: str
+    node: str
+    pid: int
+    since: float
+    cpu_s: float
+    load_cpus: float
+    memory_bytes: int
+
+
+class PoolLoad(msgspec.Struct, frozen=True, tag=True):
+    """The state of a pool.
+
+    Attributes:
+        pid: Process id of its manager.
+        since: When the manager was started, seconds since the epoch.
+        shares: How tenants of one node share its processors: `cgroup`, `session` or `thread`.
+        tenant_memory_bytes: Private memory that one tenant may use.
+        free: Tenants for which there is room.
+        nodes: Its nodes.
+        tenants: Its tenants.
+    """
+
+    pid: int
+    since: float
+    shares: str
+    tenant_memory_bytes: int
+    free: int
+    nodes: tuple[NodeLoad, ...]
+    tenants: tuple[TenantLoad, ...]
+
+
+Request = Join | Launch | Reap | Ask
+
+_requests = msgspec.json.Decoder(Request)
+
+
+def decode_request(packet: bytes) -> Request:
+    """Decode a message to the manager.
+
+    Raises:
+        msgspec.MsgspecError: If it is none.
+    """
+    request: Request = _requests.decode(packet)
+    return request
+
+
+def pool_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of this user's pool; the same for every session of the user on this machine."""
+    if named := environ.get(FOLDER_VARIABLE):
+        return Path(named).absolute()
+    runtime = Path(f"/run/user/{os.getuid()}")
+    if os.access(runtime, os.W_OK):
+        return runtime / "scavenger-pool"
+    return Path(f"/tmp/scavenger_pool_{os.getuid()}")  # noqa: S108 - made private, or refused
+
+
+def private_folder(folder: Path) -> Path:
+    """Make the folder unless it exists; returns it.
+
+    Raises:
+        ConfigurationError: If it cannot be made, or other users may enter it.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigurationError(f"the folder of the aggregator pool, {folder}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigurationError(
+            f"{folder} is not a folder of this user alone; name another one for the aggregator pool by "
+            f"{FOLDER_VARIABLE}"
+        )
+    return folder
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return process id and user id of the other end of a Unix socket, as the kernel knows them."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, user, _ = _PEER.unpack(found)
+    return pid, user
+
+
+def send_packet(connection: socket.socket, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+    """Send a message, with file descriptors.
+
+    Raises:
+        OSError: If it cannot be sent, or not without waiting.
+    """
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    connection.sendmsg([msgspec.json.encode(message)], rights)
+
+
+def receive_packet(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Receive a packet, with file descriptors, which the caller closes; an empty one at the end of the connection.
+
+    Raises:
+        OSError: If the connection fails, or there is nothing to receive without waiting.
+    """
+    space = socket.CMSG_SPACE(_FDS_MAX * _FD_BYTES)
+    data, ancillary, _, _ = connection.recvmsg(_PACKET_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content[: len(content) - len(content) % _FD_BYTES])
+    return data, list(fds)

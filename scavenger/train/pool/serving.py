@@ -1,0 +1,74 @@
+"""Serves the pool of this machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from scavenger import logs
+from scavenger.errors import ConfigurationError
+from scavenger.train.pool.manager import Manager
+from scavenger.train.pool.placement import Node, machine_nodes
+from scavenger.train.pool.shares import find_shares
+
+__all__ = ["TENANTS_MAX", "PoolSize", "pool_nodes", "serve"]
+
+TENANTS_MAX = 8
+"""Tenants of a node: with more, each would have less than an eighth of its processors and memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """The part of this machine that a pool takes.
+
+    Attributes:
+        nodes: Number of nodes.
+        cpus: Processors of each; None: half of the machine's among all nodes, at least one each.
+        memory_bytes: Memory of each; None: half of the machine's among all nodes.
+        tenants_max: Tenants that each takes at most.
+    """
+
+    nodes: int = 1
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    tenants_max: int = TENANTS_MAX
+
+
+def pool_nodes(size: PoolSize) -> tuple[Node, ...]:
+    """Cut the nodes out of this machine.
+
+    Raises:
+        ConfigurationError: If the machine is too small.
+    """
+    processors, memory = sorted(os.sched_getaffinity(0)), psutil.virtual_memory().total
+    cpus = max(1, len(processors) // (2 * max(1, size.nodes))) if size.cpus is None else size.cpus
+    memory_bytes = memory // (2 * max(1, size.nodes)) if size.memory_bytes is None else size.memory_bytes
+    if size.nodes * memory_bytes > memory:
+        raise ConfigurationError(
+            f"{size.nodes} nodes of {memory_bytes / 2**30:.3g} GiB are more than this machine's "
+            f"{memory / 2**30:.3g} GiB"
+        )
+    try:
+        return machine_nodes(
+            processors, memory_bytes, nodes=size.nodes, cpus=cpus, tenants_max=size.tenants_max
+        )
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def serve(folder: Path, size: PoolSize = PoolSize(), *, idle_s: float | None = None) -> None:
+    """Serve until a signal ends it, or there has been no job for `idle_s` seconds.
+
+    Raises:
+        ConfigurationError: If the machine is too small, or the folder cannot be used.
+        TransientError: If a pool is served already.
+    """
+    logs.set_up("pool", logs.read_settings())
+    manager = Manager.open(folder, pool_nodes(size), find_shares(), idle_s=idle_s)
+    try:
+        manager.run()
+    finally:
+        manager.close()
