@@ -37,6 +37,8 @@ def copied_sqnorm(source: Array, target: Array) -> float:
 
 def sqnorm(block: Array) -> float:
     """Compute |x|² of a flat block, correct even if single precision would overflow or underflow."""
+    if not block.size:
+        return 0.0  # a sparse gradient without rows
     if block.dtype.itemsize < np.dtype(np.float32).itemsize:
         block = block.astype(np.float32)
     square = _sum_of_squares(block)

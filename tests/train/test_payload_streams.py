@@ -22,7 +22,7 @@ from scavenger.train.transport.sockets import Malformed
 
 HOST = "127.0.0.1"
 WITHIN_S = 60.0
-CHUNK = m.Chunk(1, 0, 1, 2)
+CHUNK = m.Chunk(1, 0, 1)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def is_hung_up(link: socket.socket) -> bool:
 
 def test_payloads_cross_both_ways_in_order(server: PayloadServer, client: PayloadClient) -> None:
     connect(server, client)
-    pushed = [(m.Chunk(1, index, 1, 2), os.urandom(1_500_000 + index)) for index in range(12)]
+    pushed = [(m.Chunk(1, index, 1), os.urandom(1_500_000 + index)) for index in range(12)]
     for message, payload in pushed:
         assert client.send(0, message, payload)
     contributed = m.Contributed(1, 1, 1, 4, (), 0.1, 0.0, 1.0, 0.0)
@@ -251,7 +251,7 @@ def test_a_receiver_that_takes_nothing_holds_a_limited_number_of_bytes(
     connect(server, client)
     monkeypatch.setattr(payload_loop, "_WAITING_BYTES_MAX", 3_000_000)
     for index in range(40):
-        client.send(0, m.Chunk(1, index, 1, 2), bytes(1_000_000))
+        client.send(0, m.Chunk(1, index, 1), bytes(1_000_000))
     assert eventually(lambda: bool(server._loop._paused), within_s=WITHIN_S)
     time.sleep(0.2)
     assert len(server._loop._arrived) <= 4
