@@ -133,7 +133,7 @@ def test_a_folder_that_only_looks_like_a_cgroup_is_none(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("scavenger*"))
 
 
-def test_where_cgroups_can_be_made_a_process_enters_its_own_and_a_sweep_removes_it() -> None:
+def test_where_cgroups_can_be_made_a_process_enters_its_own_and_only_a_living_maker_keeps_it() -> None:
     shares = find_shares()
     if shares.parent is None:
         pytest.skip("this user may make no cgroup that shares processors here")
@@ -149,9 +149,17 @@ def test_where_cgroups_can_be_made_a_process_enters_its_own_and_a_sweep_removes_
             preexec_fn=lambda: group.enter(os.sched_getaffinity(0), 1 << 40),
         )
         assert group.path.name in found.stdout
-    finally:
         shares.sweep()
-    assert not group.path.exists()
+        assert group.path.exists()
+    finally:
+        group.remove()
+
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = group.path.with_name(group.path.name.replace(str(os.getpid()), str(ended.pid)))
+    left.mkdir()
+    shares.sweep()
+    assert not left.exists()
 
 
 def test_a_tenants_limits_are_set_before_it_begins() -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 __all__ = ["ShareWay", "Shares", "TenantGroup", "find_shares"]
 
 ShareWay = Literal["cgroup", "session", "thread"]
@@ -48,10 +50,12 @@ class Shares:
         return TenantGroup(None)
 
     def sweep(self) -> None:
-        """Remove the cgroups that a killed manager has left empty."""
+        """Remove the cgroups that a killed manager has left empty; those of a living one may be about to be entered."""
         if self.parent is not None:
             for path in self.parent.glob(f"{_PREFIX}*"):
-                TenantGroup(path).remove()
+                maker = path.name.removeprefix(_PREFIX).partition("-")[0]
+                if maker.isdecimal() and not psutil.pid_exists(int(maker)):
+                    TenantGroup(path).remove()
 
 
 @dataclass(frozen=True, slots=True)
