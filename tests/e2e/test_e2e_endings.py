@@ -138,6 +138,7 @@ def test_without_a_terminal_nothing_is_paid_for_unless_agreed_beforehand(make_jo
             6,
             ["limits.step", "stack", "log"],
             id="hangs",
+            marks=pytest.mark.long,
         ),
         pytest.param({"rate": 1e30}, {}, 6, ["became", "step", "learning rate"], id="nan"),
         pytest.param({"inputs": 17}, {}, 6, ["17", "16"], id="shapes"),

@@ -200,6 +200,7 @@ def test_hooks_of_batches_do_what_they_do_in_fit_whoever_dies(
     assert_cycled(tmp_path, trainer, plainly_cycled)
 
 
+@pytest.mark.long
 def test_hooks_of_batches_go_on_where_the_job_is_resumed_within_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plainly_cycled: tuple[Path, Any, Any]
 ) -> None:
