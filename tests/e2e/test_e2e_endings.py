@@ -140,7 +140,14 @@ def test_without_a_terminal_nothing_is_paid_for_unless_agreed_beforehand(make_jo
             id="hangs",
             marks=pytest.mark.long,
         ),
-        pytest.param({"rate": 1e30}, {}, 6, ["became", "step", "learning rate"], id="nan"),
+        pytest.param(
+            {"rate": 1e30},
+            {},
+            6,
+            ["became", "step", "learning rate"],
+            id="nan",
+            marks=pytest.mark.long,
+        ),
         pytest.param({"inputs": 17}, {}, 6, ["17", "16"], id="shapes"),
         pytest.param(
             {}, {"goal": {"metric": "val_los", "max_epochs": 3}}, 2, ["did you mean val_loss"], id="metric"
@@ -357,6 +364,7 @@ def test_a_killed_command_leaves_nothing_and_the_next_marks_its_job_failed(
         assert str(process.pid) in dead.error
 
 
+@pytest.mark.long
 def test_two_jobs_at_once_both_finish(make_job: MakeJob) -> None:
     one = make_job(code={"sleep_s": 0.00005})
     two = make_job(store=one.store, name="two", code={"sleep_s": 0.00005})
