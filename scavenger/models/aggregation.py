@@ -32,7 +32,6 @@ __all__ = [
     "OWN_BYTES",
     "WAITING_GRADIENTS",
     "AggregatorVms",
-    "HeldWorkers",
     "held_models",
     "optimizer_copies",
     "vms_for_bandwidth",
@@ -132,19 +131,6 @@ def vms_for_bandwidth(
     return max(1, math.ceil(2.0 * workers * weights_bytes / (vm_bytes_per_s * step_time_s)))
 
 
-@dataclass(frozen=True, slots=True)
-class HeldWorkers:
-    """The largest cluster for which the aggregator VMs have enough memory.
-
-    Attributes:
-        workers_max: 0 if they do not hold the model; their memory does not depend on the number of workers.
-        reason: Why larger ones are left out, and what helps.
-    """
-
-    workers_max: int
-    reason: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorVms:
     """The aggregator VMs of a job whose model is known.
@@ -179,19 +165,26 @@ class AggregatorVms:
         least_s = 2.0 * workers * self.largest_share * self.weights_bytes / self.vm_bytes_per_s
         if least_s < NETWORK_SHARE * step_time_s:
             return ""
+        needed = vms_for_bandwidth(
+            workers,
+            self.weights_bytes,
+            step_time_s=NETWORK_SHARE * step_time_s,
+            vm_bytes_per_s=self.vm_bytes_per_s,
+        )
         return (
             f"the network of the aggregator VMs takes {least_s:.3g} s or more of a predicted step of "
-            f"{step_time_s:.3g} s with {workers} workers: more of them (elastic.aggregator_vms) may make steps faster"
+            f"{step_time_s:.3g} s with {workers} workers; elastic.aggregator_vms: {needed}, if tensors can be divided "
+            f"so, would take {NETWORK_SHARE:.0%} of it at most"
         )
 
-    def held(self) -> HeldWorkers | None:
-        """None if they hold the model, with any number of workers; otherwise no cluster at all, and why."""
+    def lack(self) -> str:
+        """Why their memory does not hold the model, with any number of workers, and what helps; empty if it does."""
         if held_models(self.copies) * self.largest_share * self.weights_bytes <= self.vm_bytes - OWN_BYTES:
-            return None
+            return ""
         needed = vms_for_memory(self.weights_bytes, self.copies, vm_bytes=self.vm_bytes)
         has = f"{self.vms} aggregator VM{'' if self.vms == 1 else 's'} {self.vm} of {self.vm_bytes / 2**30:.3g} GiB"
         if needed is not None and needed > self.vms:
             helps = f"elastic.aggregator_vms: {needed}, if tensors can be divided so, would hold it"
         else:
             helps = "a larger VM type would hold it"
-        return HeldWorkers(0, f"the model is too large for the memory of {has}; {helps}")
+        return f"the model is too large for the memory of {has}; {helps}"

@@ -31,7 +31,6 @@ from scavenger.domain.curve import (
     paid_share,
     rest,
 )
-from scavenger.models.aggregation import HeldWorkers
 from scavenger.models.job_model import JobModel, Prediction
 from scavenger.models.parallel import local_batch_sizes
 
@@ -66,7 +65,7 @@ def build_curve(
     remaining: float = 1.0,
     costs: CostTerms | None = None,
     too_many: int | None = None,
-    held: HeldWorkers | None = None,
+    too_large_model: str = "",
 ) -> TradeoffCurve:
     """Predict every configuration of the space and apply the constraints, by point prediction.
 
@@ -78,7 +77,7 @@ def build_curve(
             apply to this share, and to all of the set-up that is still due.
         costs: Costs and delays other than the workers' training; None if they are not counted.
         too_many: Samples per worker that were found not to fit into its device's memory; None if all fit.
-        held: The largest cluster that the aggregators hold; None if they hold all.
+        too_large_model: Why the aggregators do not hold the model; empty if they do.
 
     Returns:
         One point per configuration, in the order of `space.configurations()`. Memory and cluster size are checked
@@ -96,7 +95,7 @@ def build_curve(
         [
             *([] if workers_max is None else [(workers > workers_max, f"more than {workers_max} workers")]),
             (too_large, "local batch too large for a worker's memory"),
-            *([] if held is None else [((workers > held.workers_max) & ~predicted.measured, held.reason)]),
+            *([(~predicted.measured, too_large_model)] if too_large_model else []),
             (~np.isfinite(predicted.time_s), NEVER_DONE),
             *spending.beyond(deadline_s, budget_usd),
         ],

@@ -132,7 +132,6 @@ def next_configuration(
     ready: int = 0,
     setup_s: float = 0.0,
     too_many: int | None = None,
-    workers_max: int | None = None,
 ) -> Configuration | None:
     """The next configuration to profile; None if the plan is complete or no useful one is left.
 
@@ -145,12 +144,10 @@ def next_configuration(
         ready: Number of workers that are already running.
         setup_s: Time from the launch of a worker until it can join.
         too_many: Samples per worker from which on nothing is proposed, as memory did not hold them; None if all fit.
-        workers_max: The largest cluster to propose, as aggregators hold no larger one; None if they hold all.
     """
 
     def fits(configuration: Configuration) -> bool:
-        held = workers_max is None or configuration.workers <= workers_max
-        return held and (too_many is None or configuration.local_batch_size < too_many)
+        return too_many is None or configuration.local_batch_size < too_many
 
     for configuration in plan.configurations:
         if configuration not in tried and fits(configuration):

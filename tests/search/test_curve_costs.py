@@ -14,7 +14,6 @@ from spaces import CLOUD, SPACE, job_model
 from scavenger.domain.configuration import SearchSpace
 from scavenger.domain.cost import CostTerms, SharedCosts, SpotRisk
 from scavenger.domain.curve import FloatArray, TradeoffCurve
-from scavenger.models.aggregation import HeldWorkers
 from scavenger.models.cost import NEVER_COUNTED, estimate_of, expected_time_s
 from scavenger.models.job_model import NOT_COUNTED
 from scavenger.models.statistical import StatisticalModel
@@ -125,13 +124,13 @@ def test_aggregator_vms_cost_their_number_times_price_times_time_and_nothing_els
         assert after.cost_usd == pytest.approx(before.cost_usd + added)
 
 
-def test_clusters_that_the_aggregators_do_not_hold_are_left_out_unless_they_were_measured() -> None:
-    held = HeldWorkers(2, "too many workers for the memory of 1 aggregator VM c5.large of 4 GiB")
-    curve = build_curve(MODEL, SPOT_SPACE, costs=TERMS, held=held)
+def test_a_model_that_the_aggregators_do_not_hold_leaves_only_what_was_measured() -> None:
+    why = "the model is too large for the memory of 1 aggregator VM c5.large of 4 GiB"
+    curve = build_curve(MODEL, SPOT_SPACE, costs=TERMS, too_large_model=why)
 
     for point in curve:
-        assert (point.excluded == held.reason) == (point.configuration.workers > 2 and not point.measured)
-    assert any(point.measured and point.configuration.workers > 2 for point in curve)
+        assert (point.excluded == why) == (not point.measured)
+    assert {point.measured for point in curve} == {True, False}
 
 
 def test_traffic_between_zones_is_paid_by_the_step_for_each_worker_elsewhere() -> None:

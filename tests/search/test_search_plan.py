@@ -141,10 +141,6 @@ def test_nothing_is_proposed_that_did_not_fit_into_memory(strategy: str) -> None
         <= max(c.local_batch_size for c in SPACE.configurations())
     )
     assert next_configuration(found, SPACE, [], [], too_many=1) is None
-    few = next_configuration(found, SPACE, [], [], workers_max=1)
-    assert few is not None
-    assert few.workers == 1
-    assert next_configuration(found, SPACE, [], [], workers_max=0) is None
 
 
 def test_workers_that_would_have_to_be_started_are_asked_for_later() -> None:

@@ -13,7 +13,6 @@ from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.job import ProfileSpec
 from scavenger.domain.measurement import Measurement
 from scavenger.domain.report import PhaseChanged, Profiled
-from scavenger.models.aggregation import HeldWorkers
 from scavenger.models.noise import NoiseStability
 from scavenger.search.plan import SearchPlan, next_configuration
 
@@ -149,15 +148,16 @@ def _why_no_more(configuration: Configuration, trainer: Trainer, *, used_up: boo
     return ""
 
 
-def held_of(trainer: Trainer) -> HeldWorkers | None:
-    """The largest cluster that aggregator VMs hold; None if they hold all, or the model is not known."""
+def too_large_model(trainer: Trainer) -> str:
+    """Why the aggregator VMs do not hold the model; empty if they do, or if it is not known."""
     vms = trainer.aggregator_vms()
-    return None if vms is None else vms.held()
+    return "" if vms is None else vms.lack()
 
 
 def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Configuration | None:
     """The next configuration to profile; None if the plan is complete or nothing useful is left."""
-    held = held_of(trainer)
+    if too_large_model(trainer):
+        return None
     return next_configuration(
         search.plan,
         space,
@@ -166,7 +166,6 @@ def next_to_profile(search: Search, space: SearchSpace, trainer: Trainer) -> Con
         ready=trainer.ready_on(space.offers[0].vm),
         setup_s=statistics.median(trainer.setup_s) if trainer.setup_s else 0.0,
         too_many=trainer.history.too_many,
-        workers_max=None if held is None else held.workers_max,
     )
 
 

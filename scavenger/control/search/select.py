@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from scavenger.control.search.outcome import predict_run, progress_of
-from scavenger.control.search.profile import Search, Spent, held_of, next_to_profile
+from scavenger.control.search.profile import Search, Spent, next_to_profile, too_large_model
 from scavenger.control.training.trainer import Trainer
 from scavenger.domain.configuration import Configuration, SearchSpace
 from scavenger.domain.cost import CostEstimate
@@ -170,7 +170,7 @@ def choose_now(
         remaining=remaining,
         costs=trainer.terms(),
         too_many=trainer.history.too_many,
-        held=held_of(trainer),
+        too_large_model=too_large_model(trainer),
     )
     choice = choose(
         curve,
