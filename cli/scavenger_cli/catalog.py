@@ -57,7 +57,8 @@ def catalog(
         return
 
     def command() -> int:
-        from scavenger_cli.commands.catalog import Asked, show
+        from scavenger.control.documents.catalog import Asked
+        from scavenger_cli.commands.catalog import show
 
         asked = Asked(
             None if provider is None else provider.value, region, tuple(vm or ()), gpu, cpus, memory, every

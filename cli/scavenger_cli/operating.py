@@ -165,7 +165,8 @@ def logs(
             raise ConfigurationError(
                 "-f prints without end, and -o json prints one document: give one of them"
             )
-        from scavenger_cli.commands.logs import Wanted, show_logs
+        from scavenger.control.documents.logs import Wanted
+        from scavenger_cli.commands.logs import show_logs
 
         wanted = Wanted(process is None, not events, process)
         as_json = output is Output.JSON

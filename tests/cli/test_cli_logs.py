@@ -13,9 +13,8 @@ from cli_fake import Run
 from hypothesis import given
 from hypothesis import strategies as st
 from scavenger_cli.commands import logs as logs_module
-from scavenger_cli.commands.logs import LINE_BYTES_MAX, READ_BYTES_MAX, LogTail
-from scavenger_cli.ui.formatting import harmless
 
+from scavenger.control.documents.logs import LINE_BYTES_MAX, READ_BYTES_MAX, LogTail, harmless
 from scavenger.store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from scavenger.control.documents.pool import pool_document, share_of
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, duration, plural, quantity, size, when
 
 if TYPE_CHECKING:
-    from scavenger.train.pool.protocol import NodeLoad, PoolLoad, TenantLoad
+    from scavenger.train.pool.protocol import NodeLoad, PoolLoad
 
 __all__ = ["serve_pool", "show_pool"]
 
@@ -34,8 +35,7 @@ def show_pool(*, as_json: bool) -> int:
 
     load = load_of(pool_folder())
     if as_json:
-        document = None if load is None else _document(load)
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "pool": document})
+        console.emit_json(pool_document(load))
     elif load is None:
         console.emit(Text("No pool is served on this machine: a job with `aggregation: shared` starts one."))
     else:
@@ -98,7 +98,7 @@ def _show(load: PoolLoad, now_s: float) -> None:
             clean(_short(tenant.job)),
             clean(tenant.name),
             clean(tenant.node),
-            f"{_share(tenant, cpus):.0%}",
+            f"{share_of(tenant, cpus):.0%}",
             f"{quantity(tenant.cpu_s)} s",
             size(tenant.memory_bytes),
             duration(max(0.0, now_s - tenant.since)),
@@ -115,45 +115,3 @@ def _short(name: str, most: int = 10) -> str:
 
 def _busy(node: NodeLoad) -> str:
     return f"{node.load_cpus / node.node.cpus:.0%}"
-
-
-def _share(tenant: TenantLoad, cpus: dict[str, int]) -> float:
-    """Part of its node's processors that a tenant uses."""
-    return tenant.load_cpus / cpus[tenant.node]
-
-
-def _document(load: PoolLoad) -> dict[str, Any]:
-    cpus = {node.node.name: node.node.cpus for node in load.nodes}
-    return {
-        "pid": load.pid,
-        "since": datetime.fromtimestamp(load.since, UTC).isoformat(),
-        "shares": load.shares,
-        "tenant_memory_bytes": load.tenant_memory_bytes,
-        "free": load.free,
-        "nodes": [
-            {
-                "name": one.node.name,
-                "processors": list(one.node.processors),
-                "memory_bytes": one.node.memory_bytes,
-                "tenants_max": one.node.tenants_max,
-                "tenants": one.tenants,
-                "load_cpus": one.load_cpus,
-                "used_bytes": one.memory_bytes,
-            }
-            for one in load.nodes
-        ],
-        "tenants": [
-            {
-                "job": {"id": one.job_id, "name": one.job},
-                "process": one.name,
-                "pid": one.pid,
-                "node": one.node,
-                "since": datetime.fromtimestamp(one.since, UTC).isoformat(),
-                "share": _share(one, cpus),
-                "load_cpus": one.load_cpus,
-                "cpu_s": one.cpu_s,
-                "memory_bytes": one.memory_bytes,
-            }
-            for one in load.tenants
-        ],
-    }

@@ -3,43 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
 from rich.text import Text
 
-from scavenger.domain.forms import did_you_mean, shown
-from scavenger.domain.ranges import Amount, CpuAmount, MemoryAmount
+from scavenger.control.documents.catalog import Asked, catalog_document, find_machines, prices_of
 from scavenger.errors import ConfigurationError, ScavengerError
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, money, plural, quantity
 
 if TYPE_CHECKING:
-    from scavenger.cloud.catalog.catalog import Catalog
-    from scavenger.cloud.catalog.types import Listing, Wanted
+    from scavenger.cloud.catalog.types import Listing
     from scavenger.domain.cost import Price
 
-__all__ = ["Asked", "refresh", "show"]
+__all__ = ["refresh", "show"]
 
 ROWS_MAX = 14
 """Rows shown: with header, sources and notes, they fill a screen of 24 lines."""
 OLD_DAYS = 90
 """Age from which a note suggests a refresh: Google's spot prices may change monthly, list prices a few times a year."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The options of the command."""
-
-    provider: str | None = None
-    region: str | None = None
-    vms: tuple[str, ...] = ()
-    gpu: str | None = None
-    cpus: str | None = None
-    memory: str | None = None
-    every: bool = False
 
 
 def show(asked: Asked, *, as_json: bool, today: date | None = None) -> int:
@@ -48,29 +31,16 @@ def show(asked: Asked, *, as_json: bool, today: date | None = None) -> int:
     Raises:
         ConfigurationError: If there is no such region, type or amount, or a price file is not valid.
     """
-    from scavenger.control.provisioning.prices import open_catalog
-
-    wanted = _wanted(asked)
-    today = today or datetime.now(UTC).date()
-    catalog = open_catalog(today=today)
-    places = _places(catalog, asked)
-    found = [listing for place in places for listing in catalog.listings(*place, wanted)]
-    for vm in asked.vms:
-        if vm not in {listing.machine.name for listing in found}:
-            raise ConfigurationError(_why_not(catalog, places, vm, wanted))
-    found.sort(key=_by_price)
+    found = find_machines(asked, today=today)
+    listings = found.listings
     if as_json:
-        regions = [{"provider": provider, "region": region} for provider, region in places]
-        machines = [_document(listing, today) for listing in found]
-        console.emit_json(
-            {"schema_version": console.SCHEMA_VERSION, "regions": regions, "machines": machines}
-        )
-    elif not found:
-        where = " and ".join("/".join(place) for place in places)
-        console.emit(Text(f"No machine type with {clean(wanted)} in {where} is in the catalogue."))
+        console.emit_json(catalog_document(found))
+    elif not listings:
+        where = " and ".join("/".join(place) for place in found.places)
+        console.emit(Text(f"No machine type with {clean(found.wanted)} in {where} is in the catalogue."))
     else:
-        _table(places, found, today, every=asked.every or bool(asked.vms))
-    ages = [price.age_days(today) for listing in found for price in _prices(listing)]
+        _table(found.places, listings, found.today, every=asked.every or bool(asked.vms))
+    ages = [price.age_days(found.today) for listing in listings for price in prices_of(listing)]
     if max(ages, default=0) > OLD_DAYS:
         console.note(
             f"some of these prices are {max(ages)} days old: `scavenger catalog refresh` fetches new ones"
@@ -117,73 +87,13 @@ def refresh(provider: str | None, regions: tuple[str, ...], *, as_json: bool) ->
     return 0
 
 
-def _wanted(asked: Asked) -> Wanted:
-    from scavenger.cloud.catalog.types import Wanted
-
-    return Wanted(
-        asked.vms,
-        _amount("--cpus", asked.cpus, TypeAdapter(CpuAmount)),
-        _amount("--memory", asked.memory, TypeAdapter(MemoryAmount)),
-        asked.gpu,
-    )
-
-
-def _amount(option: str, text: str | None, form: TypeAdapter[Amount]) -> Amount | None:
-    if text is None:
-        return None
-    value: object = text
-    if text.isascii() and text.replace(".", "", 1).isdigit():
-        value = float(text) if "." in text else int(text)
-    try:
-        return form.validate_python(value)
-    except ValidationError as error:
-        raise ConfigurationError(f"{option} {error.errors()[0]['msg']}") from error
-
-
-def _why_not(catalog: Catalog, places: Sequence[tuple[str, str]], vm: str, wanted: Wanted) -> str:
-    known = {listing.machine.name for place in places for listing in catalog.listings(*place)}
-    if vm in known:
-        return f"{vm} does not have {replace(wanted, vms=())}"
-    where = " and ".join("/".join(place) for place in places)
-    return f"there is no VM type {shown(vm)} in {where}{did_you_mean(vm, known)}"
-
-
-def _places(catalog: Catalog, asked: Asked) -> list[tuple[str, str]]:
-    from scavenger.cloud.catalog.catalog import DEFAULT_REGIONS, PROVIDERS
-
-    providers = (asked.provider,) if asked.provider else PROVIDERS
-    if asked.region is None:
-        places = [(provider, DEFAULT_REGIONS[provider]) for provider in providers]
-        if len(places) > 1 and asked.vms:  # the name of a type shows its cloud
-            known = [p for p in places if any(catalog.listings(*p, _wanted(Asked(vms=asked.vms))))]
-            return known or places
-        return places
-    places = [(p, asked.region) for p in providers if asked.region in catalog.regions(p)]
-    if not places:
-        known_regions = [region for provider in providers for region in catalog.regions(provider)]
-        hint = did_you_mean(asked.region, known_regions)
-        raise ConfigurationError(
-            f"--region: {' and '.join(providers)} have no {shown(asked.region)} in the catalogue{hint}"
-        )
-    return places
-
-
-def _by_price(listing: Listing) -> tuple[float, str]:
-    price = listing.on_demand or listing.spot
-    return (price.usd_per_hour if price else float("inf"), listing.machine.name)
-
-
-def _prices(listing: Listing) -> list[Price]:
-    return [price for price in (listing.on_demand, listing.spot) if price is not None]
-
-
 def _table(places: Sequence[tuple[str, str]], found: Sequence[Listing], today: date, *, every: bool) -> None:
     from scavenger.cloud.catalog.catalog import SPOT_DAYS_MAX
 
     special = sorted({one.machine.caveat.partition(":")[0] for one in found if one.machine.caveat})
     usual = [one for one in found if every or not one.machine.caveat]
     rows = usual[:ROWS_MAX]
-    sources = list(dict.fromkeys(str(price) for listing in rows for price in _prices(listing)))
+    sources = list(dict.fromkeys(str(price) for listing in rows for price in prices_of(listing)))
     several = len(places) > 1
     columns: list[tuple[tuple[str, str], list[str]]] = [
         (("VM", "left"), [clean(r.machine.name) + ("*" if r.machine.caveat else "") for r in rows]),
@@ -205,7 +115,7 @@ def _table(places: Sequence[tuple[str, str]], found: Sequence[Listing], today: d
         f"[{number}] {clean(source)} ({plural(_age(rows, source, today), 'day')} old)"
         for number, source in enumerate(sources, 1)
     ]
-    if any(_prices(row) == [] for row in rows):
+    if any(prices_of(row) == [] for row in rows):
         lines.append(
             "unknown: fetch the price with `scavenger catalog refresh`, or write it into prices.yaml"
         )
@@ -231,37 +141,9 @@ def _gpus(listing: Listing) -> str:
 
 
 def _references(listing: Listing, sources: Sequence[str]) -> str:
-    numbers = dict.fromkeys(sources.index(str(price)) + 1 for price in _prices(listing))
+    numbers = dict.fromkeys(sources.index(str(price)) + 1 for price in prices_of(listing))
     return " ".join(f"[{number}]" for number in numbers)
 
 
 def _age(rows: Sequence[Listing], source: str, today: date) -> int:
-    return next(p.age_days(today) for row in rows for p in _prices(row) if str(p) == source)
-
-
-def _document(listing: Listing, today: date) -> dict[str, Any]:
-    machine = listing.machine
-    return {
-        "provider": machine.provider,
-        "region": listing.region,
-        "vm": machine.name,
-        "cpus": machine.cpus,
-        "memory_gib": machine.memory_gib,
-        "accelerator": machine.accelerator or None,
-        "accelerators": machine.accelerators,
-        "on_demand": _price_document(listing.on_demand, today),
-        "spot": _price_document(listing.spot, today),
-        "interruption": listing.interruption or None,
-        "caveat": machine.caveat or None,
-    }
-
-
-def _price_document(price: Price | None, today: date) -> dict[str, Any] | None:
-    if price is None:
-        return None
-    return {
-        "usd_per_hour": price.usd_per_hour,
-        "source": price.source,
-        "dated": price.dated.isoformat(),
-        "age_days": price.age_days(today),
-    }
+    return next(p.age_days(today) for row in rows for p in prices_of(row) if str(p) == source)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from scavenger.control.provisioning.bill import JobCost, VmCost, job_cost
-from scavenger.control.provisioning.traffic_counter import recorded_traffic
-from scavenger.errors import ConfigurationError
+from scavenger.control.documents.costs import cost_document, cost_of
+from scavenger.control.provisioning.bill import JobCost, VmCost
 from scavenger.store import Store
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, difference, duration, money, money_range, when
@@ -20,10 +18,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from scavenger.domain.cost import CostItem
-    from scavenger.domain.intent import Intent
     from scavenger.store.records import JobRecord
 
-__all__ = ["billed", "show_cost"]
+__all__ = ["show_cost"]
 
 JOBS_SHOWN = 20
 VMS_SHOWN = 30
@@ -39,59 +36,21 @@ def show_cost(key: str | None, *, store_url: str | None, as_json: bool, now: dat
     at = now or datetime.now(UTC)
     with Store.open(store_url) as store:
         if key is not None:
-            found = _of(store, store.job(key), at)
+            found = cost_of(store, store.job(key), at)
             if as_json:
-                console.emit_json({"schema_version": console.SCHEMA_VERSION, "job": _document(found)})
+                console.emit_json({"schema_version": console.SCHEMA_VERSION, "job": cost_document(found)})
             else:
                 console.emit(*_one(found))
             return 0
-        jobs = [(listed, _of(store, store.job(listed.id), at)) for listed in store.jobs(JOBS_SHOWN)]
+        jobs = [(listed, cost_of(store, store.job(listed.id), at)) for listed in store.jobs(JOBS_SHOWN)]
     if as_json:
-        rows = [_document(cost) for _, cost in jobs]
+        rows = [cost_document(cost) for _, cost in jobs]
         console.emit_json({"schema_version": console.SCHEMA_VERSION, "jobs": rows})
     elif not jobs:
         console.emit(Text("No jobs yet: `scavenger plan JOB.yaml` starts one."))
     else:
         console.emit(*_all(jobs), Text(), *_one(jobs[0][1]))
     return 0
-
-
-def _of(store: Store, job: JobRecord, at: datetime) -> JobCost:
-    intents = store.intents(job.id)
-    traffic = recorded_traffic(store, job.id) if intents else None
-    return job_cost(job, intents, at=at, disk_prices=_disk_prices(intents), traffic=traffic)
-
-
-def billed(store: Store, job: JobRecord) -> JobRecord:
-    """A job with the bill of its VMs in place of what its process counted last, as that may have ended before them."""
-    usd = _of(store, job, datetime.now(UTC)).actual_usd
-    actual = job.actual
-    if actual is not None and usd is not None and job.ended:
-        actual = replace(actual, cost_usd=usd)
-    return replace(job, cost_usd=usd, actual=actual)
-
-
-def _disk_prices(intents: Iterable[Intent]) -> dict[tuple[str, str], float | None]:
-    """Disk prices, US dollars per hour, by (provider, region) of the VMs; None where the catalogue has no price."""
-    places = {(intent.provider, intent.region) for intent in intents}
-    if not places:
-        return {}
-    from scavenger.control.provisioning.prices import open_catalog
-
-    try:
-        catalog = open_catalog()
-    except ConfigurationError as error:
-        console.note(f"disks are not counted: {error}")
-        return {}
-    prices = {place: catalog.disk_price(*place) for place in places}
-    return {place: None if price is None else price.usd_per_hour for place, price in prices.items()}
-
-
-def _document(cost: JobCost) -> dict[str, Any]:
-    document: dict[str, Any] = console.plain(cost)
-    if cost.estimate is not None:
-        document["estimate"]["total_usd"] = cost.estimate.total_usd
-    return document
 
 
 def _all(jobs: Iterable[tuple[JobRecord, JobCost]]) -> Iterator[RenderableType]:

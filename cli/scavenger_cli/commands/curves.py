@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scavenger.domain.document import report_from_document
+from scavenger.control.documents.curves import report_with_curve
 from scavenger.domain.report import ReportedJob, RunReport
-from scavenger.errors import ConfigurationError, StoreError
+from scavenger.errors import ConfigurationError
 from scavenger_cli.commands.pricing import priced
 from scavenger_cli.ui import console
 from scavenger_cli.ui.drawing import BINARY, ENDINGS, FORMATS, Drawing
@@ -39,13 +39,7 @@ def show(
 
     with Store.open(store_url) as store:
         job = _latest(store) if key is None else store.job(key)
-    if job.report is None or job.report.get("curve") is None:
-        raise ConfigurationError(f"job {job.name} ({job.id[:8]}) has no curve: it is {job.state}")
-    try:
-        report = report_from_document(job.report)
-    except ValueError as error:
-        raise StoreError(f"the stored report of job {job.id[:8]} cannot be read: {error}") from error
-    return _write(_drawing(report, Limits.of_job(job), sizes), form, out, verbose=verbose)
+    return _write(_drawing(report_with_curve(job), Limits.of_job(job), sizes), form, out, verbose=verbose)
 
 
 def show_imported(

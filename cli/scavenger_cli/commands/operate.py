@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rich.text import Text
 
+from scavenger.control.documents.operations import outcome_document
 from scavenger.domain.operation import (
     Migrate,
     Operation,
@@ -18,7 +19,6 @@ from scavenger.domain.operation import (
     ScaleTo,
     StopJob,
     describe,
-    operation_document,
 )
 from scavenger.errors import ConfigurationError, TransientError
 from scavenger_cli.ui import console
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scavenger.store import Store
     from scavenger.store.records import EventRecord, JobRecord, OperationRecord
 
-__all__ = ["migration", "operate", "operation_row", "scaling"]
+__all__ = ["migration", "operate", "scaling"]
 
 Made = TypeVar("Made", bound=Operation)
 
@@ -100,12 +100,6 @@ def operate(
             job = store.job(job.id)
     _show(job, record, as_json=as_json)
     return {"refused": ConfigurationError.exit_code, "failed": TransientError.exit_code}.get(record.state, 0)
-
-
-def operation_row(record: OperationRecord) -> dict[str, object]:
-    """The record as JSON values; its operation names its kind."""
-    row: dict[str, object] = console.plain(record)
-    return {**row, "operation": operation_document(record.operation)}
 
 
 class _Watch:
@@ -192,13 +186,7 @@ def _requester() -> str:
 def _show(job: JobRecord, record: OperationRecord, *, as_json: bool) -> None:
     request = describe(record.operation)
     if as_json:
-        console.emit_json(
-            {
-                "schema_version": console.SCHEMA_VERSION,
-                "job": {"id": job.id, "name": job.name, "state": job.state},
-                "operation": operation_row(record),
-            }
-        )
+        console.emit_json(outcome_document(job, record))
     if record.state in ("refused", "failed"):
         console.error(f"{job.name} ({job.id[:8]}), asked to {request}: {record.state}: {record.message}")
     elif not as_json:

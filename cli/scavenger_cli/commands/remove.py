@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from scavenger.control.documents.logs import log_folder
 from scavenger.errors import ConfigurationError
-from scavenger_cli.commands.logs import log_folder
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, plural
 

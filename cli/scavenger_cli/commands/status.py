@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from scavenger.control.documents.costs import billed
+from scavenger.control.documents.jobs import jobs_document, progress_of, status_document, status_of
 from scavenger.domain.operation import describe
-from scavenger.domain.progress import PROGRESS, Progress
+from scavenger.domain.progress import Progress
 from scavenger.errors import ConfigurationError
-from scavenger_cli.commands.operate import operation_row
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, duration, duration_range, money, quantity, when
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Filters", "show_status"]
 
-EVENTS_SHOWN = 12
-OPERATIONS_SHOWN = 5
 FACTS_WIDTH = len("checkpoint")
 """Width of the names in the list of a job's facts; `checkpoint` is the longest."""
 JOBS_SHOWN = 20
@@ -56,17 +55,8 @@ def show_status(key: str | None, filters: Filters, *, store_url: str | None, as_
         if key is None:
             _list_jobs(store, filters, as_json=as_json)
         else:
-            _show_job(store, _billed(store, store.job(key)), as_json=as_json)
+            _show_job(store, billed(store, store.job(key)), as_json=as_json)
     return 0
-
-
-def _billed(store: Store, job: JobRecord) -> JobRecord:
-    """A job with the bill of its VMs, if it has rented any."""
-    if not store.intents(job.id):
-        return job
-    from scavenger_cli.commands.cost import billed
-
-    return billed(store, job)
 
 
 def _state(store: Store, job: JobRecord) -> str:
@@ -74,21 +64,14 @@ def _state(store: Store, job: JobRecord) -> str:
     return words if job.ended or store.is_alive(job) else f"dead ({words} when last seen)"
 
 
-def _progress(store: Store, job: JobRecord) -> Progress | None:
-    """How far a job is, or was at its end; None if it made no step."""
-    told = store.events(job.id, limit=1, kind=PROGRESS)
-    return Progress.read(told[0].data) if told else None
-
-
 def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
     """Print the latest jobs; their owners are shown only if one is not the calling user's."""
     from scavenger.store.owner import this_process
 
     found = store.jobs(JOBS_SHOWN, states=filters.states, name=filters.name)
-    jobs = tuple(_billed(store, job) for job in found)
+    jobs = tuple(billed(store, job) for job in found)
     if as_json:
-        rows = [{**console.plain(job), "alive": store.is_alive(job)} for job in jobs]
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "store": store.name, "jobs": rows})
+        console.emit_json(jobs_document(store, jobs))
         return
     if not jobs and filters != Filters():
         console.emit(Text("No such job."))
@@ -108,7 +91,7 @@ def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
         ("began", "left"),
     )
     for job in jobs:
-        progress = _progress(store, job)
+        progress = progress_of(store, job)
         now = job.chosen if progress is None else progress.configuration
         trains_on = "-" if now is None else f"{now.workers} x batch {now.global_batch_size}"
         spent = "-" if job.cost_usd is None else money(job.cost_usd)
@@ -126,23 +109,11 @@ def _list_jobs(store: Store, filters: Filters, *, as_json: bool) -> None:
 
 
 def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
-    processes, progress = store.processes(job.id), _progress(store, job)
-    latest = store.events(job.id, limit=EVENTS_SHOWN + 1)  # one of them may be the progress
-    events = [event for event in latest if event.kind != PROGRESS][-EVENTS_SHOWN:]
-    operations = store.operations(job.id, limit=OPERATIONS_SHOWN)
+    status = status_of(store, job)
     if as_json:
-        console.emit_json(
-            {
-                "schema_version": console.SCHEMA_VERSION,
-                "store": store.name,
-                "job": {**console.plain(job), "alive": store.is_alive(job)},
-                "progress": console.plain(progress),
-                "processes": console.plain(processes),
-                "operations": [operation_row(operation) for operation in operations],
-                "events": console.plain(events),
-            }
-        )
+        console.emit_json(status_document(store, status))
         return
+    progress, processes, operations = status.progress, status.processes, status.operations
     facts = render.table((f"{'Job':<{FACTS_WIDTH}}", "left"), (f"{clean(job.name)} ({job.id})", "left"))
     phase = f"{job.phase}: {clean(job.detail)}" if job.detail else job.phase
     ended = job.ended_at or datetime.now(UTC)
@@ -178,9 +149,9 @@ def _show_job(store: Store, job: JobRecord, *, as_json: bool) -> None:
         _emit_processes(shown, job.owner.host)
     if operations:
         _emit_operations(operations)
-    if events:
+    if status.events:
         grid = render.table(("when", "left"), ("what", "left"))
-        for event in events:
+        for event in status.events:
             grid.add_row(when(event.at)[5:], clean(event.message))
         console.emit("", grid)
 

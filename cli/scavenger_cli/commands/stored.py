@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from scavenger.control.documents.models import job_names, model_document, models_document
 from scavenger.errors import ConfigurationError
 from scavenger_cli.ui import console, render
 from scavenger_cli.ui.formatting import clean, plural, when
 
 if TYPE_CHECKING:
-    from scavenger.store import Store
     from scavenger.store.records import ModelRecord
 
 __all__ = ["export_models", "import_models", "list_models", "remove_model", "show_model"]
@@ -29,10 +29,9 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
 
     with Store.open(store_url) as store:
         models = store.models()
-        names = {model.id: _job_name(store, model) for model in models}
+        names = job_names(store, models)
     if as_json:
-        rows = [{**console.plain(model), "model": None, "job_name": names[model.id]} for model in models]
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "models": rows})
+        console.emit_json(models_document(models, names))
     elif not models:
         console.emit(
             Text("No models yet: a finished job stores one, and `scavenger models import` adds others.")
@@ -70,16 +69,6 @@ def list_models(*, store_url: str | None, as_json: bool) -> int:
     return 0
 
 
-def _job_name(store: Store, model: ModelRecord) -> str | None:
-    """The name of the job that fitted it; None if the model was imported, or the job is no longer stored."""
-    if model.job_id is None:
-        return None
-    try:
-        return store.job(model.job_id).name
-    except ConfigurationError:
-        return None
-
-
 def _evidence(model: ModelRecord) -> str:
     return f"{plural(model.measurements, 'measurement')}, {plural(model.runs, 'run')}"
 
@@ -91,7 +80,7 @@ def show_model(key: str, *, store_url: str | None, as_json: bool) -> int:
     with Store.open(store_url) as store:
         model = store.model(key)
     if as_json:
-        console.emit_json({"schema_version": console.SCHEMA_VERSION, "model": console.plain(model)})
+        console.emit_json(model_document(model))
         return 0
     grid = render.table(("Model", "left"), (model.id, "left"))
     for name, value in console.plain(model.fingerprint).items():

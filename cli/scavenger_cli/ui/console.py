@@ -5,17 +5,15 @@ from __future__ import annotations
 import codecs
 import errno
 import json
-import math
 import os
 import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
+from scavenger.control.documents.plain import SCHEMA_VERSION, plain
 from scavenger.errors import ScavengerError
 from scavenger.masking import mask
 from scavenger_cli.ui.formatting import clean
@@ -43,8 +41,6 @@ __all__ = [
     "write",
 ]
 
-SCHEMA_VERSION = 1
-"""Version of every JSON document except the report, which has its own (`scavenger.domain.document`)."""
 UNREAD_S = 5.0
 """Longest wait until stderr is read."""
 PLAIN_WIDTH = 80
@@ -219,18 +215,3 @@ def ask(question: str) -> bool:
     sys.stderr.write(f"{clean(question)} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
-def plain(value: Any) -> Any:
-    """A record as JSON values: times in ISO 8601, paths as text, floats that are not finite as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from scavenger.control.documents.curves import curve_document
 from scavenger.domain.document import report_document
 from scavenger.domain.report import RunReport
 from scavenger_cli.ui import console, render
@@ -26,17 +27,6 @@ FORMATS = ("terminal", "svg", "png", "pdf", "html", "csv", "json")
 ENDINGS = (".svg", ".png", ".pdf", ".html", ".csv", ".json", ".txt")
 BINARY = ("png", "pdf")
 _PRICED = {"vm": "by the VM", "size": "by vCPU and GiB"}
-_OF_A_JOB = (
-    "schema_version",
-    "job",
-    "choice",
-    "infeasible",
-    "curve",
-    "curve_info",
-    "predicted",
-    "actual",
-    "time_error",
-)
 _OF_A_PRICING = ("choice", "infeasible", "curve", "curve_info")
 
 
@@ -124,9 +114,9 @@ class Drawing:
         ]
 
     def _document(self) -> dict[str, Any]:
-        whole = report_document(self.report)
         if not self.priced:
-            return {name: whole[name] for name in _OF_A_JOB}
+            return curve_document(self.report)
+        whole = report_document(self.report)
         priced = {}
         for kind, one in self.priced.items():
             document = report_document(one)

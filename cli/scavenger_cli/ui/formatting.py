@@ -12,7 +12,6 @@ __all__ = [
     "difference",
     "duration",
     "duration_range",
-    "harmless",
     "money",
     "money_range",
     "plural",
@@ -42,17 +41,6 @@ def clean(text: object) -> str:
     """
     plain = re.sub(r"[\t\r\n\v\f\x85\u2028\u2029]+", " ", _ESCAPES.sub("", str(text)))
     return "".join(c for c in plain if unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
-
-
-def harmless(line: str) -> str:
-    """One line in which control characters are spelled out, as `\\x1b[2J`, and nothing is removed.
-
-    For logs, where a reader may search for what `clean` would remove.
-    """
-    return "".join(
-        c if c == "\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else ascii(c)[1:-1]
-        for c in line
-    )
 
 
 def quantity(value: float | None, digits: int = 3) -> str:

@@ -1,0 +1,176 @@
+"""The events of a job and the output of its processes, as `scavenger logs` shows them."""
+
+from __future__ import annotations
+
+import re
+import socket
+import sys
+import unicodedata
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scavenger.control.documents.plain import SCHEMA_VERSION, plain
+from scavenger.errors import ConfigurationError
+from scavenger.masking import mask
+
+if TYPE_CHECKING:
+    from scavenger.store import Store
+    from scavenger.store.records import EventRecord, JobRecord
+
+__all__ = ["JobLogs", "LogTail", "Wanted", "harmless", "log_folder"]
+
+READ_BYTES_MAX = 1 << 20
+"""Bytes of a log that are read at once: more than the lines that are asked for."""
+LINE_BYTES_MAX = 1 << 16
+"""A longer line is shown in parts: a log without line ends must not fill the memory."""
+_START_NOTES = re.compile(
+    rb"oneDNN custom operations are on\.|WARNING: All log messages before absl::InitializeLog\(\) is called"
+)
+"""Lines that every TensorFlow process writes when it starts, whatever its log level; they are not shown."""
+
+
+def harmless(line: str) -> str:
+    """One line in which control characters are spelled out, as `\\x1b[2J`, and nothing is removed.
+
+    For logs, where a reader may search for what `clean` would remove.
+    """
+    return "".join(
+        c if c == "\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else ascii(c)[1:-1]
+        for c in line
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which logs to show; `process` None: of all processes."""
+
+    events: bool
+    written: bool
+    process: str | None
+
+
+class LogTail:
+    """Reads a log that may grow, be cut, or not exist yet. Lines come without line ends and control characters."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._partial = b""
+
+    def last(self, lines: int, *, whole: bool) -> list[str]:
+        """The last lines so far, with `whole` including an unfinished one; `more` returns what follows."""
+        size = self._size()
+        self._offset = max(0, size - READ_BYTES_MAX)
+        skipped = self._offset > 0
+        found = self._read(whole=whole)[1 if skipped else 0 :]  # the beginning of that one was not read
+        return found[max(0, len(found) - lines) :]
+
+    def more(self, *, whole: bool = False) -> list[str]:
+        """Lines since the last call; an unfinished line only if it will never be finished (`whole`)."""
+        if self._size() < self._offset:  # a log that grows too large is cut at its beginning
+            self._offset, self._partial = self._size(), b""
+            return ["(the log was cut: lines may be missing here)"]
+        return self._read(whole=whole)
+
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0
+
+    def _read(self, *, whole: bool) -> list[str]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                read = file.read(-1 if whole else READ_BYTES_MAX)  # there is no next time to read the rest
+        except OSError:
+            read = b""
+        self._offset += len(read)
+        *done, self._partial = (self._partial + read).split(b"\n")
+        if self._partial and (whole or len(self._partial) > LINE_BYTES_MAX):
+            done.append(self._partial)
+            self._partial = b""
+        return [
+            harmless(mask(line.decode("utf-8", "backslashreplace").rstrip("\r")))
+            for line in done
+            if not _START_NOTES.search(line)
+        ]
+
+
+def log_folder(job: JobRecord) -> Path:
+    """The folder of the process logs, on the machine that runs the job."""
+    from scavenger.domain.job import JobSpec
+
+    output = job.spec.get("output") or JobSpec.model_fields["output"].default
+    return Path(job.job_file).parent / str(output) / job.id / "logs"
+
+
+class JobLogs:
+    """The logs of one job, and how much of them was read.
+
+    Attributes:
+        folder: Where its processes write.
+        tails: Logs by process; `find` adds those that have come since.
+
+    Raises:
+        ConfigurationError: The wanted process has no log here.
+    """
+
+    def __init__(self, store: Store, job: JobRecord, wanted: Wanted) -> None:
+        self._store, self._job, self._wanted = store, job, wanted
+        self.folder = log_folder(job)
+        self.tails: dict[str, LogTail] = {}
+        self._last_event = 0
+        self.find()
+        if wanted.process is not None and wanted.process not in self.tails:
+            known = ", ".join(sorted(self._logs())) or "none"
+            raise ConfigurationError(
+                f"{self.elsewhere()}job {job.name} ({job.id[:8]}) has no log of {wanted.process!r}; "
+                f"it has {known} in {self.folder}"
+            )
+
+    def document(self, lines: int) -> dict[str, Any]:
+        """The end of all logs: at most `lines` events, and lines of each process."""
+        job, events = self._job, self.events(lines)
+        found: dict[str, Any] = plain(
+            {
+                "schema_version": SCHEMA_VERSION,
+                "job": {"id": job.id, "name": job.name, "state": job.state},
+                "folder": self.folder,
+                "events": events,
+                "logs": {name: tail.last(lines, whole=True) for name, tail in self.tails.items()},
+            }
+        )
+        return found
+
+    def events(self, limit: int | None) -> tuple[EventRecord, ...]:
+        """The newest events, or with None all since the last call."""
+        if not self._wanted.events:
+            return ()
+        many = sys.maxsize if limit is None else max(limit, 1)  # the newest is needed to continue after it
+        events = self._store.events(self._job.id, limit=min(many, 10_000), after=self._last_event)
+        if events:
+            self._last_event = events[-1].id
+        return events if limit != 0 else ()
+
+    def find(self) -> None:
+        """Add the logs of processes that have begun one since."""
+        if not self._wanted.written:
+            return
+        for name, path in self._logs().items():
+            if self._wanted.process in (None, name) and name not in self.tails:
+                self.tails[name] = LogTail(path)
+
+    def elsewhere(self) -> str:
+        """The begin of a message about logs that are on another machine; else empty."""
+        host = self._job.owner.host
+        return "" if host == socket.gethostname() else f"its logs are on {host}; "
+
+    def _logs(self) -> dict[str, Path]:
+        """Logs by process. Only regular files count: reading a pipe would never end."""
+        return {path.stem: path for path in sorted(self.folder.glob("*.log"), key=_natural) if path.is_file()}
+
+
+def _natural(path: Path) -> tuple[int, str]:
+    return len(path.name), path.name

@@ -1,0 +1,29 @@
+"""Records as JSON values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import Any
+
+__all__ = ["SCHEMA_VERSION", "plain"]
+
+SCHEMA_VERSION = 1
+"""Version of every JSON document except the report, which has its own (`scavenger.domain.document`)."""
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON values: times in ISO 8601, paths as text, floats that are not finite as null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
